@@ -1,0 +1,107 @@
+# TurtleMQ: everything a developer or a newcomer runs. `make` alone lists the targets.
+#
+#   PYTHON=python3.12 make setup     choose the interpreter (3.11 or newer)
+#   make run ARGS="--port 8080"      pass arguments on (run, test, bench, bench-quick, lock)
+
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+LOG := $(VENV)/setup.log
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header
+ARGS ?=
+
+.PHONY: help setup run test check lint format lock bench bench-quick clean distclean
+
+help: ## list the targets
+	@echo "TurtleMQ. Usage: make TARGET [ARGS=\"...\"]"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+
+setup: $(STAMP) ## make .venv with the locked packages and the turtlemq command (quick when nothing changed)
+	@:
+
+run: setup ## start the server (ARGS="--data DIR --port P")
+	@exec $(BIN)/turtlemq serve $(ARGS)
+
+test: setup ## run the whole test suite (ARGS="-k name")
+	@exec $(BIN)/pytest -n auto $(ARGS)
+
+check: lint ## lint, types and the fast tests: run before every commit
+	@echo "── fast tests"
+	@exec $(BIN)/pytest -q -n auto -m "not slow" $(ARGS)
+
+lint: setup ## ruff check, ruff format --check and mypy
+	@echo "── ruff check"
+	@$(BIN)/ruff check --quiet .
+	@echo "── ruff format --check"
+	@$(BIN)/ruff format --check --quiet . || { echo "These files are not formatted: run 'make format'."; $(BIN)/ruff format --check . ; exit 1; }
+	@echo "── mypy"
+	@$(BIN)/mypy
+
+format: setup ## format the code and repair what ruff can
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+bench: setup ## run the benchmarks
+	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+bench-quick: setup ## run the benchmarks, small and in about a minute
+	@exec $(BIN)/python -m benchmarks --quick $(ARGS)
+
+lock: $(BIN)/python ## make the locks again from pyproject.toml (ARGS=--upgrade for newer versions)
+	@[ -x $(BIN)/uv ] || { echo "Installing uv into $(VENV)"; $(PIP) install --quiet uv; }
+	@echo "Locking: requirements.lock"
+	@$(COMPILE) $(ARGS) --extra dev pyproject.toml -o requirements.lock >/dev/null
+	@echo "Locking: requirements-spark.lock"
+	@$(COMPILE) $(ARGS) --extra dev --extra spark pyproject.toml -o requirements-spark.lock >/dev/null
+	@! grep -nE '://|--(extra-)?index-url|--find-links' requirements.lock requirements-spark.lock \
+	  || { echo "A lock names a host: see the lines above."; exit 1; }
+
+clean: ## remove caches and build leftovers (never data/)
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@find turtlemq tests benchmarks spark -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## clean, and remove .venv too
+	@rm -rf $(VENV)
+
+# ── how set-up works ─────────────────────────────────────────────────────────────────────────────────────
+# The stamp is newer than the lock and pyproject.toml when the environment is up to date. Everything is
+# installed from the lock by hash, the build backend included, so building the project itself downloads nothing.
+
+$(STAMP): requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing the locked packages into $(VENV) (a minute or so the first time)"
+	@$(PIP) install --require-hashes -r requirements.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements.lock); }
+	@echo "Installing turtlemq itself (editable)"
+	@$(PIP) install --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 || { $(call explain,turtlemq itself); }
+	@touch $@
+	@echo "Ready: $(BIN)/turtlemq"
+
+$(BIN)/python:
+	@$(find_python); \
+	echo "Making $(VENV) with $$found ($$($$found -c 'import platform; print(platform.python_version())'))"; \
+	"$$found" -m venv --clear $(VENV)
+
+# Says what failed, shows the end of pip's log, and stops.
+define explain
+echo; echo "Set-up failed: pip could not install $(1)."; grep -v '^WARNING: Location' $(LOG) | tail -n 12 | sed 's/^/  | /'; \
+echo "The whole log is in $(LOG). Is the Python package index reachable (network, proxy, pip's own settings)?"; \
+echo "After that is repaired, run 'make setup' again: it goes on where it stopped."; exit 1
+endef
+
+# Sets $found to the first interpreter that is new enough and can make environments: PYTHON if given, else a few names.
+define find_python
+found=; for python in $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python3.14); do \
+  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$python"; break; fi; \
+done; \
+if [ -z "$$found" ]; then \
+  echo "Set-up failed: no Python 3.11 or newer with the venv module was found (tried: $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python3.14))."; \
+  echo "Install one (on Debian or Ubuntu: python3 and python3-venv), or name it: make setup PYTHON=/path/to/python3.11"; exit 1; \
+fi
+endef

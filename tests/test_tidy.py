@@ -1,0 +1,471 @@
+"""Style, kept by a test instead of a reviewer.
+
+What lives here: import arrows, banned calls, a light package root, docstrings, size ratchets, and words that must
+not be in any text file. Each checker is a function from source text to a list of offences, `file:line: what`, so the
+second half of this file can show that every one of them is able to fail.
+
+To change a rule, change its constant. A module of `turtlemq` that no ring lists is pure: the strictest ring.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# ── the rules ────────────────────────────────────────────────────────────────────────────────────────────
+
+# Ring of a module: its longest listed prefix counts; what is not listed is "pure".
+RINGS = {
+    "turtlemq.__main__": "shell",
+    "turtlemq.cli": "shell",
+    "turtlemq.server": "shell",
+    "turtlemq.client": "shell",
+    "turtlemq.worker": "shell",
+    "turtlemq.engine": "engine",
+    "turtlemq.index": "index",
+    "turtlemq.broker": "broker",
+    "turtlemq.door": "door",
+    "turtlemq.segment": "segment",
+    "turtlemq.segment.format": "pure",
+    "turtlemq.segment.names": "pure",
+    "turtlemq.segment.scan": "pure",
+    "turtlemq.model": "pure",
+    "turtlemq.errors": "pure",
+}
+
+# Imports point inwards only; index and broker do not know each other.
+MAY_IMPORT = {
+    "shell": {"shell", "engine", "index", "broker", "segment", "door", "pure"},
+    "engine": {"engine", "index", "broker", "segment", "door", "pure"},
+    "index": {"index", "segment", "door", "pure"},
+    "broker": {"broker", "segment", "door", "pure"},
+    "segment": {"segment", "door", "pure"},
+    "door": {"door", "pure"},
+    "pure": {"pure"},
+}
+
+# Dotted names, with all that is below them. Only shells read a clock, roll dice, or run anything beside themselves.
+SHELL_ONLY = (
+    "asyncio concurrent multiprocessing random secrets socket subprocess threading time "
+    "datetime.date.today datetime.datetime.now datetime.datetime.today datetime.datetime.utcnow numpy.random"
+).split()
+
+# Only the door (and shells) touch files, so that tests can record, tear and refuse every write.
+DOOR_ONLY = (
+    "fcntl glob mmap os shutil tempfile io.open io.FileIO numpy.fromfile numpy.load numpy.memmap numpy.save numpy.savez"
+).split()
+PATH_CLASSES = {"pathlib.Path", "pathlib.PosixPath"}
+PATH_ARITHMETIC = set("absolute expanduser joinpath relative_to resolve with_name with_stem with_suffix".split())
+PATH_TOUCHES = set(
+    "chmod exists glob hardlink_to is_dir is_file iterdir lstat mkdir open read_bytes read_text rename replace "
+    "rglob rmdir stat symlink_to touch unlink write_bytes write_text".split()
+)
+
+# Loaded by `import turtlemq` alone, these would slow every Spark executor down.
+HEAVY = ("aiohttp", "asyncio", "bson", "msgspec", "numpy", "pymongo", "rich", "typer", "uvloop")
+
+# Ratchets: lower them when the code allows it, do not raise them.
+FILE_LINES_MAX = 450
+FUNCTION_LINES_MAX = 60
+DOCSTRING_CHARS_MIN = 40
+
+# Put together from pieces, so that this file does not match itself.
+PRIVATE_PATH = re.compile(r"(?:^|[^A-Za-z0-9_.])/(?:" + "|".join(("work", "root", "home", "farm")) + ")/")
+UNFINISHED = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3)) + r")\b")
+HOST = re.compile(r"://|--(?:extra-)?index-url|--find-links")
+
+# Where git cannot list the files, these folders are left out by name.
+NOT_OURS = set(".git .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis __pycache__ data results".split())
+
+
+# ── what a source file says ──────────────────────────────────────────────────────────────────────────────
+
+
+class Imported(NamedTuple):
+    """One import: `import a.b` has full `a.b`, and binds name `a` with the meaning `a`."""
+
+    line: int
+    full: str
+    name: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file: where it is, as a path relative to the repository, and its text."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @cached_property
+    def module(self) -> str:
+        """The dotted name: `turtlemq/segment/__init__.py` is `turtlemq.segment`."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @cached_property
+    def imports(self) -> list[Imported]:
+        """Every import in the file, wherever it stands."""
+        return [found for node in ast.walk(self.tree) for found in self._imports_of(node)]
+
+    def _imports_of(self, node: ast.AST) -> Iterator[Imported]:
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    top = alias.name.split(".")[0]
+                    yield Imported(node.lineno, alias.name, alias.asname or top, alias.name if alias.asname else top)
+            case ast.ImportFrom(names=names):
+                for alias in names:
+                    full = f"{self._absolute(node)}.{alias.name}".removesuffix(".*")
+                    yield Imported(node.lineno, full, alias.asname or alias.name, full)
+            case ast.Call(func=func, args=[ast.Constant(value=str(full)), *_]):
+                if ast.unparse(func) in ("__import__", "import_module", "importlib.import_module"):
+                    yield Imported(node.lineno, full, "", full)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self.module.split(".")
+        up = node.level - self.path.endswith("/__init__.py")
+        return ".".join(parts[: len(parts) - up] + ([node.module] if node.module else []))
+
+    @cached_property
+    def bound(self) -> dict[str, str]:
+        """What each imported name stands for."""
+        return {found.name: found.meaning for found in self.imports}
+
+    def dotted(self, node: ast.expr) -> str:
+        """The full name of `a.b.c` where `a` was imported, else ''."""
+        if isinstance(node, ast.Name):
+            return self.bound.get(node.id, "")
+        if isinstance(node, ast.Attribute) and (base := self.dotted(node.value)):
+            return f"{base}.{node.attr}"
+        return ""
+
+    @cached_property
+    def path_names(self) -> set[str]:
+        """Variables, arguments and attributes that hold a pathlib.Path, as far as annotations and assignments tell."""
+        names: set[str] = set()
+        while True:
+            before = len(names)
+            for node in ast.walk(self.tree):
+                names.update(self._path_targets(node, names))
+            if len(names) == before:
+                return names
+
+    def _path_targets(self, node: ast.AST, names: set[str]) -> Iterator[str]:
+        if isinstance(node, ast.arg) and node.annotation and self._says_path(node.annotation):
+            yield node.arg
+        elif isinstance(node, ast.AnnAssign) and self._says_path(node.annotation):
+            yield _last_name(node.target)
+        elif isinstance(node, ast.Assign) and self.is_path(node.value, names):
+            yield from (_last_name(target) for target in node.targets)
+
+    def _says_path(self, annotation: ast.expr) -> bool:
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            return self._says_path(ast.parse(annotation.value, mode="eval").body)
+        if isinstance(annotation, ast.BinOp):
+            return self._says_path(annotation.left) or self._says_path(annotation.right)
+        return self.dotted(annotation) in PATH_CLASSES
+
+    def is_path(self, node: ast.expr, names: set[str]) -> bool:
+        match node:
+            case ast.Call(func=ast.Attribute(value=value, attr=attr)):
+                if self.dotted(node.func) in PATH_CLASSES:
+                    return True
+                if attr in ("cwd", "home"):
+                    return self.dotted(value) in PATH_CLASSES
+                return attr in PATH_ARITHMETIC and self.is_path(value, names)
+            case ast.Call(func=func):
+                return self.dotted(func) in PATH_CLASSES
+            case ast.BinOp(left=left, op=ast.Div()):
+                return self.is_path(left, names)
+            case ast.Attribute(value=value, attr="parent"):
+                return self.is_path(value, names)
+            case ast.Name() | ast.Attribute():
+                return _last_name(node) in names
+        return False
+
+
+def _last_name(node: ast.expr) -> str:
+    """`folder` of both `folder` and `self.folder`."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def ring_of(dotted: str) -> str:
+    """Cost: O(depth of the name)."""
+    while dotted:
+        if dotted in RINGS:
+            return RINGS[dotted]
+        dotted = dotted.rpartition(".")[0]
+    return "pure"
+
+
+# ── the checkers: source in, offences out ────────────────────────────────────────────────────────────────
+
+
+def wrong_arrows(source: Source) -> list[str]:
+    ring = ring_of(source.module)
+    return [
+        f"{source.path}:{line}: {source.module} ({ring}) must not import {full} ({ring_of(full)})"
+        for line, full, _, _ in source.imports
+        if (full == "turtlemq" or full.startswith("turtlemq.")) and ring_of(full) not in MAY_IMPORT[ring]
+    ]
+
+
+def banned_names(source: Source) -> list[str]:
+    """Clock, chance, concurrency outside the shells; the operating system outside door and shells."""
+    ring = ring_of(source.module)
+    if ring == "shell":
+        return []
+    bans = SHELL_ONLY if ring == "door" else SHELL_ONLY + DOOR_ONLY
+    named = [(found.line, found.full) for found in source.imports]
+    named += [(node.lineno, source.dotted(node)) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    offences = {(line, ban) for line, full in named for ban in bans if full == ban or full.startswith(f"{ban}.")}
+    if ring != "door":
+        offences |= set(_file_calls(source))
+    return [f"{source.path}:{line}: {ban} is not for {source.module} ({ring})" for line, ban in sorted(offences)]
+
+
+def _file_calls(source: Source) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Call(func=ast.Name(id="open")) if "open" not in source.bound:
+                yield node.lineno, "open()"
+            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in PATH_TOUCHES:
+                if source.is_path(value, source.path_names):
+                    yield node.lineno, f"Path.{attr}()"
+
+
+def missing_docstring(source: Source) -> list[str]:
+    chars = len(ast.get_docstring(source.tree) or "")
+    if chars >= DOCSTRING_CHARS_MIN:
+        return []
+    return [f"{source.path}:1: docstring of {chars} characters; {DOCSTRING_CHARS_MIN} are the least"]
+
+
+def too_long(source: Source) -> list[str]:
+    offences = []
+    lines = len(source.text.splitlines())
+    if lines > FILE_LINES_MAX:
+        offences.append(f"{source.path}:{lines}: file of {lines} lines; {FILE_LINES_MAX} are the most")
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                place = f"{source.path}:{node.lineno}"
+                offences.append(f"{place}: {node.name} has {length} lines; {FUNCTION_LINES_MAX} are the most")
+    return offences
+
+
+def matching_lines(path: str, text: str, pattern: re.Pattern[str]) -> list[str]:
+    return [f"{path}:{n}: {line.strip()[:120]}" for n, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+
+
+# ── the files they look at ───────────────────────────────────────────────────────────────────────────────
+
+
+def package_sources() -> list[Source]:
+    files = sorted((ROOT / "turtlemq").rglob("*.py"))
+    return [Source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+
+
+def listed_files(root: Path) -> list[Path]:
+    """Tracked files and those that could be added; all but the known scratch folders where git cannot tell."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set inside git hooks
+    try:
+        listing = subprocess.run(command, env=env, capture_output=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        found = (file for file in root.rglob("*") if not NOT_OURS.intersection(file.relative_to(root).parts))
+    else:
+        found = (root / name for name in listing.decode().split("\0") if name)
+    return sorted({file for file in found if file.is_file()})
+
+
+def text_files(root: Path) -> Iterator[tuple[str, str]]:
+    """Relative path and text of every listed file that is text: UTF-8 without a zero byte."""
+    for file in listed_files(root):
+        content = file.read_bytes()
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        if "\0" not in text:
+            yield file.relative_to(root).as_posix(), text
+
+
+def assert_none(offences: list[str]) -> None:
+    assert not offences, f"{len(offences)} offence(s):\n" + "\n".join(offences)
+
+
+# ── the repository is tidy ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("checker", [wrong_arrows, banned_names, missing_docstring, too_long])
+def test_the_package_keeps_its_rules(checker: Callable[[Source], list[str]]) -> None:
+    sources = package_sources()
+    assert any(source.module == "turtlemq" for source in sources), "the package was not found"
+    assert_none([offence for source in sources for offence in checker(source)])
+
+
+@pytest.mark.parametrize("pattern", [PRIVATE_PATH, UNFINISHED], ids=["private paths", "unfinished work"])
+def test_text_files_are_free_of(pattern: re.Pattern[str]) -> None:
+    files = dict(text_files(ROOT))
+    assert "tests/test_tidy.py" in files, "the listing is broken"
+    assert_none([offence for path, text in files.items() for offence in matching_lines(path, text, pattern)])
+
+
+def test_locks_name_no_host() -> None:
+    locks = sorted(ROOT.glob("requirements*.lock"))
+    assert locks
+    assert_none([offence for lock in locks for offence in matching_lines(lock.name, lock.read_text("utf-8"), HOST)])
+
+
+def test_importing_the_package_alone_loads_nothing_heavy() -> None:
+    program = f"import sys, turtlemq; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+# ── and every checker can fail ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("turtlemq/index.py", "import turtlemq.broker"),
+        ("turtlemq/index/tree.py", "from turtlemq.broker.group import Group"),
+        ("turtlemq/broker.py", "from turtlemq import index"),
+        ("turtlemq/broker.py", "def f():\n    from turtlemq.index import Index"),
+        ("turtlemq/broker.py", "import importlib\nimportlib.import_module('turtlemq.index')"),
+        ("turtlemq/engine.py", "from turtlemq.server import app"),
+        ("turtlemq/segment/log.py", "from turtlemq.index import Index"),
+        ("turtlemq/segment/__init__.py", "from ..engine import Engine"),
+        ("turtlemq/segment/scan.py", "from . import log"),
+        ("turtlemq/segment/format.py", "from turtlemq.door import Door"),
+        ("turtlemq/door.py", "from turtlemq.segment.log import Log"),
+        ("turtlemq/model.py", "from turtlemq.segment import log"),
+        ("turtlemq/not_listed_so_pure.py", "import turtlemq.door"),
+    ],
+)
+def test_an_outward_import_is_an_offence(path: str, text: str) -> None:
+    (offence,) = wrong_arrows(Source(path, text))
+    assert offence.startswith(f"{path}:{len(text.splitlines())}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("turtlemq/cli.py", "import turtlemq.server, turtlemq.engine, turtlemq.model"),
+        ("turtlemq/engine.py", "from turtlemq import broker, index, door\nfrom turtlemq.segment.log import Log"),
+        ("turtlemq/index/tree.py", "from turtlemq.index.run import Run\nfrom turtlemq.segment import names"),
+        ("turtlemq/segment/log.py", "from turtlemq.door import Door\nfrom . import format"),
+        ("turtlemq/segment/scan.py", "from .format import HEADER\nfrom turtlemq.errors import Corrupt"),
+        ("turtlemq/model.py", "import numpy\nfrom turtlemq import __version__"),
+    ],
+)
+def test_an_inward_import_is_none(path: str, text: str) -> None:
+    assert wrong_arrows(Source(path, text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "banned"),
+    [
+        ("import time", "time"),
+        ("from time import monotonic", "time"),
+        ("import concurrent.futures as cf", "concurrent"),
+        ("from datetime import datetime\ndatetime.now()", "datetime.datetime.now"),
+        ("import datetime as dt\ndt.datetime.now(dt.UTC)", "datetime.datetime.now"),
+        ("import numpy as np\nnp.random.rand(3)", "numpy.random"),
+        ("import os.path", "os"),
+        ("from os import fsync", "os"),
+        ("import mmap", "mmap"),
+        ("import numpy as np\nnp.memmap('f')", "numpy.memmap"),
+        ("x = 1\nopen('f')", "open()"),
+        ("from pathlib import Path\nPath('f').open()", "Path.open()"),
+        ("import pathlib\npathlib.Path('f').read_text()", "Path.read_text()"),
+        ("from pathlib import Path\n(Path('d') / 'f').with_suffix('.tmp').unlink()", "Path.unlink()"),
+        ("from pathlib import Path\ndef f(folder: Path | None): folder.parent.mkdir()", "Path.mkdir()"),
+        ("from pathlib import Path\ndef f(self, p: 'Path'): self.q = p / 'x'; self.q.exists()", "Path.exists()"),
+    ],
+)
+def test_a_banned_name_is_an_offence_in_the_core(text: str, banned: str) -> None:
+    path = "turtlemq/index.py"
+    line = len(text.splitlines())
+    assert banned_names(Source(path, text)) == [f"{path}:{line}: {banned} is not for turtlemq.index (index)"]
+
+
+def test_shells_may_do_all_and_the_door_may_touch_files_but_read_no_clock() -> None:
+    text = "import os, time\nopen('f')"
+    assert banned_names(Source("turtlemq/server/app.py", text)) == []
+    (clock,) = banned_names(Source("turtlemq/door.py", text))
+    assert clock == "turtlemq/door.py:1: time is not for turtlemq.door (door)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from datetime import UTC, datetime\ndatetime.fromtimestamp(0, UTC)",
+        "from pathlib import Path, PurePath\nname = (Path('d') / 'f').with_suffix('.tmp').name",
+        "from pathlib import Path\ndef f(door, path: Path): door.open(path); door.rename(path, path); door.stat(path)",
+        "def f(time, random): return time.time, random.random()",
+        "'a'.replace('a', 'b')",
+    ],
+)
+def test_path_arithmetic_and_the_door_are_no_offence(text: str) -> None:
+    assert banned_names(Source("turtlemq/index.py", text)) == []
+
+
+@pytest.mark.parametrize("text", ["", "x = 1", '"""Too short."""', "# a comment, however long, is no docstring\n"])
+def test_a_file_without_a_real_docstring_is_an_offence(text: str) -> None:
+    assert len(missing_docstring(Source("turtlemq/x.py", text))) == 1
+
+
+def test_a_file_or_function_over_its_ratchet_is_an_offence() -> None:
+    body = "    x = 1\n"
+    assert too_long(Source("turtlemq/x.py", "def f():\n" + body * (FUNCTION_LINES_MAX - 1))) == []
+    (function,) = too_long(Source("turtlemq/x.py", "\nasync def f():\n" + body * FUNCTION_LINES_MAX))
+    assert function.startswith("turtlemq/x.py:2: f has 61 lines")
+    assert too_long(Source("turtlemq/x.py", "x = 1\n" * FILE_LINES_MAX)) == []
+    (file,) = too_long(Source("turtlemq/x.py", "x = 1\n" * (FILE_LINES_MAX + 1)))
+    assert file.startswith("turtlemq/x.py:451: file of 451 lines")
+
+
+@pytest.mark.parametrize("folder", ["work", "root", "home", "farm"])
+def test_a_private_path_is_an_offence(folder: str) -> None:
+    slashed = f"/{folder}/"
+    text = f"fine\ncd {slashed}x\n{slashed}\n'{slashed}y'\nsrc{slashed}x\n.{slashed}x\n"
+    offences = matching_lines("README.md", text, PRIVATE_PATH)
+    assert [offence.split(": ")[0] for offence in offences] == ["README.md:2", "README.md:3", "README.md:4"]
+
+
+@pytest.mark.parametrize("word", ["TO" + "DO", "FIX" + "ME", "X" * 3])
+def test_unfinished_work_is_an_offence(word: str) -> None:
+    assert matching_lines("a.py", f"x = 1\n# {word}: later", UNFINISHED) == [f"a.py:2: # {word}: later"]
+    assert matching_lines("a.py", f"template = '{word}{word}'", UNFINISHED) == []
+
+
+def test_files_are_found_where_git_knows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "b.bin").write_bytes(b"\0\1")
+    (tmp_path / "c.bin").write_bytes(b"\xff\xfe")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "d.md").write_text("text")
+    assert dict(text_files(tmp_path)) == {"a.md": "text"}

@@ -1,0 +1,228 @@
+"""The one door to the operating system: every file operation of the engine goes through a `Door`, so that tests can record, tear,
+drop and refuse each of them. Thread contract: one thread, except `write` and `sync` of a descriptor, which a committer may call.
+
+Rules kept here and nowhere else:
+- A file is replaced only by write-temp, sync, rename, sync-directory.
+- A failed write leaves the file as long as it was, or the caller hears that it could not be mended.
+- ENOSPC and EDQUOT become `DiskFull`; any other error is the caller's to judge.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from turtlemq.errors import DiskFull, Locked
+
+T = TypeVar("T")
+_READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics must not need forty thousand
+_IOV_MAX = 512
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Door:
+    """Blocking file operations. Subclasses in tests override `_call`."""
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[str, int] = OrderedDict()
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        """Every system call passes here: its name, the file it is about, and what to do."""
+        return action(*args)
+
+    def fresh(self) -> Door:
+        """A door for another process: descriptors do not travel."""
+        return Door()
+
+    # Folders and names
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder and its parents, durably."""
+        if path.is_dir():
+            return
+        self.make_folder(path.parent)
+        self._call("mkdir", path, lambda: path.mkdir(exist_ok=True))
+        self.sync_folder(path.parent)
+
+    def names(self, folder: Path) -> list[str]:
+        """Sorted names in a folder; empty where there is none."""
+        try:
+            return sorted(self._call("listdir", folder, os.listdir, folder))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return self._call("stat", path, os.path.exists, path)
+
+    def size(self, path: Path) -> int:
+        return self._call("stat", path, os.stat, path).st_size
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file its name, replacing what had it. Not durable before `sync_folder`."""
+        self._call("rename", target, os.rename, source, target)
+        self._forget(source)
+        self._forget(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is gone already is fine."""
+        self._forget(path)
+        try:
+            self._call("unlink", path, os.unlink, path)
+        except FileNotFoundError:
+            return
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder of files."""
+        for name in self.names(path):
+            self.remove(path / name)
+        self._call("rmdir", path, os.rmdir, path)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make names in a folder durable."""
+        fd = self._call("open", path, os.open, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._call("fsync_dir", path, os.fsync, fd)
+        finally:
+            os.close(fd)
+
+    # Whole small files
+
+    def read_all(self, path: Path) -> bytes:
+        return self.read(path, 0, self.size(path))
+
+    def replace(self, path: Path, data: bytes, *, durable: bool = True) -> None:
+        """Write a whole file so that a crash leaves the old or the new one. Caches may skip `durable`: they carry a checksum."""
+        tmp = path.with_name(path.name + ".tmp")
+        fd = self.create(tmp)
+        try:
+            self.write(fd, tmp, 0, [data])
+            if durable:
+                self.sync(fd, tmp)
+        finally:
+            self.close(fd)
+        self.rename(tmp, path)
+        if durable:
+            self.sync_folder(path.parent)
+
+    # Files that are written
+
+    def create(self, path: Path) -> int:
+        """A new file for writing, empty whatever was there."""
+        self._forget(path)
+        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+
+    def open_write(self, path: Path) -> int:
+        return self._open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _open(self, path: Path, flags: int) -> int:
+        try:
+            return self._call("open", path, os.open, path, flags, 0o644)
+        except OSError as error:
+            raise _named(error, path) from error
+
+    def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        """Write all buffers at `offset` and return how many bytes. On failure the file is cut back to `offset`."""
+        at = offset
+        try:
+            for first in range(0, len(buffers), _IOV_MAX):
+                some = buffers[first : first + _IOV_MAX]
+                total = sum(map(len, some))
+                done = self._call("write", path, os.pwritev, fd, some, at)
+                if done < total:  # short writes are rare: finish as one buffer
+                    rest = memoryview(b"".join(some))[done:]
+                    while rest:
+                        step = self._call("write", path, os.pwrite, fd, rest, at + done)
+                        done += step
+                        rest = rest[step:]
+                at += total
+        except OSError as error:
+            self._call("truncate", path, os.ftruncate, fd, offset)
+            raise _named(error, path) from error
+        return at - offset
+
+    def sync(self, fd: int, path: Path) -> None:
+        """Make a file's content durable. After an error the descriptor must not be trusted again."""
+        self._call("fdatasync", path, os.fdatasync, fd)
+
+    def truncate(self, fd: int, path: Path, size: int) -> None:
+        self._call("truncate", path, os.ftruncate, fd, size)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    # Files that are read
+
+    def read(self, path: Path, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`: fewer only at the end of the file."""
+        fd = self._reader(path)
+        data = self._call("read", path, os.pread, fd, length, offset)
+        while 0 < len(data) < length:  # one pread gives at most 2 GiB
+            more = self._call("read", path, os.pread, fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def map(self, path: Path) -> memoryview:
+        """A whole file, mapped read-only. Costs no descriptor; the mapping survives rename and removal of the file."""
+        fd = self._call("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size == 0:
+                return memoryview(b"")
+            return memoryview(self._call("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ)))
+        finally:
+            os.close(fd)
+
+    def _reader(self, path: Path) -> int:
+        name = str(path)
+        fd = self._readers.get(name)
+        if fd is None:
+            fd = self._call("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+            self._readers[name] = fd
+            if len(self._readers) > _READERS_MAX:
+                os.close(self._readers.popitem(last=False)[1])
+        else:
+            self._readers.move_to_end(name)
+        return fd
+
+    def _forget(self, path: Path) -> None:
+        fd = self._readers.pop(str(path), None)
+        if fd is not None:
+            os.close(fd)
+
+    # Locks and the end
+
+    def lock(self, path: Path) -> int:
+        """Hold a file for this process, or say who does. The kernel lets go when the process ends, however it ends."""
+        fd = self._call("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise Locked(f"{path.parent} is in use by process {holder}. Stop it, or give another folder.") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
+
+    def free_bytes(self, path: Path) -> int:
+        """Room that this process may still use on the file system of `path`."""
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+    def shut(self) -> None:
+        """Close all descriptors kept for reading."""
+        while self._readers:
+            os.close(self._readers.popitem()[1])
+
+
+def _named(error: OSError, path: Path) -> Exception:
+    if error.errno in _FULL:
+        return DiskFull(f"{path.name}: no room on the disk. {DiskFull.__doc__}")
+    return error

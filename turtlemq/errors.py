@@ -1,0 +1,107 @@
+"""The error tree. A class's docstring is its default message; `code` and `status` are what the HTTP contract answers with.
+
+Nothing here knows HTTP beyond these two constants: a shell turns an error into an answer, the core only raises.
+"""
+
+from __future__ import annotations
+
+
+class TurtleError(Exception):
+    """Something went wrong inside TurtleMQ; the log says what."""
+
+    code = "INTERNAL"
+    status = 500
+
+    def __init__(self, message: str | None = None, **details: object) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+        self.details = details
+
+
+class InvalidTopic(TurtleError):
+    """A topic is named with 1 to 200 of A-Z a-z 0-9 . _ - and starts with a letter or digit."""
+
+    code, status = "INVALID_TOPIC", 400
+
+
+class InvalidId(TurtleError):
+    """An id is 1 to 200 bytes of printable text that does not start with '-' and holds no '/'."""
+
+    code, status = "INVALID_ID", 400
+
+
+class InvalidMessage(TurtleError):
+    """A field of the message is not what the contract says."""
+
+    code, status = "INVALID_MESSAGE", 400
+
+
+class InvalidFireAt(TurtleError):
+    """A due time is a whole number of epoch milliseconds between 1970 and May 2109."""
+
+    code, status = "INVALID_FIRE_AT", 400
+
+
+class InvalidArgument(TurtleError):
+    """An argument is outside its limits."""
+
+    code, status = "INVALID_ARGUMENT", 400
+
+
+class UnknownTopic(TurtleError):
+    """There is no such topic."""
+
+    code, status = "UNKNOWN_TOPIC", 404
+
+
+class UnknownMessage(TurtleError):
+    """The topic holds no message with this id."""
+
+    code, status = "UNKNOWN_MESSAGE", 404
+
+
+class Conflict(TurtleError):
+    """The message is not in a state that allows this."""
+
+    code, status = "CONFLICT", 409
+
+
+class TooLarge(TurtleError):
+    """A message, batch or body is over its limit."""
+
+    code, status = "TOO_LARGE", 413
+
+
+class DiskFull(TurtleError):
+    """The disk is full: nothing of this request was stored. Free some room; service resumes by itself."""
+
+    code, status = "DISK_FULL", 507
+
+
+class Unavailable(TurtleError):
+    """The server cannot take this now."""
+
+    code, status = "UNAVAILABLE", 503
+
+
+class Stopped(Unavailable):
+    """Writing failed and the state of the disk is unknown: this topic takes no more writes until it is opened again."""
+
+
+class Locked(TurtleError):
+    """Another process holds this data folder."""
+
+    code, status = "UNAVAILABLE", 503
+
+
+class Corrupt(TurtleError):
+    """A file does not hold what was written to it."""
+
+    code, status = "INTERNAL", 500
+
+
+class NotOurs(Corrupt):
+    """This file was not written by TurtleMQ. Move it out of the data folder."""
+
+
+class NewerFormat(TurtleError):
+    """This data was written by a newer TurtleMQ. Run that version, or restore a backup made by this one."""

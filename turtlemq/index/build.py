@@ -1,0 +1,140 @@
+"""Building tables: from a memtable, or from a scan of a segment whose table is missing or damaged; and the files of dead bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bson
+import numpy as np
+from bson.int64 import Int64
+from zlib_ng.zlib_ng import crc32
+
+from turtlemq.door import Door
+from turtlemq.errors import DiskFull
+from turtlemq.index import table as t
+from turtlemq.index.memtable import Memtable
+from turtlemq.index.parts import Bits, Part, TablePart
+from turtlemq.index.shelf import Segment, Shelf, dead_path, table_path
+from turtlemq.model import I64, U32, U64, Mask
+from turtlemq.segment import format as f
+from turtlemq.segment.scan import Scan
+
+
+def flush(shelf: Shelf, memtable: Memtable) -> TablePart:
+    """Write the memtable's table. What tombstones have ended is left out; what was handed off is not, for a crash may bring
+    that back. 100 ns a message."""
+    n = memtable.count
+    alive = memtable.alive(np.arange(n))
+    flags = memtable.flags[:n]
+    hashes = np.zeros(n, np.uint64)
+    given = (flags & f.SERVER_ID) != 0
+    hashes[given] = f.hash_seqs(memtable.seq[:n][given])
+    if memtable.ids:
+        ordinals = np.fromiter(memtable.ids.values(), np.int64, len(memtable.ids))
+        hashes[ordinals] = np.fromiter(memtable.ids.keys(), np.uint64, len(memtable.ids))
+    cover = t.Cover(
+        base=memtable.base,
+        generation=0,
+        first=memtable.first,
+        documents=n,
+        start=memtable.start,
+        end=memtable.end,
+        first_seq=memtable.first_seq,
+        last_seq=memtable.last_seq,
+        killed_seq=memtable.last_seq,
+    )
+    buffers = tabulate(cover, memtable.due[:n], memtable.starts[:n], flags, hashes, alive)
+    return _store(shelf, shelf.active, cover, buffers)
+
+
+def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, alive: Mask) -> list[bytes]:
+    """A table's bytes from columns by ordinal. Tombstones have no key and no id; a hash of 0 is not entered."""
+    keyed = np.flatnonzero(alive & ((flags & f.TOMBSTONE) == 0))
+    keys = np.sort(f.packed_keys(due_ms[keyed], keyed))
+    hashed = keyed[hashes[keyed] != 0]
+    kills = np.flatnonzero(flags & f.KILLS)
+    return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, kills)
+
+
+def _store(shelf: Shelf, segment: Segment, cover: t.Cover, buffers: list[bytes]) -> TablePart:
+    path = table_path(shelf.folder, cover.base, None if segment.sealed else cover.first)
+    shelf.door.replace(path, b"".join(buffers), durable=False)
+    opened = t.open_table(shelf.door, path)
+    assert opened is not None, "just written"
+    return TablePart(shelf.folder, opened, segment.path.name, segment.sealed)
+
+
+def from_scan(
+    shelf: Shelf, segment: Segment, buffer: memoryview, found: Scan, span: tuple[int, int], number: int, start: int
+) -> TablePart:
+    """A part over documents [first, last) of a scan, from byte `start`; `number` is that of the first one in the segment."""
+    first, last = span
+    part = slice(first, last)
+    cover = t.Cover(
+        base=segment.base,
+        generation=segment.generation,
+        first=number,
+        documents=last - first,
+        start=start,
+        end=int(found.positions[last]) if last < len(found) else found.end,
+        first_seq=int(found.seq[part].min()),
+        last_seq=int(found.seq[part].max()),
+        killed_seq=0,
+    )
+    hashes = scan_hashes(buffer, found, first, last)
+    alive = np.ones(last - first, np.bool_)
+    buffers = tabulate(cover, found.due_ms[part], found.positions[part], found.flags[part], hashes, alive)
+    try:
+        return _store(shelf, segment, cover, buffers)
+    except DiskFull:  # serve from memory; the file is only a cache
+        data = memoryview(b"".join(buffers))
+        return TablePart(shelf.folder, t.parse_table(Path(segment.path.name), data), segment.path.name, segment.sealed)
+
+
+def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
+    """Hashes of the ids of scanned documents."""
+    hashes = f.hash_seqs(found.seq[first:last])
+    own = np.flatnonzero((found.flags[first:last] & f.SERVER_ID) == 0)
+    starts = (found.positions[first:last][own] + f.PREFIX_BYTES).tolist()
+    ends = (found.positions[first:last][own] + f.PREFIX_BYTES + found.id_bytes[first:last][own]).tolist()
+    hashes[own] = np.array([f.hash_id(str(buffer[a:b], "utf-8")) for a, b in zip(starts, ends, strict=True)], np.uint64)
+    return hashes
+
+
+# Dead bits: {generation, documents, killed_seq, bits, crc}. A cache: tombstones in the log are the truth.
+
+
+def write_dead(shelf: Shelf, parts: Sequence[Part]) -> None:
+    """Keep the dead bits of table parts. Only called when everything published is durable."""
+    for part in parts:
+        if not (part.dirty and isinstance(part, TablePart) and part.dead is not None):
+            continue
+        killed_seq = shelf.memtable.last_seq
+        fields: dict[str, Any] = {
+            "generation": Int64(part.table.cover.generation),
+            "documents": Int64(part.documents),
+            "killed_seq": Int64(killed_seq),
+            "bits": part.dead.data.tobytes(),
+        }
+        path = dead_path(shelf.folder, part.base, None if part.sealed else part.first)
+        data = bson.encode({**fields, "crc": Int64(crc32(bson.encode(fields)))})
+        shelf.door.replace(path, data, durable=False)
+        part.dirty = False
+
+
+def read_dead(door: Door, folder: Path, part: TablePart) -> None:
+    """Take up dead bits that fit the part; others are of no use."""
+    path = dead_path(folder, part.base, None if part.sealed else part.first)
+    if not door.exists(path):
+        return
+    try:
+        fields: dict[str, Any] = bson.decode(door.read_all(path))
+        check = fields.pop("crc")
+        same = (fields["generation"], fields["documents"]) == (part.table.cover.generation, part.documents)
+        if crc32(bson.encode(fields)) == check and same and fields["killed_seq"] >= part.killed_seq:
+            part.dead = Bits(part.documents, np.frombuffer(fields["bits"], np.uint8).copy())
+            part.killed_seq = int(fields["killed_seq"])
+    except (bson.errors.InvalidBSON, KeyError, TypeError, ValueError):
+        return

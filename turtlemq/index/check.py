@@ -1,0 +1,124 @@
+"""`check`: read every byte of an Index again, work out from the segments alone what must sleep, and compare. Changes nothing.
+
+Costs a scan of all segments: 0.5 µs a document, and 10 µs for each tombstone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from turtlemq.index import build
+from turtlemq.index.index import Index
+from turtlemq.index.memtable import Memtable
+from turtlemq.index.parts import TablePart
+from turtlemq.index.shelf import Segment, Shelf
+from turtlemq.index.table import Damaged
+from turtlemq.model import I64, ORDINAL_BITS
+from turtlemq.segment import format as f
+from turtlemq.segment import log
+from turtlemq.segment.scan import Scan, scan
+
+
+def check(index: Index) -> list[str]:
+    """Every broken invariant, a line each. Empty: all is well."""
+    shelf = index.shelf
+    scans = {base: _scan(shelf, segment) for base, segment in shelf.segments.items()}
+    ended = np.array(sorted({seq for base in scans for seq in _ended(shelf, shelf.segments[base], scans[base])}), np.int64)
+    problems: list[str] = []
+    for base, segment in shelf.segments.items():
+        problems += _check_segment(shelf, segment, scans[base], ended)
+    problems += _check_order(shelf)
+    due = [found.due_ms[asleep] for base, found in scans.items() if len(asleep := _asleep(shelf, found, ended))]
+    first = min((int(d.min()) for d in due), default=None)
+    promised = shelf.next_due_ms()
+    if first is not None and (promised is None or promised > first):
+        problems.append(f"{shelf.topic}: something is due at {first}, but the next tick is asked for at {promised}")
+    return problems
+
+
+def _scan(shelf: Shelf, segment: Segment) -> Scan:
+    return scan(shelf.door.map(segment.path), segment.data_start, segment.size, sealed=True)
+
+
+def _ended(shelf: Shelf, segment: Segment, found: Scan) -> Iterator[int]:
+    view = shelf.door.map(segment.path)
+    for i in np.flatnonzero(found.flags & f.KILLS).tolist():
+        at = int(found.positions[i])
+        document = f.decode(view[at : at + int(found.lengths[i])])
+        if document.of is not None:
+            yield document.of[0]
+
+
+def _asleep(shelf: Shelf, found: Scan, ended: I64) -> I64:
+    """Numbers of the documents of a scan that must sleep."""
+    handed = shelf.progress.covers(found.due_ms, found.seq)
+    return np.flatnonzero(~handed & ~np.isin(found.seq, ended) & ((found.flags & f.TOMBSTONE) == 0))
+
+
+def _check_segment(shelf: Shelf, segment: Segment, found: Scan, ended: I64) -> Iterator[str]:
+    name = f"{shelf.topic}/{segment.path.name}"
+    for damage in log.damage_of(segment.path, found):
+        yield f"{shelf.topic}/{damage}"
+    size = shelf.door.size(segment.path)
+    if size != segment.size:
+        yield f"{name}: {size} bytes long, {segment.size} are known"
+    if segment.sealed:
+        asleep = found.due_ms[(found.flags & f.TOMBSTONE) == 0]
+        if (np.diff(asleep) < 0).any():
+            yield f"{name}: sealed, but not in due order"
+    elif (np.diff(found.seq) <= 0).any():
+        yield f"{name}: documents are not in order of arrival"
+    if (found.due_ms < 0).any():
+        yield f"{name}: a due time is negative"
+    expected = np.sort(found.positions[_asleep(shelf, found, ended)])
+    sleeping: list[I64] = [np.empty(0, np.int64)]
+    for part in segment.parts:
+        if part.live != part.count_live():
+            yield f"{name}: {part.live} are said to sleep in a part where {part.count_live()} do"
+        try:
+            if isinstance(part, TablePart):
+                yield from _check_table(shelf, part, found)
+            keys = [cursor.keys.slice(cursor.pos, len(cursor.keys)) for cursor in part.cursors]
+        except Damaged as error:
+            yield f"{shelf.topic}/{error}"
+            continue
+        if isinstance(part, Memtable):
+            keys.append(np.array(list(part.small), np.uint64))
+        joined = np.concatenate(keys) if keys else np.empty(0, np.uint64)
+        ordinals = f.key_ordinals(joined)
+        sleeping.append(part.places(ordinals[part.alive(ordinals)])[0])
+    if not np.array_equal(np.sort(np.concatenate(sleeping)), expected):
+        here, there = set(np.concatenate(sleeping).tolist()), set(expected.tolist())
+        yield (
+            f"{name}: the index and the documents disagree on who sleeps: at {sorted(here - there)[:5]} only the index, "
+            f"at {sorted(there - here)[:5]} only the documents"
+        )
+
+
+def _check_table(shelf: Shelf, part: TablePart, found: Scan) -> Iterator[str]:
+    """Every block, and that keys and ids are those of the documents."""
+    name = f"{shelf.topic}/{part.table.path.name}"
+    part.table.verify()
+    keys = part.table.slice(0, len(part.table))
+    if (np.diff(keys.astype(np.int64)) <= 0).any():
+        yield f"{name}: keys are out of order"
+    ordinals = f.key_ordinals(keys)
+    starts, _ = part.places(ordinals)
+    at = np.searchsorted(found.positions, starts)
+    known = (at < len(found)) & (found.positions[np.minimum(at, max(len(found) - 1, 0))] == starts) if len(found) else at < 0
+    if not (found.due_ms[at[known]] == f.key_dues(keys)[known]).all():
+        yield f"{name}: a key names another due time than its document"
+    hashes = build.scan_hashes(shelf.door.map(part.path), found, 0, len(found))
+    wanted = (hashes[at[known]] >> np.uint64(ORDINAL_BITS) << np.uint64(ORDINAL_BITS)) | ordinals[known].astype(np.uint64)
+    if not np.isin(wanted, part.table.ids()).all():
+        yield f"{name}: an id is missing"
+    if not part.table.may_hold(hashes[at[known]]).all():
+        yield f"{name}: the Bloom filter denies an id"
+
+
+def _check_order(shelf: Shelf) -> Iterator[str]:
+    for before, after in zip(shelf.parts, shelf.parts[1:], strict=False):
+        if before.last_seq >= after.first_seq and after.documents:
+            yield f"{shelf.topic}: parts overlap at seq {after.first_seq}"

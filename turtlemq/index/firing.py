@@ -1,0 +1,163 @@
+"""Firing: what is due, as checked raw documents in order, and moving the cursors once it is safe elsewhere.
+
+One mark tells what was handed off (docs/decisions/0002), so what is taken must be a prefix of everything that sleeps, in order of
+(due, seq). Each cursor gives its next keys; they are merged, cut to size and read; the mark is the last document taken.
+Cursors hold ranges of seqs that do not overlap, so a stable sort by due time of keys in cursor order is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from turtlemq.index.parts import Cursor, Part
+from turtlemq.index.shelf import Shelf
+from turtlemq.index.table import Damaged
+from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
+from turtlemq.segment import format as f
+
+
+def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_max: int) -> Due | None:
+    """See `Index.due`. `held_back`: seqs whose cancellation is being committed; firing stops before them."""
+    cursors = shelf.due_cursors(now_ms)
+    if not cursors:
+        return None
+    keys, source, more = _merge(cursors, now_ms, count_max)
+    taken = _Taken(cursors, keys, source)
+    more |= taken.cut_to(bytes_max)
+    taken.read(shelf)
+    stop = taken.first_of(held_back) if held_back else taken.count
+    known = np.flatnonzero(taken.seq[:stop] >= 0)
+    if stop < taken.count or more:
+        more = True
+        stop = int(known[-1]) + 1 if len(known) else (0 if stop < taken.count else stop)
+    if not stop:
+        return None
+    progress = shelf.progress
+    if not more:
+        progress = progress.add(Mark(shelf.memtable.last_seq, now_ms, SEQ_MAX))
+    elif len(known):
+        last = known[-1]
+        progress = progress.add(Mark(shelf.memtable.last_seq, int(taken.due_ms[last]), int(taken.seq[last])))
+    keep = taken.in_order(known)
+    raw, starts = taken.join(keep)
+    return Due(raw, starts, taken.due_ms[keep], taken.seq[keep], progress, more, taken.moves(stop))
+
+
+def advance(shelf: Shelf, handed: Due) -> None:
+    """Move the cursors behind what was handed off."""
+    for cursor, pos, passed in handed.moves:
+        cursor.part.live -= passed
+        cursor.move(pos)
+        shelf.push([cursor])
+    shelf.progress = handed.progress
+    shelf.counters.handed_off += len(handed)
+
+
+def _merge(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[U64, I64, bool]:
+    """The first keys of all cursors together, which cursor each is from, and whether there are more that are due."""
+    limit = np.uint64((now_ms + 1) << ORDINAL_BITS)
+    slices = []
+    for cursor in cursors:
+        keys = cursor.keys.slice(cursor.pos, min(cursor.pos + count_max + 1, len(cursor.keys)))
+        slices.append(keys[: int(np.searchsorted(keys, limit))])
+    if len(slices) == 1:
+        keys, source = slices[0], np.zeros(len(slices[0]), np.int64)
+    else:
+        keys = np.concatenate(slices)
+        source = np.repeat(np.arange(len(slices)), [len(s) for s in slices])
+        order = np.argsort(keys >> np.uint64(ORDINAL_BITS), kind="stable")
+        keys, source = keys[order], source[order]
+    return keys[:count_max], source[:count_max], len(keys) > count_max
+
+
+class _Taken:
+    """The keys of one firing and, once read, their documents. Arrays run in merge order."""
+
+    def __init__(self, cursors: list[Cursor], keys: U64, source: I64) -> None:
+        self.cursors, self.source = cursors, source
+        self.count = len(keys)
+        self.due_ms = f.key_dues(keys)
+        self.ordinals = f.key_ordinals(keys)
+        self.alive: Mask = np.ones(self.count, np.bool_)
+        self.start = np.zeros(self.count, np.int64)
+        self.end = np.zeros(self.count, np.int64)
+        for part, mine in self._by_cursor():
+            self.alive[mine] = part.alive(self.ordinals[mine])
+            self.start[mine], self.end[mine] = part.places(self.ordinals[mine])
+        self.seq = np.full(self.count, -1, np.int64)  # -1: cancelled or damaged
+        self.flags = np.zeros(self.count, np.uint32)
+        self.at = np.zeros(self.count, np.int64)  # where the document begins in the joined buffers
+        self.length = np.zeros(self.count, np.int64)
+        self.buffer: bytes | bytearray = b""
+
+    def _by_cursor(self) -> list[tuple[Part, I64]]:
+        if len(self.cursors) == 1:
+            return [(self.cursors[0].part, np.arange(self.count))]
+        found = [(cursor.part, np.flatnonzero(self.source == i)) for i, cursor in enumerate(self.cursors)]
+        return [(part, mine) for part, mine in found if len(mine)]
+
+    def cut_to(self, bytes_max: int) -> bool:
+        """Take no more than this many bytes, but one document at least. True if something was left."""
+        total = np.cumsum(np.where(self.alive, self.end - self.start, 0))
+        count = max(1, int(np.searchsorted(total, bytes_max, side="right")))
+        cut = count < self.count
+        self.count = min(count, self.count)
+        for name in ("source", "due_ms", "ordinals", "alive", "start", "end", "seq", "flags", "at", "length"):
+            setattr(self, name, getattr(self, name)[: self.count])
+        return cut
+
+    def read(self, shelf: Shelf) -> None:
+        """Read the documents that are not cancelled, and check that each is what the index says."""
+        buffers: list[bytes | bytearray] = []
+        size = 0
+        for part, mine in self._by_cursor():
+            wanted = mine[self.alive[mine]]
+            read = part.read(shelf.door, self.ordinals[wanted])
+            shelf.report(part, read, self.ordinals[wanted])
+            good = wanted[read.good]
+            heads = read.heads[read.good]
+            if (heads["due"] != self.due_ms[good]).any():
+                raise Damaged(f"{part.path.name}: its index names other due times than its documents.", part=part)
+            self.seq[good], self.flags[good], self.length[good] = heads["seq"], heads["flags"], heads["len"]
+            self.at[good] = read.starts[read.good] + size
+            buffers.append(read.buffer)
+            size += len(read.buffer)
+        self.buffer = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+
+    def first_of(self, seqs: Set[int]) -> int:
+        """Where the first of these documents stands."""
+        hits = np.flatnonzero(np.isin(self.seq, list(seqs)))
+        return int(hits[0]) if len(hits) else self.count
+
+    def in_order(self, keep: I64) -> I64:
+        """Copies that compaction made stand where their originals stood among equal due times."""
+        moved = keep[(self.flags[keep] & f.MOVED) != 0]
+        if not len(moved):
+            return keep
+        order = self.seq.copy()
+        view = memoryview(self.buffer)
+        for i in moved.tolist():
+            order[i] = f.decode(view[int(self.at[i]) : int(self.at[i] + self.length[i])]).order
+        return keep[np.lexsort((order[keep], self.due_ms[keep]))]
+
+    def join(self, keep: I64) -> tuple[bytes, I64]:
+        """The kept documents back to back, and where each begins."""
+        at, length = self.at[keep], self.length[keep]
+        ends = np.cumsum(length)
+        starts = ends - length
+        if len(keep) and (at - at[0] == starts).all():
+            first = int(at[0])
+            whole = first == 0 and int(ends[-1]) == len(self.buffer)
+            return bytes(self.buffer if whole else memoryview(self.buffer)[first : first + int(ends[-1])]), starts
+        view = memoryview(self.buffer)
+        return b"".join([view[a : a + n] for a, n in zip(at.tolist(), length.tolist(), strict=True)]), starts
+
+    def moves(self, stop: int) -> list[tuple[Cursor, int, int]]:
+        """For each cursor: where it stands after the first `stop` keys, and how many sleepers that passes."""
+        found = []
+        for i, cursor in enumerate(self.cursors):
+            mine = self.source[:stop] == i
+            found.append((cursor, cursor.pos + int(mine.sum()), int(self.alive[:stop][mine].sum())))
+        return found

@@ -1,0 +1,347 @@
+"""The Index of one topic: sleeping messages are appended, found when they come due, cancelled, rescheduled, looked at.
+
+No clock, no threads: time is an argument, and whatever changes something returns when it is durable. `due` hands out what is
+due as raw documents; the caller stores them and calls `advance`. Made by `recover.open_index`; housekeeping is `care`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import xxhash
+
+from turtlemq.errors import Conflict, InvalidId, UnknownMessage
+from turtlemq.index import build, firing
+from turtlemq.index.limits import check_batch
+from turtlemq.index.look import browse, forecast
+from turtlemq.index.mend import mend
+from turtlemq.index.shelf import Shelf
+from turtlemq.index.table import Damaged
+from turtlemq.index.writer import Columns, Writer
+from turtlemq.model import (
+    DUE_MS_MAX,
+    Batch,
+    Due,
+    Forecast,
+    Found,
+    Message,
+    Progress,
+    Receipt,
+    Settings,
+    State,
+    Stats,
+)
+from turtlemq.segment import format as f
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def mending(method: Callable[Concatenate[Index, P], R]) -> Callable[Concatenate[Index, P], R]:
+    """Methods that only read until they stage: on meeting a damaged table they have it built again and begin anew."""
+
+    @wraps(method)
+    def mended(self: Index, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        for _ in range(1 + 2 * len(self.shelf.parts)):
+            try:
+                return method(self, *args, **kwargs)
+            except Damaged as error:
+                mend(self.shelf, error)
+        return method(self, *args, **kwargs)
+
+    return mended
+
+
+class Index:
+    """See the module. `shelf` knows what there is, `writer` appends to it."""
+
+    def __init__(self, shelf: Shelf, writer: Writer, settings: Settings) -> None:
+        self.shelf, self.writer, self.settings = shelf, writer, settings
+        self.durable = shelf.progress  # handed off and safe with the receiver: what may be dropped from here
+
+    # Producing
+
+    def append(self, batch: Batch, now_ms: int, *, sync: bool = True) -> Receipt:
+        """Store a batch: all of it or none of it. Durable when this returns, unless `sync` is given up."""
+        receipt = self.stage(batch, now_ms)
+        self.writer.commit(sync)
+        return receipt
+
+    @mending
+    def stage(self, batch: Batch, now_ms: int) -> Receipt:
+        """The part of `append` before the commit: check everything, find duplicates, encode."""
+        check_batch(batch)
+        count = len(batch)
+        seq = self.writer.next_seq(now_ms)
+        if batch.ids is None:
+            ids, texts = f.server_ids(seq, count)
+            self._stage(batch, texts, range(count), seq, None)
+            return Receipt(ids, [True] * count)
+        raw, hashes, fresh = self._dedup(batch.ids, seq)
+        for i, id_ in zip(fresh, f.server_ids(seq, len(fresh))[0], strict=True):
+            if not hashes[i]:
+                raw[i] = id_.encode()
+        if fresh:
+            self._stage(batch, raw, fresh, seq, hashes)
+        stored = set(fresh)
+        self.shelf.counters.duplicates += count - len(fresh)
+        return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
+
+    def _dedup(self, given: Sequence[str | None], next_seq: int) -> tuple[list[bytes], list[int], list[int]]:
+        """Ids as bytes, their hashes (0 for ids still to be given), and the indexes of messages that are not there yet."""
+        raw = [b"" if id_ is None else id_.encode() for id_ in given]
+        hashes = [xxhash.xxh3_64_intdigest(r) or 1 if r else 0 for r in raw]
+        first: dict[bytes, int] = {}
+        held: set[int] = set()
+        for i, r in enumerate(raw):
+            if not r:
+                continue
+            if r in self.writer.staged_ids or first.setdefault(r, i) != i:
+                held.add(i)
+            elif len(r) == f.SERVER_ID_BYTES and (seq := f.server_seq(r.decode())) is not None:
+                if seq >= next_seq:
+                    raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
+                hashes[i] = f.hash_id(r.decode())
+                found = self.shelf.find(r.decode())
+                if found is not None and found[2].seq not in self.writer.staged_kills:
+                    held.add(i)
+        asked = [i for i in first.values() if i not in held]
+        found_seqs = self.shelf.find_many([raw[i] for i in asked], np.array([hashes[i] for i in asked], np.uint64))
+        held.update(asked[k] for k, seq in found_seqs.items() if seq not in self.writer.staged_kills)
+        fresh = [i for i in range(len(raw)) if i not in held]
+        self.writer.staged_ids.update(raw[i] for i in fresh if raw[i])
+        return raw, hashes, fresh
+
+    def _stage(self, batch: Batch, ids: Any, fresh: Sequence[int], seq: int, hashes: list[int] | None) -> None:
+        """Stage the messages at `fresh`. Many travel as arrays, a few as lists."""
+        whole = len(fresh) == len(batch)
+
+        def pick(column: Any) -> Any:
+            return column if whole else [column[i] for i in fresh]
+
+        flags: Any = [0] * len(fresh) if batch.flags is None else list(pick(batch.flags))
+        optional = _has(batch.expires_ms) or _has(batch.headers)
+        if hashes is not None:
+            flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
+        if optional:
+            flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
+        every = f.CONTINUES | (f.SERVER_ID if hashes is None else 0)
+        if len(fresh) < f.FEW:
+            flags = [flag | every for flag in flags]
+        else:
+            flags = np.array(flags, np.uint32) | np.uint32(every)
+        flags[-1] ^= f.CONTINUES
+        columns = Columns(
+            ids=pick(ids),
+            bodies=pick(batch.bodies),
+            due_ms=pick(batch.due_ms),
+            ttr_ms=0 if batch.ttr_ms is None else pick(batch.ttr_ms),
+            flags=flags,
+            extras=[_extras(batch, i) for i in fresh] if optional else None,
+            hashes=None if hashes is None else pick(hashes),
+        )
+        self.writer.stage(columns, seq)
+
+    # Firing
+
+    @mending
+    def due(self, now_ms: int, *, count_max: int = 10_000, bytes_max: int = 16 << 20) -> Due | None:
+        """What is due and not handed off yet, in order of (due, arrival), or None. Nothing changes before `advance`."""
+        return firing.due(self.shelf, self.writer.staged_kills, now_ms, count_max, bytes_max)
+
+    def advance(self, due: Due) -> None:
+        """`due` is stored elsewhere: it is handed off from now on."""
+        firing.advance(self.shelf, due)
+
+    def settle(self, progress: Progress) -> None:
+        """Everything up to `progress` is durable with the receiver, so its documents may go from here."""
+        self.durable = progress
+
+    def next_due(self) -> int | None:
+        """When `due` may have something again. O(1)."""
+        return self.shelf.next_due_ms()
+
+    # One message
+
+    @mending
+    def get(self, id_: str) -> Found | None:
+        """A message that sleeps, or that was handed off and is still in a file here."""
+        hit = self.shelf.find(id_)
+        return None if hit is None else found(hit[2], self._state(hit[2]))
+
+    def _state(self, document: f.Document) -> State:
+        return State.READY if self.shelf.progress.covers_one(document.due_ms, document.seq) else State.SLEEP
+
+    def cancel(self, ids: Sequence[str]) -> dict[str, State]:
+        """End sleepers, durably. For each id: CANCELLED, READY if it was handed off before, or UNKNOWN."""
+        outcome = self.stage_cancel(ids)
+        self.writer.commit()
+        return outcome
+
+    @mending
+    def stage_cancel(self, ids: Sequence[str]) -> dict[str, State]:
+        """The part of `cancel` before the commit."""
+        outcome: dict[str, State] = {}
+        ended: list[f.Document] = []
+        for id_ in ids:
+            if id_ in outcome:
+                continue
+            hit = self.shelf.find(id_)
+            if hit is None or hit[2].seq in self.writer.staged_kills:
+                outcome[id_] = State.UNKNOWN
+            elif self._state(hit[2]) is State.READY:
+                outcome[id_] = State.READY
+            else:
+                outcome[id_] = State.CANCELLED
+                ended.append(hit[2])
+        if ended:
+            self.writer.stage(tombstones(ended), self.writer.next_seq(0))
+        return outcome
+
+    @mending
+    def reschedule(
+        self,
+        id_: str,
+        now_ms: int,
+        *,
+        due_ms: int | None = None,
+        body: bytes | None = None,
+        json: bool | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Found:
+        """Give a sleeper another due time, body or headers, durably: a new version that ends the old one in the same write."""
+        hit = self.shelf.find(id_)
+        if hit is None or hit[2].seq in self.writer.staged_kills:
+            raise UnknownMessage(f"{id_!r}: {UnknownMessage.__doc__}")
+        old = hit[2]
+        if self._state(old) is State.READY:
+            raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=State.READY.value)
+        kind = old.flags & f.JSON if json is None else f.JSON * json
+        message = Message(
+            body=old.body if body is None else body,
+            due_ms=old.due_ms if due_ms is None else due_ms,
+            id=id_,
+            headers=old.headers if headers is None else headers,
+        )
+        check_batch(as_batch([message]))
+        seq = self.writer.next_seq(now_ms)
+        columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, [f.hash_id(id_)])
+        columns.flags[0] = (old.flags & f.PRIORITY) | kind | f.REPLACES | _optional(old.expires_ms, message.headers)
+        columns.extras = [
+            f.extra_elements((old.seq, old.due_ms), old.arrived, None, old.expires_ms, message.headers),
+        ]
+        columns.purpose = "rescheduled"
+        columns.kills = [(old.seq, old.due_ms)]
+        self.writer.stage(columns, seq)
+        self.writer.commit()
+        renewed = self.get(id_)
+        assert renewed is not None, "just written"
+        return renewed
+
+    # Looking
+
+    @mending
+    def browse(
+        self, from_ms: int = 0, to_ms: int = DUE_MS_MAX, *, limit: int = 100, cursor: str | None = None
+    ) -> tuple[list[Found], str | None]:
+        """Sleepers in order of due time, a page at a time."""
+        documents, following = browse(self.shelf, from_ms, to_ms, limit, cursor)
+        return [found(document, State.SLEEP) for document in documents], following
+
+    @mending
+    def forecast(self, now_ms: int, *, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:
+        """How many come due when, from the index alone: no document is read. O(buckets × segments)."""
+        return forecast(self.shelf, now_ms, bucket_ms, buckets)
+
+    def stats(self) -> Stats:
+        """Figures. O(segments)."""
+        shelf, counters = self.shelf, self.shelf.counters
+        segments = shelf.segments.values()
+        documents, live = sum(s.documents for s in segments), sum(s.live for s in segments)
+        return Stats(
+            sleep=live,
+            handed_off=counters.handed_off,
+            cancelled=counters.cancelled,
+            bytes=sum(segment.size for segment in segments),
+            segments=len(segments),
+            live_ratio=live / documents if documents else 1.0,
+            next_due_ms=shelf.next_due_ms(),
+            damaged=len(counters.damage),
+        )
+
+    def close(self) -> int:
+        """Commit what is staged and keep the dead bits. Returns where the active segment ends, for the clean-shutdown mark."""
+        if self.writer.stopped is None:
+            self.writer.commit()
+            build.write_dead(self.shelf, self.shelf.parts)
+        self.writer.shut()
+        return self.shelf.active.size
+
+
+def found(document: f.Document, state: State) -> Found:
+    """A document as callers see it."""
+    return Found(
+        id=document.id,
+        state=state,
+        due_ms=document.due_ms,
+        created_ms=document.created_ms,
+        seq=document.seq,
+        ttr_ms=document.ttr_ms,
+        flags=document.flags & f.USER_FLAGS,
+        body=document.body,
+        expires_ms=document.expires_ms,
+        headers=document.headers,
+    )
+
+
+def tombstones(ended: Sequence[f.Document]) -> Columns:
+    """Documents that end others."""
+    flags = [f.TOMBSTONE | f.CONTINUES] * len(ended)
+    flags[-1] &= ~f.CONTINUES
+    return Columns(
+        ids=[document.id.encode() for document in ended],
+        bodies=[b""] * len(ended),
+        due_ms=[document.due_ms for document in ended],
+        ttr_ms=[0] * len(ended),
+        flags=flags,
+        extras=[f.extra_elements((document.seq, document.due_ms)) for document in ended],
+        hashes=None,
+        purpose="cancelled",
+        kills=[(document.seq, document.due_ms) for document in ended],
+    )
+
+
+def as_batch(messages: Sequence[Message]) -> Batch:
+    """Messages as columns."""
+    return Batch(
+        bodies=[m.body for m in messages],
+        due_ms=[m.due_ms for m in messages],
+        ids=[m.id for m in messages],
+        ttr_ms=[m.ttr_ms for m in messages],
+        flags=[m.priority | f.JSON * m.json for m in messages],
+        expires_ms=[m.expires_ms for m in messages],
+        headers=[m.headers for m in messages],
+    )
+
+
+def _has(column: Sequence[object] | None) -> bool:
+    return column is not None and any(item is not None for item in column)
+
+
+def _optional(expires_ms: int | None, headers: dict[str, str] | None) -> int:
+    return (f.EXPIRES if expires_ms is not None else 0) | (f.HEADERS if headers else 0)
+
+
+def _extras(batch: Batch, i: int) -> bytes:
+    expires = batch.expires_ms[i] if batch.expires_ms is not None else None
+    headers = batch.headers[i] if batch.headers is not None else None
+    return f.extra_elements(None, None, None, expires, headers)
+
+
+def _extra_flags(batch: Batch, i: int) -> int:
+    return _optional(
+        batch.expires_ms[i] if batch.expires_ms is not None else None, batch.headers[i] if batch.headers is not None else None
+    )

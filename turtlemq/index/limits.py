@@ -1,0 +1,96 @@
+"""Checks of what comes in, before anything changes. Whole columns at once; an error names the first bad item by its index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from turtlemq.errors import InvalidArgument, InvalidFireAt, InvalidId, InvalidMessage, TooLarge
+from turtlemq.model import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    BODY_BYTES_MAX,
+    DUE_MS_MAX,
+    HEADERS_BYTES_MAX,
+    ID_BYTES_MAX,
+    TTR_MS_MAX,
+    Batch,
+)
+from turtlemq.segment import format as f
+
+
+def check_batch(batch: Batch) -> None:
+    """Refuse a batch with anything outside its limits."""
+    if not 1 <= len(batch) <= BATCH_MESSAGES_MAX:
+        raise InvalidArgument(f"a batch holds 1 to {BATCH_MESSAGES_MAX:,} messages, this one {len(batch):,}")
+    for column in (batch.due_ms, batch.ids, batch.ttr_ms, batch.flags, batch.expires_ms, batch.headers):
+        if column is not None and len(column) != len(batch.bodies):
+            raise InvalidArgument(f"a column has {len(column)} entries for {len(batch)} messages")
+    _check_bodies(batch.bodies)
+    _check_range(batch.due_ms, 0, DUE_MS_MAX, InvalidFireAt, "due_ms")
+    if batch.ttr_ms is not None:
+        _check_range(batch.ttr_ms, 0, TTR_MS_MAX, InvalidMessage, "ttr_ms")
+    if batch.flags is not None:
+        _check_range(batch.flags, 0, f.USER_FLAGS, InvalidMessage, "flags")
+    if batch.expires_ms is not None:
+        _check_range([0 if e is None else e for e in batch.expires_ms], 0, DUE_MS_MAX, InvalidMessage, "expires_ms")
+    if batch.ids is not None:
+        check_ids(batch.ids)
+    if batch.headers is not None:
+        for i, headers in enumerate(batch.headers):
+            if headers:
+                _check_headers(headers, i)
+
+
+def _check_bodies(bodies: Sequence[bytes]) -> None:
+    sizes = list(map(len, bodies))
+    if max(sizes) > BODY_BYTES_MAX:
+        i = next(i for i, size in enumerate(sizes) if size > BODY_BYTES_MAX)
+        raise TooLarge(f"message {i}: a body has at most {BODY_BYTES_MAX:,} bytes, this one {sizes[i]:,}", index=i)
+    if sum(sizes) > BATCH_BYTES_MAX:
+        raise TooLarge(f"a batch has at most {BATCH_BYTES_MAX:,} bytes of bodies, this one {sum(sizes):,}")
+
+
+def _check_range(values: Any, low: int, high: int, error: type[InvalidMessage | InvalidFireAt], name: str) -> None:
+    if _in_range(values, low, high):
+        return
+    for i, value in enumerate(values):
+        if isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high:
+            continue
+        raise error(f"message {i}: {name} is a whole number from {low} to {high}, this one is {values[i]!r}", index=i)
+
+
+def _in_range(values: Any, low: int, high: int) -> bool:
+    if len(values) < f.FEW:
+        return all(type(v) is int and low <= v <= high for v in values)
+    try:
+        column = np.asarray(values)
+        return column.dtype.kind in "iu" and bool(column.min() >= low) and bool(column.max() <= high)
+    except (ValueError, OverflowError, TypeError):
+        return False
+
+
+def check_ids(ids: Sequence[Any]) -> None:
+    """Ids are 1 to 200 bytes of printable UTF-8, do not start with '-' and hold no '/'. None: to be given."""
+    for i, id_ in enumerate(ids):
+        if id_ is None:
+            continue
+        if not isinstance(id_, str) or not id_ or id_[0] == "-" or "/" in id_ or not id_.isprintable():
+            raise InvalidId(f"message {i}: {id_!r:.220} is no id. {InvalidId.__doc__}", index=i)
+        if len(id_) > ID_BYTES_MAX // 4 and len(id_.encode()) > ID_BYTES_MAX:
+            raise InvalidId(f"message {i}: an id has at most {ID_BYTES_MAX} bytes, this one {len(id_.encode())}", index=i)
+
+
+def _check_headers(headers: dict[Any, Any], i: int) -> None:
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name or "\0" in name:
+            raise InvalidMessage(f"message {i}: headers are text by name, without NUL in a name", index=i)
+        try:
+            size += len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            raise InvalidMessage(f"message {i}: a header is not valid text", index=i) from None
+    if size > HEADERS_BYTES_MAX:
+        raise TooLarge(f"message {i}: headers have at most {HEADERS_BYTES_MAX:,} bytes, these {size:,}", index=i)

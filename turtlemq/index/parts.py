@@ -1,0 +1,232 @@
+"""Parts: documents that share one space of ordinals. A segment is one part when sealed; while it grows it is a list of runs
+(tables on disk) and, at its end, the memtable. Cursors walk the sorted keys of a part.
+
+Not here: deciding what is due, writing, files other than reading documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from turtlemq.door import Door
+from turtlemq.index.table import Table
+from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
+from turtlemq.segment import format as f
+from turtlemq.segment import log
+
+_TIES_MAX = 64
+
+
+class Bits:
+    """One bit an ordinal: which documents were cancelled, replaced or moved. 0.125 B a message, only where there is one."""
+
+    def __init__(self, size: int, data: U8 | None = None) -> None:
+        self.data: U8 = np.zeros((size + 7) // 8, dtype=np.uint8) if data is None else data
+
+    def set(self, i: int) -> bool:
+        """Set it; False if it was."""
+        if i >> 3 >= len(self.data):
+            self.data = np.append(self.data, np.zeros(max(i >> 3, len(self.data)) + 1, np.uint8))
+        mask = 1 << (i & 7)
+        before = int(self.data[i >> 3])
+        self.data[i >> 3] = before | mask
+        return not before & mask
+
+    def test(self, ordinals: I64) -> Mask:
+        inside = np.minimum(ordinals >> 3, len(self.data) - 1)
+        found: Mask = ((self.data[inside] >> (ordinals & 7).astype(np.uint8)) & 1).astype(np.bool_) & (
+            ordinals >> 3 < len(self.data)
+        )
+        return found
+
+    def counts_before(self, ranks: I64) -> I64:
+        """How many bits are set below each rank. O(bytes) once, whatever the number of ranks."""
+        padded = np.append(self.data, np.uint8(0))
+        before = np.append(0, np.cumsum(np.bitwise_count(padded), dtype=np.int64))
+        byte = np.minimum(ranks >> 3, len(self.data))
+        partial = padded[byte] & ((1 << (ranks & 7)) - 1).astype(np.uint8)
+        counts: I64 = before[byte] + np.bitwise_count(partial)
+        return counts
+
+
+class Keys(Protocol):
+    """Sorted packed keys: of a table, or in memory."""
+
+    def __len__(self) -> int: ...
+    def slice(self, first: int, last: int) -> U64: ...
+    def rank(self, key: int) -> int: ...
+    def ranks(self, keys: U64) -> I64: ...
+
+
+class Array:
+    """Sorted keys in memory."""
+
+    def __init__(self, keys: U64) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, first: int, last: int) -> U64:
+        return self.keys[first:last]
+
+    def rank(self, key: int) -> int:
+        return int(np.searchsorted(self.keys, np.uint64(key)))
+
+    def ranks(self, keys: U64) -> I64:
+        return np.searchsorted(self.keys, keys)
+
+
+class Cursor:
+    """A place in the sorted keys of a part: everything before `pos` was handed off."""
+
+    __slots__ = ("alive", "head", "keys", "late", "order", "part", "pos")
+
+    def __init__(self, part: Part, keys: Keys, order: int, pos: int = 0, late: bool = False) -> None:
+        self.part = part
+        self.keys = keys
+        self.order = order  # seq of its oldest document: decides among equal due times
+        self.late = late  # keys of the part before its other cursor
+        self.alive = True
+        self.head: int | None = None  # due time of the next key
+        self.move(pos)
+
+    def move(self, pos: int) -> None:
+        self.pos = pos
+        self.head = int(self.keys.slice(pos, pos + 1)[0]) >> ORDINAL_BITS if pos < len(self.keys) else None
+
+
+class Part:
+    """What a table part and the memtable have in common."""
+
+    path: Path  # of the segment
+    base: int
+    first: int  # number of its first document in the segment
+    cursors: list[Cursor]
+    live: int  # sleepers that are neither handed off nor ended
+    dead: Bits | None = None
+    dirty = False  # `dead` has changed since it was written
+
+    first_seq: int
+    last_seq: int
+    killed_seq: int
+
+    @property
+    def documents(self) -> int:
+        raise NotImplementedError
+
+    def places(self, ordinals: I64) -> tuple[I64, I64]:
+        raise NotImplementedError
+
+    def find(self, hash_: int) -> Sequence[int]:
+        raise NotImplementedError
+
+    def find_many(self, hashes: U64) -> list[tuple[int, int]]:
+        """(index into hashes, ordinal) of candidates."""
+        raise NotImplementedError
+
+    def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
+        """The ordinal of the document with this due time and seq."""
+        raise NotImplementedError
+
+    def kills(self) -> I64:
+        """Ordinals of the documents that end others."""
+        raise NotImplementedError
+
+    def kill(self, ordinal: int) -> bool:
+        """End a document. False if it was ended before."""
+        if self.dead is None:
+            self.dead = Bits(self.documents)
+        self.dirty = True
+        fresh = self.dead.set(ordinal)
+        self.live -= fresh
+        return fresh
+
+    def alive(self, ordinals: I64) -> Mask:
+        return np.ones(len(ordinals), np.bool_) if self.dead is None else ~self.dead.test(ordinals)
+
+    def count_live(self) -> int:
+        """`live`, counted anew."""
+        total = 0
+        for cursor in self.cursors:
+            keys = cursor.keys.slice(cursor.pos, len(cursor.keys))
+            total += len(keys) if self.dead is None else int(self.alive(f.key_ordinals(keys)).sum())
+        return total
+
+    def read(self, door: Door, ordinals: I64) -> log.Documents:
+        starts, ends = self.places(ordinals)
+        return log.read_documents(door, self.path, starts, ends)
+
+
+class TablePart(Part):
+    """A sealed segment or a flushed run: everything but the dead bits is in the mapped table."""
+
+    def __init__(self, folder: Path, table: Table, segment_name: str, sealed: bool) -> None:
+        self.path = folder / segment_name
+        self.table = table
+        self.sealed = sealed
+        cover = table.cover
+        self.base, self.first, self.killed_seq = cover.base, cover.first, cover.killed_seq
+        self.first_seq, self.last_seq = cover.first_seq, cover.last_seq
+        self.cursors = [Cursor(self, table, self.first_seq)] if len(table) else []
+        self.live = len(table)
+
+    @property
+    def documents(self) -> int:
+        return self.table.cover.documents
+
+    def places(self, ordinals: I64) -> tuple[I64, I64]:
+        return self.table.places(ordinals)
+
+    def find(self, hash_: int) -> Sequence[int]:
+        return self.table.find(hash_) if self.table.may_hold_one(hash_) else ()
+
+    def find_many(self, hashes: U64) -> list[tuple[int, int]]:
+        if len(hashes) < 8:
+            return [(i, o) for i, h in enumerate(hashes.tolist()) for o in self.find(h)]
+        maybe = np.flatnonzero(self.table.may_hold(hashes)).tolist()
+        return [(i, ordinal) for i in maybe for ordinal in self.table.find(int(hashes[i]))]
+
+    def count_live(self) -> int:
+        if not (self.sealed and self.dead is not None and len(self.cursors) == 1):
+            return super().count_live()
+        pos, end = self.cursors[0].pos, len(self.table)
+        low, high = self.dead.counts_before(np.array([pos, end])).tolist()
+        return int(end - pos - (high - low))
+
+    def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
+        """The ordinal of the document with this due time and seq. Keys with equal due times are in the order of their seqs."""
+        first, last = self.table.rank(due_ms << ORDINAL_BITS), self.table.rank((due_ms + 1) << ORDINAL_BITS)
+        while last - first > _TIES_MAX:
+            middle = (first + last) >> 1
+            if int(self._seqs(door, middle, middle + 1)[0]) > seq:
+                last = middle
+            else:
+                first = middle
+        hits = np.flatnonzero(self._seqs(door, first, last) == seq)
+        return int(f.key_ordinals(self.table.slice(first, last))[hits[0]]) if len(hits) else None
+
+    def _seqs(self, door: Door, first: int, last: int) -> I64:
+        starts, _ = self.places(f.key_ordinals(self.table.slice(first, last)))
+        seqs: I64 = log.read_prefixes(door, self.path, starts)["seq"]
+        return seqs
+
+    def kills(self) -> I64:
+        return self.table.kills()
+
+    def handed_before(self, door: Door, due_ms: int, seq: int) -> int:
+        """The rank of the first key behind (due_ms, seq)."""
+        first, last = self.table.rank(due_ms << ORDINAL_BITS), self.table.rank((due_ms + 1) << ORDINAL_BITS)
+        if seq >= self.last_seq:
+            return last
+        while first < last:
+            middle = (first + last) >> 1
+            if int(self._seqs(door, middle, middle + 1)[0]) <= seq:
+                first = middle + 1
+            else:
+                last = middle
+        return first

@@ -1,0 +1,215 @@
+"""Opening an Index: segments are the truth, tables are taken where they fit and built where they do not, and only what no table
+covers is scanned. Opening twice gives the same state; nothing good is ever cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from turtlemq.door import Door
+from turtlemq.errors import Corrupt, NewerFormat, NotOurs
+from turtlemq.index import build
+from turtlemq.index import table as t
+from turtlemq.index.index import Index
+from turtlemq.index.memtable import Memtable
+from turtlemq.index.parts import TablePart
+from turtlemq.index.shelf import KIND, Segment, Shelf, table_path
+from turtlemq.index.writer import Writer
+from turtlemq.model import SEGMENT_MESSAGES_MAX, Damage, Progress, Settings
+from turtlemq.segment import format as f
+from turtlemq.segment import log, names
+from turtlemq.segment.scan import Scan, scan
+
+
+def open_index(
+    door: Door, folder: Path, topic: str, settings: Settings, progress: Progress, clean_end: int | None = None
+) -> Index:
+    """The Index in `folder`, made if there is none. `progress`: what the receiver holds durably. `clean_end`: where the active
+    segment ended when it was closed properly; then nothing in it can be torn."""
+    door.make_folder(folder)
+    shelf = Shelf(door, folder, topic)
+    shelf.progress = progress
+    bases = _tidy(door, folder)
+    for i, base in enumerate(bases):
+        segment = _open_segment(shelf, base, last=i == len(bases) - 1)
+        if segment is not None:
+            shelf.segments[base] = segment
+            _open_parts(shelf, segment, settings, base == bases[-1], clean_end)
+    if not shelf.segments or not isinstance(_last_part(shelf), Memtable):
+        _begin(shelf, settings)
+    shelf.arrange()
+    for part in shelf.parts:
+        if isinstance(part, TablePart):
+            build.read_dead(door, folder, part)
+            shelf.place(part)
+    memtable = shelf.memtable
+    memtable.restart(progress.covers(memtable.due[: memtable.count], memtable.seq[: memtable.count]))
+    shelf.apply_kills(shelf.parts)
+    for part in shelf.parts:
+        part.live = part.count_live()
+    shelf.arrange()
+    last_seq = max([progress.seq_max, *(part.last_seq for part in shelf.parts)])
+    return Index(shelf, Writer(shelf, settings, last_seq), settings)
+
+
+def _tidy(door: Door, folder: Path) -> list[int]:
+    """Remove unfinished work and index files without a segment. Returns the bases of the segments, in order."""
+    files = {name: names.parse(name) for name in door.names(folder)}
+    mine = {name: file for name, file in files.items() if file is not None and file.kind == KIND}
+    bases = sorted(file.base for file in mine.values() if file.what == "bson" and not file.suffix)
+    for name, file in mine.items():
+        finishing = file.what == "index" and file.suffix == names.TMP  # a seal may have been cut between its two renames
+        orphan = file.what != "bson" and file.base not in bases
+        if orphan or (file.suffix and not finishing):
+            door.remove(folder / name)
+    return bases
+
+
+def _open_segment(shelf: Shelf, base: int, last: bool) -> Segment | None:
+    """A segment as its header describes it. One that is last and has no whole header never held anything."""
+    path = shelf.folder / names.segment(KIND, base)
+    size = shelf.door.size(path)
+    expected = len(f.encode_header(f.FileHeader(KIND, shelf.topic, base)))
+    try:
+        if last and size < expected:
+            shelf.door.remove(path)
+            return None
+        header, start = log.read_header(shelf.door, path)
+        if (header.kind, header.topic, header.base) != (KIND, shelf.topic, base):
+            raise NotOurs(f"{path.name} says it is {header.kind} {header.base} of topic {header.topic!r}. Move it back there.")
+        return Segment(base, path, header.generation, header.sealed, size, start)
+    except (NewerFormat, NotOurs) as error:
+        if isinstance(error, NewerFormat) or not _looks_like_ours(shelf, path, expected):
+            raise
+        shelf.damage(Damage(path.name, 0, expected, "its header is damaged"))
+    except Corrupt:
+        shelf.damage(Damage(path.name, 0, expected, "its header is damaged"))
+    return Segment(base, path, -1, False, size, expected)  # documents begin at the same place in any case
+
+
+def _looks_like_ours(shelf: Shelf, path: Path, start: int) -> bool:
+    """Are there documents of ours behind a header that cannot be read?"""
+    return bool(shelf.door.read(path, start + 4, len(f.MARK)) == f.MARK)
+
+
+def _open_parts(shelf: Shelf, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:
+    if segment.sealed:
+        _open_sealed(shelf, segment)
+        return
+    if segment.generation < 0 and not last:  # perhaps sealed once: in no order that runs could have
+        settings = replace(settings, run_messages=SEGMENT_MESSAGES_MAX)
+    position, number = segment.data_start, 0
+    while (part := _fitting_run(shelf, segment, position, number)) is not None:
+        segment.parts.append(part)
+        position, number = part.table.cover.end, number + part.documents
+    if position == segment.size and not last:
+        return
+    view = shelf.door.map(segment.path)
+    whole = not last or clean_end == segment.size
+    found = scan(view, position, segment.size, sealed=whole)
+    for damage in log.damage_of(segment.path, found):
+        shelf.damage(damage)
+    _cover(shelf, segment, view, found, position, number, settings, last)
+
+
+def _open_sealed(shelf: Shelf, segment: Segment) -> None:
+    """One table for all of it; where a crash cut the seal between its two renames, the second is made up for."""
+    path = table_path(shelf.folder, segment.base, None)
+    unfinished = path.with_name(path.name + names.TMP)
+    for candidate in (path, unfinished):
+        table = _open_or_none(shelf.door, candidate)
+        if table is not None and (table.cover.generation, table.cover.end) == (segment.generation, segment.size):
+            if candidate is unfinished:
+                shelf.door.rename(unfinished, path)
+            segment.parts = [TablePart(shelf.folder, table, segment.path.name, True)]
+            return
+    shelf.door.remove(unfinished)
+    _, found = log.scan_file(shelf.door, segment.path)
+    for damage in log.damage_of(segment.path, found):
+        shelf.damage(damage)
+    if len(found):
+        view = shelf.door.map(segment.path)
+        part = build.from_scan(shelf, segment, view, found, (0, len(found)), 0, segment.data_start)
+        segment.parts = [part]
+
+
+def _fitting_run(shelf: Shelf, segment: Segment, position: int, number: int) -> TablePart | None:
+    """The run that goes on at this position, if it covers bytes that are there."""
+    path = table_path(shelf.folder, segment.base, number)
+    table = _open_or_none(shelf.door, path)
+    if table is None:
+        return None
+    cover = table.cover
+    fits = (cover.base, cover.generation, cover.first, cover.start) == (segment.base, segment.generation, number, position)
+    if not fits or cover.end > segment.size or not cover.documents:
+        shelf.door.remove(path)
+        return None
+    return TablePart(shelf.folder, table, segment.path.name, False)
+
+
+def _open_or_none(door: Door, path: Path) -> t.Table | None:
+    try:
+        return t.open_table(door, path)
+    except t.Damaged:
+        door.remove(path)
+        return None
+
+
+def _cover(
+    shelf: Shelf, segment: Segment, view: memoryview, found: Scan, position: int, number: int, settings: Settings, last: bool
+) -> None:
+    """Runs over what no run covered, and in the active segment a memtable over the rest."""
+    first = 0
+    while len(found) - first >= (settings.run_messages if last else 1):
+        span = (first, min(first + settings.run_messages, len(found)))
+        part = build.from_scan(shelf, segment, view, found, span, number, position)
+        segment.parts.append(part)
+        position, number, first = part.table.cover.end, number + part.documents, span[1]
+    if not last:
+        return
+    _make_durable(shelf, segment, found.end)
+    memtable = Memtable(segment.path, segment.base, number, position, _next_seq(shelf, segment))
+    if first < len(found):
+        hashes = build.scan_hashes(view, found, first, len(found)).tolist()
+        given = (found.flags[first:] & (f.SERVER_ID | f.TOMBSTONE)) != 0
+        own = [0 if skip else h for h, skip in zip(hashes, given.tolist(), strict=True)]
+        rest = slice(first, None)
+        memtable.add(found.seq[rest], found.due_ms[rest], found.positions[rest], found.end, found.flags[rest], own)
+    segment.parts.append(memtable)
+
+
+def _next_seq(shelf: Shelf, segment: Segment) -> int:
+    """Behind everything that is there: where the range of an empty memtable begins."""
+    parts = [part for other in (*shelf.segments.values(), segment) for part in other.parts]
+    return max((part.last_seq for part in parts), default=-1) + 1
+
+
+def _make_durable(shelf: Shelf, segment: Segment, end: int) -> None:
+    """Cut a torn tail. What is left may have been written by a process that was killed before its sync: sync it now, for from
+    here on it is found, fired, and answered as a duplicate."""
+    fd = shelf.door.open_write(segment.path)
+    try:
+        if end < segment.size:
+            shelf.door.truncate(fd, segment.path, end)
+        shelf.door.sync(fd, segment.path)
+    finally:
+        shelf.door.close(fd)
+    segment.size = end
+
+
+def _last_part(shelf: Shelf) -> object:
+    parts = shelf.active.parts
+    return parts[-1] if parts else None
+
+
+def _begin(shelf: Shelf, settings: Settings) -> None:
+    """The first segment, or a new one behind a last one that takes no more writes."""
+    base = shelf.active.base + shelf.active.size if shelf.segments else 0
+    path = shelf.folder / names.segment(KIND, base)
+    header = f.FileHeader(KIND, shelf.topic, base)
+    shelf.door.close(log.create(shelf.door, path, header))
+    start = len(f.encode_header(header))
+    segment = Segment(base, path, 0, False, start, start)
+    shelf.segments[base] = segment
+    segment.parts = [Memtable(path, base, 0, start, _next_seq(shelf, segment))]

@@ -1,0 +1,113 @@
+"""Segment files on disk: create one, read documents out of one, scan one. Append order and batches are the caller's.
+
+Reads are preads, not mappings: an I/O error is an exception then, not a signal, and a cold page holds no other thread up.
+Every document that leaves here was checked against its checksum after it came from disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turtlemq.door import Door
+from turtlemq.errors import Corrupt
+from turtlemq.model import I64, Damage, Mask
+from turtlemq.segment import format as f
+from turtlemq.segment import scan as s
+
+_GAP_BYTES = 4096  # reading this much in vain costs less than another pread
+_READ_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents read from a file: `buffer` holds them from `starts` on; `good` tells which are as they were written."""
+
+    buffer: bytes | bytearray
+    starts: I64
+    heads: np.ndarray[Any, np.dtype[Any]]
+    good: Mask
+
+
+def create(door: Door, path: Path, header: f.FileHeader) -> int:
+    """A new segment with its header, durable with its name. Returns the descriptor to write to."""
+    fd = door.create(path)
+    try:
+        door.write(fd, path, 0, [f.encode_header(header)])
+        door.sync(fd, path)
+        door.sync_folder(path.parent)
+    except BaseException:
+        door.close(fd)
+        door.remove(path)
+        raise
+    return fd
+
+
+def read_header(door: Door, path: Path) -> tuple[f.FileHeader, int]:
+    """A segment's header and where its documents begin."""
+    return f.decode_header(door.read(path, 0, 4096), path.name)
+
+
+def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | bytearray, I64]:
+    """The byte ranges [start, end) of a file, near ones with one pread. Returns a buffer and where each range begins in it."""
+    if len(starts) == 1:
+        return door.read(path, int(starts[0]), int(ends[0] - starts[0])), np.zeros(1, np.int64)
+    order = np.argsort(starts, kind="stable")
+    begin, stop = starts[order], ends[order]
+    reach = np.maximum.accumulate(stop)
+    cuts = np.flatnonzero(begin[1:] - reach[:-1] > _GAP_BYTES) + 1
+    firsts, lasts = np.append(0, cuts), np.append(cuts, len(begin)) - 1
+    offsets = np.empty(len(starts), np.int64)
+    parts: list[bytes] = []
+    at = 0
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        origin, length = int(begin[first]), int(reach[last] - begin[first])
+        parts.append(door.read(path, origin, length).ljust(length, b"\0"))
+        offsets[order[first : last + 1]] = begin[first : last + 1] - origin + at
+        at += length
+    return (parts[0] if len(parts) == 1 else b"".join(parts)), offsets
+
+
+def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
+    """The documents that begin at `starts`; each ends at or before its `end`. Checked."""
+    if not len(starts):
+        return Documents(b"", starts, np.empty(0, f.PREFIX), np.empty(0, np.bool_))
+    buffer, at = read_spans(door, path, starts, ends)
+    heads = f.prefixes(buffer.ljust(int(at.max()) + f.PREFIX_BYTES, b"\0"), at)
+    fits = (heads["len"] >= f.DOCUMENT_BYTES_MIN) & (heads["len"] <= ends - starts)
+    good = fits & f.well_formed(heads)
+    good[good] = f.checksums_match(memoryview(buffer), at[good], heads[good])
+    return Documents(buffer, at, heads, good)
+
+
+def read_prefixes(door: Door, path: Path, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:
+    """Only the fixed prefixes, unchecked: for searches whose result is checked later."""
+    if not len(starts):
+        return np.empty(0, f.PREFIX)
+    buffer, at = read_spans(door, path, starts, starts + f.PREFIX_BYTES)
+    return f.prefixes(buffer.ljust(int(at.max()) + f.PREFIX_BYTES, b"\0"), at)
+
+
+def scan_file(door: Door, path: Path, *, whole: bool = False) -> tuple[f.FileHeader, s.Scan]:
+    """Header and scan of a file. `whole`: nothing in it counts as torn. What a sealed file lacks is reported as damage."""
+    header, first = read_header(door, path)
+    view = door.map(path)
+    size = len(view)
+    found = s.scan(view, first, size, sealed=header.sealed or whole)
+    if header.sealed and size != first + header.bytes:
+        missing = s.Hole(size, first + header.bytes - size, "the file is shorter than its header says")
+        if size > first + header.bytes:
+            raise Corrupt(f"{path.name} is {size} bytes long, its header says {first + header.bytes}. Restore it from a backup.")
+        found = s.Scan(
+            **{name: getattr(found, name) for name in s.Scan.__dataclass_fields__ if name != "damaged"},
+            damaged=(*found.damaged, missing),
+        )
+    return header, found
+
+
+def damage_of(path: Path, found: s.Scan) -> list[Damage]:
+    """A scan's holes, named for people."""
+    return [Damage(path.name, hole.position, hole.length, hole.reason) for hole in found.damaged]

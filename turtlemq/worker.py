@@ -1,0 +1,26 @@
+"""A shell: the worker process in which segments are sealed, so that appends and ticks go on meanwhile."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any
+
+
+class ProcessWorker:
+    """One process, started on first use. A job that kills it fails that job; the next one gets a new process."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._pool is None or getattr(self._pool, "_broken", False):
+            self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        return self._pool.submit(work, *args)
+
+    def close(self) -> None:
+        """Wait for the job under way and end the process."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
