@@ -13,12 +13,12 @@ from zlib_ng.zlib_ng import crc32
 
 from turtlemq.door import Door
 from turtlemq.errors import DiskFull
-from turtlemq.index import table as t
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Bits, Part, TablePart
 from turtlemq.index.shelf import Segment, Shelf, dead_path, table_path
 from turtlemq.model import I64, U32, U64, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan
 
 

@@ -11,7 +11,6 @@ from collections.abc import Set
 import numpy as np
 
 from turtlemq.index import policy
-from turtlemq.index import table as t
 from turtlemq.index.index import Index
 from turtlemq.index.mend import retire, settle
 from turtlemq.index.parts import TablePart
@@ -21,6 +20,7 @@ from turtlemq.index.writer import Columns
 from turtlemq.model import I64
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
+from turtlemq.segment import table as t
 
 
 def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset()) -> tuple[SealJob | None, bool]:

@@ -14,11 +14,11 @@ from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import TablePart
 from turtlemq.index.shelf import Segment, Shelf
-from turtlemq.index.table import Damaged
 from turtlemq.model import I64, ORDINAL_BITS
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.scan import Scan, scan
+from turtlemq.segment.table import Damaged
 
 
 def check(index: Index) -> list[str]:

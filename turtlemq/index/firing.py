@@ -13,9 +13,9 @@ import numpy as np
 
 from turtlemq.index.parts import Cursor, Part
 from turtlemq.index.shelf import Shelf
-from turtlemq.index.table import Damaged
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.table import Damaged
 
 
 def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_max: int) -> Due | None:

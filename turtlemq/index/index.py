@@ -19,7 +19,6 @@ from turtlemq.index.limits import check_batch
 from turtlemq.index.look import browse, forecast
 from turtlemq.index.mend import mend
 from turtlemq.index.shelf import Shelf
-from turtlemq.index.table import Damaged
 from turtlemq.index.writer import Columns, Writer
 from turtlemq.model import (
     DUE_MS_MAX,
@@ -35,6 +34,7 @@ from turtlemq.model import (
     Stats,
 )
 from turtlemq.segment import format as f
+from turtlemq.segment.table import Damaged
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,9 +6,9 @@ from turtlemq.errors import Corrupt
 from turtlemq.index import build
 from turtlemq.index.parts import Part, TablePart
 from turtlemq.index.shelf import Shelf
-from turtlemq.index.table import Damaged
 from turtlemq.segment import log
 from turtlemq.segment.scan import scan
+from turtlemq.segment.table import Damaged
 
 
 def mend(shelf: Shelf, error: Damaged) -> None:

@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from turtlemq.door import Door
-from turtlemq.index.table import Table
 from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.segment.table import Table
 
 _TIES_MAX = 64
 

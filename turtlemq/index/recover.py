@@ -10,7 +10,6 @@ from pathlib import Path
 from turtlemq.door import Door
 from turtlemq.errors import Corrupt, NewerFormat, NotOurs
 from turtlemq.index import build
-from turtlemq.index import table as t
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import TablePart
@@ -19,6 +18,7 @@ from turtlemq.index.writer import Writer
 from turtlemq.model import SEGMENT_MESSAGES_MAX, Damage, Progress, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
+from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan, scan
 
 

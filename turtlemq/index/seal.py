@@ -14,10 +14,10 @@ import numpy as np
 
 from turtlemq.door import Door
 from turtlemq.index import build
-from turtlemq.index import table as t
 from turtlemq.model import I64, Damage, Mask, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
+from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan
 
 _CHUNK = 1 << 15  # documents gathered for one write: 6 MB at 187 B
