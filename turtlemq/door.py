@@ -4,7 +4,8 @@ drop and refuse each of them. Thread contract: one thread, except `write` and `s
 Rules kept here and nowhere else:
 - A file is replaced only by write-temp, sync, rename, sync-directory.
 - A failed write leaves the file as long as it was, or the caller hears that it could not be mended.
-- ENOSPC and EDQUOT become `DiskFull`; any other error is the caller's to judge.
+- ENOSPC and EDQUOT become `DiskFull`, which promises that nothing has changed; any other error names its file and is the caller's
+  to judge. A sync or a cut that fails for want of room is such another error: nobody knows what it left behind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import fcntl
 import mmap
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +26,8 @@ T = TypeVar("T")
 _READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics must not need forty thousand
 _IOV_MAX = 512
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_UNSURE = ("fdatasync", "fsync_dir", "truncate")
 
 
 class Door:
@@ -36,6 +40,16 @@ class Door:
         """Every system call passes here: its name, the file it is about, and what to do."""
         return action(*args)
 
+    def _do(self, name: str, path: Path, action: Callable[..., T], *args: Any) -> T:
+        """`_call`, with errors that say which file they are about."""
+        try:
+            return self._call(name, path, action, *args)
+        except OSError as error:
+            if error.errno in _FULL and name not in _UNSURE:
+                raise DiskFull(f"{path.name}: no room on the disk. {DiskFull.__doc__}") from error
+            error.filename = error.filename or str(path)
+            raise
+
     def fresh(self) -> Door:
         """A door for another process: descriptors do not travel."""
         return Door()
@@ -47,25 +61,28 @@ class Door:
         if path.is_dir():
             return
         self.make_folder(path.parent)
-        self._call("mkdir", path, lambda: path.mkdir(exist_ok=True))
+        self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
         self.sync_folder(path.parent)
 
     def names(self, folder: Path) -> list[str]:
         """Sorted names in a folder; empty where there is none."""
         try:
-            return sorted(self._call("listdir", folder, os.listdir, folder))
+            return sorted(self._do("listdir", folder, os.listdir, folder))
         except FileNotFoundError:
             return []
 
     def exists(self, path: Path) -> bool:
-        return self._call("stat", path, os.path.exists, path)
+        return self._do("stat", path, os.path.exists, path)
+
+    def is_folder(self, path: Path) -> bool:
+        return self._do("stat", path, os.path.isdir, path)
 
     def size(self, path: Path) -> int:
-        return self._call("stat", path, os.stat, path).st_size
+        return self._do("stat", path, os.stat, path).st_size
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file its name, replacing what had it. Not durable before `sync_folder`."""
-        self._call("rename", target, os.rename, source, target)
+        self._do("rename", target, os.rename, source, target)
         self._forget(source)
         self._forget(target)
 
@@ -73,21 +90,24 @@ class Door:
         """Remove a file; one that is gone already is fine."""
         self._forget(path)
         try:
-            self._call("unlink", path, os.unlink, path)
+            self._do("unlink", path, os.unlink, path)
         except FileNotFoundError:
             return
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder of files."""
+        """Remove a folder and what is in it."""
         for name in self.names(path):
-            self.remove(path / name)
-        self._call("rmdir", path, os.rmdir, path)
+            if (path / name).is_dir():
+                self.remove_folder(path / name)
+            else:
+                self.remove(path / name)
+        self._do("rmdir", path, os.rmdir, path)
 
     def sync_folder(self, path: Path) -> None:
         """Make names in a folder durable."""
-        fd = self._call("open", path, os.open, path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._call("fsync_dir", path, os.fsync, fd)
+            self._do("fsync_dir", path, os.fsync, fd)
         finally:
             os.close(fd)
 
@@ -104,6 +124,9 @@ class Door:
             self.write(fd, tmp, 0, [data])
             if durable:
                 self.sync(fd, tmp)
+        except DiskFull:
+            self.remove(tmp)  # it would take the room that others wait for
+            raise
         finally:
             self.close(fd)
         self.rename(tmp, path)
@@ -113,18 +136,21 @@ class Door:
     # Files that are written
 
     def create(self, path: Path) -> int:
-        """A new file for writing, empty whatever was there."""
+        """A new file for writing, whatever was there. That is unlinked, not cut: somebody may have it mapped, and would be killed
+        for touching what is gone."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._forget(path)
-        return self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            return self._open(path, flags)
+        except FileExistsError:
+            self.remove(path)
+            return self._open(path, flags)
 
     def open_write(self, path: Path) -> int:
         return self._open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def _open(self, path: Path, flags: int) -> int:
-        try:
-            return self._call("open", path, os.open, path, flags, 0o644)
-        except OSError as error:
-            raise _named(error, path) from error
+        return self._do("open", path, os.open, path, flags, 0o644)
 
     def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         """Write all buffers at `offset` and return how many bytes. On failure the file is cut back to `offset`."""
@@ -133,25 +159,27 @@ class Door:
             for first in range(0, len(buffers), _IOV_MAX):
                 some = buffers[first : first + _IOV_MAX]
                 total = sum(map(len, some))
-                done = self._call("write", path, os.pwritev, fd, some, at)
+                done = self._do("write", path, os.pwritev, fd, some, at)
                 if done < total:  # short writes are rare: finish as one buffer
                     rest = memoryview(b"".join(some))[done:]
                     while rest:
-                        step = self._call("write", path, os.pwrite, fd, rest, at + done)
+                        step = self._do("write", path, os.pwrite, fd, rest, at + done)
+                        if not step:
+                            raise OSError(errno.EIO, "nothing was written", str(path))
                         done += step
                         rest = rest[step:]
                 at += total
-        except OSError as error:
-            self._call("truncate", path, os.ftruncate, fd, offset)
-            raise _named(error, path) from error
+        except (OSError, DiskFull):
+            self.truncate(fd, path, offset)
+            raise
         return at - offset
 
     def sync(self, fd: int, path: Path) -> None:
         """Make a file's content durable. After an error the descriptor must not be trusted again."""
-        self._call("fdatasync", path, os.fdatasync, fd)
+        self._do("fdatasync", path, os.fdatasync, fd)
 
     def truncate(self, fd: int, path: Path, size: int) -> None:
-        self._call("truncate", path, os.ftruncate, fd, size)
+        self._do("truncate", path, os.ftruncate, fd, size)
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -161,21 +189,22 @@ class Door:
     def read(self, path: Path, offset: int, length: int) -> bytes:
         """Up to `length` bytes at `offset`: fewer only at the end of the file."""
         fd = self._reader(path)
-        data = self._call("read", path, os.pread, fd, length, offset)
+        data = self._do("read", path, os.pread, fd, length, offset)
         while 0 < len(data) < length:  # one pread gives at most 2 GiB
-            more = self._call("read", path, os.pread, fd, length - len(data), offset + len(data))
+            more = self._do("read", path, os.pread, fd, length - len(data), offset + len(data))
             if not more:
                 break
             data += more
         return data
 
     def map(self, path: Path) -> memoryview:
-        """A whole file, mapped read-only. Costs no descriptor; the mapping survives rename and removal of the file."""
-        fd = self._call("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        """A whole file, mapped read-only. The mapping survives rename and removal of the file, but not its being cut. Before
+        Python 3.13 it keeps a descriptor."""
+        fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size == 0:
                 return memoryview(b"")
-            return memoryview(self._call("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ)))
+            return memoryview(self._do("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)))
         finally:
             os.close(fd)
 
@@ -183,7 +212,7 @@ class Door:
         name = str(path)
         fd = self._readers.get(name)
         if fd is None:
-            fd = self._call("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
             self._readers[name] = fd
             if len(self._readers) > _READERS_MAX:
                 os.close(self._readers.popitem(last=False)[1])
@@ -200,15 +229,21 @@ class Door:
 
     def lock(self, path: Path) -> int:
         """Hold a file for this process, or say who does. The kernel lets go when the process ends, however it ends."""
-        fd = self._call("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = self._do("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise Locked(f"{path.parent} is in use by process {holder}. Stop it, or give another folder.") from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            os.close(fd)
+            raise
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            return fd  # the name is a courtesy: on a full disk there may be no room for it
         return fd
 
     def free_bytes(self, path: Path) -> int:
@@ -220,9 +255,3 @@ class Door:
         """Close all descriptors kept for reading."""
         while self._readers:
             os.close(self._readers.popitem()[1])
-
-
-def _named(error: OSError, path: Path) -> Exception:
-    if error.errno in _FULL:
-        return DiskFull(f"{path.name}: no room on the disk. {DiskFull.__doc__}")
-    return error

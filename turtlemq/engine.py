@@ -1,74 +1,48 @@
-"""The engine: topics in a data folder, each an Index and a ready log, joined by the handoff. A library: no server needed.
+"""The engine: all topics of a data folder, as a library that needs no server.
 
 >>> import tempfile, pathlib
 >>> from turtlemq.model import Message
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     engine = Engine.open(pathlib.Path(folder))
 ...     receipt = engine.submit("orders", [Message(b"close order 17", due_ms=1_000, id="17")], now_ms=0)
-...     engine.tick(999), engine.stats("orders").sleep
+...     engine.tick(999), len(engine.reserve("orders", "default", 10, now_ms=999))
 ...     _ = engine.tick(1_000)
-...     engine.stats("orders").sleep
+...     engine.reserve("orders", "default", 10, now_ms=1_000).ids
+...     engine.ack("orders", "default", ["17"], now_ms=1_500).acked
 ...     engine.close()
-(1000, 1)
-0
+(1000, 0)
+['17']
+1
 
 No clock, no threads, no randomness: time is an argument, `tick` says when it wants to be called again.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import bson
-from bson.int64 import Int64
-
-from turtlemq.broker.ready import ReadyLog
+from turtlemq import views
+from turtlemq.broker.broker import Acked, Reserved
+from turtlemq.checks import check_topic
+from turtlemq.dead import DeadLetter
 from turtlemq.door import Door
-from turtlemq.errors import Conflict, Corrupt, DiskFull, InvalidArgument, NewerFormat, TurtleError, UnknownTopic
-from turtlemq.index import care
-from turtlemq.index.check import check
-from turtlemq.index.index import Index, as_batch
-from turtlemq.index.recover import open_index
-from turtlemq.index.seal import Sealed, seal
-from turtlemq.model import (
-    DUE_MS_MAX,
-    SEGMENT_BYTES_MIN,
-    SEGMENT_MESSAGES_MAX,
-    Batch,
-    Damage,
-    Forecast,
-    Found,
-    Message,
-    Receipt,
-    Settings,
-    State,
-    Stats,
-)
+from turtlemq.errors import Conflict, Corrupt, InvalidArgument, NewerFormat, TurtleError, UnknownMessage, UnknownTopic
+from turtlemq.index.index import as_batch
+from turtlemq.index.limits import check_batch
+from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Found, Message, Receipt, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment import names
+from turtlemq.settings import check_settings
+from turtlemq.topic import CARE_MS, Job, Topic, Worker
+from turtlemq.views import GroupStats, MessageView, TopicStats
 
-READY_SYNC_MS = 5_000  # the ready log's own beat
-CARE_MS = 1_000  # how often housekeeping looks around
-CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
-FIRE_SLICE = 10_000  # messages handed off before others get a turn
-
-
-class Job(Protocol):
-    """Work under way elsewhere."""
-
-    def done(self) -> bool: ...
-    def result(self) -> Any: ...
-
-
-class Worker(Protocol):
-    """Where seals run: in another process (`turtlemq.worker`), or right here."""
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> Job: ...
+GROUP = "default"
 
 
 class Done:
@@ -89,85 +63,6 @@ class Inline:
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Job:
         return Done(work(*args))
-
-
-class Topic:
-    """One topic's Index and ready log, and the few lines that join them."""
-
-    def __init__(self, name: str, index: Index, ready: ReadyLog, worker: Worker) -> None:
-        self.name, self.index, self.ready, self._worker = name, index, ready, worker
-        self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
-        self._job: Job | None = None
-        self._sealing: int | None = None
-        self._sync_at: int | None = None  # when the ready log is to be synced; None: nothing to sync
-        self._care_at: int | None = 0  # when to keep house; None: nothing to do
-
-    def tick(self, now_ms: int) -> int | None:
-        """Hand off a slice of what is due, sync and keep house when it is time. Returns when to come again, None for never."""
-        due = self.index.due(now_ms, count_max=FIRE_SLICE)
-        if due is not None:
-            if len(due):
-                self.ready.accept(due, now_ms)
-                self._sync_at = self._sync_at or now_ms + READY_SYNC_MS
-            self.index.advance(due)
-            self.stir(now_ms)
-        if self._sync_at is not None and not now_ms < self._sync_at <= now_ms + READY_SYNC_MS:
-            self.sync()
-        if self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS:
-            self._care_at = now_ms + CARE_MS if self.care() else None
-        times = (self.index.next_due(), self._sync_at, self._care_at)
-        return min((at for at in times if at is not None), default=None)
-
-    def stir(self, now_ms: int) -> None:
-        """Something has changed: housekeeping may have work."""
-        if self._care_at is None:
-            self._care_at = now_ms + CARE_MS
-
-    def sync(self) -> None:
-        """Make the handoffs durable, so that the Index may let go of them."""
-        self.ready.sync()
-        self.index.settle(self.ready.durable)
-        self._sync_at = None
-
-    def care(self) -> bool:
-        """One step of housekeeping; a full disk only puts it off. Returns whether there is more to do."""
-        try:
-            if self._job is not None and self._job.done():
-                self._finish_seal(self._job)
-            order, more = care.step(self.index, CARE_BUDGET, self._sealing, self.unsealable.keys())
-            if order is not None:
-                self._sealing = order.base
-                self._job = self._worker.submit(seal, self.index.shelf.door.fresh(), order)
-            return more
-        except DiskFull:
-            return True
-
-    def _finish_seal(self, job: Job) -> None:
-        base, self._job, self._sealing = self._sealing, None, None
-        try:
-            sealed: Sealed = job.result()
-        except DiskFull:
-            return
-        except Exception as error:  # noqa: BLE001 - whatever it was, the segment serves on unsealed
-            assert base is not None
-            self.unsealable[base] = str(error)
-            return
-        care.adopt(self.index, sealed)
-
-    def compact(self) -> None:
-        """Housekeeping until nothing is left to do."""
-        self.sync()
-        before: object = None
-        while before != (before := (self.index.stats(), self.index.shelf.counters.moved, self._job)):
-            self.care()
-
-    def close(self) -> dict[str, Int64]:
-        """Sync and close. Returns what the clean-shutdown mark says of this topic."""
-        if self.ready.stopped is None:
-            self.ready.sync()
-        self.ready.shut()
-        end = self.index.close()
-        return {"base": Int64(self.index.shelf.active.base), "end": Int64(end)}
 
 
 class Engine:
@@ -200,7 +95,8 @@ class Engine:
             self._check_format()
             self._take_clean_mark()
             for name in self.door.names(self.root / names.TOPICS):
-                self._open_topic(names.check_topic(name))
+                if names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
+                    self._open_topic(name)
         except BaseException:
             self.door.shut()
             self.door.close(self._lock)
@@ -212,9 +108,9 @@ class Engine:
             self.door.replace(path, f"{f.VERSION}\n".encode())
             return
         text = self.door.read_all(path).decode(errors="replace").strip()
-        if not text.isdigit():
+        if not (text.isascii() and text.isdigit()):
             raise Corrupt(
-                f"{path.name} in the data folder should hold a format number, not {text[:40]!r}. Restore it: {f.VERSION}."
+                f"{path} should hold a format number, not {text[:40]!r}. Put {f.VERSION} there if the data is TurtleMQ's."
             )
         if int(text) > f.VERSION:
             raise NewerFormat(f"{self.root}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")
@@ -224,9 +120,9 @@ class Engine:
         path = self.root / names.CLEAN
         if self.door.exists(path):
             try:
-                self._clean = bson.decode(self.door.read_all(path))["topics"]
+                self._clean = f.decode_checked(self.door.read_all(path))[0]["topics"]
                 self.was_clean = True
-            except (bson.errors.InvalidBSON, KeyError, TypeError):
+            except ValueError:  # as if there was none
                 self._clean = {}
             self.door.remove(path)
             self.door.sync_folder(self.root)
@@ -244,7 +140,7 @@ class Engine:
         return self._open_topic(name)
 
     def configure(self, name: str, **changes: Any) -> Settings:
-        """Create a topic with settings of its own, or change those of one that is there (from its next segment on)."""
+        """Create a topic with settings of its own, or change those of one that is there."""
         names.check_topic(name)
         unknown = sorted(set(changes) - set(Settings.__dataclass_fields__))
         if unknown:
@@ -252,10 +148,9 @@ class Engine:
         settings = check_settings(replace(self._settings_of(name), **changes))
         folder = self.root / names.TOPICS / name
         self.door.make_folder(folder)
-        text = "".join(f"{key} = {value}\n" for key, value in asdict(settings).items())
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
         self.door.replace(folder / names.SETTINGS, text.encode())
-        topic = self.topic(name, create=True)
-        topic.index.settings = topic.index.writer.settings = topic.ready.settings = settings
+        self.topic(name, create=True).configure(settings)
         return settings
 
     def _settings_of(self, name: str) -> Settings:
@@ -268,33 +163,13 @@ class Engine:
             raise Corrupt(f"{names.SETTINGS} of topic {name!r} cannot be read ({error}). Mend or remove that file.") from error
 
     def _open_topic(self, name: str) -> Topic:
-        folder = self.root / names.TOPICS / name
-        settings = self._settings_of(name)
-        ready = ReadyLog(self.door, folder, name, settings)
-        self.door.make_folder(folder)
-        ready.open()
         mark = self._clean.pop(name, None)
-        index = open_index(self.door, folder, name, settings, ready.progress, mark and int(mark["end"]))
-        for damage in ready.damage:
-            index.shelf.damage(damage)
-        topic = self.topics[name] = Topic(name, index, ready, self._worker)
+        settings = self._settings_of(name)
+        folder = self.root / names.TOPICS / name
+        topic = Topic(name, folder, self.door, settings, self._worker, mark and int(mark["end"]))
+        self.topics[name] = topic
         self._wake_at(name, 0)
         return topic
-
-    def _wake_at(self, name: str, when_ms: int | None) -> None:
-        """Let the next tick at or after `when_ms` look at a topic."""
-        if when_ms is None:
-            self._when.pop(name, None)
-        elif self._when.get(name) != when_ms:
-            self._when[name] = when_ms
-            heappush(self._wake, (when_ms, name))
-
-    def _changed(self, topic: Topic, now_ms: int) -> None:
-        topic.stir(now_ms)
-        due_ms = topic.index.next_due()
-        when = now_ms + CARE_MS if due_ms is None else min(due_ms, now_ms + CARE_MS)
-        if when < self._when.get(topic.name, when + 1):
-            self._wake_at(topic.name, when)
 
     def drop_topic(self, name: str) -> None:
         """Remove a topic with everything in it."""
@@ -305,31 +180,35 @@ class Engine:
         self.door.remove_folder(self.root / names.TOPICS / name)
         self.door.sync_folder(self.root / names.TOPICS)
 
-    # Messages
+    # Producing
 
     def submit(self, topic: str, messages: Sequence[Message] | Batch, now_ms: int) -> Receipt:
         """Store messages: all or none, durable when this returns."""
         batch = messages if isinstance(messages, Batch) else as_batch(messages)
+        if topic not in self.topics:
+            check_batch(batch)  # a refused batch makes no topic
         found = self.topic(topic, create=True)
-        receipt = found.index.append(batch, now_ms)
+        receipt = found.submit(batch, now_ms)
         self._changed(found, now_ms)
         return receipt
 
     def get(self, topic: str, id_: str) -> Found | None:
-        """One message by its id."""
+        """A message that sleeps, by its id."""
         return self.topic(topic).index.get(id_)
 
-    def cancel(self, topic: str, ids: Sequence[str]) -> dict[str, State]:
-        """End sleepers, durably: CANCELLED, READY where it was too late, UNKNOWN."""
-        return self.topic(topic).index.cancel(ids)
+    def cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> dict[str, str]:
+        """End messages that sleep or are ready and untouched, durably: cancelled, the state it is in, or unknown."""
+        found = self.topic(topic)
+        outcome = found.cancel(ids, now_ms)
+        self._changed(found, now_ms)
+        return outcome
 
-    def cancel_range(self, topic: str, from_ms: int, to_ms: int) -> int:
+    def cancel_range(self, topic: str, from_ms: int, to_ms: int, now_ms: int) -> int:
         """End every sleeper due in [from_ms, to_ms]. Returns how many."""
-        index = self.topic(topic).index
         count = 0
-        while page := index.browse(from_ms, to_ms, limit=1_000)[0]:
-            outcome = index.cancel([message.id for message in page])
-            done = sum(state is State.CANCELLED for state in outcome.values())
+        while page := self.browse(topic, from_ms, to_ms, limit=1_000)[0]:
+            outcome = self.cancel(topic, [message.id for message in page], now_ms)
+            done = sum(state == "cancelled" for state in outcome.values())
             count += done
             if not done:
                 raise Conflict("some of these messages cannot be cancelled; see the damage report")
@@ -338,9 +217,106 @@ class Engine:
     def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> Found:
         """Give a sleeper another due time (`due_ms`), `body` or `headers`, durably."""
         found = self.topic(topic)
-        message = found.index.reschedule(id_, now_ms, **changes)
+        try:
+            message = found.index.reschedule(id_, now_ms, **changes)
+        except (Conflict, UnknownMessage):
+            known = views.message(found, id_)
+            if known is None or known.state == State.SLEEP.value:
+                raise
+            raise Conflict(f"{id_!r} is past sleeping; it can no longer be changed.", state=known.state) from None
         self._changed(found, now_ms)
         return message
+
+    # Consuming
+
+    def reserve(
+        self,
+        topic: str,
+        group: str,
+        count: int,
+        now_ms: int,
+        *,
+        ttr_ms: int | None = None,
+        consumer: str = "",
+        auto: bool = False,
+    ) -> Reserved:
+        """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
+        found = self.topic(topic)
+        out = found.broker.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+        self._touched(found, now_ms)
+        return out
+
+    def ack(
+        self,
+        topic: str,
+        group: str,
+        acks: Sequence[str],
+        now_ms: int,
+        *,
+        retry_delay_ms: int | None = None,
+        error: str = "",
+    ) -> Acked:
+        """A grouped list, `["MsgID1", "-MsgID2"]`: the first was handled, the second failed."""
+        found = self.topic(topic)
+        out = found.broker.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
+        self._touched(found, now_ms)
+        return out
+
+    def extend(self, topic: str, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
+        """More time for messages in reserve: how many, and the ids that the group does not hold."""
+        found = self.topic(topic)
+        out = found.broker.extend(group, ids, ttr_ms, now_ms)
+        self._touched(found, now_ms)
+        return out
+
+    def place_group(self, topic: str, group: str, start: str | int, now_ms: int) -> int:
+        """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the
+        ready offset where it stands."""
+        found = self.topic(topic, create=True)
+        ready = found.broker.ready
+        if isinstance(start, int):
+            offset = ready.offset_at(start)
+        elif start in ("earliest", "latest"):
+            offset = ready.first_offset if start == "earliest" else ready.next_offset
+        else:
+            raise InvalidArgument(f"a group starts at earliest, latest or a time in epoch milliseconds, not {start!r}")
+        found.broker.place(names.check_group(group), offset, now_ms)
+        self._touched(found, now_ms)
+        return offset
+
+    def drop_group(self, topic: str, group: str, now_ms: int) -> None:
+        """Forget a group, so that it holds nothing back."""
+        found = self.topic(topic)
+        found.broker.forget(group, now_ms)
+        self._touched(found, now_ms)
+
+    # Dead letters
+
+    def requeue(
+        self,
+        topic: str,
+        letters: Sequence[DeadLetter],
+        now_ms: int,
+        *,
+        due_ms: int | None = None,
+        reset_attempts: bool = True,
+        per_s: float | None = None,
+    ) -> int:
+        """Let dead letters sleep again, for their groups, until `due_ms` (now); `per_s` spreads them over time. Durable."""
+        found = self.topic(topic)
+        count = found.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
+        self._changed(found, now_ms)
+        self._touched(found, now_ms)
+        return count
+
+    def delete_dead(self, topic: str, letters: Sequence[DeadLetter], now_ms: int) -> int:
+        """Delete dead letters, durably."""
+        found = self.topic(topic)
+        count = found.delete_dead(letters, now_ms)
+        self._touched(found, now_ms)
+        return count
+
+    # Looking
 
     def browse(
         self, topic: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
@@ -352,13 +328,26 @@ class Engine:
         """How much comes due when, from the index alone."""
         return self.topic(topic).index.forecast(now_ms, bucket_ms=bucket_ms, buckets=buckets)
 
-    def stats(self, topic: str) -> Stats:
-        """Figures of a topic. O(segments)."""
-        return self.topic(topic).index.stats()
+    def stats(self, topic: str) -> TopicStats:
+        """Figures of a topic, exact. O(segments + groups)."""
+        return views.topic_stats(self.topic(topic))
+
+    def groups(self, topic: str) -> dict[str, GroupStats]:
+        """Figures of every group of a topic."""
+        return views.group_stats(self.topic(topic))
+
+    def message(self, topic: str, id_: str) -> MessageView | None:
+        """One message wherever it is: its state, in every group, and what happened to it when."""
+        return views.message(self.topic(topic), id_)
 
     def damage(self) -> dict[str, list[Damage]]:
         """Everything found damaged so far, by topic."""
-        return {name: list(t.index.shelf.counters.damage) for name, t in self.topics.items() if t.index.shelf.counters.damage}
+        found = {name: topic.damage() for name, topic in self.topics.items()}
+        return {name: damage for name, damage in found.items() if damage}
+
+    def check(self) -> list[str]:
+        """Every broken invariant of every topic, a line each."""
+        return [line for topic in self.topics.values() for line in check_topic(topic)]
 
     # Time
 
@@ -381,9 +370,28 @@ class Engine:
                 self._wake_at(name, now_ms + CARE_MS)
         return self._wake[0][0] if self._wake else None
 
-    def check(self) -> list[str]:
-        """Every broken invariant of every topic, a line each."""
-        return [line for topic in self.topics.values() for line in check(topic.index)]
+    def _wake_at(self, name: str, when_ms: int | None) -> None:
+        """Let the next tick at or after `when_ms` look at a topic."""
+        if when_ms is None:
+            self._when.pop(name, None)
+        elif self._when.get(name) != when_ms:
+            self._when[name] = when_ms
+            heappush(self._wake, (when_ms, name))
+
+    def _changed(self, topic: Topic, now_ms: int) -> None:
+        """A topic got work: see that it is looked at in time."""
+        due_ms = topic.index.next_due()
+        self._wake_before(topic.name, now_ms + CARE_MS if due_ms is None else min(due_ms, now_ms + CARE_MS))
+
+    def _touched(self, topic: Topic, now_ms: int) -> None:
+        """Consumers did something: leases end, and journals want to be synced."""
+        topic.touch(now_ms)
+        times = topic.wake_times(now_ms)
+        self._wake_before(topic.name, min((t for t in times if t is not None), default=now_ms + CARE_MS))
+
+    def _wake_before(self, name: str, when_ms: int) -> None:
+        if when_ms < self._when.get(name, when_ms + 1):
+            self._wake_at(name, when_ms)
 
     def compact(self, topic: str) -> None:
         """Free what can be freed, now."""
@@ -391,25 +399,18 @@ class Engine:
 
     def close(self) -> None:
         """Sync everything and leave the clean-shutdown mark."""
-        marks = {name: topic.close() for name, topic in self.topics.items()}
-        stopped = any(t.index.writer.stopped or t.ready.stopped for t in self.topics.values())
-        if not stopped:
-            self.door.replace(self.root / names.CLEAN, bson.encode({"topics": marks}))
-        self.door.shut()
-        self.door.close(self._lock)
-
-
-def check_settings(settings: Settings) -> Settings:
-    """The settings themselves, if each is within its limits."""
-    limits = {
-        "segment_bytes": (SEGMENT_BYTES_MIN, 1 << 32),
-        "segment_messages": (1, SEGMENT_MESSAGES_MAX),
-        "run_messages": (1, SEGMENT_MESSAGES_MAX),
-        "compact_live_ratio": (0, 0.9),
-    }
-    for name, (low, high) in limits.items():
-        value = getattr(settings, name)
-        kinds = (int, float) if name == "compact_live_ratio" else (int,)
-        if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
-            raise InvalidArgument(f"{name} is a number from {low} to {high}, not {value!r}")
-    return settings
+        marks: dict[str, Any] = {}
+        failed: list[Exception] = []
+        for name, topic in self.topics.items():
+            try:
+                marks[name] = topic.close()
+            except (TurtleError, OSError) as error:  # the others still get their chance
+                failed.append(error)
+        try:
+            if not failed and not any(topic.stopped for topic in self.topics.values()):
+                self.door.replace(self.root / names.CLEAN, f.encode_checked({"topics": marks}))
+        finally:
+            self.door.shut()
+            self.door.close(self._lock)
+        if failed:
+            raise failed[0]

@@ -53,6 +53,12 @@ class UnknownTopic(TurtleError):
     code, status = "UNKNOWN_TOPIC", 404
 
 
+class UnknownGroup(TurtleError):
+    """There is no such group."""
+
+    code, status = "UNKNOWN_GROUP", 404
+
+
 class UnknownMessage(TurtleError):
     """The topic holds no message with this id."""
 

@@ -23,6 +23,7 @@ Mask = npt.NDArray[np.bool_]
 # Limits. Each is refused with an error that names it, never cut silently.
 ORDINAL_BITS = 22  # a packed key is due_ms << 22 | ordinal, so a segment holds at most 4,194,304 documents
 SEGMENT_MESSAGES_MAX = 1 << ORDINAL_BITS
+SEQ_COUNTER_BITS = 20  # a seq is wall-clock ms << 20 | counter: 43 bits of time last longer than any due time
 SEGMENT_BYTES_DEFAULT = 1 << 30
 SEGMENT_BYTES_MIN = 4096
 DUE_MS_MAX = (1 << 42) - 2  # May 2109: what is left of 64 bits beside the ordinal, less one for an upper bound
@@ -221,6 +222,20 @@ class Settings:
     segment_messages: int = SEGMENT_MESSAGES_MAX
     run_messages: int = RUN_MESSAGES
     compact_live_ratio: float = 0.05
+    ttr_ms: int = 60_000  # how long a consumer may work on a message that says nothing itself
+    max_attempts: int = 16
+    backoff_base_ms: int = 1_000
+    backoff_factor: float = 2.0
+    backoff_max_ms: int = 3_600_000
+    backoff_jitter: str = "equal"  # none | equal | full
+    max_in_flight: int = 100_000  # reserved messages of one group
+    delivery: str = "at-least-once"  # | at-most-once
+    ack_durability: str = "beat"  # | fsync
+    history_hours: float = 168
+    history_bytes: int = 1 << 40  # of ready, reserve and history files together
+    dead_ttl_hours: float = 720
+    dead_max_count: int = 1_000_000
+    group_expire_hours: float = 0  # a group that nobody used for so long is forgotten; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +259,7 @@ class Counters:
     cancelled: int = 0
     rescheduled: int = 0
     moved: int = 0
+    retried: int = 0
     seals: int = 0
     segments_dropped: int = 0
     damage: list[Damage] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,14 @@ def from_scan(
         end=int(found.positions[last]) if last < len(found) else found.end,
         first_seq=int(found.seq[part].min()),
         last_seq=int(found.seq[part].max()),
-        killed_seq=0,
+        killed_seq=segment.killed_seq,
     )
     hashes = scan_hashes(buffer, found, first, last)
     alive = np.ones(last - first, np.bool_)
     buffers = tabulate(cover, found.due_ms[part], found.positions[part], found.flags[part], hashes, alive)
     try:
         return _store(shelf, segment, cover, buffers)
-    except DiskFull:  # serve from memory; the file is only a cache
+    except (DiskFull, OSError):  # serve from memory; the file is only a cache
         data = memoryview(b"".join(buffers))
         return TablePart(shelf.folder, t.parse_table(Path(segment.path.name), data), segment.path.name, segment.sealed)
 
@@ -103,25 +104,31 @@ def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
     return hashes
 
 
-# Dead bits: {generation, documents, killed_seq, bits, crc}. A cache: tombstones in the log are the truth.
+# Dead bits: {cover, killed_seq, bits, crc}. A cache: tombstones in the log are the truth. They tell what was ended up to
+# `killed_seq` of exactly those documents that a table covers, but for what was ended before and left out of that table.
 
 
-def write_dead(shelf: Shelf, parts: Sequence[Part]) -> None:
-    """Keep the dead bits of table parts. Only called when everything published is durable."""
+def write_dead(shelf: Shelf, parts: Sequence[Part], *, all_of_them: bool = False) -> None:
+    """Keep the dead bits of table parts, a cache, as far as there is room. Only called when everything published is durable.
+
+    `all_of_them`: also where no bit is new, so that the next opening need not read every tombstone since."""
     for part in parts:
-        if not (part.dirty and isinstance(part, TablePart) and part.dead is not None):
+        behind = all_of_them and part.killed_seq < shelf.killer_seq
+        if not isinstance(part, TablePart) or part in shelf.unsettled or not (part.dirty or behind):
             continue
         killed_seq = shelf.memtable.last_seq
         fields: dict[str, Any] = {
-            "generation": Int64(part.table.cover.generation),
-            "documents": Int64(part.documents),
+            "cover": {name: Int64(value) for name, value in asdict(part.table.cover).items()},
             "killed_seq": Int64(killed_seq),
-            "bits": part.dead.data.tobytes(),
+            "bits": b"" if part.dead is None else part.dead.data.tobytes(),
         }
         path = dead_path(shelf.folder, part.base, None if part.sealed else part.first)
         data = bson.encode({**fields, "crc": Int64(crc32(bson.encode(fields)))})
-        shelf.door.replace(path, data, durable=False)
-        part.dirty = False
+        try:
+            shelf.door.replace(path, data, durable=False)
+        except (DiskFull, OSError):
+            return
+        part.dirty, part.killed_seq = False, killed_seq
 
 
 def read_dead(door: Door, folder: Path, part: TablePart) -> None:
@@ -132,9 +139,10 @@ def read_dead(door: Door, folder: Path, part: TablePart) -> None:
     try:
         fields: dict[str, Any] = bson.decode(door.read_all(path))
         check = fields.pop("crc")
-        same = (fields["generation"], fields["documents"]) == (part.table.cover.generation, part.documents)
-        if crc32(bson.encode(fields)) == check and same and fields["killed_seq"] >= part.killed_seq:
-            part.dead = Bits(part.documents, np.frombuffer(fields["bits"], np.uint8).copy())
+        cover = t.Cover(**fields["cover"])
+        same = replace(cover, killed_seq=part.killed_seq) == part.table.cover
+        if crc32(bson.encode(fields)) == check and same and cover.killed_seq <= part.killed_seq <= fields["killed_seq"]:
+            part.dead = Bits(part.documents, np.frombuffer(fields["bits"], np.uint8).copy()) if fields["bits"] else None
             part.killed_seq = int(fields["killed_seq"])
     except (bson.errors.InvalidBSON, KeyError, TypeError, ValueError):
         return

@@ -7,17 +7,20 @@ itself that ends the old one, so a crash at any point leaves exactly one of the 
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from turtlemq.errors import DiskFull
 from turtlemq.index import policy
 from turtlemq.index.index import Index
-from turtlemq.index.mend import retire, settle
-from turtlemq.index.parts import TablePart
+from turtlemq.index.mend import mending, retire
+from turtlemq.index.parts import Part, TablePart
 from turtlemq.index.seal import Sealed, SealJob
 from turtlemq.index.shelf import Segment, Shelf, dead_path, table_path
 from turtlemq.index.writer import Columns
-from turtlemq.model import I64
+from turtlemq.model import I64, SegmentLoad
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
 from turtlemq.segment import table as t
@@ -28,18 +31,44 @@ def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset
 
     `busy` is a segment whose seal is under way, `skip` are those that could not be sealed. Also returns whether to come again."""
     shelf = index.shelf
-    if policy.should_roll(shelf.active.load, index.settings):
+    if index.writer.stopped is not None:
+        return None, False
+    if policy.should_roll(_load(index, shelf.active), index.settings):
         index.writer.commit()
         index.writer.roll()
-    closed = [s.load for s in shelf.segments.values() if s is not shelf.active and s.base != busy]
-    waiting = [load.base for load in closed if load.live == 0 and not drop(index, load.base)]
-    plan = policy.plan([load for load in closed if load.live and load.base not in skip], index.settings)
+    waiting, loads = False, []
+    for segment in list(shelf.segments.values()):
+        if segment is shelf.active or segment.base == busy:
+            continue
+        if segment.live:
+            loads.append(_load(index, segment, segment.base in skip))
+        elif not mending(shelf, partial(_all_safe, index, segment)):
+            waiting = True
+        elif _stones(shelf, segment) > min(budget, index.settings.compact_live_ratio * segment.documents):
+            loads.append(_load(index, segment, segment.base in skip))  # a seal finds out which of its tombstones are needed
+        else:
+            drop(index, segment.base)
+    plan = policy.plan(loads, index.settings)
     if plan is None:
-        return None, bool(waiting)
+        return None, waiting
     if plan.task is policy.Task.COMPACT:
         compact(index, plan.base, budget)
         return None, True
     return (seal_job(index, plan.base) if busy is None else None), True
+
+
+def _load(index: Index, segment: Segment, unsealable: bool = False) -> SegmentLoad:
+    """What the policy goes by. Tombstones that may be needed count as live, or they would be moved on and on; a sealed segment
+    with many of them is worth another seal once something before it has changed."""
+    stones = _stones(index.shelf, segment)
+    stale = stones > index.settings.compact_live_ratio * segment.documents and not segment.sifted
+    sealed = unsealable or (segment.sealed and not stale)
+    return SegmentLoad(segment.base, segment.size, segment.documents, segment.live + stones, sealed)
+
+
+def _stones(shelf: Shelf, segment: Segment) -> int:
+    """How many documents of a segment may still keep others ended: none in the oldest, for these stand before it."""
+    return 0 if segment.base == min(shelf.segments) else mending(shelf, lambda: segment.stones)
 
 
 # Seal
@@ -49,6 +78,7 @@ def seal_job(index: Index, base: int) -> SealJob:
     """The order to rewrite a segment, as of now."""
     shelf = index.shelf
     segment = shelf.segments[base]
+    segment.sifted = True
     before = [other for other in shelf.segments.values() if other.base < base]
     return SealJob(
         folder=shelf.folder,
@@ -56,9 +86,9 @@ def seal_job(index: Index, base: int) -> SealJob:
         base=base,
         generation=segment.generation + 1,
         progress=index.durable,
-        ended=_ended_seqs(shelf, segment),
+        ended=mending(shelf, partial(_ended_seqs, shelf, segment)),
         killed_seq=shelf.memtable.last_seq,
-        others=tuple((part.first_seq, part.last_seq) for other in before for part in other.parts),
+        others=tuple((part.first_seq, part.last_seq, other.killed_seq) for other in before for part in other.parts),
         first_seq=min(part.first_seq for part in segment.parts),
         last_seq=max(part.last_seq for part in segment.parts),
     )
@@ -78,30 +108,68 @@ def _ended_seqs(shelf: Shelf, segment: Segment) -> I64:
     return np.unique(np.concatenate(found))
 
 
-def adopt(index: Index, sealed: Sealed) -> None:
-    """Put a sealed segment in the place of the one it was made from."""
+def adopt(index: Index, sealed: Sealed) -> bool:
+    """Put a sealed segment in the place of the one it was made from. What can fail comes before the rename: then positions of the
+    old file mean nothing any more. False if what the seal wrote cannot be used: the segment serves on as it was."""
+    index.writer.refuse_if_stopped()
     shelf, door = index.shelf, index.shelf.door
     old = shelf.segments[sealed.base]
     path, table = old.path, table_path(shelf.folder, sealed.base, None)
-    door.rename(path.with_name(path.name + names.TMP), path)
-    door.rename(table.with_name(table.name + names.TMP), table)
-    door.sync_folder(shelf.folder)
-    for part in old.parts:
-        retire(part)
-        door.remove(table_path(shelf.folder, part.base, part.first))
-        door.remove(dead_path(shelf.folder, part.base, part.first))
-    opened = t.open_table(door, table)
-    assert opened is not None, "just renamed"
-    data_start = sealed.size - (opened.cover.end - opened.cover.start) if sealed.documents else sealed.size
-    fresh = Segment(sealed.base, path, sealed.generation, True, sealed.size, data_start)
-    part = TablePart(shelf.folder, opened, path.name, True)
-    fresh.parts = [part]
-    shelf.segments[sealed.base] = fresh
-    shelf.arrange()
-    settle(shelf, part)
+    try:
+        fresh, part = _prepare(index, sealed)
+    except t.Damaged:
+        return False
     for damage in sealed.damage:
         shelf.damage(damage)
+    door.rename(part.path, path)
+    part.path = path
+    for gone in old.parts:
+        retire(gone)
+    shelf.segments[sealed.base] = fresh
+    shelf.changed(sealed.base)
+    shelf.arrange()
     shelf.counters.seals += 1
+    try:
+        door.rename(table.with_name(table.name + names.TMP), table)
+    except (OSError, DiskFull):  # a cache: opening finds it under its unfinished name too
+        pass
+    try:
+        door.sync_folder(shelf.folder)
+    except OSError as error:  # the old file may come back, and with it what only tombstones keep ended
+        raise index.writer.stop(error) from error
+    _discard(shelf, [path for gone in old.parts for path in _caches(shelf, old, gone) if path != table])
+    return True
+
+
+def _prepare(index: Index, sealed: Sealed) -> tuple[Segment, TablePart]:
+    """The sealed segment as it will stand on the shelf, read under its unfinished name."""
+    shelf = index.shelf
+    old = shelf.segments[sealed.base]
+    table = table_path(shelf.folder, sealed.base, None)
+    opened = t.open_table(shelf.door, table.with_name(table.name + names.TMP))
+    if opened is None or (opened.cover.generation, opened.cover.end) != (sealed.generation, sealed.size):
+        raise t.Damaged(f"{table.name}: what the seal wrote is not there any more.")
+    part = TablePart(shelf.folder, opened, old.path.name + names.TMP, True)
+    mending(shelf, partial(shelf.settle, part))
+    start = sealed.size - (opened.cover.end - opened.cover.start) if sealed.documents else sealed.size
+    fresh = Segment(sealed.base, old.path, sealed.generation, True, sealed.size, start, part.killed_seq, [part])
+    fresh.sifted = old.sifted
+    return fresh, part
+
+
+def _caches(shelf: Shelf, segment: Segment, part: Part) -> list[Path]:
+    """The index files of a part."""
+    first = None if segment.sealed else part.first
+    return [table_path(shelf.folder, part.base, first), dead_path(shelf.folder, part.base, first)]
+
+
+def _discard(shelf: Shelf, paths: list[Path]) -> None:
+    """Remove files that mean nothing any more. Where that fails, the next opening does it."""
+    for path in paths:
+        try:
+            shelf.door.remove(path)
+        except OSError:
+            continue
 
 
 # Compaction
@@ -109,7 +177,17 @@ def adopt(index: Index, sealed: Sealed) -> None:
 
 def compact(index: Index, base: int, budget: int) -> int:
     """Move up to `budget` sleepers of a segment into the active one, durably. Returns how many."""
-    shelf = index.shelf
+    index.writer.refuse_if_stopped()
+    documents = mending(index.shelf, partial(_first_sleepers, index, base, budget))
+    if documents:
+        index.writer.stage(_copies(documents), index.writer.next_seq(0))
+        index.writer.commit()
+    return len(documents)
+
+
+def _first_sleepers(index: Index, base: int, budget: int) -> list[f.Document]:
+    """Sleepers of a segment, but for those whose end is being committed."""
+    shelf, ending = index.shelf, index.writer.staged_kills
     documents: list[f.Document] = []
     for part in shelf.segments[base].parts:
         for cursor in part.cursors:
@@ -117,25 +195,22 @@ def compact(index: Index, base: int, budget: int) -> int:
             for ordinal in ordinals[part.alive(ordinals)][: budget - len(documents)].tolist():
                 document = shelf.read_one(part, ordinal)
                 if document is None:
-                    part.kill(ordinal)  # damaged and reported: its bytes stay in quarantine
-                else:
+                    part.kill(ordinal)  # damaged and reported: a copy of its bytes is kept aside
+                elif document.seq not in ending:
                     documents.append(document)
-    if documents:
-        index.writer.stage(_copies(documents), index.writer.next_seq(0))
-        index.writer.commit()
-    return len(documents)
+    return documents
 
 
 def _copies(documents: list[f.Document]) -> Columns:
     """New versions of sleepers, each a batch of its own, that end the old ones."""
-    keep = f.USER_FLAGS | f.EXPIRES | f.HEADERS
+    keep = f.USER_FLAGS | f.EXPIRES | f.HEADERS | f.META
     return Columns(
         ids=[d.id.encode() for d in documents],
         bodies=[d.body for d in documents],
         due_ms=[d.due_ms for d in documents],
         ttr_ms=[d.ttr_ms for d in documents],
         flags=[d.flags & keep | f.REPLACES | f.MOVED for d in documents],
-        extras=[f.extra_elements((d.seq, d.due_ms), d.arrived, d.order, d.expires_ms, d.headers) for d in documents],
+        extras=[f.extra_elements((d.seq, d.due_ms), d.arrived, d.order, d.expires_ms, d.headers, d.meta) for d in documents],
         hashes=[f.hash_id(d.id) for d in documents],
         kills=[(d.seq, d.due_ms) for d in documents],
         purpose="moved",
@@ -144,24 +219,25 @@ def _copies(documents: list[f.Document]) -> Columns:
 
 def drop(index: Index, base: int) -> bool:
     """Remove a segment in which nothing sleeps. False while what was handed off from it is not durable with the receiver."""
-    shelf = index.shelf
+    index.writer.refuse_if_stopped()
+    shelf, door = index.shelf, index.shelf.door
     segment = shelf.segments[base]
-    if segment.live or not _all_safe(index, segment):
+    if segment.live or not mending(shelf, partial(_all_safe, index, segment)):
         return False
     _keep_tombstones(index, segment)
-    quarantine(shelf, segment)
+    deleted = segment.path.with_name(segment.path.name + names.DELETED)
+    door.rename(segment.path, deleted)
     for part in segment.parts:
         retire(part)
     del shelf.segments[base]
+    shelf.changed(base)
     shelf.arrange()
-    shelf.door.rename(segment.path, segment.path.with_name(segment.path.name + names.DELETED))
-    shelf.door.sync_folder(shelf.folder)  # before tombstones for its documents may go
-    shelf.door.remove(segment.path.with_name(segment.path.name + names.DELETED))
-    for part in segment.parts:
-        first = None if segment.sealed else part.first
-        shelf.door.remove(table_path(shelf.folder, base, first))
-        shelf.door.remove(dead_path(shelf.folder, base, first))
     shelf.counters.segments_dropped += 1
+    try:
+        door.sync_folder(shelf.folder)  # before tombstones for its documents may go
+    except OSError as error:
+        raise index.writer.stop(error) from error
+    _discard(shelf, [deleted, *(path for part in segment.parts for path in _caches(shelf, segment, part))])
     return True
 
 
@@ -184,8 +260,8 @@ def _keep_tombstones(index: Index, segment: Segment) -> None:
     """Tombstones of a segment that goes, for documents of segments that stay, are written again."""
     shelf = index.shelf
     others = [other for other in shelf.segments.values() if other is not segment]
-    killers = [document for part in segment.parts for document in shelf.killers(part)]
-    stones = [d for d in killers if d.of is not None and any(other.holds(d.of[0]) for other in others)]
+    killers = mending(shelf, lambda: [document for part in segment.parts for document in shelf.killers(part)])
+    stones = [stone for stone in killers if any(other.needs(stone) for other in others)]
     if stones:
         index.writer.stage(renewed_tombstones(stones), index.writer.next_seq(0))
         index.writer.commit()
@@ -204,11 +280,3 @@ def renewed_tombstones(stones: list[f.Document]) -> Columns:
         kills=[d.of for d in stones if d.of is not None],
         purpose="moved",
     )
-
-
-def quarantine(shelf: Shelf, segment: Segment) -> None:
-    """Damaged bytes of a segment are kept in files of their own before it goes."""
-    for damage in shelf.counters.damage:
-        if damage.file == segment.path.name:
-            data = shelf.door.read(segment.path, damage.position, damage.length)
-            shelf.door.replace(segment.path.with_name(f"{damage.file}.{damage.position}.damaged"), data)

@@ -13,13 +13,14 @@ import numpy as np
 
 from turtlemq.index.parts import Cursor, Part
 from turtlemq.index.shelf import Shelf
-from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
+from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.table import Damaged
 
 
 def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_max: int) -> Due | None:
     """See `Index.due`. `held_back`: seqs whose cancellation is being committed; firing stops before them."""
+    now_ms = min(now_ms, DUE_MS_MAX)
     cursors = shelf.due_cursors(now_ms)
     if not cursors:
         return None
@@ -46,13 +47,23 @@ def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_ma
 
 
 def advance(shelf: Shelf, handed: Due) -> None:
-    """Move the cursors behind what was handed off."""
-    for cursor, pos, passed in handed.moves:
-        cursor.part.live -= passed
-        cursor.move(pos)
-        shelf.push([cursor])
+    """Move the cursors behind what was handed off. It is stored elsewhere already, so this never fails."""
     shelf.progress = handed.progress
     shelf.counters.handed_off += len(handed)
+    if not all(cursor.alive for cursor, _, _ in handed.moves):  # runs were merged, flushed or sealed since `due`
+        shelf.misplaced = True
+        try:
+            shelf.place_all()
+        except (Damaged, OSError):  # the next `due` tries again before it takes anything
+            pass
+        return
+    for cursor, pos, passed in handed.moves:
+        cursor.part.live -= passed
+        try:
+            cursor.move(pos)
+        except Damaged:  # its old head is early enough: the next `due` meets the damage again and has it mended
+            pass
+        shelf.push([cursor])
 
 
 def _merge(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[U64, I64, bool]:

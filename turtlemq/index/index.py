@@ -6,7 +6,8 @@ due as raw documents; the caller stores them and calls `advance`. Made by `recov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -14,14 +15,14 @@ import numpy as np
 import xxhash
 
 from turtlemq.errors import Conflict, InvalidId, UnknownMessage
-from turtlemq.index import build, firing
+from turtlemq.index import build, firing, mend
 from turtlemq.index.limits import check_batch
 from turtlemq.index.look import browse, forecast
-from turtlemq.index.mend import mend
 from turtlemq.index.shelf import Shelf
-from turtlemq.index.writer import Columns, Writer
+from turtlemq.index.writer import Columns, Group, Writer
 from turtlemq.model import (
     DUE_MS_MAX,
+    U64,
     Batch,
     Due,
     Forecast,
@@ -34,8 +35,8 @@ from turtlemq.model import (
     Stats,
 )
 from turtlemq.segment import format as f
-from turtlemq.segment.table import Damaged
 
+Held = Callable[[Sequence[bytes], U64], Iterable[int]]  # ids and their hashes in, indexes of those that are known out
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -45,12 +46,7 @@ def mending(method: Callable[Concatenate[Index, P], R]) -> Callable[Concatenate[
 
     @wraps(method)
     def mended(self: Index, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        for _ in range(1 + 2 * len(self.shelf.parts)):
-            try:
-                return method(self, *args, **kwargs)
-            except Damaged as error:
-                mend(self.shelf, error)
-        return method(self, *args, **kwargs)
+        return mend.mending(self.shelf, lambda: method(self, *args, **kwargs))
 
     return mended
 
@@ -71,8 +67,9 @@ class Index:
         return receipt
 
     @mending
-    def stage(self, batch: Batch, now_ms: int) -> Receipt:
-        """The part of `append` before the commit: check everything, find duplicates, encode."""
+    def stage(self, batch: Batch, now_ms: int, held: Held | None = None) -> Receipt:
+        """The part of `append` before the commit: check everything, find duplicates, encode. `held` tells which ids are known
+        elsewhere."""
         check_batch(batch)
         count = len(batch)
         seq = self.writer.next_seq(now_ms)
@@ -80,17 +77,22 @@ class Index:
             ids, texts = f.server_ids(seq, count)
             self._stage(batch, texts, range(count), seq, None)
             return Receipt(ids, [True] * count)
-        raw, hashes, fresh = self._dedup(batch.ids, seq)
+        raw, hashes, fresh = self._dedup(batch.ids, seq, held)
         for i, id_ in zip(fresh, f.server_ids(seq, len(fresh))[0], strict=True):
             if not hashes[i]:
                 raw[i] = id_.encode()
         if fresh:
-            self._stage(batch, raw, fresh, seq, hashes)
+            group = self._stage(batch, raw, fresh, seq, hashes)
+            own = [raw[i] for i in fresh if hashes[i]]
+            group.ids.update(own)
+            self.writer.staged_ids.update(own)
         stored = set(fresh)
         self.shelf.counters.duplicates += count - len(fresh)
         return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
 
-    def _dedup(self, given: Sequence[str | None], next_seq: int) -> tuple[list[bytes], list[int], list[int]]:
+    def _dedup(
+        self, given: Sequence[str | None], next_seq: int, elsewhere: Held | None
+    ) -> tuple[list[bytes], list[int], list[int]]:
         """Ids as bytes, their hashes (0 for ids still to be given), and the indexes of messages that are not there yet."""
         raw = [b"" if id_ is None else id_.encode() for id_ in given]
         hashes = [xxhash.xxh3_64_intdigest(r) or 1 if r else 0 for r in raw]
@@ -109,13 +111,15 @@ class Index:
                 if found is not None and found[2].seq not in self.writer.staged_kills:
                     held.add(i)
         asked = [i for i in first.values() if i not in held]
-        found_seqs = self.shelf.find_many([raw[i] for i in asked], np.array([hashes[i] for i in asked], np.uint64))
+        texts, numbers = [raw[i] for i in asked], np.array([hashes[i] for i in asked], np.uint64)
+        found_seqs = self.shelf.find_many(texts, numbers)
         held.update(asked[k] for k, seq in found_seqs.items() if seq not in self.writer.staged_kills)
+        if elsewhere is not None:
+            held.update(asked[k] for k in elsewhere(texts, numbers))
         fresh = [i for i in range(len(raw)) if i not in held]
-        self.writer.staged_ids.update(raw[i] for i in fresh if raw[i])
         return raw, hashes, fresh
 
-    def _stage(self, batch: Batch, ids: Any, fresh: Sequence[int], seq: int, hashes: list[int] | None) -> None:
+    def _stage(self, batch: Batch, ids: Any, fresh: Sequence[int], seq: int, hashes: list[int] | None) -> Group:
         """Stage the messages at `fresh`. Many travel as arrays, a few as lists."""
         whole = len(fresh) == len(batch)
 
@@ -143,13 +147,15 @@ class Index:
             extras=[_extras(batch, i) for i in fresh] if optional else None,
             hashes=None if hashes is None else pick(hashes),
         )
-        self.writer.stage(columns, seq)
+        return self.writer.stage(columns, seq)
 
     # Firing
 
     @mending
     def due(self, now_ms: int, *, count_max: int = 10_000, bytes_max: int = 16 << 20) -> Due | None:
-        """What is due and not handed off yet, in order of (due, arrival), or None. Nothing changes before `advance`."""
+        """What is due and not handed off yet, in order of (due, arrival), or None. It may be empty where all were cancelled.
+
+        Nothing changes before `advance`; until then messages may be appended, but none may be cancelled or changed."""
         return firing.due(self.shelf, self.writer.staged_kills, now_ms, count_max, bytes_max)
 
     def advance(self, due: Due) -> None:
@@ -165,6 +171,12 @@ class Index:
         return self.shelf.next_due_ms()
 
     # One message
+
+    @mending
+    def find(self, id_: str) -> f.Document | None:
+        """The newest document of an id that was not cancelled or replaced, as it is stored."""
+        hit = self.shelf.find(id_)
+        return None if hit is None else hit[2]
 
     @mending
     def get(self, id_: str) -> Found | None:
@@ -229,17 +241,19 @@ class Index:
         check_batch(as_batch([message]))
         seq = self.writer.next_seq(now_ms)
         columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, [f.hash_id(id_)])
-        columns.flags[0] = (old.flags & f.PRIORITY) | kind | f.REPLACES | _optional(old.expires_ms, message.headers)
+        kept = old.flags & (f.PRIORITY | f.META)
+        columns.flags[0] = kept | kind | f.REPLACES | _optional(old.expires_ms, message.headers)
         columns.extras = [
-            f.extra_elements((old.seq, old.due_ms), old.arrived, None, old.expires_ms, message.headers),
+            f.extra_elements((old.seq, old.due_ms), old.arrived, None, old.expires_ms, message.headers, old.meta),
         ]
         columns.purpose = "rescheduled"
         columns.kills = [(old.seq, old.due_ms)]
         self.writer.stage(columns, seq)
         self.writer.commit()
-        renewed = self.get(id_)
-        assert renewed is not None, "just written"
-        return renewed
+        headers = message.headers or {}
+        return found(
+            replace(old, seq=seq, due_ms=message.due_ms, flags=columns.flags[0], body=message.body, headers=headers), State.SLEEP
+        )
 
     # Looking
 
@@ -274,10 +288,13 @@ class Index:
 
     def close(self) -> int:
         """Commit what is staged and keep the dead bits. Returns where the active segment ends, for the clean-shutdown mark."""
-        if self.writer.stopped is None:
-            self.writer.commit()
-            build.write_dead(self.shelf, self.shelf.parts)
-        self.writer.shut()
+        try:
+            if self.writer.stopped is None:
+                self.writer.commit()
+                self.writer.sync()
+                build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
+        finally:
+            self.writer.shut()
         return self.shelf.active.size
 
 

@@ -20,6 +20,8 @@ from turtlemq.model import (
 )
 from turtlemq.segment import format as f
 
+_HEADER_BYTES = 7  # what BSON adds to a name and its value: a document with a thousand tiny headers must not outgrow its limit
+
 
 def check_batch(batch: Batch) -> None:
     """Refuse a batch with anything outside its limits."""
@@ -28,36 +30,46 @@ def check_batch(batch: Batch) -> None:
     for column in (batch.due_ms, batch.ids, batch.ttr_ms, batch.flags, batch.expires_ms, batch.headers):
         if column is not None and len(column) != len(batch.bodies):
             raise InvalidArgument(f"a column has {len(column)} entries for {len(batch)} messages")
-    _check_bodies(batch.bodies)
+    size = _check_bodies(batch.bodies)
     _check_range(batch.due_ms, 0, DUE_MS_MAX, InvalidFireAt, "due_ms")
     if batch.ttr_ms is not None:
         _check_range(batch.ttr_ms, 0, TTR_MS_MAX, InvalidMessage, "ttr_ms")
     if batch.flags is not None:
-        _check_range(batch.flags, 0, f.USER_FLAGS, InvalidMessage, "flags")
+        _check_flags(batch.flags)
     if batch.expires_ms is not None:
         _check_range([0 if e is None else e for e in batch.expires_ms], 0, DUE_MS_MAX, InvalidMessage, "expires_ms")
     if batch.ids is not None:
         check_ids(batch.ids)
     if batch.headers is not None:
-        for i, headers in enumerate(batch.headers):
-            if headers:
-                _check_headers(headers, i)
+        size += sum(_check_headers(headers, i) for i, headers in enumerate(batch.headers) if headers is not None)
+    if size > BATCH_BYTES_MAX:
+        raise TooLarge(f"a batch has at most {BATCH_BYTES_MAX:,} bytes of bodies and headers, this one {size:,}")
 
 
-def _check_bodies(bodies: Sequence[bytes]) -> None:
+def _check_bodies(bodies: Sequence[bytes]) -> int:
+    """How many bytes they have together."""
+    if set(map(type, bodies)) != {bytes}:
+        i = next(i for i, body in enumerate(bodies) if type(body) is not bytes)
+        raise InvalidMessage(f"message {i}: a body is bytes, this one is {type(bodies[i]).__name__}", index=i)
     sizes = list(map(len, bodies))
     if max(sizes) > BODY_BYTES_MAX:
         i = next(i for i, size in enumerate(sizes) if size > BODY_BYTES_MAX)
         raise TooLarge(f"message {i}: a body has at most {BODY_BYTES_MAX:,} bytes, this one {sizes[i]:,}", index=i)
-    if sum(sizes) > BATCH_BYTES_MAX:
-        raise TooLarge(f"a batch has at most {BATCH_BYTES_MAX:,} bytes of bodies, this one {sum(sizes):,}")
+    return sum(sizes)
+
+
+def _check_flags(flags: Sequence[int]) -> None:
+    _check_range(flags, 0, f.USER_FLAGS, InvalidMessage, "flags")
+    for i, flag in enumerate(flags):
+        if flag & f.PRIORITY == f.PRIORITY:
+            raise InvalidMessage(f"message {i}: there is no priority {f.PRIORITY}", index=i)
 
 
 def _check_range(values: Any, low: int, high: int, error: type[InvalidMessage | InvalidFireAt], name: str) -> None:
     if _in_range(values, low, high):
         return
     for i, value in enumerate(values):
-        if isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high:
+        if isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_) and low <= value <= high:
             continue
         raise error(f"message {i}: {name} is a whole number from {low} to {high}, this one is {values[i]!r}", index=i)
 
@@ -65,6 +77,8 @@ def _check_range(values: Any, low: int, high: int, error: type[InvalidMessage | 
 def _in_range(values: Any, low: int, high: int) -> bool:
     if len(values) < f.FEW:
         return all(type(v) is int and low <= v <= high for v in values)
+    if not isinstance(values, np.ndarray) and set(map(type, values)) != {int}:
+        return False
     try:
         column = np.asarray(values)
         return column.dtype.kind in "iu" and bool(column.min() >= low) and bool(column.max() <= high)
@@ -83,14 +97,21 @@ def check_ids(ids: Sequence[Any]) -> None:
             raise InvalidId(f"message {i}: an id has at most {ID_BYTES_MAX} bytes, this one {len(id_.encode())}", index=i)
 
 
-def _check_headers(headers: dict[Any, Any], i: int) -> None:
+def _check_headers(headers: Any, i: int) -> int:
+    """How many bytes they take."""
+    if not isinstance(headers, dict):
+        raise InvalidMessage(f"message {i}: headers are text by name, not {type(headers).__name__}", index=i)
     size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "\0" in name:
             raise InvalidMessage(f"message {i}: headers are text by name, without NUL in a name", index=i)
         try:
-            size += len(name.encode()) + len(value.encode())
+            size += len(name.encode()) + len(value.encode()) + _HEADER_BYTES
         except UnicodeEncodeError:
             raise InvalidMessage(f"message {i}: a header is not valid text", index=i) from None
     if size > HEADERS_BYTES_MAX:
-        raise TooLarge(f"message {i}: headers have at most {HEADERS_BYTES_MAX:,} bytes, these {size:,}", index=i)
+        raise TooLarge(
+            f"message {i}: headers have at most {HEADERS_BYTES_MAX:,} bytes with {_HEADER_BYTES} for each, these {size:,}",
+            index=i,
+        )
+    return size

@@ -26,7 +26,7 @@ class Memtable(Part):
     def __init__(self, path: Path, base: int, first: int, start: int, next_seq: int) -> None:
         self.path, self.base, self.first, self.start = path, base, first, start
         self.count = 0
-        self.first_seq, self.last_seq, self.killed_seq = next_seq, next_seq - 1, 0
+        self.first_seq, self.last_seq, self.killed_seq = next_seq, next_seq - 1, next_seq - 1  # what ends others comes after them
         self.cursors: list[Cursor] = []
         self.small: SortedList[int] = SortedList()
         self.ids: dict[int, int] = {}
@@ -125,6 +125,8 @@ class Memtable(Part):
     def restart(self, handed: Mask) -> None:
         """Keep only the keys of documents that were not handed off: after recovery, when the columns are whole again."""
         self.small.clear()
+        for cursor in self.cursors:
+            cursor.alive = False
         self.cursors.clear()
         asleep = np.flatnonzero(~handed & ((self.flags[: self.count] & f.TOMBSTONE) == 0))
         self._push(np.sort(f.packed_keys(self.due[asleep], asleep)), self.first_seq)
@@ -150,8 +152,15 @@ class Memtable(Part):
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
         return self.find_seq(seq)
 
+    def seq_of(self, door: Door, ordinal: int) -> int | None:
+        return int(self.seq[ordinal])
+
     def kills(self) -> I64:
         return np.array(self._kills, dtype=np.int64)
+
+    @property
+    def stones(self) -> int:
+        return len(self._kills)
 
     def count_live(self) -> int:
         small = np.array(list(self.small), dtype=np.uint64)

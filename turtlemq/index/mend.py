@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from turtlemq.errors import Corrupt
+from collections.abc import Callable
+from typing import TypeVar
+
 from turtlemq.index import build
 from turtlemq.index.parts import Part, TablePart
 from turtlemq.index.shelf import Shelf
@@ -10,34 +12,40 @@ from turtlemq.segment import log
 from turtlemq.segment.scan import scan
 from turtlemq.segment.table import Damaged
 
+R = TypeVar("R")
+
+
+def mending(shelf: Shelf, action: Callable[[], R]) -> R:
+    """Do something that changes nothing before it has read all it needs. On a damaged table, build that again and begin anew."""
+    for _ in range(1 + 2 * len(shelf.parts)):
+        try:
+            shelf.finish()
+            return action()
+        except Damaged as error:
+            mend(shelf, error)
+    return action()
+
 
 def mend(shelf: Shelf, error: Damaged) -> None:
-    """Build the table that raised `error` again. Its segment is the truth; what was cancelled is worked in again."""
+    """Build the table that raised `error` again: its segment is the truth. What was cancelled is worked in by `Shelf.finish`, for
+    the tables that tell may be damaged too."""
     broken = error.details.get("table", error.details.get("part"))
     part = next((p for p in shelf.parts if p is broken or (isinstance(p, TablePart) and p.table is broken)), None)
     if not isinstance(part, TablePart):
         raise error
     segment, cover = shelf.segments[part.base], part.table.cover
     view = shelf.door.map(segment.path)
-    found = scan(view, cover.start, cover.end, sealed=True)  # it was durable when the table was made: nothing can be torn
-    if not len(found):
-        raise Corrupt(f"{segment.path.name}: nothing in it can be read. Restore it from a backup.") from error
-    fresh = build.from_scan(shelf, segment, view, found, (0, len(found)), part.first, cover.start)
-    fresh.first_seq, fresh.last_seq = part.first_seq, part.last_seq
+    found = scan(view, cover.start, cover.end, sealed=True, rising=not segment.sealed)  # durable when the table was made
+    fresh = []
+    if len(found):
+        fresh = [build.from_scan(shelf, segment, view, found, (0, len(found)), part.first, cover.start)]
+        fresh[0].first_seq, fresh[0].last_seq = part.first_seq, part.last_seq
     retire(part)
-    segment.parts[segment.parts.index(part)] = fresh
+    segment.parts = [new for old in segment.parts for new in (fresh if old is part else [old])]
+    shelf.unsettled += fresh
     shelf.arrange()
     for damage in log.damage_of(segment.path, found):
         shelf.damage(damage)
-    settle(shelf, fresh)
-
-
-def settle(shelf: Shelf, part: TablePart) -> None:
-    """A part that has just come: set its cursors, and end in it what was ended since it was made."""
-    shelf.place(part)
-    shelf.apply_kills([part])
-    part.live = part.count_live()
-    shelf.arrange()
 
 
 def retire(part: Part) -> None:

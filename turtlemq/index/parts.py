@@ -7,6 +7,7 @@ Not here: deciding what is due, writing, files other than reading documents.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from turtlemq.door import Door
 from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.segment.table import Table
+from turtlemq.segment.table import Damaged, Table
 
 _TIES_MAX = 64
 
@@ -133,8 +134,17 @@ class Part:
         """The ordinal of the document with this due time and seq."""
         raise NotImplementedError
 
+    def seq_of(self, door: Door, ordinal: int) -> int | None:
+        """The seq of a document, None if it is damaged."""
+        raise NotImplementedError
+
     def kills(self) -> I64:
         """Ordinals of the documents that end others."""
+        raise NotImplementedError
+
+    @property
+    def stones(self) -> int:
+        """How many documents end others."""
         raise NotImplementedError
 
     def kill(self, ordinal: int) -> bool:
@@ -153,8 +163,10 @@ class Part:
         """`live`, counted anew."""
         total = 0
         for cursor in self.cursors:
-            keys = cursor.keys.slice(cursor.pos, len(cursor.keys))
-            total += len(keys) if self.dead is None else int(self.alive(f.key_ordinals(keys)).sum())
+            if self.dead is None:  # no key is read: opening must not cost a look at every sleeper
+                total += len(cursor.keys) - cursor.pos
+            else:
+                total += int(self.alive(f.key_ordinals(cursor.keys.slice(cursor.pos, len(cursor.keys)))).sum())
         return total
 
     def read(self, door: Door, ordinals: I64) -> log.Documents:
@@ -180,7 +192,10 @@ class TablePart(Part):
         return self.table.cover.documents
 
     def places(self, ordinals: I64) -> tuple[I64, I64]:
-        return self.table.places(ordinals)
+        try:
+            return self.table.places(ordinals)
+        except IndexError:  # a block that was verified before has changed under us
+            raise Damaged(f"{self.table.path.name}: a key names no document. {Damaged.__doc__}", table=self.table) from None
 
     def find(self, hash_: int) -> Sequence[int]:
         return self.table.find(hash_) if self.table.may_hold_one(hash_) else ()
@@ -201,32 +216,41 @@ class TablePart(Part):
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
         """The ordinal of the document with this due time and seq. Keys with equal due times are in the order of their seqs."""
         first, last = self.table.rank(due_ms << ORDINAL_BITS), self.table.rank((due_ms + 1) << ORDINAL_BITS)
-        while last - first > _TIES_MAX:
-            middle = (first + last) >> 1
-            if int(self._seqs(door, middle, middle + 1)[0]) > seq:
-                last = middle
-            else:
-                first = middle
-        hits = np.flatnonzero(self._seqs(door, first, last) == seq)
-        return int(f.key_ordinals(self.table.slice(first, last))[hits[0]]) if len(hits) else None
+        if last - first > _TIES_MAX:
+            behind = bisect_seq(door, self, self.table, first, last, seq)
+            first, last = max(first, behind - 1), behind
+        ordinals = f.key_ordinals(self.table.slice(first, last))
+        hits = np.flatnonzero(log.read_prefixes(door, self.path, self.places(ordinals)[0])["seq"] == seq)
+        return int(ordinals[hits[0]]) if len(hits) else None
 
-    def _seqs(self, door: Door, first: int, last: int) -> I64:
-        starts, _ = self.places(f.key_ordinals(self.table.slice(first, last)))
-        seqs: I64 = log.read_prefixes(door, self.path, starts)["seq"]
-        return seqs
+    def seq_of(self, door: Door, ordinal: int) -> int | None:
+        read = self.read(door, np.array([ordinal]))
+        return int(read.heads["seq"][0]) if read.good[0] else None
 
     def kills(self) -> I64:
         return self.table.kills()
 
-    def handed_before(self, door: Door, due_ms: int, seq: int) -> int:
-        """The rank of the first key behind (due_ms, seq)."""
-        first, last = self.table.rank(due_ms << ORDINAL_BITS), self.table.rank((due_ms + 1) << ORDINAL_BITS)
-        if seq >= self.last_seq:
-            return last
-        while first < last:
-            middle = (first + last) >> 1
-            if int(self._seqs(door, middle, middle + 1)[0]) <= seq:
-                first = middle + 1
-            else:
-                last = middle
-        return first
+    @cached_property
+    def stones(self) -> int:
+        return len(self.table.kills())
+
+
+def rank_behind(door: Door, part: Part, keys: Keys, due_ms: int, seq: int) -> int:
+    """The rank in `keys` of the first one behind (due_ms, seq)."""
+    first, last = keys.rank(due_ms << ORDINAL_BITS), keys.rank((due_ms + 1) << ORDINAL_BITS)
+    return last if seq >= part.last_seq else bisect_seq(door, part, keys, first, last, seq)
+
+
+def bisect_seq(door: Door, part: Part, keys: Keys, first: int, last: int, seq: int) -> int:
+    """The rank of the first document behind `seq` among [first, last), which have one due time. One pread a step; a damaged
+    document says nothing, so the next good one is asked."""
+    while first < last:
+        middle = probe = (first + last) >> 1
+        found = None
+        while probe < last and (found := part.seq_of(door, int(f.key_ordinals(keys.slice(probe, probe + 1))[0]))) is None:
+            probe += 1
+        if found is None or found > seq:
+            last = middle
+        else:
+            first = probe + 1
+    return first

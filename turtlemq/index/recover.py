@@ -5,13 +5,15 @@ covers is scanned. Opening twice gives the same state; nothing good is ever cut 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from turtlemq.door import Door
-from turtlemq.errors import Corrupt, NewerFormat, NotOurs
+from turtlemq.errors import Corrupt, NotOurs
 from turtlemq.index import build
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
+from turtlemq.index.mend import mending
 from turtlemq.index.parts import TablePart
 from turtlemq.index.shelf import KIND, Segment, Shelf, table_path
 from turtlemq.index.writer import Writer
@@ -31,26 +33,33 @@ def open_index(
     shelf = Shelf(door, folder, topic)
     shelf.progress = progress
     bases = _tidy(door, folder)
-    for i, base in enumerate(bases):
-        segment = _open_segment(shelf, base, last=i == len(bases) - 1)
+    for base in bases:
+        segment = _open_segment(shelf, base, last=base == bases[-1])
         if segment is not None:
             shelf.segments[base] = segment
             _open_parts(shelf, segment, settings, base == bases[-1], clean_end)
     if not shelf.segments or not isinstance(_last_part(shelf), Memtable):
-        _begin(shelf, settings)
+        _begin(shelf)
     shelf.arrange()
     for part in shelf.parts:
         if isinstance(part, TablePart):
             build.read_dead(door, folder, part)
-            shelf.place(part)
-    memtable = shelf.memtable
-    memtable.restart(progress.covers(memtable.due[: memtable.count], memtable.seq[: memtable.count]))
+    mending(shelf, partial(_settle, shelf))
+    return Index(shelf, Writer(shelf, settings, _last_seq(shelf)), settings)
+
+
+def _settle(shelf: Shelf) -> None:
+    """Cursors where the receiver says, and everything ended that tombstones end."""
+    shelf.place_all()
     shelf.apply_kills(shelf.parts)
     for part in shelf.parts:
         part.live = part.count_live()
-    shelf.arrange()
-    last_seq = max([progress.seq_max, *(part.last_seq for part in shelf.parts)])
-    return Index(shelf, Writer(shelf, settings, last_seq), settings)
+
+
+def _last_seq(shelf: Shelf) -> int:
+    """The newest seq that any file speaks of. None is given twice, or a new tombstone could be taken for one worked in before."""
+    seqs = [max(part.last_seq, part.killed_seq) for part in shelf.parts]
+    return max([shelf.progress.seq_max, *seqs, *(segment.killed_seq for segment in shelf.segments.values())])
 
 
 def _tidy(door: Door, folder: Path) -> list[int]:
@@ -67,25 +76,29 @@ def _tidy(door: Door, folder: Path) -> list[int]:
 
 
 def _open_segment(shelf: Shelf, base: int, last: bool) -> Segment | None:
-    """A segment as its header describes it. One that is last and has no whole header never held anything."""
+    """A segment as its header describes it. One that is last and whose header was never synced never held anything."""
     path = shelf.folder / names.segment(KIND, base)
     size = shelf.door.size(path)
-    expected = len(f.encode_header(f.FileHeader(KIND, shelf.topic, base)))
+    blank = f.encode_header(f.FileHeader(KIND, shelf.topic, base))
     try:
-        if last and size < expected:
+        header, start = log.read_header(shelf.door, path)
+    except Corrupt as error:
+        if last and size <= len(blank) and _torn(shelf.door.read_all(path), blank):
             shelf.door.remove(path)
             return None
-        header, start = log.read_header(shelf.door, path)
-        if (header.kind, header.topic, header.base) != (KIND, shelf.topic, base):
-            raise NotOurs(f"{path.name} says it is {header.kind} {header.base} of topic {header.topic!r}. Move it back there.")
-        return Segment(base, path, header.generation, header.sealed, size, start)
-    except (NewerFormat, NotOurs) as error:
-        if isinstance(error, NewerFormat) or not _looks_like_ours(shelf, path, expected):
+        if isinstance(error, NotOurs) and not _looks_like_ours(shelf, path, len(blank)):
             raise
-        shelf.damage(Damage(path.name, 0, expected, "its header is damaged"))
-    except Corrupt:
-        shelf.damage(Damage(path.name, 0, expected, "its header is damaged"))
-    return Segment(base, path, -1, False, size, expected)  # documents begin at the same place in any case
+        shelf.damage(Damage(path.name, 0, len(blank), "its header is damaged"))
+        return Segment(base, path, -1, False, size, len(blank))  # documents begin at the same place in any case
+    if (header.kind, header.topic, header.base) != (KIND, shelf.topic, base):
+        raise NotOurs(f"{path.name} says it is {header.kind} {header.base} of topic {header.topic!r}. Move it back there.")
+    return Segment(base, path, header.generation, header.sealed, size, start, header.killed_seq)
+
+
+def _torn(data: bytes, blank: bytes) -> bool:
+    """Can this be what a power cut left of a header? Its last two fields differ from file to file."""
+    known = blank[: blank.index(b"killed_seq")]
+    return all(byte in (0, expected) for byte, expected in zip(data, known, strict=False))
 
 
 def _looks_like_ours(shelf: Shelf, path: Path, start: int) -> bool:
@@ -97,7 +110,8 @@ def _open_parts(shelf: Shelf, segment: Segment, settings: Settings, last: bool, 
     if segment.sealed:
         _open_sealed(shelf, segment)
         return
-    if segment.generation < 0 and not last:  # perhaps sealed once: in no order that runs could have
+    active = last and segment.generation >= 0  # behind a damaged header nothing more is written
+    if segment.generation < 0:  # perhaps sealed once: in no order that runs could have
         settings = replace(settings, run_messages=SEGMENT_MESSAGES_MAX)
     position, number = segment.data_start, 0
     while (part := _fitting_run(shelf, segment, position, number)) is not None:
@@ -107,22 +121,29 @@ def _open_parts(shelf: Shelf, segment: Segment, settings: Settings, last: bool, 
         return
     view = shelf.door.map(segment.path)
     whole = not last or clean_end == segment.size
-    found = scan(view, position, segment.size, sealed=whole)
+    found = scan(view, position, segment.size, sealed=whole, rising=segment.generation >= 0)
     for damage in log.damage_of(segment.path, found):
         shelf.damage(damage)
-    _cover(shelf, segment, view, found, position, number, settings, last)
+    if last:
+        _make_durable(shelf, segment, found.end)
+    _cover(shelf, segment, view, found, position, number, settings, active)
 
 
 def _open_sealed(shelf: Shelf, segment: Segment) -> None:
     """One table for all of it; where a crash cut the seal between its two renames, the second is made up for."""
     path = table_path(shelf.folder, segment.base, None)
     unfinished = path.with_name(path.name + names.TMP)
+    header, _ = log.read_header(shelf.door, segment.path)
+    wanted = (segment.generation, segment.size, segment.killed_seq)
     for candidate in (path, unfinished):
-        table = _open_or_none(shelf.door, candidate)
-        if table is not None and (table.cover.generation, table.cover.end) == (segment.generation, segment.size):
+        part = _open_part(shelf, segment, candidate)
+        if part is None:
+            continue
+        cover = part.table.cover
+        if (cover.generation, cover.end, cover.killed_seq) == wanted and cover.documents <= header.documents:
             if candidate is unfinished:
                 shelf.door.rename(unfinished, path)
-            segment.parts = [TablePart(shelf.folder, table, segment.path.name, True)]
+            segment.parts = [part]
             return
     shelf.door.remove(unfinished)
     _, found = log.scan_file(shelf.door, segment.path)
@@ -130,45 +151,45 @@ def _open_sealed(shelf: Shelf, segment: Segment) -> None:
         shelf.damage(damage)
     if len(found):
         view = shelf.door.map(segment.path)
-        part = build.from_scan(shelf, segment, view, found, (0, len(found)), 0, segment.data_start)
-        segment.parts = [part]
+        segment.parts = [build.from_scan(shelf, segment, view, found, (0, len(found)), 0, segment.data_start)]
 
 
 def _fitting_run(shelf: Shelf, segment: Segment, position: int, number: int) -> TablePart | None:
     """The run that goes on at this position, if it covers bytes that are there."""
     path = table_path(shelf.folder, segment.base, number)
-    table = _open_or_none(shelf.door, path)
-    if table is None:
+    part = _open_part(shelf, segment, path)
+    if part is None:
         return None
-    cover = table.cover
+    cover = part.table.cover
     fits = (cover.base, cover.generation, cover.first, cover.start) == (segment.base, segment.generation, number, position)
     if not fits or cover.end > segment.size or not cover.documents:
         shelf.door.remove(path)
         return None
-    return TablePart(shelf.folder, table, segment.path.name, False)
+    return part
 
 
-def _open_or_none(door: Door, path: Path) -> t.Table | None:
+def _open_part(shelf: Shelf, segment: Segment, path: Path) -> TablePart | None:
+    """The part of a segment that a table describes; None where there is none that can be used."""
     try:
-        return t.open_table(door, path)
+        table = t.open_table(shelf.door, path)
+        return None if table is None else TablePart(shelf.folder, table, segment.path.name, segment.sealed)
     except t.Damaged:
-        door.remove(path)
+        shelf.door.remove(path)
         return None
 
 
 def _cover(
-    shelf: Shelf, segment: Segment, view: memoryview, found: Scan, position: int, number: int, settings: Settings, last: bool
+    shelf: Shelf, segment: Segment, view: memoryview, found: Scan, position: int, number: int, settings: Settings, active: bool
 ) -> None:
     """Runs over what no run covered, and in the active segment a memtable over the rest."""
     first = 0
-    while len(found) - first >= (settings.run_messages if last else 1):
+    while len(found) - first >= (settings.run_messages if active else 1):
         span = (first, min(first + settings.run_messages, len(found)))
         part = build.from_scan(shelf, segment, view, found, span, number, position)
         segment.parts.append(part)
         position, number, first = part.table.cover.end, number + part.documents, span[1]
-    if not last:
+    if not active:
         return
-    _make_durable(shelf, segment, found.end)
     memtable = Memtable(segment.path, segment.base, number, position, _next_seq(shelf, segment))
     if first < len(found):
         hashes = build.scan_hashes(view, found, first, len(found)).tolist()
@@ -203,13 +224,14 @@ def _last_part(shelf: Shelf) -> object:
     return parts[-1] if parts else None
 
 
-def _begin(shelf: Shelf, settings: Settings) -> None:
+def _begin(shelf: Shelf) -> None:
     """The first segment, or a new one behind a last one that takes no more writes."""
     base = shelf.active.base + shelf.active.size if shelf.segments else 0
     path = shelf.folder / names.segment(KIND, base)
-    header = f.FileHeader(KIND, shelf.topic, base)
+    shelf.parts = [part for segment in shelf.segments.values() for part in segment.parts]
+    header = f.FileHeader(KIND, shelf.topic, base, killed_seq=max(_last_seq(shelf), 0))
     shelf.door.close(log.create(shelf.door, path, header))
     start = len(f.encode_header(header))
-    segment = Segment(base, path, 0, False, start, start)
-    shelf.segments[base] = segment
+    segment = Segment(base, path, 0, False, start, start, header.killed_seq)
     segment.parts = [Memtable(path, base, 0, start, _next_seq(shelf, segment))]
+    shelf.segments[base] = segment

@@ -14,6 +14,7 @@ import numpy as np
 
 from turtlemq.door import Door
 from turtlemq.index import build
+from turtlemq.index.shelf import keep_aside
 from turtlemq.model import I64, Damage, Mask, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
@@ -21,7 +22,6 @@ from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan
 
 _CHUNK = 1 << 15  # documents gathered for one write: 6 MB at 187 B
-_QUARANTINE_BYTES_MAX = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SealJob:
     progress: Progress  # handed off and durable there
     ended: I64  # seqs of documents that tombstones have ended, sorted
     killed_seq: int  # as of this seq
-    others: tuple[tuple[int, int], ...]  # ranges of seqs of the segments before this one
+    others: tuple[tuple[int, int, int], ...]  # ranges of seqs of the parts before, and up to where tombstones are worked in there
     first_seq: int
     last_seq: int
 
@@ -83,7 +83,8 @@ def _tombstones(view: memoryview, found: Scan, job: SealJob, sleepers: I64) -> l
     for i in killers.tolist():
         at = int(found.positions[i])
         document = f.decode(view[at : at + int(found.lengths[i])])
-        if document.of is not None and any(low <= document.of[0] <= high for low, high in job.others):
+        of = -1 if document.of is None else document.of[0]
+        if any(low <= of <= high and document.seq > killed_seq for low, high, killed_seq in job.others):
             stones.append(tombstone(document))
     return stones
 
@@ -144,6 +145,5 @@ def _quarantine(door: Door, path: Path, found: Scan) -> list[Damage]:
     """Damaged bytes are kept in files of their own before the segment that held them goes."""
     damage = log.damage_of(path, found)
     for hole in damage:
-        data = door.read(path, hole.position, min(hole.length, _QUARANTINE_BYTES_MAX))
-        door.replace(path.with_name(f"{path.name}.{hole.position}.damaged"), data)
+        keep_aside(door, path, hole)
     return damage

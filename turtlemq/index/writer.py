@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,10 +20,14 @@ from turtlemq.door import Door
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index import build
 from turtlemq.index.memtable import Memtable
+from turtlemq.index.mend import mending, retire
 from turtlemq.index.shelf import KIND, Segment, Shelf
-from turtlemq.model import I64, ORDINAL_BITS, U8, U32, Settings
+from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
+
+_BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # a document without id and body
+_POSITION_MAX = (1 << 32) - 1  # tables keep positions in 32 bits
 
 
 @dataclass(slots=True)
@@ -58,10 +63,16 @@ class Group:
     offset: int
     buffers: list[bytes | bytearray] = field(default_factory=list)
     batches: list[_Batch] = field(default_factory=list)
+    ids: set[bytes] = field(default_factory=set)  # own ids in it
+    error: BaseException | None = None  # why nothing of it was stored
 
     def run(self, sync: bool = True) -> None:
         """Write and sync. Raises DiskFull with the file as it was; any other error means that nobody knows."""
-        self.door.write(self.fd, self.path, self.offset, self.buffers)
+        try:
+            self.door.write(self.fd, self.path, self.offset, self.buffers)
+        except DiskFull:  # what was cut off again must not come back with a power cut
+            self.door.sync(self.fd, self.path)
+            raise
         if sync:
             self.door.sync(self.fd, self.path)
 
@@ -77,6 +88,7 @@ class Writer:
         self.stopped: BaseException | None = None
         self._fd = -1
         self._group: Group | None = None
+        self._flying: Group | None = None  # taken, neither published nor dropped yet
         self._end = shelf.active.size  # where the next document goes
         self._documents = shelf.active.documents  # of the active segment, staged ones included
         self._unsynced = False
@@ -84,13 +96,14 @@ class Writer:
 
     def next_seq(self, now_ms: int) -> int:
         """A hybrid logical clock: wall time above, a counter below, and never a number twice."""
-        return max(self.last_seq + 1, now_ms << ORDINAL_BITS)
+        return max(self.last_seq + 1, now_ms << SEQ_COUNTER_BITS)
 
-    def stage(self, columns: Columns, first_seq: int) -> None:
-        """Encode documents and hold them for the next commit."""
-        if self.stopped is not None:
-            raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
-        self._roll_if_full(len(columns.bodies), sum(map(len, columns.bodies)))
+    def stage(self, columns: Columns, first_seq: int) -> Group:
+        """Encode documents and hold them for the next commit. Returns the group that they are in, which tells if it fails.
+
+        Where the segment is full, what was staged before is committed here and now, and a new segment begun."""
+        self.refuse_if_stopped()
+        self._roll_if_full(len(columns.bodies), _size(columns))
         group = self._open_group()
         if not group.batches and not self._unsynced:
             columns.flags[0] |= f.BARRIER
@@ -106,6 +119,19 @@ class Writer:
         self.last_seq = first_seq + count - 1
         group.batches.append(_Batch(seqs, columns, starts, self._end))
         self.staged_kills.update(seq for seq, _ in columns.kills)
+        return group
+
+    def refuse_if_stopped(self) -> None:
+        """Nothing may be written once a write has failed and nobody knows what it left."""
+        if self.stopped is not None:
+            raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
+
+    def stop(self, error: BaseException) -> BaseException:
+        """No more writes until the topic is opened again. Returns what the caller shall hear."""
+        if isinstance(error, Stopped):
+            return error
+        self.stopped = self.stopped or error
+        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
 
     def _open_group(self) -> Group:
         if self._group is None:
@@ -115,9 +141,10 @@ class Writer:
         return self._group
 
     def take(self) -> Group | None:
-        """The staged group, to be run and then published or dropped."""
-        group, self._group = self._group, None
-        return group
+        """The staged group, to be run and then published or dropped. One at a time."""
+        assert self._flying is None, "publish or drop the group before this one"
+        self._flying, self._group = self._group, None
+        return self._flying
 
     def commit(self, sync: bool = True) -> None:
         """Make everything staged durable and visible. One write, one fdatasync."""
@@ -133,30 +160,38 @@ class Writer:
 
     def drop(self, error: BaseException) -> BaseException:
         """Forget everything staged after a failed commit. Returns what the callers shall hear."""
-        self._group = None
+        heard = error if isinstance(error, DiskFull) else self.stop(error)
+        for group in (self._flying, self._group):
+            if group is not None:
+                group.error = heard
+        self._flying = self._group = None
         self._end, self._documents = self.shelf.active.size, self.shelf.active.documents
         self.staged_ids.clear()
         self.staged_kills.clear()
-        if isinstance(error, DiskFull):
-            return error
-        self.stopped = error
-        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
+        return heard
 
     def publish(self, group: Group) -> None:
         """Let committed documents be found, fired and counted."""
         shelf = self.shelf
-        for batch in group.batches:
-            columns = batch.columns
-            shelf.push(shelf.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes))
-            shelf.active.size = batch.end
-            shelf.counters.add(columns.purpose, len(batch.seqs))
-            for seq, due_ms in columns.kills:
-                shelf.kill(seq, due_ms)
-                self.staged_kills.discard(seq)
-        if self._group is None:
-            self.staged_ids.clear()
+        self._flying = None
+        try:
+            for batch in group.batches:
+                self._publish(batch)
+        except OSError as error:  # it is durable, but what it ends cannot be looked up: opening again will work it in
+            raise self.stop(error) from error
+        self.staged_ids -= group.ids
         if shelf.memtable.count >= self._flush_at:
             self._flush_if_room()
+
+    def _publish(self, batch: _Batch) -> None:
+        shelf, columns = self.shelf, batch.columns
+        shelf.push(shelf.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes))
+        shelf.active.size = batch.end
+        shelf.counters.add(columns.purpose, len(batch.seqs))
+        for seq, due_ms in columns.kills:
+            mending(shelf, partial(shelf.kill, seq, due_ms))
+            self.staged_kills.discard(seq)
+            shelf.killer_seq = int(batch.seqs[-1])
 
     # Runs and rolls
 
@@ -167,44 +202,61 @@ class Writer:
         except (DiskFull, OSError):
             self._flush_at = self.shelf.memtable.count + self.settings.run_messages // 4
 
+    def sync(self) -> None:
+        """Make durable what was committed without a sync."""
+        if self._unsynced:
+            try:
+                self.door.sync(self._fd, self.shelf.active.path)
+            except OSError as error:
+                raise self.stop(error) from error
+            self._unsynced = False
+
     def flush(self) -> None:
-        """The memtable becomes a run on disk, and a new one begins behind it."""
+        """The memtable becomes a run on disk, and a new one begins behind it. On failure all is as it was."""
         memtable = self.shelf.memtable
         if not memtable.count:
             return
-        if self._unsynced:  # an index must never speak of documents that a power cut could take back
-            self.door.sync(self._fd, memtable.path)
-            self._unsynced = False
+        self.sync()  # an index must never speak of documents that a power cut could take back
         build.write_dead(self.shelf, self.shelf.parts)
         part = build.flush(self.shelf, memtable)
-        segment = self.shelf.active
-        segment.parts = [p for p in segment.parts if p is not memtable]
-        following = Memtable(segment.path, segment.base, part.first + part.documents, segment.size, part.last_seq + 1)
-        segment.parts += [part, following]
         self.shelf.place(part, memtable.seq)
-        self._flush_at = self.settings.run_messages
         part.live = part.count_live()
+        segment = self.shelf.active
+        following = Memtable(segment.path, segment.base, part.first + part.documents, segment.size, part.last_seq + 1)
+        segment.parts = [*(p for p in segment.parts if p is not memtable), part, following]
+        retire(memtable)
+        self._flush_at = self.settings.run_messages
         self.shelf.arrange()
 
     def _roll_if_full(self, count: int, size: int) -> None:
         active = self.shelf.active
-        full = self._end + size > self.settings.segment_bytes or self._documents + count > self.settings.segment_messages
+        bytes_max = min(self.settings.segment_bytes, _POSITION_MAX)
+        full = self._end + size > bytes_max or self._documents + count > self.settings.segment_messages
         if full and self._end > active.data_start:
             self.commit()
             self.roll()
 
     def roll(self) -> None:
         """Close the active segment and begin the next. Everything staged must be committed."""
+        assert (self._flying, self._group) == (None, None), "commit what is staged before the segment is closed"
+        self.refuse_if_stopped()
+        try:
+            self._roll()
+        except OSError as error:  # a file may be there of which we know nothing
+            raise self.stop(error) from error
+
+    def _roll(self) -> None:
         old = self.shelf.active
         self.flush()
+        build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
         base = old.base + old.size
         path = self.shelf.folder / names.segment(KIND, base)
-        header = f.FileHeader(KIND, self.shelf.topic, base)
+        header = f.FileHeader(KIND, self.shelf.topic, base, killed_seq=self.last_seq)
         fd = log.create(self.door, path, header)
         self.shut()
         self._fd = fd
         start = len(f.encode_header(header))
-        fresh = Segment(base, path, 0, False, start, start)
+        fresh = Segment(base, path, 0, False, start, start, self.last_seq)
         fresh.parts.append(Memtable(path, base, 0, start, self.last_seq + 1))
         old.parts = [part for part in old.parts if not isinstance(part, Memtable)]
         self.shelf.segments[base] = fresh
@@ -216,6 +268,13 @@ class Writer:
         if self._fd >= 0:
             self.door.close(self._fd)
             self._fd = -1
+
+
+def _size(columns: Columns) -> int:
+    """How many bytes documents will take."""
+    ids, extras = columns.ids, columns.extras or ()
+    named = ids.size if isinstance(ids, np.ndarray) else sum(map(len, ids))
+    return _BARE_BYTES * len(columns.bodies) + sum(map(len, columns.bodies)) + named + sum(map(len, extras))
 
 
 def _starts(lengths: I64 | list[int], first: int) -> I64 | list[int]:

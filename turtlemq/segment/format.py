@@ -19,8 +19,9 @@ import xxhash
 from bson.int64 import Int64
 from zlib_ng.zlib_ng import crc32
 
-from turtlemq.errors import Corrupt, NewerFormat, NotOurs
-from turtlemq.model import I64, ORDINAL_BITS, U8, U32, U64, Mask
+from turtlemq import model
+from turtlemq.errors import Corrupt, NewerFormat, NotOurs, TooLarge
+from turtlemq.model import I64, ORDINAL_BITS, SEQ_COUNTER_BITS, U8, U32, U64, Mask
 
 VERSION = 1
 
@@ -50,17 +51,15 @@ EXPIRES = 1 << 8  # has the field `expires`
 HEADERS = 1 << 9  # has the field `headers`
 MOVED = 1 << 10  # a later copy of the same message, made by compaction; has the field `order`
 HANDOFF = 1 << 11  # no message: the head of a batch in the ready log
+META = 1 << 12  # has the field `meta`: what the broker notes with a retry or a dead letter
+NOTICE = 1 << 13  # no message: the ready log's note that a sleeper was cancelled
 KILLS = TOMBSTONE | REPLACES
 USER_FLAGS = PRIORITY | JSON
 
-PREFIX = np.dtype(
-    {
-        "names": ["len", "crc", "due", "seq", "ttr", "flags", "idlen"],
-        "formats": ["<i4", "<u4", "<i8", "<i8", "<u4", "<u4", "<i4"],
-        "offsets": [AT_LEN, AT_CRC, AT_DUE, AT_SEQ, AT_TTR, AT_FLAGS, AT_IDLEN],
-        "itemsize": PREFIX_BYTES,
-    }
-)
+_NAMES = ["len", "crc", "due", "seq", "ttr", "flags", "idlen"]
+_FORMATS = ["<i4", "<u4", "<i8", "<i8", "<u4", "<u4", "<i4"]
+_OFFSETS = [AT_LEN, AT_CRC, AT_DUE, AT_SEQ, AT_TTR, AT_FLAGS, AT_IDLEN]
+PREFIX = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": _OFFSETS, "itemsize": PREFIX_BYTES})
 _ROW = np.dtype(f"V{PREFIX_BYTES}")
 _HEAD = Struct("<i5sI")
 _TAIL = Struct("<5sq5sq5sII4si")
@@ -73,12 +72,7 @@ _TEMPLATE_ROW = np.frombuffer(b"\0" + _BLANK, np.uint8)
 _TEMPLATE_MIDDLE = np.frombuffer(_MIDDLE.pack(_END_OF_ID, 0, 0), np.uint8)
 _MIDDLE_ROW = np.dtype({"names": ["len"], "formats": ["<i4"], "offsets": [len(_END_OF_ID)], "itemsize": _MIDDLE.size})
 _PREFIX_ROW = np.dtype(
-    {
-        "names": list(PREFIX.names or ()),
-        "formats": [PREFIX[name].str for name in PREFIX.names or ()],
-        "offsets": [1 + at for at in (AT_LEN, AT_CRC, AT_DUE, AT_SEQ, AT_TTR, AT_FLAGS, AT_IDLEN)],
-        "itemsize": 1 + PREFIX_BYTES,
-    }
+    {"names": _NAMES, "formats": _FORMATS, "offsets": [1 + at for at in _OFFSETS], "itemsize": 1 + PREFIX_BYTES}
 )
 _CONSTANT = np.concatenate(  # the byte columns that are the same in every document: types and names of the fields
     [
@@ -87,6 +81,12 @@ _CONSTANT = np.concatenate(  # the byte columns that are the same in every docum
     ]
 )
 MARK = _CRC  # what stands at byte 4 of every document
+BODY = _BODY  # what stands before the length of its body, at the end
+BODY_HEAD_BYTES = len(BODY) + 4 + 1  # type, name, length and subtype
+EIGHT_BYTES = (0x09, 0x12)  # BSON types of optional fields: a time, a number
+VARIABLE_TYPES = (*EIGHT_BYTES, 0x03, BODY[0])  # and those that say how long they are: headers, meta, body
+NAME_BYTES_MAX = 8  # of an optional field, with its NUL
+STORED_ID_BYTES_MAX = 2 * model.ID_BYTES_MAX + 1  # the broker's own documents have ids like group/id
 
 
 def encode(
@@ -108,6 +108,7 @@ def encode(
     id_bytes = np.full(count, ids.shape[1]) if isinstance(ids, np.ndarray) else np.fromiter(map(len, ids), np.int64, count)
     body_bytes = np.fromiter(map(len, bodies), np.int64, count)
     lengths = id_bytes + body_bytes + (PREFIX_BYTES + _MIDDLE.size + 1)
+    _check_length(int(lengths.max()))
     width = int(id_bytes.max())
     rows = np.empty((count, 1 + PREFIX_BYTES + width + _MIDDLE.size), np.uint8)  # the NUL of the document before, then this one
     rows[:, : 1 + PREFIX_BYTES] = _TEMPLATE_ROW
@@ -133,6 +134,12 @@ def encode(
     starts = ends - lengths
     np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))[starts + AT_CRC] = _sums(memoryview(data), starts, ends)
     return data, lengths
+
+
+def _check_length(longest: int) -> None:
+    """A longer document would be written, but never found again."""
+    if longest > DOCUMENT_BYTES_MAX:
+        raise TooLarge(f"a message has at most {DOCUMENT_BYTES_MAX:,} bytes with all its fields, this one {longest:,}")
 
 
 def _rows(matrix: U8) -> list[bytes]:
@@ -165,6 +172,7 @@ def _encode_few(
             middle = b"\0" + extras[i] + middle[1:]
         rest = b"".join((prefix, id_, middle, body, b"\0"))
         lengths.append(len(rest) + CHECKED_FROM)
+        _check_length(lengths[-1])
         out += (_HEAD.pack(lengths[-1], _CRC, crc32(rest)), rest)
     return b"".join(out), lengths
 
@@ -175,6 +183,7 @@ def extra_elements(
     order: int | None = None,
     expires_ms: int | None = None,
     headers: dict[str, str] | None = None,
+    meta: dict[str, Any] | None = None,
 ) -> bytes:
     """The optional fields between id and body, as BSON elements.
 
@@ -191,6 +200,8 @@ def extra_elements(
         fields["expires"] = bson.datetime_ms.DatetimeMS(expires_ms)
     if headers:
         fields["headers"] = headers
+    if meta:
+        fields["meta"] = meta
     return bson.encode(fields)[4:-1] if fields else b""
 
 
@@ -209,12 +220,13 @@ class Document:
     order: int
     expires_ms: int | None
     headers: dict[str, str]
+    meta: dict[str, Any]
     body: bytes
 
     @property
     def created_ms(self) -> int:
         """When the message first arrived: the wall-clock part of its first seq."""
-        return self.arrived >> ORDINAL_BITS
+        return self.arrived >> SEQ_COUNTER_BITS
 
 
 _RAW: bson.CodecOptions[dict[str, Any]] = bson.CodecOptions(datetime_conversion=bson.codec_options.DatetimeConversion.DATETIME_MS)
@@ -236,9 +248,15 @@ def decode(raw: bytes | memoryview) -> Document:
         arrived=int(fields.get("arrived", fields["seq"])),
         order=int(fields.get("order", fields["seq"])),
         expires_ms=None if expires is None else int(expires),
-        headers=fields.get("headers", {}),
+        headers=_plain(fields.get("headers", {})),
+        meta=fields.get("meta", {}),
         body=bytes(fields.get("body", b"")),
     )
+
+
+def _plain(fields: dict[str, Any] | bson.DBRef) -> dict[str, Any]:
+    """A subdocument as it was given: PyMongo makes a reference of one with names `$ref` and `$id`."""
+    return dict(fields.as_doc()) if isinstance(fields, bson.DBRef) else fields
 
 
 def prefixes(buffer: bytes | bytearray | memoryview, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:
@@ -261,6 +279,12 @@ def checksums_match(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.d
     """Which documents are the bytes that were written. 0.2 µs a document."""
     same: Mask = np.array(_sums(buffer, starts, starts + heads["len"]), dtype=np.uint32) == heads["crc"]
     return same
+
+
+def checksum_matches(buffer: memoryview, start: int, end: int) -> bool:
+    """Are these bytes one document, whatever its length says? For a single one, met where something is broken."""
+    expected = int.from_bytes(buffer[start + AT_CRC : start + CHECKED_FROM], "little")
+    return bool(crc32(buffer[start + CHECKED_FROM : end]) == expected)
 
 
 # Ids that the server gives: 't' and the document's seq in base 32. The letters leave out i, l, o and t, and sort as they count.
@@ -307,12 +331,12 @@ def server_seq(id_: str) -> int | None:
 
 
 def _mix(x: U64) -> U64:
-    """splitmix64: the hash of a server-given id, from its seq, for whole arrays at once."""
+    """splitmix64: the hash of a server-given id, from its seq, for whole arrays at once. Never 0, which stands for no hash."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return np.maximum(x ^ (x >> np.uint64(31)), np.uint64(1))
 
 
 def hash_seqs(seqs: I64) -> U64:
@@ -326,7 +350,31 @@ def hash_id(id_: str) -> int:
     return int(xxhash.xxh3_64_intdigest(id_.encode())) or 1 if seq is None else int(_mix(np.array([seq], np.uint64))[0])
 
 
-# A file's first document says what the file is. Not hot, so it is made by the bson library; the checksum comes last.
+# Documents that are not hot are made by the bson library. Their last field is the checksum of what they were without it.
+_LAST_CRC = b"\x12crc\0"
+_LAST_BYTES = len(_LAST_CRC) + 8 + 1
+
+
+def encode_checked(fields: dict[str, Any]) -> bytes:
+    """A document with its checksum as the last field."""
+    return bytes(bson.encode({**fields, "crc": Int64(crc32(bson.encode(fields)))}))
+
+
+def decode_checked(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
+    """The fields of a document by `encode_checked` at the start of `data`, and its length. Any other bytes: ValueError."""
+    length = int.from_bytes(data[:4], "little", signed=True)
+    at = length - _LAST_BYTES
+    if at < 4 or length > len(data):
+        raise ValueError("it is cut short")
+    check = crc32((at + 1).to_bytes(4, "little") + bytes(data[4:at]) + b"\0")
+    if data[at:length] != _LAST_CRC + check.to_bytes(8, "little") + b"\0":
+        raise ValueError("its checksum does not match")
+    fields: dict[str, Any] = bson.decode(bytes(data[:length]))
+    del fields["crc"]
+    return fields, length
+
+
+# A file's first document says what the file is.
 _MAGIC = b"\x10turtlemq\0"
 
 
@@ -357,27 +405,23 @@ def encode_header(header: FileHeader) -> bytes:
         "bytes": Int64(header.bytes),
         "killed_seq": Int64(header.killed_seq),
     }
-    check = crc32(bson.encode(fields))
-    return bytes(bson.encode({**fields, "crc": Int64(check)}))
+    return encode_checked(fields)
 
 
 def decode_header(data: bytes | memoryview, file: str) -> tuple[FileHeader, int]:
     """The header and where the documents begin. Says clearly what is wrong with a file that is not ours, newer or damaged."""
-    start = bytes(data[:4096])
-    length = int.from_bytes(start[:4], "little", signed=True)
-    if start[4 : 4 + len(_MAGIC)] != _MAGIC:
+    if data[4 : 4 + len(_MAGIC)] != _MAGIC:
         raise NotOurs(f"{file}: {NotOurs.__doc__}")
-    version = int.from_bytes(start[4 + len(_MAGIC) : 8 + len(_MAGIC)], "little", signed=True)
-    if version > VERSION:
-        raise NewerFormat(f"{file}: format {version}, this program reads up to {VERSION}. {NewerFormat.__doc__}")
     try:
-        fields: dict[str, Any] = bson.decode(start[:length])
-        check = fields.pop("crc")
-        if version < 1 or crc32(bson.encode(fields)) != check:
-            raise ValueError("checksum")
+        fields, length = decode_checked(data[:4096])
+        version = fields["turtlemq"]
+        if version < 1:
+            raise ValueError("version")
+        if version > VERSION:  # every version keeps the first field, the last one, and how they are checked
+            raise NewerFormat(f"{file}: format {version}, this program reads up to {VERSION}. {NewerFormat.__doc__}")
         numbers = {name: int(fields[name]) for name in ("base", "generation", "documents", "bytes", "killed_seq")}
         return FileHeader(kind=fields["kind"], topic=fields["topic"], sealed=fields["sealed"], **numbers), length
-    except (bson.errors.InvalidBSON, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"{file}: its header is damaged ({error}). Restore the file from a backup.") from error
 
 

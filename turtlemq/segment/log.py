@@ -6,20 +6,18 @@ Every document that leaves here was checked against its checksum after it came f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from turtlemq.door import Door
-from turtlemq.errors import Corrupt
 from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import scan as s
 
 _GAP_BYTES = 4096  # reading this much in vain costs less than another pread
-_READ_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ def create(door: Door, path: Path, header: f.FileHeader) -> int:
 
 def read_header(door: Door, path: Path) -> tuple[f.FileHeader, int]:
     """A segment's header and where its documents begin."""
-    return f.decode_header(door.read(path, 0, 4096), path.name)
+    return f.decode_header(door.read(path, 0, 4096), f"{path.parent.name}/{path.name}")
 
 
 def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | bytearray, I64]:
@@ -92,20 +90,18 @@ def read_prefixes(door: Door, path: Path, starts: I64) -> np.ndarray[Any, np.dty
 
 
 def scan_file(door: Door, path: Path, *, whole: bool = False) -> tuple[f.FileHeader, s.Scan]:
-    """Header and scan of a file. `whole`: nothing in it counts as torn. What a sealed file lacks is reported as damage."""
+    """Header and scan of a file. `whole`: nothing in it counts as torn. What a sealed file lacks, or has too much, is damage."""
     header, first = read_header(door, path)
     view = door.map(path)
     size = len(view)
-    found = s.scan(view, first, size, sealed=header.sealed or whole)
-    if header.sealed and size != first + header.bytes:
-        missing = s.Hole(size, first + header.bytes - size, "the file is shorter than its header says")
-        if size > first + header.bytes:
-            raise Corrupt(f"{path.name} is {size} bytes long, its header says {first + header.bytes}. Restore it from a backup.")
-        found = s.Scan(
-            **{name: getattr(found, name) for name in s.Scan.__dataclass_fields__ if name != "damaged"},
-            damaged=(*found.damaged, missing),
-        )
-    return header, found
+    end = first + header.bytes if header.sealed else size
+    rising = not header.sealed and header.kind != "ready"
+    found = s.scan(view, first, min(end, size), sealed=header.sealed or whole, rising=rising)
+    if end == size:
+        return header, found
+    reason = "the file is shorter than its header says" if size < end else "the file is longer than its header says"
+    odd = s.Hole(min(size, end), abs(end - size), reason)
+    return header, replace(found, size=size, end=size, damaged=(*found.damaged, odd))
 
 
 def damage_of(path: Path, found: s.Scan) -> list[Damage]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from turtlemq.errors import InvalidTopic
+from turtlemq.errors import InvalidArgument, InvalidTopic
 
 LOCK = "LOCK"
 CLEAN = "CLEAN"
@@ -25,17 +25,29 @@ TMP = ".tmp"
 DELETED = ".deleted"
 
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_FILE = re.compile(r"(delay|ready|reserve|history)_(\d{10,})(?:\.(\d{10,}))?\.(bson|index|run|dead)(\.tmp|\.deleted)?")
+_FILE = re.compile(r"(delay|ready|reserve|history|dead)_([0-9]{10,})(?:\.([0-9]{10,}))?\.(bson|index|run|dead)(\.tmp|\.deleted)?")
 
 
-def check_topic(name: str) -> str:
+def is_topic(name: str) -> bool:
+    """May a topic be called so?"""
+    return _TOPIC.fullmatch(name) is not None
+
+
+def check_topic(name: object) -> str:
     """The name itself, if it is one.
 
     >>> check_topic("orders.close-30m")
     'orders.close-30m'
     """
-    if not _TOPIC.fullmatch(name):
-        raise InvalidTopic(f"{name[:220]!r} is no topic name: {InvalidTopic.__doc__}")
+    if not isinstance(name, str) or not _TOPIC.fullmatch(name):
+        raise InvalidTopic(f"{name!r:.220} is no topic name: {InvalidTopic.__doc__}")
+    return name
+
+
+def check_group(name: object) -> str:
+    """The name itself, if it is one that a group may have: the same grammar as a topic's."""
+    if not isinstance(name, str) or not _TOPIC.fullmatch(name):
+        raise InvalidArgument(f"{name!r:.220} is no group name: 1 to 200 of A-Z a-z 0-9 . _ -, beginning with a letter or digit")
     return name
 
 
@@ -62,7 +74,14 @@ def parse(name: str) -> FileName | None:
     if match is None:
         return None
     kind, base, first, what, suffix = match.groups()
-    return FileName(kind, int(base), None if first is None else int(first), what, suffix or "")
+    found = FileName(kind, int(base), None if first is None else int(first), what, suffix or "")
+    return found if make(found) == name else None  # with other zeros or numbers there would be two names for one thing
+
+
+def make(file: FileName) -> str:
+    """The name that `parse` takes apart."""
+    maker = {"bson": lambda kind, base, _: segment(kind, base), "dead": dead}.get(file.what, table)
+    return maker(file.kind, file.base, file.first) + file.suffix
 
 
 def segment(kind: str, base: int) -> str:

@@ -3,18 +3,19 @@ and Spark all use it.
 
 Rules:
 - A document counts when its length fits, its field names stand where they must, and its checksum matches.
-- Documents are found by walking lengths, never by searching: a body may hold documents. Only after a broken length is a next
-  start searched, and taken only if walking on from there reaches the end of the file.
+- Documents are found by walking lengths, never by searching, for a body may hold documents. A broken document says twice where it
+  ends: by its length, and by its id and body. Only where neither can be trusted is a next start searched, past whole bodies.
 - *Torn*: bad bytes in what was written since the last sync, as after a power cut. Cut, back to the last whole batch.
 - *Damaged*: bad bytes with a BARRIER document behind them, so they had been synced once. Reported, the rest is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from struct import Struct
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from turtlemq.segment import format as f
 
 _LENGTH = Struct("<i").unpack_from
 _CHUNK = 1 << 16  # documents decoded at once: 4 MB of prefixes
+_CHUNK_MIN = 64  # after a hole: little is walked in vain where holes are many
+_SIGHT = re.compile(re.escape(f.MARK) + b"|" + re.escape(f.BODY))  # what every document holds, wherever it begins
+_SEQ_ANY = -1
 
 
 class Verdict(StrEnum):
@@ -67,18 +71,16 @@ class Scan:
         return len(self.positions)
 
 
-def scan(buffer: bytes | memoryview, start: int, size: int, *, sealed: bool = False) -> Scan:
+def scan(buffer: bytes | memoryview, start: int, size: int, *, sealed: bool = False, rising: bool | None = None) -> Scan:
     """All documents of `buffer[start:size]`. `sealed`: a whole file that was renamed into place, so nothing in it can be torn.
+    `rising`: seqs rise through the file, which helps to tell documents from what looks like one; unless sealed they do.
 
-    0.5 µs a document, nearly all of it checksums and the walk."""
+    0.5 µs a document, nearly all of it checksums and the walk. A hole whose end must be searched costs up to 0.1 s."""
     view = memoryview(buffer)[:size]
-    positions, holes = _structure(view, start, size)
-    columns = [_columns(view, part) for part in _chunks(positions)]
-    pos, length, due, seq, ttr, flags, idlen, good = (np.concatenate(c) for c in zip(*columns, strict=True))
-    for i in np.flatnonzero(~good).tolist():
-        holes.append(Hole(int(pos[i]), int(length[i]), "checksum does not match"))
-    holes.sort(key=lambda hole: hole.position)
-    end, kept = (size, good) if sealed else _cut(size, start, holes, pos, length, flags, good)
+    parts, holes, barrier = _read(view, start, size, rising=not sealed if rising is None else rising)
+    pos, length, due, seq, ttr, flags, idlen = (np.concatenate(column) for column in zip(*parts, strict=True))
+    end = size if sealed else _cut(size, max(start, barrier), holes, pos, length, flags)
+    kept = pos < end
     return Scan(
         positions=pos[kept],
         lengths=length[kept],
@@ -93,114 +95,166 @@ def scan(buffer: bytes | memoryview, start: int, size: int, *, sealed: bool = Fa
     )
 
 
-def _cut(size: int, start: int, holes: list[Hole], pos: I64, length: I64, flags: U32, good: Mask) -> tuple[int, Mask]:
-    """Where an unsealed file ends, and which documents stand before that."""
-    barriers = pos[good & ((flags & f.BARRIER) != 0)]
-    synced = int(barriers[-1]) if len(barriers) else start
+def _cut(size: int, start: int, holes: list[Hole], pos: I64, length: I64, flags: U32) -> int:
+    """Where an unsealed file ends. What stands before `start` was synced in any case."""
+    barriers = pos[(flags & f.BARRIER) != 0]
+    synced = max(int(barriers[-1]), start) if len(barriers) else start
     end = min((hole.position for hole in holes if hole.position >= synced), default=size)
-    kept = good & (pos < end)
-    tail = np.flatnonzero(kept & (pos >= synced))
+    tail = np.flatnonzero((pos >= synced) & (pos < end))
     whole = tail[(flags[tail] & f.CONTINUES) == 0]
     if len(whole):
-        end = min(end, int(pos[whole[-1]] + length[whole[-1]]))
-    elif len(tail):
-        end = synced
-    return end, kept & (pos < end)
+        return min(end, int(pos[whole[-1]] + length[whole[-1]]))
+    return synced if len(tail) else end
 
 
-def _chunks(positions: I64) -> Iterator[I64]:
-    for i in range(0, max(len(positions), 1), _CHUNK):
-        yield positions[i : i + _CHUNK]
+# Walking
 
 
-def _columns(view: memoryview, pos: I64) -> tuple[I64, I64, I64, I64, U32, U32, I64, Mask]:
-    heads = f.prefixes(view, pos)
-    good = f.checksums_match(view, pos, heads)
-    return (
-        pos,
-        heads["len"].astype(np.int64),
-        heads["due"].copy(),
-        heads["seq"].copy(),
-        heads["ttr"].copy(),
-        heads["flags"].copy(),
-        heads["idlen"].astype(np.int64),
-        good,
-    )
-
-
-def _structure(view: memoryview, start: int, size: int) -> tuple[I64, list[Hole]]:
-    """Positions of everything shaped like a document, and the stretches that are not."""
-    found: list[I64] = []
-    holes: list[Hole] = []
+def _read(view: memoryview, start: int, size: int, rising: bool) -> tuple[list[tuple[Any, ...]], list[Hole], int]:
+    """Columns of the good documents, chunk by chunk, the stretches between them, and the last BARRIER that is broken itself but
+    says so where one may stand. `rising`: seqs rise through the file."""
+    parts, holes = [_columns(np.empty(0, np.int64), np.empty(0, f.PREFIX))], []
+    last_seq, chunk, barrier = _SEQ_ANY, _CHUNK, 0
     while start < size:
-        positions, stop = _walk(view, start, size)
-        found.append(positions)
-        if stop == size:
-            break
-        start = _resync(view, stop, size)
-        holes.append(Hole(stop, start - stop, _why(view, stop, size)))
-    return (np.concatenate(found) if found else np.empty(0, np.int64)), holes
-
-
-def _walk(view: memoryview, start: int, size: int) -> tuple[I64, int]:
-    """Follow lengths from `start`; stop at the first thing that is not shaped like a document."""
-    parts: list[I64] = []
-    pos = start
-    while pos < size:
-        positions: list[int] = []
-        while len(positions) < _CHUNK and pos + f.DOCUMENT_BYTES_MIN <= size:
-            length = _LENGTH(view, pos)[0]
-            if not f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX or pos + length > size:
+        positions, stop = _walk(view, start, size, chunk)
+        heads, good = _judge(view, positions)
+        broken = positions[~good].tolist()
+        if stop < size and len(positions) < chunk:
+            broken.append(stop)
+        start, chunk = stop, min(chunk * 4, _CHUNK)
+        for at in broken:
+            i = int(np.searchsorted(positions, at))
+            known = heads["seq"][:i][good[:i]]
+            floor = int(known[-1]) if len(known) else last_seq
+            end, reason = _broken(view, at, size, floor if rising else _SEQ_ANY)
+            holes.append(Hole(at, end - at, reason))
+            barrier = at if 0 < i < len(positions) and good[i - 1] and _begins_a_sync(heads[i - 1 : i + 1]) else barrier
+            if i == len(positions) or end != at + int(heads["len"][i]):  # lengths led astray from here on
+                good[i:] = False
+                start, chunk = end, _CHUNK_MIN
                 break
-            positions.append(pos)
-            pos += length
-        part = np.array(positions, dtype=np.int64)
-        shaped = _shaped(view, part)
-        parts.append(part[:shaped])
-        if shaped < len(part):
-            return np.concatenate(parts), int(part[shaped])
-        if len(part) < _CHUNK:
+        parts.append(_columns(positions[good], heads[good]))
+        last_seq = int(parts[-1][3][-1]) if good.any() else last_seq
+    return parts, holes, barrier
+
+
+def _begins_a_sync(heads: np.ndarray[Any, np.dtype[Any]]) -> bool:
+    """Do the second one's names and flags say BARRIER, behind the first one, the end of a batch? A hole before it is damage then,
+    even if the barrier itself is torn: zeros or old bytes would not say so."""
+    ends, begins = heads["flags"].tolist()
+    return not ends & f.CONTINUES and bool(begins & f.BARRIER) and bool(f.well_formed(heads)[1])
+
+
+def _walk(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
+    """Follow `count` lengths from `pos`. Returns where documents seem to begin, and where it stopped."""
+    positions: list[int] = []
+    while len(positions) < count and pos + f.DOCUMENT_BYTES_MIN <= size:
+        length = _LENGTH(view, pos)[0]
+        if not f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX or pos + length > size:
             break
-    return np.concatenate(parts), pos
+        positions.append(pos)
+        pos += length
+    return np.array(positions, dtype=np.int64), pos
 
 
-def _shaped(view: memoryview, positions: I64) -> int:
-    """How many documents from the first on are well formed."""
-    if not len(positions):
-        return 0
+def _judge(view: memoryview, positions: I64) -> tuple[np.ndarray[Any, np.dtype[Any]], Mask]:
+    """The prefixes at these positions, and which belong to documents as they were written."""
     heads = f.prefixes(view, positions)
-    ends = positions + heads["len"] - 1
-    ok = f.well_formed(heads) & (np.frombuffer(view, np.uint8)[ends] == 0)
-    return len(ok) if ok.all() else int(np.argmin(ok))
+    good = f.well_formed(heads)
+    good[good] = f.checksums_match(view, positions[good], heads[good])
+    return heads, good
 
 
-def _resync(view: memoryview, broken: int, size: int) -> int:
-    """The first document behind `broken` from which lengths lead to the end of the file (or to a torn last document)."""
-    data = bytes(view[broken:size])
-    at = data.find(f.MARK, 5)
-    while at >= 0:
-        candidate = broken + at - 4
-        _, stop = _walk(view, candidate, size)
-        if stop == size or (stop > candidate and _torn(view, stop, size)):
-            return candidate
-        at = data.find(f.MARK, at + 1)
+def _columns(pos: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, I64, I64, I64, U32, U32, I64]:
+    lengths, ids = heads["len"].astype(np.int64), heads["idlen"].astype(np.int64)
+    return pos, lengths, heads["due"].copy(), heads["seq"].copy(), heads["ttr"].copy(), heads["flags"].copy(), ids
+
+
+# What is broken
+
+
+def _broken(view: memoryview, pos: int, size: int, floor: int) -> tuple[int, str]:
+    """Where the broken document at `pos` ends, as far as anyone can tell, and what is wrong with it.
+
+    Sure is: an end found from the inside that the checksum confirms; a length that the inside agrees with, or that leads to a
+    good document or to the end. If all it says points behind the end of the file, its end was never written."""
+    if size - pos < f.DOCUMENT_BYTES_MIN:
+        return size, "the file ends inside a document"
+    length, inner = _LENGTH(view, pos)[0], _inner_end(view, pos, size)
+    plausible = f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX
+    reason = "checksum does not match" if plausible else f"{length} is no document's length"
+    if inner is not None and inner <= size and f.checksum_matches(view, pos, inner):
+        return inner, "the first bytes of a document are damaged"
+    claimed = pos + length
+    if plausible and claimed <= size and (claimed in (inner, size) or _good(view, claimed, size) is not None):
+        return claimed, reason
+    named = bool(f.well_formed(f.prefixes(view, np.array([pos])))[0])
+    if plausible and named and claimed > size and inner is not None and inner > size:
+        return size, "the file ends inside a document"
+    return _search(view, pos, size, floor), reason
+
+
+def _inner_end(view: memoryview, pos: int, size: int) -> int | None:
+    """Where a document ends by its id, optional fields and body: behind `size` if they do, None if they make no sense."""
+    id_bytes: int = _LENGTH(view, pos + f.AT_IDLEN)[0]
+    if not 1 <= id_bytes <= f.STORED_ID_BYTES_MAX + 1:
+        return None
+    at = pos + f.PREFIX_BYTES + id_bytes
+    while at + f.BODY_HEAD_BYTES <= size:
+        name_bytes = bytes(view[at + 1 : at + 1 + f.NAME_BYTES_MAX]).find(0)
+        kind, at = view[at], at + 2 + name_bytes
+        if name_bytes < 1 or kind not in f.VARIABLE_TYPES:
+            return None
+        if at + 4 > size:
+            break
+        length: int = 8 if kind in f.EIGHT_BYTES else _LENGTH(view, at)[0]
+        if length < 0:
+            return None
+        if kind == f.BODY[0]:
+            return at + 4 + 1 + length + 1
+        at += max(length, 5)
+    return size + 1 if at - pos <= f.DOCUMENT_BYTES_MAX else None
+
+
+def _good(view: memoryview, pos: int, size: int) -> tuple[int, int] | None:
+    """Length and seq of the document at `pos`, if there is one, as it was written."""
+    positions, _ = _walk(view, pos, size, 1)
+    heads, good = _judge(view, positions)
+    return (int(heads["len"][0]), int(heads["seq"][0])) if good.any() else None
+
+
+def _search(view: memoryview, pos: int, size: int, floor: int) -> int:
+    """The next place behind `pos` where a document surely begins, or the end. A body met on the way is jumped over as a whole if
+    that leads to where a document may begin: what is in it may look like documents, too. Their seqs may tell, `floor` does."""
+    at = pos + 1
+    while (sight := _SIGHT.search(view, at, size)) is not None:
+        at = sight.start()
+        if view[at] == f.BODY[0]:
+            length = _LENGTH(view, at + len(f.BODY))[0] if at + f.BODY_HEAD_BYTES <= size else -1
+            behind = at + f.BODY_HEAD_BYTES + length + 1
+            if length >= 0 and behind == size:
+                return size
+            at = behind if length >= 0 and view[behind + 4 : behind + 4 + len(f.MARK)] == f.MARK else at + 1
+        elif at - 4 > pos and (found := _good(view, at - 4, size)) is not None:
+            candidate, (length, seq) = at - 4, found
+            at = _around(view, candidate, size) if seq > floor else candidate + length
+            if at == candidate:
+                return candidate
+        else:
+            at += 1
     return size
 
 
-def _torn(view: memoryview, pos: int, size: int) -> bool:
-    """Is `view[pos:size]` the beginning of a document whose end was never written?"""
-    rest = size - pos
-    if rest < 4:
-        return True
-    length = _LENGTH(view, pos)[0]
-    named = bytes(view[pos + 4 : pos + 4 + len(f.MARK)])
-    return f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX and length > rest and f.MARK.startswith(named)
+def _around(view: memoryview, pos: int, size: int) -> int:
+    """Where the document ends in whose body the ones from `pos` on stand, or `pos` if they are in none.
 
-
-def _why(view: memoryview, pos: int, size: int) -> str:
-    if size - pos < f.DOCUMENT_BYTES_MIN:
-        return "the file ends inside a document"
-    length = _LENGTH(view, pos)[0]
-    if not f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX:
-        return f"{length} is no document's length"
-    return "the file ends inside a document" if pos + length > size else "the field names of a document are damaged"
+    Documents that fill a body are followed by the NUL that ends the document around it, and by the next one or the end."""
+    end = pos
+    while end < size and end - pos <= f.DOCUMENT_BYTES_MAX:
+        positions, stop = _walk(view, end, size, _CHUNK_MIN if end == pos else _CHUNK)
+        _, good = _judge(view, positions)
+        end = stop if good.all() else int(positions[np.argmin(good)])
+        if not good.all() or not len(good):
+            break
+    filled = end < size and view[end] == 0 and (end + 1 == size or _good(view, end + 1, size) is not None)
+    return end + 1 if filled else pos

@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import bson
 import numpy as np
 from bson.int64 import Int64
 from zlib_ng.zlib_ng import crc32
@@ -31,6 +30,7 @@ from zlib_ng.zlib_ng import crc32
 from turtlemq.door import Door
 from turtlemq.errors import Corrupt
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
+from turtlemq.segment import format as f
 
 BLOCK = 4096
 FANOUT = BLOCK // 8
@@ -85,7 +85,7 @@ def build(cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, kil
         "sections": places,
         "checksums": [at, len(sums) // 4, crc32(sums)],
     }
-    header = bson.encode({**fields, "crc": Int64(crc32(bson.encode(fields)))})
+    header = f.encode_checked(fields)
     return [header + b"\0" * (BLOCK - len(header)), *buffers, sums]
 
 
@@ -282,15 +282,14 @@ def open_table(door: Door, path: Path) -> Table | None:
 def parse_table(path: Path, data: memoryview) -> Table:
     """The table in `data`. Its header and its list of checksums are verified here, its blocks when they are used."""
     try:
-        fields: dict[str, Any] = bson.decode(bytes(data[: int.from_bytes(data[:4], "little")]))
-        check = fields.pop("crc")
-        if fields["turtlemq_index"] != _VERSION or crc32(bson.encode(fields)) != check:
-            raise ValueError("its header is damaged")
+        fields, _ = f.decode_checked(data[:BLOCK])
+        if fields["turtlemq_index"] != _VERSION:
+            raise ValueError("it is of another version")
         at, count, sums_check = fields["checksums"]
         sums = data[at : at + 4 * count]
         if len(data) != at + 4 * count or crc32(sums) != sums_check:
             raise ValueError("its checksums are damaged")
         cover = Cover(**{name: int(fields[name]) for name in Cover.__dataclass_fields__})
         return Table(path, data, cover, fields["sections"], np.frombuffer(sums, np.uint32))
-    except (bson.errors.InvalidBSON, ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path.name}: {error}. {Damaged.__doc__}") from error

@@ -1,0 +1,80 @@
+"""Housekeeping: sealing a full segment, and emptying one that is nearly dead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import child, probe
+from benchmarks.load import DUE_FROM_MS, DUE_TO_MS, Load, Server
+from benchmarks.model import Figure, Size
+from benchmarks.run import Benchmark, Run
+from turtlemq.index import care
+from turtlemq.index import seal as seals
+from turtlemq.model import Settings
+from turtlemq.topic import CARE_BUDGET
+
+
+def _seal(run: Run) -> Iterator[Figure]:
+    for kind, own in (("server ids", False), ("own ids", True)):
+        found = run.child(f"sealing a segment with {kind}", seal_one, folder=run.folder("seal"), own=own, size=run.shape)
+        limit = run.limits.write_bytes_s / found["bytes"] * found["count"]
+        note = f"{found['count']:,} messages in {found['seconds']:.1f} s, {found['bytes'] / found['seconds'] / 1e6:,.0f} MB/s"
+        rate = found["count"] / found["seconds"]
+        yield Figure(f"one segment, {kind}", rate, "msg/s", limit=limit, limit_of="disk, sequential write", note=note)
+
+
+def seal_one(folder: str, own: bool, size: dict[str, Any]) -> dict[str, float]:
+    """Runs in a process of its own."""
+    shape = Size(**size)
+    server, load = Server(folder, Settings(segment_messages=shape.seal)), Load(shape.batch, own)
+    while load.next + shape.batch <= shape.seal:
+        server.append(load.batch())
+        child.say(load.next / shape.seal / 2)
+    server.index.writer.roll()
+    order = care.seal_job(server.index, 0)
+    begin = time.perf_counter()
+    done = seals.seal(server.engine.door.fresh(), order)
+    taken = time.perf_counter() - begin
+    care.adopt(server.index, done)
+    assert done.documents == server.sleepers == load.next, "everything sleeps on"
+    return {"count": load.next, "seconds": taken, "bytes": done.size}
+
+
+seal = Benchmark("seal", "rewrite a full segment in due order with its index, in one process", {}, _seal)
+
+
+def _compact(run: Run) -> Iterator[Figure]:
+    found = run.child("compacting", compact_one, folder=run.folder("compact"), size=run.shape)
+    note = f"{found['moved']:,} of {run.size.compact:,}; in the background {CARE_BUDGET} a step"
+    yield Figure("sleepers moved", found["moved"] / found["seconds"], "msg/s", note=note)
+    yield Figure("a step, p99", 1e3 * found["p99"], "ms", limit=run.limits.sync_s * 1e3, limit_of="fdatasync of 4 KiB")
+
+
+def compact_one(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Runs in a process of its own: all but four in a hundred of a sealed segment are handed off, the rest is moved."""
+    shape = Size(**size)
+    server, load = Server(folder, Settings(segment_messages=shape.compact)), Load(shape.batch)
+    while load.next < shape.compact:
+        server.append(load.batch())
+    server.index.writer.roll()
+    server.settle()
+    server.now_ms = DUE_FROM_MS + (DUE_TO_MS - DUE_FROM_MS) * 96 // 100
+    while server.fire():
+        pass
+    server.topic.beat()
+    left = server.sleepers
+    assert 0 < left <= shape.compact * 0.05, "nearly everything was handed off"
+    times, moved = [], 0
+    while 0 in server.index.shelf.segments and server.index.shelf.segments[0].live:
+        begin = time.perf_counter()
+        moved += care.compact(server.index, 0, CARE_BUDGET)
+        times.append(time.perf_counter() - begin)
+    assert (moved, server.sleepers) == (left, left), "each was moved once"
+    return {"moved": moved, "seconds": sum(times), "p99": probe.percentile(times, 0.99)}
+
+
+compact = Benchmark(
+    "compact", "move the last sleepers of a segment into the active one, durably, so that it can go", {}, _compact
+)

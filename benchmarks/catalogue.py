@@ -1,0 +1,29 @@
+"""All benchmarks, in the order in which they run: those that change the big states come after those that only look."""
+
+from __future__ import annotations
+
+from benchmarks.append import append, durable
+from benchmarks.care import compact, seal
+from benchmarks.fire import cold, fire
+from benchmarks.growth import growth
+from benchmarks.look import cancel, forecast, lookup, tick
+from benchmarks.memory import disk, memory
+from benchmarks.restart import restart
+from benchmarks.run import Benchmark
+
+ALL: tuple[Benchmark, ...] = (
+    append,
+    durable,
+    fire,
+    seal,
+    compact,
+    memory,
+    disk,
+    tick,
+    forecast,
+    lookup,
+    cancel,
+    restart,
+    growth,
+    cold,
+)

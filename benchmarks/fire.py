@@ -1,0 +1,147 @@
+"""Firing: what is due is found, read, checked and written to the ready log. Warm, and from a disk that has it all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import child, probe
+from benchmarks.load import DUE_FROM_MS, DUE_TO_MS, Load, Server
+from benchmarks.model import Figure, Goal, Size, of_rounds
+from benchmarks.run import Benchmark, Run
+from turtlemq.model import Settings
+
+_FIRE = {
+    "one sealed segment": Goal("≥", 1_000_000),
+    "twelve sealed segments": Goal("≥", 1_000_000),
+    "the active segment": Goal("≥", 1_000_000),
+}
+_SHAPES = {"one sealed segment": 1, "twelve sealed segments": 12, "the active segment": 0}
+
+
+def _fire(run: Run) -> Iterator[Figure]:
+    for name, segments in _SHAPES.items():
+        rounds = []
+        for number in range(run.size.rounds):
+            title = f"firing from {name}, round {number + 1}"
+            rounds.append(run.child(title, burst, folder=run.folder("fire"), segments=segments, size=run.shape))
+        limit = run.limits.write_bytes_s / rounds[0]["document_bytes"]
+        rates = [found["rate"] for found in rounds]
+        yield of_rounds(name, rates, "msg/s", goal=_FIRE[name], limit=limit, limit_of="disk, sequential write")
+    steady = run.child("firing 1,000 at a time", trickle, folder=run.folder("fire"), size=run.shape)
+    yield Figure("a tick with 1,000 due, twelve segments, p50", 1e3 * steady["p50"], "ms", note=f"{steady['ticks']} ticks")
+    yield Figure("a tick with 1,000 due, twelve segments, p99", 1e3 * steady["p99"], "ms")
+
+
+def _sleeping(folder: str, count: int, segments: int, batch: int) -> Server:
+    """A server with so many sleepers, in so many sealed segments; 0: in the active one."""
+    each = -(-count // max(1, segments) // batch) * batch
+    server = Server(folder, Settings(segment_messages=each) if segments else None)
+    load = Load(batch)
+    while load.next < each * max(1, segments):
+        server.append(load.batch())
+    if segments:
+        server.index.writer.roll()
+        server.settle()
+    return server
+
+
+def burst(folder: str, segments: int, size: dict[str, Any]) -> dict[str, float]:
+    """Runs in a process of its own: everything comes due at once."""
+    shape = Size(**size)
+    server = _sleeping(folder, shape.burst, segments, shape.batch)
+    stats = server.index.stats()
+    begin = time.perf_counter()
+    _fire_all(server)
+    taken = time.perf_counter() - begin
+    assert server.sleepers == 0, "everything was handed off"
+    assert server.topic.broker.ready.next_offset == stats.sleep, "and accepted"
+    return {"rate": stats.sleep / taken, "document_bytes": stats.bytes / stats.sleep, "count": stats.sleep}
+
+
+def _fire_all(server: Server, count: int | None = None) -> int:
+    """Tick until nothing, or `count` messages, are left of what is due. The clock runs as it does on the wall."""
+    total = server.sleepers if count is None else count
+    begin, done, start = time.perf_counter(), 0, max(server.now_ms, DUE_TO_MS)
+    while done < total:
+        server.now_ms = start + int((time.perf_counter() - begin) * 1000)
+        fired = server.fire()
+        if not fired and server.sleepers == 0:
+            break
+        done += fired
+        child.say(done / total)
+    return done
+
+
+def trickle(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Runs in a process of its own: the clock moves on so that about a batch comes due between two ticks."""
+    shape = Size(**size)
+    server = _sleeping(folder, shape.burst, 12, shape.batch)
+    step = (DUE_TO_MS - DUE_FROM_MS) * shape.batch // shape.burst
+    server.now_ms = DUE_FROM_MS
+    times = []
+    while server.now_ms < DUE_TO_MS:
+        server.now_ms += step
+        times.append(probe.seconds(server.fire))
+    return {"p50": probe.percentile(times, 0.5), "p99": probe.percentile(times, 0.99), "ticks": len(times)}
+
+
+fire = Benchmark("fire", "find due documents and hand them off to the ready log, warm, all due at one instant", _FIRE, _fire)
+
+
+def hand_off(folder: str, count: int, size: dict[str, Any]) -> int:
+    """Runs in a process of its own: so many sleepers of a state come due."""
+    return _fire_all(Server(folder, Size(**size).settings), count)
+
+
+# A backlog that is not in the page cache
+
+
+def _cold(run: Run) -> Iterator[Figure]:
+    state = run.state()
+    backlog = probe.files(state.topic)
+    probe.evict(backlog)
+    found = run.child("firing the whole backlog, cold", drain, folder=state.folder, size=run.shape)
+    both = 1 / (1 / run.limits.read_bytes_s + 1 / run.limits.write_bytes_s)
+    each = found["raw_bytes"] / found["count"]
+    yield Figure(
+        "rate",
+        found["count"] / found["seconds"],
+        "msg/s",
+        limit=both / each,
+        limit_of="disk, reading and writing in turn",
+        note=f"{found['count']:,} messages",
+    )
+    yield Figure("read from the disk", found["read_bytes"] / found["seconds"] / 1e6, "MB/s", limit=run.limits.read_bytes_s / 1e6,
+                 limit_of="disk, sequential read")  # fmt: skip
+    yield Figure(
+        "bytes read for each byte handed off",
+        found["read_bytes"] / found["raw_bytes"],
+        "×",
+        note="1.0 to 1.1 is sequential, keys and positions included; random reads of 4 KiB would be 20",
+    )
+    yield Figure("the longest tick, with the sync of the ready log", 1e3 * found["longest"], "ms")
+
+
+def drain(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Runs in a process of its own: fire everything that sleeps in a state."""
+    server = Server(folder, Size(**size).settings, worker=True)
+    count = server.sleepers
+    raw_bytes = sum(segment.size for segment in server.index.shelf.segments.values())
+    before, began, longest, done = probe.disk_io()[0], time.perf_counter(), 0.0, 0
+    while done < count:
+        server.now_ms = DUE_TO_MS + int((time.perf_counter() - began) * 1000)
+        begin = time.perf_counter()
+        done += server.fire()
+        longest = max(longest, time.perf_counter() - begin)
+        child.say(done / count)
+    taken, read = time.perf_counter() - began, probe.disk_io()[0] - before
+    assert server.sleepers == 0, "everything was handed off"
+    shown = probe.files(Path(folder), "ready_*.bson")
+    assert probe.file_bytes(shown) > count, "and is in the ready log"
+    return {"count": count, "seconds": taken, "read_bytes": read, "raw_bytes": raw_bytes, "longest": longest}
+
+
+cold = Benchmark("cold", "fire a backlog of which nothing is in the page cache; the files are evicted first", {}, _cold)

@@ -1,0 +1,136 @@
+"""A real server process on a free port with a folder of its own, and a small client that speaks HTTP to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAM = [sys.executable, "-c", "from turtlemq.cli import main; main()"]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, without what a developer may have set for the program."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TURTLEMQ_")}
+    return kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
+
+
+@dataclass
+class Answer:
+    """Status, headers and body."""
+
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    port: int
+    data: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.data.parent / "server.log").read_text()
+
+    def call(
+        self, method: str, path: str, value: Any = None, *, data: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        sent = {"Content-Type": "application/json"} if value is not None or data is not None else {}
+        try:
+            connection.request(method, path, json.dumps(value) if value is not None else data, sent | (headers or {}))
+            response = connection.getresponse()
+            return Answer(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+    def ok(self, method: str, path: str, value: Any = None, **more: Any) -> Any:
+        """The JSON of an answer that must be a good one."""
+        answer = self.call(method, path, value, **more)
+        assert answer.status < 300, (method, path, answer.status, answer.data)
+        return answer.json
+
+    def put(self, topic: str, *messages: dict[str, Any]) -> list[str]:
+        return list(self.ok("POST", f"/v1/topics/{topic}/messages", {"messages": messages})["ids"])
+
+    def fetch(self, topic: str, group: str = "default", **asked: Any) -> list[dict[str, Any]]:
+        return list(self.ok("POST", f"/v1/topics/{topic}/groups/{group}/fetch", asked)["messages"])
+
+    def ack(self, topic: str, *acks: str, **more: Any) -> Any:
+        return self.ok("POST", f"/v1/topics/{topic}/ack", {"acks": acks, **more})
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ask it to end, and wait."""
+        self.process.send_signal(number)
+        return self.process.wait(10)
+
+
+def _ready(server: Server) -> None:
+    """Wait until it serves."""
+    assert server.process.stdout is not None
+    line = server.process.stdout.readline()
+    assert "listens on" in line, (line, server.log)
+    server.port = int(line.split(",")[0].rpartition(":")[2])
+    end = time.monotonic() + 10
+    while server.call("GET", "/readyz").status != 200:
+        assert time.monotonic() < end, server.log
+        time.sleep(0.02)
+
+
+@contextmanager
+def running(data: Path, *args: str, group: bool = False, **env: str) -> Iterator[Server]:
+    """A server for a while; it must end well, unless the test has ended it. `group`: as the head of a process group."""
+    with (data.parent / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*PROGRAM, "serve", "--data", str(data), "--port", "0", *args],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment(**env),
+            cwd=data.parent,
+            start_new_session=group,
+        )
+    server = Server(process, 0, data)
+    try:
+        _ready(server)
+        yield server
+        if process.poll() is None:
+            assert server.stop() == 0, server.log
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command line, once."""
+    return subprocess.run([*PROGRAM, *args], capture_output=True, text=True, timeout=30, env=environment(**env))

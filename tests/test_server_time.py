@@ -1,0 +1,213 @@
+"""Time over real HTTP: never early, hardly late, long polls woken at once, and stops and kills that lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import Server, run, running
+from turtlemq.engine import Engine
+from turtlemq.errors import InvalidArgument
+from turtlemq.server.config import load
+
+LATE_S = 1.0  # on a busy machine; idle it is a few milliseconds
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("time") / "data") as found:
+        yield found
+
+
+class Background:
+    """A call on a thread of its own, with the time at which it was answered."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.value = self._call()
+        self.at = time.time()
+
+    def result(self) -> Any:
+        self._thread.join(20)
+        return self.value
+
+
+def test_a_message_is_never_early_and_hardly_late(server: Server) -> None:
+    assert server.fetch("early") == []
+    poll = Background(lambda: server.fetch("early", wait=10))
+    server.put("early", {"body": 1, "delay": 0.4})
+    (message,) = poll.result()
+    assert message["ready_ms"] >= message["due_ms"]
+    assert 0 <= poll.at - message["due_ms"] / 1000 < LATE_S
+
+
+def test_an_earlier_message_is_not_held_up_by_a_later_one(server: Server) -> None:
+    server.put("order", {"body": "late", "delay": 60})
+    server.put("order", {"body": "soon", "delay": 0.3})
+    started = time.monotonic()
+    assert [message["body"] for message in server.fetch("order", wait=10)] == ["soon"]
+    assert time.monotonic() - started < 0.3 + LATE_S
+
+
+def test_a_long_poll_is_woken_by_a_put(server: Server) -> None:
+    poll = Background(lambda: server.fetch("woken", wait=10))
+    time.sleep(0.2)
+    started = time.time()
+    server.put("woken", {"body": 1})
+    assert len(poll.result()) == 1
+    assert poll.at - started < LATE_S
+
+
+def test_a_long_poll_is_woken_by_a_retry_and_by_the_end_of_a_lease(server: Server) -> None:
+    server.put("retried", {"body": 1, "id": "a"}, {"body": 2, "id": "b"})
+    server.fetch("retried", max=1, ttr=60)
+    server.fetch("retried", max=1, ttr=0.3)
+    server.ack("retried", "-a", retry_delay=0.6)
+    started = time.monotonic()
+    assert [message["id"] for message in server.fetch("retried", wait=10)] == ["b"]
+    assert [message["id"] for message in server.fetch("retried", wait=10)] == ["a"]
+    assert time.monotonic() - started < 0.6 + LATE_S
+
+
+def test_an_empty_long_poll_ends_in_time(server: Server) -> None:
+    started = time.monotonic()
+    assert server.fetch("nothing", wait=0.3) == []
+    assert 0.25 < time.monotonic() - started < 0.3 + LATE_S
+
+
+def test_those_who_wait_share_what_comes(server: Server) -> None:
+    polls = [Background(lambda: server.fetch("shared", max=1, wait=10)) for _ in range(5)]
+    time.sleep(0.2)
+    server.put("shared", *({"body": i} for i in range(5)))
+    assert sorted(message["body"] for poll in polls for message in poll.result()) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_vanished_consumer_was_given_is_not_lost(server: Server) -> None:
+    server.ok("PUT", "/v1/topics/vanished", {})
+    with socket.create_connection(("127.0.0.1", server.port)) as gone:
+        body = json.dumps({"wait": 30}).encode()
+        head = "POST /v1/topics/vanished/fetch HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        gone.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.2)
+    time.sleep(0.2)
+    server.put("vanished", {"body": 1})
+    assert len(server.fetch("vanished", wait=5)) == 1
+
+
+def test_a_budget_that_is_spent_and_one_that_ends_a_poll(server: Server) -> None:
+    spent = server.call("POST", "/v1/topics/b/messages", {"body": 1}, headers={"X-Turtlemq-Budget-Ms": "0"})
+    assert (spent.status, spent.code) == (504, "DEADLINE_EXCEEDED")
+    assert server.call("GET", "/v1/topics/b").status == 404
+    started = time.monotonic()
+    asked = {"wait": 30}
+    assert server.ok("POST", "/v1/topics/b/fetch", asked, headers={"X-Turtlemq-Budget-Ms": "300"}) == {"messages": []}
+    assert time.monotonic() - started < 0.3 + LATE_S
+
+
+# Stopping and starting
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_drains_long_polls_and_leaves_the_clean_mark(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path / "data") as server:
+        server.put("t", {"body": 1, "id": "a", "delay": 60})
+        poll = Background(lambda: server.fetch("t", wait=30))
+        time.sleep(0.2)
+        started = time.monotonic()
+        assert server.stop(number) == 0
+        assert time.monotonic() - started < 5
+        assert poll.result() == []
+    assert (tmp_path / "data" / "CLEAN").exists()
+    engine = Engine.open(tmp_path / "data")
+    assert engine.was_clean
+    assert engine.check() == []
+    engine.close()
+
+
+@pytest.mark.slow
+def test_a_kill_forgets_nothing_that_was_answered(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as server:
+        server.ok("PUT", "/v1/topics/t", {"ttr": 1})
+        server.put("t", *({"body": i, "id": f"m{i}"} for i in range(4)), {"body": 4, "id": "m4", "delay": 1})
+        server.fetch("t", max=2)
+        server.ack("t", "m0")
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    with running(tmp_path / "data") as server:
+        seen: set[str] = set()
+        while len(seen) < 4:
+            found = server.fetch("t", wait=5)
+            assert found, seen
+            seen |= {message["id"] for message in found}
+        assert seen == {"m1", "m2", "m3", "m4"}
+        assert server.ok("GET", "/v1/topics/t")["settings"]["ttr"] == 1
+
+
+@pytest.mark.slow
+def test_a_second_server_on_the_same_folder_or_port_says_why_it_ends(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as server:
+        second = run("serve", "--data", str(tmp_path / "data"), "--port", "0")
+        assert second.returncode == 1
+        assert "Cannot open the data folder" in second.stderr
+        other = run("serve", "--data", str(tmp_path / "other"), "--port", str(server.port))
+        assert other.returncode == 1
+        assert "Cannot listen" in other.stderr
+
+
+def test_configuration_from_file_environment_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "turtlemq.toml"
+    file.write_text("auto_create_topics = false\nmax_delay_days = 1\nmax_delivery_retries = 1\n[defaults]\nttr_ms = 5000\n")
+    with running(tmp_path / "data", "--config", str(file), TURTLEMQ_REJECT_PAST="true") as server:
+        assert server.call("POST", "/v1/topics/t/messages", {"body": 1}).code == "UNKNOWN_TOPIC"
+        assert server.call("POST", "/v1/topics/t/fetch", {}).code == "UNKNOWN_TOPIC"
+        settings = server.ok("PUT", "/v1/topics/t", {})["settings"]
+        assert (settings["ttr"], settings["max_attempts"]) == (5, 2)
+        messages = [{"body": 1, "delay": 86_000}, {"body": 1, "delay": 87_000}]
+        refused = server.call("POST", "/v1/topics/t/messages", {"messages": messages})
+        assert (refused.code, refused.json["error"]["index"]) == ("EXCEEDS_MAX_DELAY", 1)
+        assert server.call("POST", "/v1/topics/t/messages", {"body": 1, "due_ms": 1000}).code == "INVALID_FIRE_AT"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("prot = 1", "did you mean port?"), ("allowed_hosts = []", "not available yet"), ("port = 'x'", "port"), ("= 1", "TOML")],
+)
+def test_a_wrong_configuration_says_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "t.toml").write_text(text)
+    with pytest.raises(InvalidArgument, match=re.escape(said)):
+        load({}, {}, tmp_path / "t.toml")
+
+
+def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text("port = 1\nhost = 'file'\ndata = 'file'\n")
+    found = load({"port": 3, "host": None}, {"TURTLEMQ_PORT": "2", "TURTLEMQ_HOST": "environment"}, tmp_path / "t.toml")
+    assert (found.port, found.host, found.data) == (3, "environment", "file")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_the_worker_process_too_and_does_no_harm(tmp_path: Path) -> None:
+    with running(tmp_path / "data", group=True) as server:
+        server.ok("PUT", "/v1/topics/t", {"segment_bytes": 50_000})
+        server.put("t", *({"body": "x" * 50, "delay": 3600 + i} for i in range(2_000)))
+        end = time.monotonic() + 15
+        while not list((tmp_path / "data/topic/t").glob("delay_*.index")):
+            assert time.monotonic() < end, "nothing was sealed"
+            time.sleep(0.1)
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.process.wait(10) == 0
+        assert "Traceback" not in server.log
+    assert (tmp_path / "data" / "CLEAN").exists()

@@ -1,0 +1,369 @@
+"""The Broker of one topic: ready documents are reserved by groups of consumers, acknowledged, tried again, and end as history.
+
+What a consumer did is in the journal before it is answered. What becomes of deliveries that nobody acknowledged is in `ends`.
+
+No clock, no threads. Made by `replay.open_broker`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from bson.int64 import Int64
+
+from turtlemq.broker import delivery, ends
+from turtlemq.broker.delivery import Picked, Piece
+from turtlemq.broker.ends import Ended
+from turtlemq.broker.group import Group, Held, moved
+from turtlemq.broker.journal import Journal, pack
+from turtlemq.broker.ready import ReadyLog
+from turtlemq.errors import UnknownGroup
+from turtlemq.model import I64, Due, Settings
+from turtlemq.segment import format as f
+from turtlemq.segment import log
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A dead letter that is about to go."""
+
+    group: str
+    id: str
+    seq: int  # of the letter
+    became: int  # the seq under which it sleeps again; 0: it is deleted
+
+
+@dataclass(slots=True)
+class Reserved:
+    """What a fetch hands out: documents by piece, with the columns that a shell needs for its answer."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    until_ms: list[I64] = field(default_factory=list)  # for each piece, for each message
+    more: bool = False  # nothing is here because so much was passed over: ask again at once
+
+    def __len__(self) -> int:
+        return sum(len(piece.which) for piece in self.pieces)
+
+    @property
+    def ids(self) -> list[str]:
+        return [id_ for piece in self.pieces for id_ in piece.held.ids]
+
+    def documents(self) -> list[f.Document]:
+        """Decoded. Not for hot paths."""
+        return [delivery.document(piece.read, i) for piece in self.pieces for i in piece.which.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """The answer to a grouped ack list."""
+
+    acked: int
+    failed: int
+    dead: int
+    unknown: list[str]
+
+
+class Broker:
+    """See the module."""
+
+    def __init__(
+        self,
+        ready: ReadyLog,
+        reserve: Journal,
+        history: Journal,
+        settings: Settings,
+        bury: Callable[[Sequence[Ended]], int],
+        resleep: Callable[[Sequence[Ended]], None],
+        newest_seq: Callable[[], int],
+    ) -> None:
+        self.ready, self.reserve_log, self.history, self.settings = ready, reserve, history, settings
+        self.groups: dict[str, Group] = {}
+        self.cancelled: set[int] = set()  # offsets cancelled while ready
+        self.levels = False  # the topic has used priorities
+        self.specials = False  # the ready log holds documents that not every group sees
+        self.notices = 0  # cancelled messages that are not in `cancelled`
+        self.bury, self.resleep = bury, resleep  # `bury` tells how many took the place of an older letter
+        self._newest_seq = newest_seq
+        self.dead: Counter[str] = Counter()  # dead letters by the name of their group, which may be gone
+        self.leaving: list[Leaving] = []  # dead letters that were about to go when the process ended
+        self._unclaimed: int | None = 0  # messages that no group has been made for yet; None: to be counted
+
+    # From the Index
+
+    def accept(self, due: Due, now_ms: int) -> None:
+        """Store a handoff. Durable with the next beat; until then the Index keeps it."""
+        self._store(due.raw, due.starts, now_ms, due.progress)
+
+    def notice(self, documents: bytes, starts: I64, now_ms: int) -> None:
+        """Note that sleepers were cancelled, so that their ids stay known."""
+        self._store(documents, starts, now_ms, self.ready.progress)
+
+    def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Any) -> None:
+        self.ready.accept(raw, starts, progress, now_ms)
+        heads = f.prefixes(raw, starts)
+        flags = heads["flags"]
+        self.levels |= bool((flags & f.PRIORITY).any())
+        special = np.flatnonzero(flags & (f.META | f.NOTICE))
+        self.specials |= len(special) > 0
+        offsets = np.arange(self.ready.next_offset - len(starts), self.ready.next_offset)
+        read = log.Documents(raw, starts, heads, np.ones(len(starts), np.bool_))
+        own = log.Documents(raw, starts[special], heads[special], read.good[special])
+        for name, group in self.groups.items():
+            group.unfetched += len(starts) - len(special)
+            if len(special):
+                group.unfetched += int(delivery.visible(name, group, own, offsets[special], frozenset()).sum())
+        self.notices += int(((flags & f.NOTICE) != 0).sum())
+        if self._unclaimed is not None:
+            self._unclaimed += len(starts) - len(special)
+
+    # Groups
+
+    def group(self, name: str, now_ms: int, create: bool = True) -> Group:
+        """A group that is there, or a new one at the oldest message."""
+        found = self.groups.get(name)
+        if found is None:
+            if not create:
+                raise UnknownGroup(f"there is no group {name!r}")
+            found = self.place(name, self.ready.first_offset, now_ms)
+        return found
+
+    def place(self, name: str, offset: int, now_ms: int) -> Group:
+        """Create a group at an offset, or move it there: what is retained behind it comes (again)."""
+        offset = max(self.ready.first_offset, min(offset, self.ready.next_offset))
+        epoch, newest = self.reserve_log.number + 1, self._newest_seq()
+        fields = {"event": "group", "epoch": Int64(epoch), "offset": Int64(offset), "since": Int64(newest)}
+        self.reserve_log.append(now_ms, name, fields)
+        group = self.groups.get(name) or Group(name, born=epoch)
+        group.start(offset)
+        group.epoch, group.moves, group.changed_ms = epoch, moved(group.moves, newest, offset), now_ms
+        group.unfetched = self.count_visible(name, group, offset, self.ready.next_offset)
+        self.groups[name] = group
+        return group
+
+    def forget(self, name: str, now_ms: int) -> None:
+        """Delete a group: it holds nothing back any more."""
+        self.group(name, now_ms, create=False)
+        self.reserve_log.append(now_ms, name, {"event": "forget"})
+        del self.groups[name]
+
+    def count_visible(self, name: str, place: delivery.Place, first: int, last: int) -> int:
+        """How many messages for a group lie in [first, last). O(1) where all groups see everything."""
+        if not self.specials:
+            return last - first - sum(first <= offset < last for offset in self.cancelled)
+        total = 0
+        for at in range(first, last, 65_536):
+            offsets = np.arange(at, min(at + 65_536, last))
+            read, _ = self.ready.read(offsets)
+            total += int(delivery.visible(name, place, read, offsets, self.cancelled).sum())
+        return total
+
+    @property
+    def unclaimed(self) -> int:
+        """Messages that wait for the first group to come."""
+        if self._unclaimed is None:
+            self._unclaimed = self.count_visible("", Group(""), self.ready.first_offset, self.ready.next_offset)
+        return self._unclaimed
+
+    def recount(self) -> None:
+        """Files of the ready log have gone, or it was opened: count anew when somebody asks."""
+        self._unclaimed = None
+
+    # Consuming
+
+    def reserve(
+        self, name: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
+    ) -> Reserved:
+        """Hand out up to `count` messages under a lease; with `auto` they are settled, durably, before they are handed out."""
+        group = self.group(name, now_ms)
+        room = min(count, self.settings.max_in_flight - group.in_flight)
+        if room <= 0:
+            return Reserved()
+        picked = delivery.pick(self.ready, group, self.cancelled, self.levels, room, now_ms)
+        out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces])
+        out.more = not picked.pieces and picked.full
+        held, late = Held.join([piece.held for piece in picked.pieces]), Held.join(picked.expired)
+        until = np.concatenate([np.empty(0, np.int64), *out.until_ms])
+        try:
+            if len(held) or len(late) or picked.passed:
+                self._journal_lease(group, Held.join([held, late]), until, consumer, picked, now_ms)
+        except BaseException:
+            group.put_back(picked.retries)
+            raise
+        group.cursors, group.credits = picked.cursors, picked.credits
+        group.wait_no_more(picked.retries)
+        group.unfetched -= picked.passed
+        for moment in np.unique(until).tolist():
+            group.lease(held.pick(np.flatnonzero(until == moment)), now_ms, moment, consumer)
+        if len(late):
+            ends.expire(self, group, late, now_ms)
+        if len(held) and (auto or self.settings.delivery == "at-most-once"):
+            taken, _ = group.seek(held.ids)
+            self.settle(group, held, np.full(len(held), now_ms), "acked", now_ms)
+            group.close(taken)
+            self.sync()
+        return out
+
+    def _ttr(self, piece: Piece, ttr_ms: int | None) -> I64:
+        own = piece.read.heads["ttr"][piece.which].astype(np.int64)
+        if ttr_ms is not None:
+            return np.full(len(own), ttr_ms)
+        return np.where(own > 0, own, self.settings.ttr_ms)
+
+    def _journal_lease(self, group: Group, held: Held, until: I64, consumer: str, picked: Picked, now_ms: int) -> None:
+        """What is behind `until` is too late for a consumer: its lease ends at once."""
+        group.changed_ms = now_ms
+        ending = np.concatenate([until, np.full(len(held) - len(until), now_ms)])
+        self.reserve_log.append(
+            now_ms,
+            group.name,
+            {
+                "event": "lease",
+                "epoch": Int64(group.epoch),
+                "consumer": consumer,
+                "cursors": [Int64(picked.cursors[level]) for level in sorted(picked.cursors)],
+                "passed": Int64(picked.passed),
+                "offsets": pack(held.offsets),
+                "seqs": pack(held.seqs),
+                "attempts": pack(held.attempts),
+                "until": pack(ending),
+            },
+        )
+
+    def ack(self, name: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
+        """A grouped list: `id` was handled, `-id` failed. Any order, any mix; ids not held in reserve are reported."""
+        group = self.groups.get(name)
+        if group is None:
+            return Acked(0, 0, 0, [ack.removeprefix("-") for ack in acks])
+        handled = [ack for ack in acks if ack[:1] != "-"]
+        failed = [ack[1:] for ack in acks if ack[:1] == "-"] if len(handled) < len(acks) else []
+        done, unknown = group.seek(handled)
+        acked = sum(len(which) for _, which in done)
+        if acked:
+            held = Held.join([lease.held.pick(which) for lease, which in done])
+            reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in done])
+            self.settle(group, held, reserved, "acked", now_ms)
+            group.close(done)
+        lost, missing = group.seek(failed)
+        outcome = [ends.fail(self, group, lease, which, retry_delay_ms, error, now_ms) for lease, which in lost]
+        again, dead = sum(n for n, _ in outcome), sum(n for _, n in outcome)
+        if self.settings.ack_durability == "fsync" and acked + again + dead:
+            self.sync()
+        return Acked(acked, again, dead, unknown + missing)
+
+    def extend(self, name: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
+        """Give consumers more time. Returns how many leases were extended, and ids not held in reserve."""
+        if name not in self.groups:
+            return 0, list(ids)
+        group = self.groups[name]
+        taken, unknown = group.seek(ids)
+        if taken:
+            offsets = np.concatenate([lease.held.offsets[which] for lease, which in taken])
+            until = Int64(now_ms + ttr_ms)
+            self.reserve_log.append(
+                now_ms, name, {"event": "extend", "epoch": Int64(group.epoch), "offsets": pack(offsets), "until": until}
+            )
+            group.extend(taken, now_ms + ttr_ms)
+        return sum(len(which) for _, which in taken), unknown
+
+    # Ends of leases
+
+    def tick(self, now_ms: int) -> int | None:
+        """Take back what was held too long. Returns when something ends or comes again next; what waits to be fetched does not
+        count."""
+        for group in self.groups.values():
+            for lease in group.expired(now_ms):
+                ends.fail(self, group, lease, np.flatnonzero(lease.open), 0, ends.LEASE_EXPIRED, now_ms)
+        times = [t for group in self.groups.values() for t in (group.next_deadline(), group.next_retry(now_ms))]
+        return min((t for t in times if t is not None), default=None)
+
+    def settle(
+        self, group: Group, held: Held, reserved: I64, outcome: str, now_ms: int, error: str = "", replaced: int = 0
+    ) -> None:
+        """The settlement record: one document for all of them. `replaced`: so many make no new dead letter."""
+        self.history.append(
+            now_ms,
+            group.name,
+            {
+                "event": "settle",
+                "epoch": Int64(group.epoch),
+                "replaced": Int64(replaced),
+                "outcome": outcome,
+                "offsets": pack(held.offsets),
+                "seqs": pack(held.seqs),
+                "due": pack(held.due_ms),
+                "ready": pack(held.ready_ms),
+                "reserved": pack(reserved),
+                "attempts": pack(held.attempts),
+                "ids": "\0".join(held.ids).encode(),
+                "error": error,
+            },
+        )
+        group.changed_ms = now_ms
+        if outcome == "acked":
+            group.settled += len(held)
+        else:
+            self.dead[group.name] += len(held) - replaced
+
+    # One message
+
+    def cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, str | None]:
+        """Cancel messages that are ready and untouched in every group, durably. For each id: "cancelled", or the state that it is
+        in; None: unknown."""
+        found = {id_: self.ready.find(id_) for id_ in ids}
+        out = {id_: None if offset is None else self.state(offset) for id_, offset in found.items()}
+        ended = sorted({offset for id_, offset in found.items() if offset is not None and out[id_] == "ready"})
+        if not ended:
+            return out
+        read, _ = self.ready.read(np.array(ended))
+        fields = {"event": "cancel", "offsets": pack(ended), "seqs": pack(read.heads["seq"].astype(np.int64))}
+        self.history.append(now_ms, "", fields)
+        self.sync()
+        for offset in ended:
+            self.cancelled.add(offset)
+            for group in self.groups.values():
+                if group.waiting.pop(offset, None) is None:
+                    group.unfetched -= 1
+        if self._unclaimed is not None:
+            self._unclaimed -= len(ended)
+        return {id_: "cancelled" if state == "ready" else state for id_, state in out.items()}
+
+    def state(self, offset: int) -> str:
+        """The state of a ready offset over all groups: the furthest that any of them has brought it."""
+        read, _ = self.ready.read(np.array([offset]))
+        if offset in self.cancelled or int(read.heads["flags"][0]) & f.NOTICE:
+            return "cancelled"
+        level = int(read.heads["flags"][0]) & f.PRIORITY
+        states = {self.group_state(group, offset, level) for group in self.groups.values()}
+        return next((s for s in ("reserve", "history", "ready") if s in states), "ready")
+
+    def group_state(self, group: Group, offset: int, level: int) -> str:
+        """ready, reserve or history (settled, one way or the other)."""
+        if offset >= group.cursors[level] or offset in group.waiting:
+            return "ready"
+        held = any(lease.open[lease.held.offsets == offset].any() for lease in group.leases.values())
+        return "reserve" if held else "history"
+
+    def undead(self, name: str, leaving: Sequence[Leaving], now_ms: int, *, stay: bool = False) -> None:
+        """Dead letters of a group are about to go, requeued, deleted or too old; or `stay` after all. Noted before it is done,
+        and durably, so that a crash between leaves nothing half done: see `leaving`."""
+        fields: dict[str, Any] = {
+            "event": "redead" if stay else "undead",
+            "ids": "\0".join(letter.id for letter in leaving).encode(),
+            "letters": pack([letter.seq for letter in leaving]),
+            "became": pack([letter.became for letter in leaving]),
+        }
+        self.history.append(now_ms, name, fields)
+        self.history.sync()
+        self.dead[name] += len(leaving) if stay else -len(leaving)
+
+    # Durability
+
+    def sync(self) -> None:
+        """Everything so far is safe: the documents first, then what was done with them."""
+        self.ready.sync()
+        self.reserve_log.sync()
+        self.history.sync()

@@ -1,0 +1,138 @@
+"""`check`: read the ready log again, count what each group must have, and compare with what the Broker says. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from turtlemq.broker import checkpoint, replay
+from turtlemq.broker.broker import Broker
+from turtlemq.broker.group import Group
+from turtlemq.broker.handoffs import Batches, read_batches
+from turtlemq.broker.ready import ReadyLog, Segment
+from turtlemq.model import I64, ORDINAL_BITS
+from turtlemq.segment import format as f
+from turtlemq.segment import table as t
+from turtlemq.segment.scan import scan
+
+
+def check(broker: Broker, folder: Path) -> Iterator[str]:
+    """Every broken invariant, a line each. Costs a scan of the ready log, and another for each group."""
+    yield from _check_log(broker.ready)
+    for group in broker.groups.values():
+        for line in _check_group(broker, group):
+            yield f"group {group.name}: {line}"
+    for offset in broker.cancelled:
+        if not broker.ready.first_offset <= offset < broker.ready.next_offset:
+            yield f"{offset} is cancelled, but not in the ready log"
+    yield from _check_checkpoint(broker, folder)
+
+
+def _check_log(ready: ReadyLog) -> Iterator[str]:
+    expected = ready.first_offset
+    for segment in ready.segments:
+        name = segment.path.name
+        if segment.first_offset != expected:
+            yield f"{name}: begins with offset {segment.first_offset}, {expected} was to come"
+        view = ready.door.map(segment.path)
+        if len(view) != segment.size:
+            yield f"{name}: {len(view)} bytes long, {segment.size} are known"
+        found = scan(view, segment.data_start, segment.size, sealed=True)
+        last = segment is ready.segments[-1]
+        expected += segment.tabled + (ready.tail.count if last else 0)
+        batches = read_batches(view, found, segment.data_start, segment.first_offset, (segment.size, expected))
+        yield from _check_documents(ready, segment, batches, last)
+    if expected != ready.next_offset:
+        yield f"ready log: {expected} would be the next offset, but {ready.next_offset} is"
+
+
+def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: bool) -> Iterator[str]:
+    """Tables and tail say of each document what the file says."""
+    at = 0
+    for table in segment.tables:
+        stop = at + table.cover.documents
+        try:
+            table.verify()
+            starts, _ = table.places(np.arange(table.cover.documents))
+            keys = table.slice(0, len(table))
+        except t.Damaged as error:
+            yield str(error)
+            at = stop
+            continue
+        if not np.array_equal(starts, batches.positions[at:stop]):
+            yield f"{table.path.name}: documents are not where it says"
+        elif not np.array_equal(f.key_dues(keys), batches.ready_ms[at:stop]):
+            yield f"{table.path.name}: ready times are not those of the batches"
+        else:
+            yield from _check_ids(table, batches, at, stop)
+        at = stop
+    if last:
+        starts, times, _ = ready.tail.columns(ready.tail.count)
+        if not (np.array_equal(starts, batches.positions[at:]) and np.array_equal(times, batches.ready_ms[at:])):
+            yield f"{segment.path.name}: its last documents are not what is known of them"
+
+
+def _check_ids(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:
+    hashes = batches.hashes[at:stop]
+    good = np.flatnonzero(hashes)
+    wanted = (hashes[good] >> np.uint64(ORDINAL_BITS) << np.uint64(ORDINAL_BITS)) | good.astype(np.uint64)
+    if not np.isin(wanted, table.ids()).all():
+        yield f"{table.path.name}: an id is missing"
+    if not table.may_hold(hashes[good]).all():
+        yield f"{table.path.name}: the Bloom filter denies an id"
+
+
+def _check_group(broker: Broker, group: Group) -> Iterator[str]:
+    ready = broker.ready
+    unfetched = replay.count_unfetched(broker, group.name, group, group.cursors)
+    if unfetched != group.unfetched:
+        yield f"{group.unfetched} are said to be unfetched, {unfetched} are"
+    if not all(ready.first_offset <= cursor <= ready.next_offset for cursor in group.cursors.values()):
+        yield f"cursors {group.cursors} are outside of the log, {ready.first_offset} to {ready.next_offset}"
+    held = _held(group)
+    if len(held) != group.in_flight or any(int(lease.open.sum()) != lease.left for lease in group.leases.values()):
+        yield f"{group.in_flight} are said to be in flight, {len(held)} are"
+    for id_, number in group.ids.items():
+        lease, i = group.slot(number)
+        if not lease.open[i] or lease.held.ids[i] != id_:
+            yield f"{id_} is said to be reserved and is not"
+    offsets = np.array(sorted([*held, *group.waiting]), np.int64)
+    if len(np.unique(offsets)) < len(offsets):
+        yield "an offset is held twice"
+    yield from _check_held(ready, group, offsets, held)
+
+
+def _held(group: Group) -> dict[int, int]:
+    """Reserved offsets and the seqs of their documents."""
+    found: dict[int, int] = {}
+    for lease in group.leases.values():
+        rows = np.flatnonzero(lease.open)
+        found.update(zip(lease.held.offsets[rows].tolist(), lease.held.seqs[rows].tolist(), strict=True))
+    return found
+
+
+def _check_held(ready: ReadyLog, group: Group, offsets: I64, held: dict[int, int]) -> Iterator[str]:
+    if not len(offsets):
+        return
+    if offsets[0] < ready.first_offset or offsets[-1] >= ready.next_offset:
+        yield f"it holds offsets from {offsets[0]} to {offsets[-1]}, the log has {ready.first_offset} to {ready.next_offset}"
+        return
+    if offsets[-1] >= max(group.cursors.values()):
+        yield f"it holds offset {offsets[-1]}, which no cursor has passed"
+    read, _ = ready.read(offsets)
+    for offset, seq, good in zip(offsets.tolist(), read.heads["seq"].tolist(), read.good.tolist(), strict=True):
+        if good and held.get(offset, seq) != seq:
+            yield f"offset {offset} is document {seq}, it was reserved as {held[offset]}"
+
+
+def _check_checkpoint(broker: Broker, folder: Path) -> Iterator[str]:
+    saved = checkpoint.read(broker.ready.door, folder)
+    if saved is None:
+        return
+    if saved.ready_offset > broker.ready.durable_offset:
+        yield f"{checkpoint.FILE}: speaks of offset {saved.ready_offset}, {broker.ready.durable_offset} is durable"
+    for journal, position in ((broker.reserve_log, saved.reserve), (broker.history, saved.history)):
+        if not journal.holds(position):
+            yield f"{checkpoint.FILE}: speaks of {position} in the {journal.kind} journal, which is not there"

@@ -1,0 +1,204 @@
+"""Picking messages for a group: which documents of the ready log it sees, in which order, and what is passed over.
+
+Passed over: other groups' retries, notices of cancelled sleepers, messages cancelled while ready, expired and damaged ones.
+Nothing here changes the group: what was picked counts once the journal has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from turtlemq.broker.group import LEVELS, Group, Held, Waiting
+from turtlemq.broker.policy import shares
+from turtlemq.broker.ready import ReadyLog
+from turtlemq.model import I64, Mask, Priority
+from turtlemq.segment import format as f
+from turtlemq.segment import log
+
+FETCH_BYTES_MAX = 32 << 20
+ANY_EPOCH = -1  # of a dead letter that was requeued when its group was gone
+EXPIRED_MAX = 1_000  # messages that one fetch buries: each costs 30 µs
+_SCAN = 4096  # offsets looked at in one step when priorities are in use
+_SCAN_STEPS = 16  # steps after which a level waits for the next fetch, if there is something to deliver already
+
+
+class Place(Protocol):
+    """What decides which documents a group sees: a `Group`, or what a checkpoint says of one."""
+
+    @property
+    def born(self) -> int: ...
+    @property
+    def moves(self) -> list[tuple[int, int]]: ...
+
+
+@dataclass(slots=True)
+class Piece:
+    """Documents of one read that are to be delivered: `which` of them, and their columns."""
+
+    read: log.Documents
+    which: I64
+    held: Held
+
+
+@dataclass(slots=True)
+class Picked:
+    """What a group gets, and where it stands then."""
+
+    cursors: dict[int, int]
+    credits: dict[int, float]
+    retries: list[tuple[int, Waiting]]  # taken from those that waited
+    pieces: list[Piece] = field(default_factory=list)
+    expired: list[Held] = field(default_factory=list)  # not delivered in time; `attempts` are the deliveries so far
+    passed: int = 0  # unfetched messages of the group that its cursors went by
+    bytes: int = 0
+
+    def __len__(self) -> int:
+        return sum(len(piece.which) for piece in self.pieces)
+
+    @property
+    def full(self) -> bool:
+        """Enough for one fetch, whatever was asked for."""
+        return self.bytes >= FETCH_BYTES_MAX or sum(map(len, self.expired)) >= EXPIRED_MAX
+
+
+def pick(ready: ReadyLog, group: Group, cancelled: Set[int], levels: bool, count: int, now_ms: int) -> Picked:
+    """The next messages of a group: those whose back-off is over, then new ones, by priority if the topic uses any."""
+    picked = Picked(dict(group.cursors), dict(group.credits), group.due_retries(now_ms, count))
+    if picked.retries:
+        _pick_retries(ready, group, picked, now_ms)
+    missing = count - len(picked)
+    if missing <= 0:
+        return picked
+    if not levels:
+        end = _pick_fresh(ready, group, cancelled, None, missing, picked, now_ms)
+        picked.cursors = dict.fromkeys((int(level) for level in LEVELS), end)
+        return picked
+    wanted = shares(missing, picked.credits)
+    for quota in (wanted, dict.fromkeys(wanted, count)):  # what one level does not use goes to the others
+        for level in LEVELS:
+            room = min(quota[int(level)], count - len(picked))
+            if room > 0:
+                picked.cursors[int(level)] = _pick_fresh(ready, group, cancelled, level, room, picked, now_ms)
+    return picked
+
+
+def _pick_retries(ready: ReadyLog, group: Group, picked: Picked, now_ms: int) -> None:
+    offsets = np.array([offset for offset, _ in picked.retries])
+    attempts = np.array([waiting.attempt for _, waiting in picked.retries])
+    read, times = ready.read(offsets, FETCH_BYTES_MAX)
+    group.put_back(picked.retries[len(read.starts) :])
+    del picked.retries[len(read.starts) :]
+    offsets = offsets[: len(read.starts)]
+    _take(group, read, offsets, times, read.good, picked, attempts, now_ms)
+
+
+def _pick_fresh(
+    ready: ReadyLog, group: Group, cancelled: Set[int], level: Priority | None, count: int, picked: Picked, now_ms: int
+) -> int:
+    """Up to `count` new messages (of one level, or of all). Returns where the cursor stands then."""
+    cursor = picked.cursors[int(Priority.NORMAL if level is None else level)]
+    cursor = max(cursor, ready.first_offset)
+    found = steps = 0
+    while found < count and cursor < ready.next_offset and not picked.full:
+        if level is not None and steps >= _SCAN_STEPS and len(picked):
+            break
+        step = _SCAN if level is not None or steps else count
+        offsets = np.arange(cursor, min(cursor + step, ready.next_offset))
+        read, times = ready.read(offsets, FETCH_BYTES_MAX - picked.bytes)
+        offsets = offsets[: len(read.starts)]
+        mine = visible(group.name, group, read, offsets, cancelled)
+        if level is not None:
+            mine &= (read.heads["flags"] & f.PRIORITY) == int(level)
+        chosen = np.flatnonzero(mine)
+        stop = int(chosen[count - found]) if len(chosen) > count - found else len(offsets)
+        mine[stop:] = False
+        picked.passed += int(mine.sum())
+        found += _take(group, read, offsets, times, mine & read.good, picked, None, now_ms)
+        cursor += stop
+        steps += 1
+    return cursor
+
+
+def visible(name: str, place: Place, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
+    """Which documents are messages for this group. A damaged one counts: it is passed when the cursor gets there."""
+    flags = read.heads["flags"]
+    special = read.good & ((flags & (f.META | f.NOTICE)) != 0)
+    mine = np.ones(len(offsets), np.bool_)
+    if special.any():
+        prefix = name.encode() + b"/"
+        for i in np.flatnonzero(special).tolist():
+            at = int(read.starts[i]) + f.PREFIX_BYTES
+            own = not flags[i] & f.NOTICE and bytes(read.buffer[at : at + len(prefix)]) == prefix
+            mine[i] = own and not _void(place, read, i)
+    if not cancelled:
+        return mine
+    if len(cancelled) < len(offsets):
+        mine &= ~np.isin(offsets, list(cancelled))
+    else:
+        mine &= np.array([offset not in cancelled for offset in offsets.tolist()], np.bool_)
+    return mine
+
+
+def _void(place: Place, read: log.Documents, i: int) -> bool:
+    """A retry of another group that had the same name, or from before this one was moved to where its message came again."""
+    newest = place.moves[-1][0] if place.moves else 0
+    if read.heads["seq"][i] > newest and not read.heads["flags"][i] & f.MOVED:
+        return False
+    found = document(read, i)
+    left, epoch = int(found.meta["offset"]), int(found.meta["epoch"])
+    return ANY_EPOCH < epoch < place.born or any(found.order <= seq and first <= left for seq, first in place.moves)
+
+
+def document(read: log.Documents, i: int) -> f.Document:
+    """One document of a read."""
+    at = int(read.starts[i])
+    return f.decode(memoryview(read.buffer)[at : at + int(read.heads["len"][i])])
+
+
+def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64, attempts: I64 | None) -> Held:
+    """What is known of some documents of a read, without decoding them; only retries that slept are decoded."""
+    heads = read.heads[which]
+    first = (read.starts[which] + f.PREFIX_BYTES).tolist()
+    last = (read.starts[which] + f.PREFIX_BYTES + heads["idlen"] - 1).tolist()
+    buffer = read.buffer
+    ids = [buffer[a:b].decode() for a, b in zip(first, last, strict=True)]
+    counted = np.ones(len(which), np.int64) if attempts is None else attempts
+    due_ms = heads["due"].astype(np.int64)
+    for k in np.flatnonzero(heads["flags"] & f.META).tolist():  # a retry that slept: its id is group/id
+        meta = document(read, int(which[k])).meta
+        ids[k] = ids[k][len(name) + 1 :]
+        due_ms[k] = int(meta["due"])
+        if attempts is None:
+            counted[k] = int(meta["attempt"])
+    return Held(offsets[which], heads["seq"].astype(np.int64), due_ms, times[which], counted, ids)
+
+
+def _expired(read: log.Documents, asked: Mask, now_ms: int) -> Mask:
+    """Which messages were not delivered in time."""
+    gone = np.zeros(len(asked), np.bool_)
+    for i in np.flatnonzero(asked & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
+        expires_ms = document(read, i).expires_ms
+        gone[i] = expires_ms is not None and expires_ms <= now_ms
+    return gone
+
+
+def _take(
+    group: Group, read: log.Documents, offsets: I64, times: I64, mine: Mask, picked: Picked, attempts: I64 | None, now_ms: int
+) -> int:
+    """Documents go to the consumer, or to the dead where they are too late. Returns how many are delivered."""
+    late = _expired(read, mine, now_ms)
+    for gone, which in ((True, np.flatnonzero(late)), (False, np.flatnonzero(mine & ~late))):
+        if not len(which):
+            continue
+        held = columns(group.name, read, offsets, times, which, None if attempts is None else attempts[which])
+        if gone:
+            held.attempts -= 1
+            picked.expired.append(held)
+        else:
+            picked.pieces.append(Piece(read, which, held))
+            picked.bytes += int(read.heads["len"][which].sum())
+    return int((mine & ~late).sum())

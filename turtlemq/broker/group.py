@@ -1,0 +1,251 @@
+"""A consumer group's state, in memory only: cursors into the ready log, leases, and messages that wait to be tried again.
+
+Everything before a cursor that is neither reserved nor waiting is settled, so memory is bounded by what is in flight, however
+long the backlog and however long one message stays unacknowledged. No files, no clock: `broker` writes the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from turtlemq.model import I64, Mask, Priority
+
+LEVELS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+_SLOT_BITS = 20  # a fetch hands out at most a million messages
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
+
+
+@dataclass(slots=True)
+class Held:
+    """Messages as columns: what a lease, a settlement or a retry is about."""
+
+    offsets: I64
+    seqs: I64
+    due_ms: I64
+    ready_ms: I64
+    attempts: I64
+    ids: list[str]
+
+    def pick(self, which: I64) -> Held:
+        """Some of them."""
+        return Held(
+            self.offsets[which],
+            self.seqs[which],
+            self.due_ms[which],
+            self.ready_ms[which],
+            self.attempts[which],
+            [self.ids[i] for i in which.tolist()],
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @staticmethod
+    def join(parts: Sequence[Held]) -> Held:
+        """All of them, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            nothing = np.empty(0, np.int64)
+            return Held(nothing, nothing, nothing, nothing, nothing, [])
+        return Held(
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.seqs for part in parts]),
+            np.concatenate([part.due_ms for part in parts]),
+            np.concatenate([part.ready_ms for part in parts]),
+            np.concatenate([part.attempts for part in parts]),
+            [id_ for part in parts for id_ in part.ids],
+        )
+
+
+@dataclass(slots=True)
+class Lease:
+    """A batch in a consumer's hands. `open` tells which of its messages are still there."""
+
+    number: int
+    held: Held
+    reserved_ms: int
+    until_ms: int
+    consumer: str
+    open: Mask
+    left: int
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A failed or expired message that is to be delivered again."""
+
+    when_ms: int
+    attempt: int  # of the next delivery
+    error: str
+
+
+def moved(moves: list[tuple[int, int]], newest_seq: int, offset: int) -> list[tuple[int, int]]:
+    """Where a group has been moved to, as (newest arrival then, offset), rising in both. Retries from before a move are void if
+    what they are about lies behind that offset, for then it comes again by itself. A later move further back implies others.
+
+    >>> moved([(5, 0), (9, 70)], 12, 50)
+    [(5, 0), (12, 50)]
+    """
+    return [*((seq, first) for seq, first in moves if first < offset), (newest_seq, offset)]
+
+
+@dataclass(slots=True)
+class Group:
+    """See the module."""
+
+    name: str
+    epoch: int = 0  # rises when the group is made or moved: older events say nothing of what it holds now
+    born: int = 0  # the epoch in which it was made: older events are of another group with the same name
+    moves: list[tuple[int, int]] = field(default_factory=list)  # see `moved`
+    cursors: dict[int, int] = field(default_factory=dict)  # next offset of each priority
+    credits: dict[int, float] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    waiting: dict[int, Waiting] = field(default_factory=dict)  # by offset
+    ids: dict[str, int] = field(default_factory=dict)  # reserved ids: lease number << 20 | slot
+    unfetched: int = 0  # messages for this group at and behind its cursors
+    in_flight: int = 0
+    settled: int = 0
+    changed_ms: int = 0
+    _deadlines: list[tuple[int, int]] = field(default_factory=list)
+    _retries: list[tuple[int, int]] = field(default_factory=list)
+    _next_lease: int = 0
+
+    def start(self, offset: int) -> None:
+        """Stand at an offset with nothing in flight."""
+        self.cursors = dict.fromkeys((int(level) for level in LEVELS), offset)
+        self.leases, self.waiting, self.ids = {}, {}, {}
+        self._deadlines, self._retries = [], []
+        self.in_flight = 0
+
+    @property
+    def ready(self) -> int:
+        """Messages to be delivered, those that wait to be tried again included."""
+        return self.unfetched + len(self.waiting)
+
+    @property
+    def committed(self) -> int:
+        """Everything before this offset is settled. O(in flight)."""
+        open_ = [int(lease.held.offsets[lease.open].min()) for lease in self.leases.values() if lease.left]
+        return min([*self.cursors.values(), *open_, *self.waiting])
+
+    # Leases
+
+    def lease(self, held: Held, now_ms: int, until_ms: int, consumer: str) -> Lease:
+        """Put messages into a consumer's hands."""
+        number = self._next_lease
+        self._next_lease += 1
+        made = Lease(number, held, now_ms, until_ms, consumer, np.ones(len(held), np.bool_), len(held))
+        self.leases[number] = made
+        first = number << _SLOT_BITS
+        self.ids.update(zip(held.ids, range(first, first + len(held)), strict=True))
+        heappush(self._deadlines, (until_ms, number))
+        self.in_flight += len(held)
+        return made
+
+    def seek(self, ids: Sequence[str]) -> tuple[list[tuple[Lease, I64]], list[str]]:
+        """Which leases hold these ids, and in which slots; and the ids that the group does not hold in reserve."""
+        get = self.ids.get
+        found = np.array([get(id_, -1) for id_ in ids], dtype=np.int64)
+        unknown: list[str] = []
+        if len(found) and (found.min() < 0 or len(np.unique(found)) < len(found)):
+            unknown = self._unknown(ids)
+            found = np.unique(found[found >= 0])
+        numbers = found >> _SLOT_BITS
+        return [(self.leases[n], found[numbers == n] & _SLOT_MASK) for n in np.unique(numbers).tolist()], unknown
+
+    def slot(self, number: int) -> tuple[Lease, int]:
+        """The lease and the place in it that an entry of `ids` stands for."""
+        return self.leases[number >> _SLOT_BITS], number & _SLOT_MASK
+
+    def _unknown(self, ids: Sequence[str]) -> list[str]:
+        seen: set[str] = set()
+        unknown = []
+        for id_ in ids:
+            if id_ in seen or id_ not in self.ids:
+                unknown.append(id_)
+            seen.add(id_)
+        return unknown
+
+    def close(self, taken: Sequence[tuple[Lease, I64]]) -> None:
+        """These are no longer in a consumer's hands."""
+        for lease, which in taken:
+            self._drop_ids(lease, which)
+            lease.open[which] = False
+            lease.left -= len(which)
+            self.in_flight -= len(which)
+            if not lease.left:
+                self.leases.pop(lease.number, None)
+
+    def _drop_ids(self, lease: Lease, which: I64) -> None:
+        """Forget who holds these ids, unless somebody else has taken one over."""
+        ids, held = self.ids, lease.held.ids
+        slot = lease.number << _SLOT_BITS
+        for i in which.tolist():
+            if ids.get(held[i]) == slot + i:
+                del ids[held[i]]
+
+    def extend(self, taken: Sequence[tuple[Lease, I64]], until_ms: int) -> None:
+        """Longer leases for these: they move to a lease of their own."""
+        held = Held.join([lease.held.pick(which) for lease, which in taken])
+        self.close(taken)
+        self.lease(held, taken[0][0].reserved_ms, until_ms, taken[0][0].consumer)
+
+    def expired(self, now_ms: int) -> list[Lease]:
+        """Leases that have run out, oldest first. They stay until they are closed."""
+        due = self.next_deadline()
+        if due is None or due > now_ms:
+            return []
+        out = [lease for lease in self.leases.values() if lease.left and lease.until_ms <= now_ms]
+        return sorted(out, key=lambda lease: (lease.until_ms, lease.number))
+
+    def next_deadline(self) -> int | None:
+        """When the next lease may run out."""
+        while self._deadlines and not self._is_open(self._deadlines[0][1]):
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _is_open(self, number: int) -> bool:
+        lease = self.leases.get(number)
+        return lease is not None and lease.left > 0
+
+    # Retries
+
+    def wait(self, offset: int, waiting: Waiting) -> None:
+        """A message is to come again."""
+        self.waiting[offset] = waiting
+        heappush(self._retries, (waiting.when_ms, offset))
+
+    def due_retries(self, now_ms: int, count: int) -> list[tuple[int, Waiting]]:
+        """Messages whose back-off is over, oldest first. They wait on until `wait_no_more`."""
+        found: dict[int, Waiting] = {}
+        while self._retries and self._retries[0][0] <= now_ms and len(found) < count:
+            when, offset = heappop(self._retries)
+            waiting = self.waiting.get(offset)
+            if waiting is not None and waiting.when_ms == when:
+                found[offset] = waiting
+        return sorted(found.items())
+
+    def put_back(self, retries: Sequence[tuple[int, Waiting]]) -> None:
+        """What `due_retries` gave was not delivered after all."""
+        for offset, waiting in retries:
+            heappush(self._retries, (waiting.when_ms, offset))
+
+    def wait_no_more(self, retries: Sequence[tuple[int, Waiting]]) -> None:
+        """These were delivered."""
+        for offset, _ in retries:
+            del self.waiting[offset]
+
+    def next_retry(self, now_ms: int) -> int | None:
+        """When the next back-off is over, if the first one is not over yet."""
+        while self._retries and not self._still_waits(*self._retries[0]):
+            heappop(self._retries)
+        return self._retries[0][0] if self._retries and self._retries[0][0] > now_ms else None
+
+    def _still_waits(self, when_ms: int, offset: int) -> bool:
+        waiting = self.waiting.get(offset)
+        return waiting is not None and waiting.when_ms == when_ms

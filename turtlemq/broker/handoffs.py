@@ -1,0 +1,103 @@
+"""Batches of the ready log: the HANDOFF document at the head of each, and reading batches back from a scan. Pure.
+
+Offsets are dense, so a damaged document still has one: between two HANDOFF documents there are as many documents as their offsets
+say, and those that the scan did not find are placed where the damage is. Reading them reports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+import numpy as np
+from bson.int64 import Int64
+
+from turtlemq.broker.tail import document_hashes
+from turtlemq.model import I64, U64, Mark, Progress
+from turtlemq.segment import format as f
+from turtlemq.segment.scan import Scan
+
+
+@dataclass(slots=True)
+class Batches:
+    """The whole batches of a stretch of a ready segment."""
+
+    first_offset: int
+    end: int  # byte position behind the last
+    positions: I64  # of the documents
+    ready_ms: I64
+    hashes: U64
+    progress: Progress | None  # of the last; None: there is no batch
+
+
+def encode_head(offset: int, ready_ms: int, count: int, size: int, progress: Progress, synced: bool) -> bytes:
+    """The HANDOFF document of a batch. `synced`: everything before it was."""
+    marks = [[Int64(m.seq_max), Int64(m.due_ms), Int64(m.seq)] for m in progress.marks]
+    body = bson.encode({"count": count, "bytes": size, "marks": marks})
+    flags = f.HANDOFF | (f.BARRIER if synced else 0)
+    return bytes(f.encode([b"handoff"], [body], [ready_ms], offset, 0, [flags])[0])
+
+
+def _decode_head(view: memoryview, found: Scan, i: int) -> tuple[int, int, Progress]:
+    at = int(found.positions[i])
+    fields: dict[str, Any] = bson.decode(f.decode(view[at : at + int(found.lengths[i])]).body)
+    return int(fields["count"]), int(fields["bytes"]), Progress(tuple(Mark(*map(int, mark)) for mark in fields["marks"]))
+
+
+def read_batches(
+    view: memoryview, found: Scan, start: int, next_offset: int | None, upto: tuple[int, int] | None = None
+) -> Batches:
+    """Batches from byte `start` on. The first one that is not whole ends it, unless a later sync proves it was whole once.
+
+    `next_offset`: of the first document, where that is known. `upto`: where they end, as byte and offset, where that is."""
+    heads: list[int] = np.flatnonzero(found.flags & f.HANDOFF).tolist()
+    synced = max((k for k, i in enumerate(heads) if found.flags[i] & f.BARRIER), default=0)
+    out = Batches(next_offset or 0, start, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64), None)
+    positions, times = [out.positions], [out.ready_ms]
+    if heads and next_offset is not None and found.seq[heads[0]] > next_offset:  # the first head itself is damaged
+        total, stop = int(found.seq[heads[0]]) - next_offset, int(found.positions[heads[0]])
+        positions.append(_place(found, _between(found, start, stop), total, start, stop))
+        times.append(np.full(total, int(found.due_ms[heads[0]])))
+    for k, i in enumerate(heads):
+        count, size, progress = _decode_head(view, found, i)
+        first = int(found.positions[i] + found.lengths[i])
+        last = k + 1 == len(heads)
+        stop = first + size if last else int(found.positions[heads[k + 1]])
+        total = count if last else int(found.seq[heads[k + 1]] - found.seq[i])
+        if last and upto is not None:
+            stop, total = upto[0], upto[1] - int(found.seq[i])
+        mine = _between(found, first, stop)
+        if upto is None and k >= synced and (len(mine) != count or stop != first + size):
+            break  # torn: the Index still has these
+        if k == 0 and next_offset is None:
+            out.first_offset = int(found.seq[i])
+        positions.append(_place(found, mine, total, first, stop))
+        times.append(np.full(total, int(found.due_ms[i])))
+        out.end, out.progress = stop, progress
+    out.positions, out.ready_ms = np.concatenate(positions), np.concatenate(times)
+    out.hashes = _hashes(view, found, out.positions)
+    return out
+
+
+def _between(found: Scan, first: int, stop: int) -> I64:
+    low, high = np.searchsorted(found.positions, (first, stop)).tolist()
+    inside: I64 = found.positions[low:high]
+    return inside
+
+
+def _place(found: Scan, mine: I64, total: int, first: int, stop: int) -> I64:
+    """Positions for `total` documents: those found, and where the damage is for the rest."""
+    missing = total - len(mine)
+    if missing <= 0:
+        return mine[:total]
+    holes = [hole.position for hole in found.damaged if first <= hole.position < stop] or [stop - 1]
+    spread = (holes * missing)[:missing]
+    return np.sort(np.append(mine, np.array(spread, np.int64)))
+
+
+def _hashes(view: memoryview, found: Scan, positions: I64) -> U64:
+    good = np.isin(positions, found.positions)
+    hashes = np.zeros(len(positions), np.uint64)
+    hashes[good] = document_hashes(view, positions[good])
+    return hashes

@@ -1,0 +1,219 @@
+"""A journal: what consumers did, as documents in `reserve_*.bson` (leases, retries, groups) and `history_*.bson` (settlements).
+
+One document an event, whatever the number of messages it is about: offsets, times and ids travel as packed arrays. Written
+before the answer, so a killed process forgets nothing; synced on the beat. Replayed from where the last checkpoint stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bson
+import numpy as np
+
+from turtlemq.broker.policy import Extent
+from turtlemq.door import Door
+from turtlemq.errors import DiskFull, Stopped
+from turtlemq.model import I64, Damage, Settings
+from turtlemq.segment import format as f
+from turtlemq.segment import log, names
+from turtlemq.segment.scan import scan
+
+_BARE_BYTES = 300  # of a document beside its body: a group's name has at most 200
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One document of a journal."""
+
+    number: int
+    at_ms: int
+    group: str
+    fields: dict[str, Any]
+
+    def array(self, name: str, dtype: str = "<i8") -> I64:
+        """A packed column."""
+        return np.frombuffer(self.fields[name], dtype=dtype).astype(np.int64)
+
+
+def pack(values: I64 | list[int]) -> bytes:
+    """A column of numbers as bytes."""
+    return np.asarray(values, dtype="<i8").tobytes()
+
+
+class Journal:
+    """The one writer of one kind of journal of a topic."""
+
+    def __init__(self, door: Door, folder: Path, topic: str, kind: str, settings: Settings) -> None:
+        self.door, self.folder, self.topic, self.kind, self.settings = door, folder, topic, kind, settings
+        self.bases: list[int] = []
+        self.size = 0  # of the active file
+        self.number = 0  # of the next event
+        self.damage: list[Damage] = []
+        self.state: Callable[[], dict[str, Any]] | None = None  # what each new file is to begin with
+        self.stopped: BaseException | None = None
+        self.last_ms: dict[int, int] = {}  # when each file was last written to, as far as known
+        self._fd = -1
+        self._dirty = False
+
+    def _path(self, base: int) -> Path:
+        return self.folder / names.segment(self.kind, base)
+
+    def _header(self, base: int) -> bytes:
+        return f.encode_header(f.FileHeader(self.kind, self.topic, base))
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where the next event goes: base of the file and position in it."""
+        return (self.bases[-1], self.size) if self.bases else (0, 0)
+
+    @property
+    def bytes_total(self) -> int:
+        """Room that it takes."""
+        return sum(self.door.size(self._path(base)) for base in self.bases)
+
+    def find_files(self) -> None:
+        """Which files there are. The first step of opening."""
+        files = [names.parse(name) for name in self.door.names(self.folder)]
+        mine = [file for file in files if file is not None and file.kind == self.kind]
+        self.bases = sorted(file.base for file in mine if file.what == "bson" and not file.suffix)
+        while self.bases and self.door.size(self._path(self.bases[-1])) < len(self._header(self.bases[-1])):
+            self.door.remove(self._path(self.bases.pop()))
+
+    def holds(self, start: tuple[int, int]) -> bool:
+        """Is this position in a file that is there?"""
+        return start == (0, 0) or (start[0] in self.bases and start[1] <= self.door.size(self._path(start[0])))
+
+    def open(self, start: tuple[int, int]) -> list[Event]:
+        """Find the end, cut what is torn, and return the events from `start` on; from the beginning if that is not there."""
+        known = start[1] > 0 and self.holds(start)
+        events: list[Event] = []
+        for base in self.bases:
+            if known and base < start[0]:
+                continue
+            first = start[1] if known and base == start[0] else len(self._header(base))
+            events += self._read(base, first, last=base == self.bases[-1])
+        if events:
+            self.number = events[-1].number + 1
+        return events
+
+    def _read(self, base: int, first: int, last: bool) -> Iterator[Event]:
+        path = self._path(base)
+        log.read_header(self.door, path)
+        view = self.door.map(path)
+        found = scan(view, first, len(view), sealed=not last)
+        self.damage += log.damage_of(path, found)
+        if last:
+            fd = self.door.open_write(path)
+            try:
+                if found.end < len(view):
+                    self.door.truncate(fd, path, found.end)
+                self.door.sync(fd, path)
+            finally:
+                self.door.close(fd)
+            self.size = found.end
+        for at, length in zip(found.positions.tolist(), found.lengths.tolist(), strict=True):
+            document = f.decode(view[at : at + length])
+            yield Event(document.seq, document.due_ms, document.id, bson.decode(document.body))
+
+    def events(self) -> Iterator[Event]:
+        """All events that are retained, newest file first, for looking something up."""
+        for base in reversed(self.bases):
+            path = self._path(base)
+            view = self.door.map(path)
+            found = scan(view, len(self._header(base)), self.size if base == self.bases[-1] else len(view), sealed=True)
+            for at, length in zip(found.positions[::-1].tolist(), found.lengths[::-1].tolist(), strict=True):
+                document = f.decode(view[at : at + length])
+                yield Event(document.seq, document.due_ms, document.id, bson.decode(document.body))
+
+    def last_event_ms(self, base: int) -> int:
+        """When the last event of a file was written."""
+        if base not in self.last_ms:
+            view = self.door.map(self._path(base))
+            found = scan(view, len(self._header(base)), len(view), sealed=True)
+            self.last_ms[base] = int(found.due_ms.max()) if len(found) else 0
+        return self.last_ms[base]
+
+    def append(self, at_ms: int, group: str, fields: dict[str, Any]) -> None:
+        """Write one event; it outlives this process from here on. On a full disk nothing changes."""
+        self._refuse_if_stopped()
+        body = bson.encode(fields)
+        if self._fd < 0 or self.size + len(body) + _BARE_BYTES > self.settings.segment_bytes:
+            self._open_or_roll(at_ms, len(body) + _BARE_BYTES)
+        self._write(at_ms, group, body)
+
+    def _refuse_if_stopped(self) -> None:
+        if self.stopped is not None:
+            raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
+
+    def _write(self, at_ms: int, group: str, body: bytes) -> None:
+        barrier = 0 if self._dirty else f.BARRIER
+        data, _ = f.encode([group.encode()], [body], [at_ms], self.number, 0, [barrier])
+        try:
+            self.size += self.door.write(self._fd, self._path(self.bases[-1]), self.size, [data])
+        except DiskFull:
+            raise
+        except OSError as error:
+            self.stopped = error
+            raise Stopped(f"{Stopped.__doc__} The cause was: {error}") from error
+        self.number += 1
+        self._dirty = True
+        self.last_ms[self.bases[-1]] = max(at_ms, self.last_ms.get(self.bases[-1], at_ms))
+
+    def _open_or_roll(self, at_ms: int, size: int) -> None:
+        if self._fd < 0 and self.bases:
+            self._fd = self.door.open_write(self._path(self.bases[-1]))
+        empty = self.bases and self.size == len(self._header(self.bases[-1]))
+        if self._fd >= 0 and (empty or self.size + size <= self.settings.segment_bytes):
+            return
+        self.roll(at_ms)
+
+    def note_state(self) -> None:
+        """Write where everything stands, so that nothing before it need be replayed."""
+        assert self.state is not None, "only for a journal that keeps one"
+        self.append(0, "", {"event": "state", "state": self.state()})
+
+    def roll(self, at_ms: int) -> None:
+        """Begin a new file; whoever keeps a state has it written there first."""
+        state = bson.encode({"event": "state", "state": self.state()}) if self.state is not None and self.bases else None
+        self.sync()
+        base = self.bases[-1] + self.size if self.bases else 0
+        fd = log.create(self.door, self._path(base), f.FileHeader(self.kind, self.topic, base))
+        self.shut()
+        self._fd, self.size = fd, len(self._header(base))
+        self.bases.append(base)
+        if state is not None:
+            self._write(at_ms, "", state)
+
+    def sync(self) -> None:
+        """Make every event so far durable. After an error the descriptor is not trusted again."""
+        self._refuse_if_stopped()
+        if self._dirty and self._fd >= 0:
+            try:
+                self.door.sync(self._fd, self._path(self.bases[-1]))
+            except OSError as error:
+                self.stopped = error
+                raise Stopped(f"{Stopped.__doc__} The cause was: {error}") from error
+        self._dirty = False
+
+    def extents(self) -> list[Extent]:
+        """Its files, as retention looks at them."""
+        return [Extent(self.door.size(self._path(base)), self.last_event_ms(base), True) for base in self.bases]
+
+    def drop_first(self) -> int:
+        """Remove the oldest file. Returns its size."""
+        base = self.bases.pop(0)
+        size = self.door.size(self._path(base))
+        self.last_ms.pop(base, None)
+        self.door.remove(self._path(base))
+        self.door.sync_folder(self.folder)
+        return size
+
+    def shut(self) -> None:
+        """Close the descriptor."""
+        if self._fd >= 0:
+            self.door.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,108 @@
+"""`turtlemq dead …`: dead letters of a running server."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from turtlemq.cli.call import URL, AsJson, Topic, Url, answered, body_text, call, fail, path, show, when
+
+app = typer.Typer()
+
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids; or use --all, --in-group, --error.")]
+InGroup = Annotated[str | None, typer.Option("--in-group", help="Only of this group.")]
+OfError = Annotated[str | None, typer.Option("--error", help="Only those that died of this.")]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+
+
+def _chosen(ids: list[str] | None, group: str | None, error: str | None, everything: bool) -> dict[str, Any]:
+    """What a request names."""
+    if ids:
+        if everything or error is not None:
+            fail("give ids, or a filter, not both", 2)
+        return {"ids": ids} if group is None else {"ids": ids, "group": group}
+    given = {name: value for name, value in (("group", group), ("error", error)) if value is not None}
+    if not given and not everything:
+        fail("which ones? Give ids, --in-group, --error or --all", 2)
+    return {"filter": given}
+
+
+@app.command("list")
+def list_dead(
+    topic: Topic,
+    limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=10_000)] = 100,
+    group: InGroup = None,
+    error: OfError = None,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the oldest first. With --json an object a line."""
+    found = call(url, "GET", path(topic, "dead", limit=limit, group=group, error=error))
+    for letter in found["messages"]:
+        if as_json:
+            show(letter)
+        else:
+            line = (letter["id"], letter["group"], f"{letter['attempts']} attempts", when(letter["dropped_ms"]), letter["error"])
+            print(*line, body_text(letter), sep="\t")
+    if found["cursor"] is not None and not as_json:
+        print("… and more (--limit)", file=sys.stderr)
+
+
+@app.command()
+def summary(topic: Topic, group: InGroup = None, url: Url = URL, as_json: AsJson = False) -> None:
+    """How many died of what."""
+    found = call(url, "GET", path(topic, "dead", "summary", group=group))
+    if as_json:
+        show(found)
+        return
+    for error, count in found["errors"].items():
+        print(f"{count:>10,}  {error or '(no reason given)'}")
+    print(f"{found['total']:>10,}  in all")
+
+
+@app.command()
+def requeue(
+    topic: Topic,
+    ids: Ids = None,
+    group: InGroup = None,
+    error: OfError = None,
+    everything: All = False,
+    delay: Annotated[float | None, typer.Option(help="Seconds to sleep first.", min=0)] = None,
+    per_s: Annotated[float | None, typer.Option(help="Spread them: so many a second.")] = None,
+    keep_attempts: Annotated[bool, typer.Option("--keep-attempts", help="Do not count from 1 again.")] = False,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """Let dead letters sleep and be delivered again."""
+    asked = _chosen(ids, group, error, everything) | {"reset_attempts": not keep_attempts}
+    asked |= {name: value for name, value in (("delay", delay), ("per_s", per_s)) if value is not None}
+    found = call(url, "POST", path(topic, "dead", "requeue"), asked)
+    show(found) if as_json else print(f"{found['requeued']} requeued")
+    raise typer.Exit(1 if found["unknown"] else 0)
+
+
+@app.command()
+def delete(
+    topic: Topic,
+    ids: Ids = None,
+    group: InGroup = None,
+    error: OfError = None,
+    everything: All = False,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """Delete dead letters for good."""
+    found = call(url, "POST", path(topic, "dead", "delete"), _chosen(ids, group, error, everything))
+    show(found) if as_json else print(f"{found['deleted']} deleted")
+    raise typer.Exit(1 if found["unknown"] else 0)
+
+
+@app.command()
+def export(topic: Topic, group: InGroup = None, error: OfError = None, url: Url = URL) -> None:
+    """Write all dead letters to stdout, a JSON object a line."""
+    with answered(url, "GET", path(topic, "dead", "export", group=group, error=error)) as response:
+        while chunk := response.read(65_536):
+            sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,126 @@
+"""The command protocol, POST /v1/command, for clients of Youzan-style queues: always 200, success or not is in the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from turtlemq.engine import GROUP, Engine
+from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage, UnknownTopic
+from turtlemq.index.limits import check_batch, check_ids
+from turtlemq.model import TTR_MS_MAX, Batch
+from turtlemq.segment import format as f
+from turtlemq.segment import names
+from turtlemq.server.deliver import delivered
+from turtlemq.server.http import CONFIG, SERVICE, answer, engine_of, read_as
+from turtlemq.server.loop import Want, now_ms
+from turtlemq.server.messages import due_time
+from turtlemq.server.work import cancel_ids
+
+
+class Command(Struct, rename={"ttr": "TTR"}):
+    """One command."""
+
+    command: str
+    topic: str | None = None
+    id: str | None = None
+    delay: float | None = None
+    ttr: float | None = None
+    body: Raw | UnsetType = UNSET
+
+
+class Answer(Struct):
+    """Its answer."""
+
+    success: bool = True
+    error: str = ""
+    id: str = ""
+    value: Any = None
+
+
+async def command(request: web.Request) -> web.Response:
+    """POST /v1/command"""
+    service = request.app[SERVICE]
+    try:
+        asked = await read_as(request, Command)
+        names_topic = asked.command in ("add", "pop")
+        if asked.topic is None and names_topic:
+            raise InvalidArgument(f"{asked.command} needs a topic")
+        if asked.topic is not None:
+            names.check_topic(asked.topic)
+            creates = names_topic and request.app[CONFIG].auto_create_topics
+            if asked.topic not in service.engine.topics and not creates:
+                raise UnknownTopic(f"there is no topic {asked.topic!r}")
+        out = await _run(request, asked)
+    except TurtleError as error:
+        return answer(Answer(False, f"{error.code}: {error}"))
+    service.stir()
+    return answer(out)
+
+
+async def _run(request: web.Request, asked: Command) -> Answer:
+    engine = engine_of(request)
+    match asked.command:
+        case "add":
+            return _add(engine, asked)
+        case "pop":
+            return await _pop(request, asked)
+        case "finish":
+            return _finish(engine, asked)
+        case "delete":
+            return _delete(engine, asked)
+    raise InvalidArgument(f"unknown command {asked.command!r:.80}; there are: add, pop, finish, delete")
+
+
+def _add(engine: Engine, asked: Command) -> Answer:
+    assert asked.topic is not None
+    if isinstance(asked.body, UnsetType):
+        raise InvalidArgument("add needs a body")
+    if asked.ttr is not None and not 0 < asked.ttr <= TTR_MS_MAX / 1000:
+        raise InvalidArgument(f"TTR is a number of seconds above 0, up to {TTR_MS_MAX // 1000:,}")
+    now = now_ms()
+    batch = Batch(
+        bodies=[bytes(asked.body)],
+        due_ms=[due_time(asked.delay, None, now)],
+        ids=[asked.id],
+        ttr_ms=[max(1, round(asked.ttr * 1000)) if asked.ttr else 0],
+        flags=[f.JSON],
+    )
+    check_batch(batch)
+    return Answer(id=engine.submit(asked.topic, batch, now).ids[0])
+
+
+async def _pop(request: web.Request, asked: Command) -> Answer:
+    assert asked.topic is not None
+    service = request.app[SERVICE]
+    service.engine.topic(asked.topic, create=True)
+    found = delivered(await service.fetch(Want(asked.topic, GROUP, 1), 0))
+    if not found:
+        return Answer()
+    message = found[0]
+    return Answer(id=message.id, value=message.body_base64 if isinstance(message.body, UnsetType) else message.body)
+
+
+def _topics(engine: Engine, asked: Command) -> list[str]:
+    if asked.id is None:
+        raise InvalidArgument(f"{asked.command} needs an id")
+    check_ids([asked.id])
+    return [asked.topic] if asked.topic is not None else sorted(engine.topics)
+
+
+def _finish(engine: Engine, asked: Command) -> Answer:
+    for topic in _topics(engine, asked):
+        assert asked.id is not None
+        if engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+            return Answer(id=asked.id)
+    raise UnknownMessage(f"{asked.id!r} is not in reserve")
+
+
+def _delete(engine: Engine, asked: Command) -> Answer:
+    for topic in _topics(engine, asked):
+        assert asked.id is not None
+        if cancel_ids(engine, topic, [asked.id])[0] or engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+            return Answer(id=asked.id)
+    raise UnknownMessage(f"{asked.id!r} is neither asleep, ready nor in reserve")

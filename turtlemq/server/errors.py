@@ -1,0 +1,41 @@
+"""Errors that only a shell can meet: requests that are no JSON, no BSON, too late, or of a kind that nobody understands."""
+
+from __future__ import annotations
+
+from turtlemq.errors import TurtleError
+
+
+class InvalidJson(TurtleError):
+    """The body is not JSON."""
+
+    code, status = "INVALID_JSON", 400
+
+
+class InvalidBson(TurtleError):
+    """The body is not a row of BSON documents."""
+
+    code, status = "INVALID_BSON", 400
+
+
+class InvalidAckList(TurtleError):
+    """An ack list is a JSON list of ids, '-' before each that failed, or an object that holds it as "acks"."""
+
+    code, status = "INVALID_ACK_LIST", 400
+
+
+class ExceedsMaxDelay(TurtleError):
+    """A message would sleep longer than this server allows."""
+
+    code, status = "EXCEEDS_MAX_DELAY", 400
+
+
+class UnsupportedMediaType(TurtleError):
+    """This content type or content encoding is not understood here."""
+
+    code, status = "UNSUPPORTED_MEDIA_TYPE", 415
+
+
+class DeadlineExceeded(TurtleError):
+    """The time that X-Turtlemq-Budget-Ms allowed was over before the work began; nothing was done."""
+
+    code, status = "DEADLINE_EXCEEDED", 504

@@ -1,0 +1,301 @@
+"""The daily work over HTTP: produce, fetch, acknowledge, extend, cancel, and everything about one message."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from turtlemq.engine import Engine
+from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, TooLarge, UnknownMessage
+from turtlemq.index.limits import check_batch, check_ids
+from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
+from turtlemq.server import deliver
+from turtlemq.server.errors import InvalidAckList
+from turtlemq.server.http import (
+    CONFIG,
+    SERVICE,
+    answer,
+    decode,
+    engine_of,
+    group_of,
+    id_of,
+    query,
+    read,
+    read_as,
+    time_left,
+    topic_of,
+)
+from turtlemq.server.loop import Want, now_ms
+from turtlemq.server.messages import BSON, DELAY_S_MAX, TYPES, Rules, decode_batch, due_time
+
+Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
+Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
+PAGE = 1_000
+FORECAST_BUCKETS_MAX = 100_000
+
+
+class Fetch(Struct, forbid_unknown_fields=True):
+    """The body of a fetch."""
+
+    max: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0
+    ttr: Seconds | None = None
+    consumer: Annotated[str, Meta(max_length=200)] = ""
+    ack: Literal["manual", "auto"] = "manual"
+
+
+class Ack(Struct, forbid_unknown_fields=True):
+    """The long form of an ack."""
+
+    acks: list[str]
+    retry_delay: Annotated[float, Meta(ge=0, le=DELAY_S_MAX)] | None = None
+    error: Annotated[str, Meta(max_length=4_000)] = ""
+
+
+class Extend(Struct, forbid_unknown_fields=True):
+    """The body of an extend."""
+
+    ids: list[str]
+    ttr: Seconds | None = None
+
+
+class Cancel(Struct, forbid_unknown_fields=True):
+    """Which messages to cancel."""
+
+    ids: list[str] | None = None
+    due_from_ms: Time | None = None
+    due_to_ms: Time | None = None
+
+
+class Patch(Struct, forbid_unknown_fields=True):
+    """What to change of a sleeper."""
+
+    due_ms: int | None = None
+    delay: float | None = None
+    body: Raw | UnsetType = UNSET
+    body_base64: bytes | None = None
+    headers: dict[str, str] | None = None
+
+
+class Browse(Struct, forbid_unknown_fields=True):
+    """Which page of a listing."""
+
+    state: str = "sleep"
+    from_ms: Time = 0
+    to_ms: Time = DUE_MS_MAX
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    cursor: str | None = None
+
+
+class Outlook(Struct, forbid_unknown_fields=True):
+    """How far and how finely to look ahead."""
+
+    bucket: Annotated[float, Meta(ge=0.001, le=86_400 * 366)] = 60
+    hours: Annotated[float, Meta(gt=0, le=24 * 366 * 90)] = 24
+
+
+def rules_of(request: web.Request) -> Rules:
+    """What this server says about due times."""
+    config = request.app[CONFIG]
+    return Rules(config.reject_past, int(config.max_delay_days * 86_400_000))
+
+
+async def produce(request: web.Request) -> web.Response:
+    """POST /v1/topics/{topic}/messages"""
+    topic = topic_of(request, use=True)
+    data = await read(request, TYPES)
+    engine, now = engine_of(request), now_ms()
+    kind = request.content_type if request.headers.get("Content-Type") else ""
+    batch = decode_batch(data, kind, now, rules_of(request))
+    if topic not in engine.topics:
+        check_batch(batch)  # a refused batch makes no topic
+    receipt = engine.submit(topic, batch, now)
+    request.app[SERVICE].stir()
+    duplicates = receipt.duplicates
+    out = {"ids": receipt.ids, "created": len(receipt.ids) - duplicates, "duplicates": duplicates, "durable": "fsync"}
+    return answer(out, 201)
+
+
+# Consuming
+
+
+async def fetch(request: web.Request) -> web.Response:
+    """POST …/fetch"""
+    topic, group = topic_of(request, use=True), group_of(request)
+    asked = await read_as(request, Fetch)
+    service = request.app[SERVICE]
+    service.engine.topic(topic, create=True)
+    ttr_ms = None if asked.ttr is None else max(1, round(asked.ttr * 1000))
+    want = Want(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto")
+    out = deliver.delivered(await service.fetch(want, min(asked.wait, time_left(request))))
+    if BSON in request.headers.get("Accept", ""):
+        return web.Response(body=deliver.as_bson(out), content_type=BSON)
+    return answer({"messages": out})
+
+
+async def ack(request: web.Request) -> web.Response:
+    """POST …/ack"""
+    topic, group = topic_of(request), group_of(request)
+    asked = parse_acks(await read(request))
+    delay_ms = None if asked.retry_delay is None else round(asked.retry_delay * 1000)
+    now = now_ms()
+    if now + (delay_ms or 0) > DUE_MS_MAX:
+        raise InvalidArgument("retry_delay reaches beyond May 2109")
+    out = engine_of(request).ack(topic, group, asked.acks, now, retry_delay_ms=delay_ms, error=asked.error)
+    request.app[SERVICE].stir()
+    return answer(out)
+
+
+def parse_acks(data: bytes) -> Ack:
+    """An ack list in either form.
+
+    >>> parse_acks(b'["a", "-b"]').acks
+    ['a', '-b']
+    """
+    found: list[str] | Ack = decode(data, list[str] | Ack, InvalidAckList)  # type: ignore[arg-type]
+    asked = Ack(found) if isinstance(found, list) else found
+    if len(asked.acks) > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"an ack list holds at most {BATCH_MESSAGES_MAX:,} ids, this one {len(asked.acks):,}")
+    for i, id_ in enumerate(asked.acks):
+        if not id_ or id_ == "-":
+            raise InvalidAckList(f"entry {i} names no message: {id_!r}", index=i)
+    return asked
+
+
+async def extend(request: web.Request) -> web.Response:
+    """POST …/extend"""
+    topic, group = topic_of(request), group_of(request)
+    asked = await read_as(request, Extend)
+    engine = engine_of(request)
+    ttr_ms = engine.topic(topic).broker.settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
+    extended, unknown = engine.extend(topic, group, asked.ids, ttr_ms, now_ms())
+    request.app[SERVICE].stir()
+    return answer({"extended": extended, "unknown": unknown})
+
+
+# One message
+
+
+def state_of(engine: Engine, topic: str, id_: str) -> str:
+    """The state of a message that is there."""
+    found = engine.message(topic, id_)
+    if found is None:
+        raise UnknownMessage(f"topic {topic!r} holds no message {id_!r}")
+    return found.state
+
+
+async def look(request: web.Request) -> web.Response:
+    """GET /v1/topics/{topic}/messages/{id}"""
+    topic, id_ = topic_of(request), id_of(request)
+    found = engine_of(request).message(topic, id_)
+    if found is None:
+        raise UnknownMessage(f"topic {topic!r} holds no message {id_!r}")
+    return answer(deliver.view(found))
+
+
+async def remove(request: web.Request) -> web.Response:
+    """DELETE /v1/topics/{topic}/messages/{id}"""
+    topic, id_ = topic_of(request), id_of(request)
+    missed = cancel_ids(engine_of(request), topic, [id_])[1]
+    request.app[SERVICE].stir()
+    if id_ in missed:
+        state = state_of(engine_of(request), topic, id_)
+        raise Conflict(f"{id_!r} can no longer be cancelled: it is in state {state}", state=state)
+    return answer({"outcome": "cancelled"})
+
+
+async def patch(request: web.Request) -> web.Response:
+    """PATCH /v1/topics/{topic}/messages/{id}"""
+    topic, id_ = topic_of(request), id_of(request)
+    asked = await read_as(request, Patch)
+    engine, now = engine_of(request), now_ms()
+    changes: dict[str, Any] = {}
+    if asked.due_ms is not None or asked.delay is not None:
+        changes["due_ms"] = due_time(asked.delay, asked.due_ms, now)
+        longest = rules_of(request)
+        if longest.reject_past and changes["due_ms"] < now:
+            raise InvalidFireAt("that is in the past, and this server refuses the past")
+    if not isinstance(asked.body, UnsetType):
+        changes |= {"body": bytes(asked.body), "json": True}
+    elif asked.body_base64 is not None:
+        changes |= {"body": asked.body_base64, "json": False}
+    if asked.headers is not None:
+        changes["headers"] = asked.headers
+    if not changes:
+        raise InvalidArgument("nothing to change: give due_ms or delay, body or body_base64, headers")
+    try:
+        found = engine.reschedule(topic, id_, now, **changes)
+    except (UnknownMessage, Conflict) as error:
+        state = state_of(engine, topic, id_)
+        raise Conflict(f"{id_!r} no longer sleeps, so it cannot be changed: it is in state {state}", state=state) from error
+    request.app[SERVICE].stir()
+    return answer({"outcome": "rescheduled" if "due_ms" in changes else "edited", "due_ms": found.due_ms})
+
+
+# Many messages
+
+
+def cancel_ids(engine: Engine, topic: str, ids: list[str]) -> tuple[int, dict[str, str]]:
+    """Cancel, and tell how many are cancelled now, and the state of each that was not."""
+    check_ids(ids)
+    broker = engine.topic(topic).broker
+    wanted = list(dict.fromkeys(ids))
+    places = {id_: broker.ready.find(id_) for id_ in wanted}
+    before = {id_ for id_, at in places.items() if at is not None and broker.state(at) == "cancelled"}
+    outcome = engine.cancel(topic, [id_ for id_ in wanted if id_ not in before], now_ms())
+    missed = {id_: state for id_, state in outcome.items() if state != "cancelled"} | dict.fromkeys(before, "cancelled")
+    return len(wanted) - len(missed), missed
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """POST /v1/topics/{topic}/cancel"""
+    topic = topic_of(request)
+    asked = await read_as(request, Cancel)
+    ranged = asked.due_from_ms is not None or asked.due_to_ms is not None
+    if (asked.ids is None) == (not ranged):
+        raise InvalidArgument("give ids, or due_from_ms and due_to_ms")
+    if asked.ids is not None and len(asked.ids) > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} ids are cancelled at once")
+    try:
+        if asked.ids is not None:
+            count, missed = cancel_ids(engine_of(request), topic, asked.ids)
+        else:
+            last = DUE_MS_MAX if asked.due_to_ms is None else asked.due_to_ms
+            count, missed = await _cancel_range(request, topic, asked.due_from_ms or 0, last), {}
+    finally:
+        request.app[SERVICE].stir()
+    return answer({"cancelled": count, "missed": missed})
+
+
+async def _cancel_range(request: web.Request, topic: str, first: int, last: int) -> int:
+    """A page at a time, so that others get their turn. Messages that a group is to try again do not sleep for the first time."""
+    count, cursor = 0, None
+    while True:
+        engine = engine_of(request)
+        page, cursor = engine.browse(topic, first, last, PAGE, cursor)
+        outcome = engine.cancel(topic, [m.id for m in page if "/" not in m.id], now_ms())
+        count += sum(state == "cancelled" for state in outcome.values())
+        if cursor is None:
+            return count
+        await asyncio.sleep(0)
+
+
+async def browse(request: web.Request) -> web.Response:
+    """GET /v1/topics/{topic}/messages"""
+    topic, asked = topic_of(request), query(request, Browse)
+    if asked.state != "sleep":
+        raise InvalidArgument("only state=sleep can be listed yet; dead letters are at …/dead")
+    found, cursor = engine_of(request).browse(topic, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
+    return answer({"messages": [deliver.sleeper(message) for message in found], "cursor": cursor})
+
+
+async def forecast(request: web.Request) -> web.Response:
+    """GET /v1/topics/{topic}/forecast"""
+    topic, asked = topic_of(request), query(request, Outlook)
+    buckets = max(1, -int(-asked.hours * 3600 // asked.bucket))
+    if buckets > FORECAST_BUCKETS_MAX:
+        raise InvalidArgument(f"a forecast has at most {FORECAST_BUCKETS_MAX:,} buckets, this one {buckets:,}")
+    return answer(engine_of(request).forecast(topic, now_ms(), round(asked.bucket * 1000), buckets))

@@ -1,0 +1,372 @@
+"""One topic: an Index where messages sleep, a Broker for those that came due, a second Index for dead letters; and the few lines
+that join them. Index and Broker do not know each other.
+
+Order of writes: whatever takes a message over has it durably before the one that gave it lets go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from bson.int64 import Int64
+
+from turtlemq.broker import replay
+from turtlemq.broker.broker import Leaving
+from turtlemq.broker.delivery import ANY_EPOCH
+from turtlemq.broker.ends import Ended
+from turtlemq.broker.group import Group
+from turtlemq.broker.retention import keep_house
+from turtlemq.dead import DeadLetter, DeadLetters, for_group
+from turtlemq.door import Door
+from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.index import care
+from turtlemq.index.index import Index
+from turtlemq.index.mend import mending
+from turtlemq.index.recover import open_index
+from turtlemq.index.seal import Sealed, seal
+from turtlemq.model import Batch, Damage, Receipt, Settings, State
+from turtlemq.segment import format as f
+
+BEAT_MS = 5_000  # how often ready log, journals and checkpoint reach the disk
+CARE_MS = 1_000  # how often housekeeping looks around
+RETENTION_MS = 60_000
+CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
+FIRE_SLICE = 10_000  # messages handed off before others get a turn
+
+
+class Job(Protocol):
+    """Work under way elsewhere."""
+
+    def done(self) -> bool: ...
+    def result(self) -> Any: ...
+
+
+class Worker(Protocol):
+    """Where seals run: in another process (`turtlemq.worker`), or right here."""
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Job: ...
+
+
+class Topic:
+    """See the module. Opened by the constructor of `Engine`; one thread."""
+
+    def __init__(self, name: str, folder: Path, door: Door, settings: Settings, worker: Worker, clean_end: int | None) -> None:
+        self.name, self.folder, self.door, self._worker = name, folder, door, worker
+        stores = (self._bury, self._resleep, self._newest_seq)
+        self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores)
+        self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean_end)
+        self.dead = DeadLetters(door, folder, name, settings)
+        self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
+        self._job: Job | None = None
+        self._sealing: int | None = None
+        self._beat_at: int | None = None  # when to sync; None: nothing to sync
+        self._care_at: int | None = 0  # when to keep house; None: nothing to do
+        self._retention_at = 0
+        odd = self._resolve_unfinished() or torn
+        if odd or behind:
+            self._note_where_we_stand(odd)
+
+    def configure(self, settings: Settings) -> None:
+        """Settings for what comes from now on."""
+        self.index.settings = self.index.writer.settings = self.dead.settings = settings
+        self.broker.settings = self.broker.ready.settings = settings
+        self.broker.reserve_log.settings = self.broker.history.settings = settings
+
+    # Producing
+
+    def submit(self, batch: Batch, now_ms: int) -> Receipt:
+        """Store messages: all or none, durable when this returns. Ids that are ready or settled count as held."""
+        receipt = self.stage(batch, now_ms)
+        self.index.writer.commit()
+        return receipt
+
+    def stage(self, batch: Batch, now_ms: int) -> Receipt:
+        """The part of `submit` before the commit."""
+        held = self.broker.ready.find_many if self.broker.ready.next_offset else None
+        receipt = self.index.stage(batch, now_ms, held)
+        self.stir(now_ms)
+        return receipt
+
+    def cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, str]:
+        """End messages that sleep or are ready and untouched, durably. For each id: cancelled, the state it is in, or unknown."""
+        outcome = self.index.cancel(ids)
+        ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
+        if ended:
+            self._notice(ended, now_ms)
+        out = {id_: state.value for id_, state in outcome.items()}
+        others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
+        out |= {id_: state or "unknown" for id_, state in self.broker.cancel(others, now_ms).items()}
+        self.stir(now_ms)
+        return out
+
+    def _notice(self, ids: Sequence[str], now_ms: int) -> None:
+        """Let the ready log know the ids of cancelled sleepers. Only for looking them up: a full disk loses nothing."""
+        count = len(ids)
+        texts = [id_.encode() for id_ in ids]
+        raw, lengths = f.encode(texts, [b""] * count, [now_ms] * count, 0, 0, [f.NOTICE] * count)
+        try:
+            self.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
+            self._beat_at = self._beat_at or now_ms + BEAT_MS
+        except DiskFull:
+            return
+
+    # Dead letters
+
+    def requeue(
+        self, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
+    ) -> int:
+        """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none."""
+        letters = self._still_dead(letters)
+        if not letters:
+            return 0
+        start = now_ms if due_ms is None else due_ms
+        ended = [
+            Ended(
+                letter.group,
+                letter.id,
+                letter.document,
+                letter.attempts,
+                letter.error,
+                start + (int(i * 1000 / per_s) if per_s else 0),
+                letter.due_ms,
+                int(letter.document.meta["offset"]),
+                self.broker.groups[letter.group].epoch if letter.group in self.broker.groups else ANY_EPOCH,
+            )
+            for i, letter in enumerate(letters)
+        ]
+        attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
+        first = self.index.writer.next_seq(now_ms)
+        leaving = self._leave(letters, now_ms, range(first, first + len(letters)))
+        try:
+            self.index.writer.stage(for_group(ended, attempts), first)
+            self.index.writer.commit()
+        except TurtleError:
+            for group, some in leaving.items():
+                self.broker.undead(group, some, now_ms, stay=True)
+            raise
+        self.dead.requeued += len(letters)
+        self.dead.remove([letter.document for letter in letters])
+        return len(letters)
+
+    def delete_dead(self, letters: Sequence[DeadLetter], now_ms: int) -> int:
+        """Remove them, durably."""
+        letters = self._still_dead(letters)
+        self._leave(letters, now_ms, [0] * len(letters))
+        self.dead.remove([letter.document for letter in letters])
+        return len(letters)
+
+    def _still_dead(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """They may have gone, or been copied by compaction, since somebody looked."""
+        found = {(letter.group, letter.id): letter for letter in letters}
+        held = self.dead.holds(list(found))
+        return [replace(letter, document=held[i]) for i, letter in enumerate(found.values()) if i in held]
+
+    def _leave(self, letters: Sequence[DeadLetter], now_ms: int, became: Sequence[int]) -> dict[str, list[Leaving]]:
+        """Note that letters are about to go, by group."""
+        found: dict[str, list[Leaving]] = {}
+        for letter, seq in zip(letters, became, strict=True):
+            found.setdefault(letter.group, []).append(Leaving(letter.group, letter.id, letter.document.seq, seq))
+        for group, some in found.items():
+            self.broker.undead(group, some, now_ms)
+        return found
+
+    # Time
+
+    def tick(self, now_ms: int) -> int | None:
+        """Hand off a slice of what is due, take back what was held too long, sync and keep house when it is time.
+
+        Returns when to come again: at once if more is due, None for never."""
+        due = self.index.due(now_ms, count_max=FIRE_SLICE)
+        if due is not None:
+            if len(due):
+                self.broker.accept(due, now_ms)
+                self._beat_at = self._beat_at or now_ms + BEAT_MS
+            self.index.advance(due)
+            self.stir(now_ms)
+        wake = self.broker.tick(now_ms)
+        if self._beat_at is not None and not now_ms < self._beat_at <= now_ms + BEAT_MS:
+            self.beat()
+        if self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS:
+            self._care_at = now_ms + CARE_MS if self.care() else None
+        if not now_ms < self._retention_at <= now_ms + RETENTION_MS:
+            self._retention_at = now_ms + RETENTION_MS
+            self._retain(now_ms)
+        return min((at for at in (wake, *self.wake_times(now_ms)) if at is not None), default=None)
+
+    def wake_times(self, now_ms: int) -> tuple[int | None, ...]:
+        """When there may be something to do: what is due, syncs, housekeeping, leases that end, back-offs that are over."""
+        groups = self.broker.groups.values()
+        ends = [t for group in groups for t in (group.next_deadline(), group.next_retry(now_ms))]
+        return (self.index.next_due(), self._beat_at, self._care_at, *ends)
+
+    def stir(self, now_ms: int) -> None:
+        """Something has changed: housekeeping may have work."""
+        if self._care_at is None:
+            self._care_at = now_ms + CARE_MS
+
+    def touch(self, now_ms: int) -> None:
+        """A consumer did something: it reaches the disk with the next beat."""
+        if self._beat_at is None:
+            self._beat_at = now_ms + BEAT_MS
+
+    def beat(self) -> None:
+        """Make handoffs and journals durable, write the checkpoint, and let the Index let go of what was handed off."""
+        replay.save(self.broker, self.folder)
+        self.index.settle(self.broker.ready.durable)
+        self._beat_at = None
+
+    # Housekeeping
+
+    def care(self) -> bool:
+        """One step; a full disk only puts it off. Returns whether there is more to do."""
+        try:
+            if self._job is not None and self._job.done():
+                self._finish_seal(self._job)
+            order, more = care.step(self.index, CARE_BUDGET, self._sealing, self.unsealable.keys())
+            if order is not None:
+                self._sealing = order.base
+                self._job = self._worker.submit(seal, self.door.fresh(), order)
+            return more or self._job is not None
+        except DiskFull:
+            return True
+
+    def _finish_seal(self, job: Job) -> None:
+        base, self._job, self._sealing = self._sealing, None, None
+        try:
+            sealed: Sealed = job.result()
+        except DiskFull:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it was, the segment serves on unsealed
+            assert base is not None
+            self.unsealable[base] = str(error)
+            return
+        care.adopt(self.index, sealed)
+
+    def _retain(self, now_ms: int) -> None:
+        """Let go of history, dead letters and groups that are old enough. What is to go must not be needed by the checkpoint."""
+        if self._beat_at is not None:
+            self.beat()
+        gone = keep_house(self.broker, now_ms)
+        letters = self.dead.too_many(now_ms)
+        if letters:
+            self.delete_dead(letters, now_ms)
+            self.dead.dropped += len(letters)
+            self.dead.care()
+            self._retention_at = now_ms  # there may be more
+        if gone or letters:
+            self.touch(now_ms)
+
+    def compact(self) -> None:
+        """Housekeeping until nothing is left to do."""
+        self.beat()
+        before: object = None
+        while before != (before := (self.index.stats(), self.index.shelf.counters.moved, self._job)):
+            self.care()
+
+    # What the Broker gives back
+
+    def _resleep(self, ended: Sequence[Ended]) -> None:
+        """A long back-off: the message sleeps again, for its group alone, durably."""
+        self.index.writer.stage(for_group(ended, [e.attempt + 1 for e in ended]), self.index.writer.next_seq(0))
+        self.index.writer.commit()
+
+    def _bury(self, ended: Sequence[Ended]) -> int:
+        return self.dead.bury(ended)
+
+    def _newest_seq(self) -> int:
+        return self.index.writer.last_seq
+
+    def _resolve_unfinished(self) -> bool:
+        """A crash may have come after a message was put to sleep or buried, and before the Broker noted it: note it now. Returns
+        whether there was any. Both say at which ready offset they met the message."""
+        count = 0
+        for group in self.broker.groups.values():
+            for id_ in _in_hands(group, self._asleep(group, list(group.ids))):
+                count += 1
+                group.close(group.seek([id_])[0])
+            ids = list(group.ids)
+            held = self.dead.holds([(group.name, id_) for id_ in ids])
+            for id_ in _in_hands(group, {ids[i]: document for i, document in held.items()}):
+                count += 1
+                group.close(group.seek([id_])[0])
+                self.broker.dead[group.name] += 1
+        return self._finish_leaving() or count > 0
+
+    def _finish_leaving(self) -> bool:
+        """Dead letters that were about to go when the process ended: they go now, unless they were to sleep and do not."""
+        leaving, self.broker.leaving = self.broker.leaving, []
+        held = self.dead.holds([(letter.group, letter.id) for letter in leaving])
+        gone = []
+        for i, document in held.items():
+            letter = leaving[i]
+            if document.seq != letter.seq:
+                continue
+            asleep = self.index.find(f"{letter.group}/{letter.id}") if letter.became else None
+            if not letter.became or (asleep is not None and asleep.seq == letter.became):
+                gone.append(document)
+            else:
+                self.broker.dead[letter.group] += 1
+        self.dead.remove(gone)
+        return len(held) > 0
+
+    def _asleep(self, group: Group, ids: Sequence[str]) -> dict[str, f.Document]:
+        """Messages of a group that sleep for another attempt."""
+        if not ids:
+            return {}
+        texts = [f"{group.name}/{id_}" for id_ in ids]
+        hashes = np.array([f.hash_id(text) for text in texts], np.uint64)
+        shelf = self.index.shelf
+        hits = mending(shelf, lambda: shelf.find_many([text.encode() for text in texts], hashes))
+        found = {ids[i]: self.index.find(texts[i]) for i in hits}
+        return {
+            id_: document
+            for id_, document in found.items()
+            if document is not None and not shelf.progress.covers_one(document.due_ms, document.seq)
+        }
+
+    def _note_where_we_stand(self, odd: bool) -> None:
+        """What was found out in opening must not have to be found out again, when other documents may have those offsets. Nor,
+        if it was `odd`, from the journals alone."""
+        try:
+            if odd:
+                self.broker.reserve_log.note_state()
+            self.beat()
+        except DiskFull:
+            return
+
+    def close(self) -> dict[str, Int64]:
+        """Sync and close. Returns what the clean-shutdown mark says of this topic."""
+        broker = self.broker
+        if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
+            replay.save(broker, self.folder)
+        for part in (broker.ready, broker.reserve_log, broker.history):
+            part.shut()
+        self.dead.close()
+        end = self.index.close()
+        return {"base": Int64(self.index.shelf.active.base), "end": Int64(end)}
+
+    def damage(self) -> list[Damage]:
+        """Everything found damaged so far."""
+        logs = (self.broker.ready, self.broker.reserve_log, self.broker.history)
+        counters = (self.index.shelf.counters, self.dead.index.shelf.counters)
+        return [damage for part in (*counters, *logs) for damage in part.damage]
+
+    @property
+    def stopped(self) -> BaseException | None:
+        """Why this topic takes no more writes, if it does not."""
+        parts = (self.index.writer, self.broker.ready, self.broker.reserve_log, self.broker.history, self.dead.index.writer)
+        return next((part.stopped for part in parts if part.stopped is not None), None)
+
+
+def _in_hands(group: Group, left: dict[str, f.Document]) -> list[str]:
+    """Ids that a group holds in reserve although they have left it: what they left for names the group's epoch and the offset."""
+    found = []
+    for id_, document in left.items():
+        lease, i = group.slot(group.ids[id_])
+        if (document.meta["epoch"], document.meta["offset"]) == (group.epoch, int(lease.held.offsets[i])):
+            found.append(id_)
+    return found
