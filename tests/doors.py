@@ -209,11 +209,10 @@ def _kept(durable: bytes, current: bytes) -> bytes:
 
 
 def torn(size: int) -> Callable[[bytes, bytes], bytes]:
-    """Of what was written since the last sync, the first `size` bytes are there."""
+    """Of what was written since the last sync, the first `size` bytes are there. A file that was written anew begins anew."""
 
     def left(durable: bytes, current: bytes) -> bytes:
-        longest = min(len(durable), len(current))
-        same = next((i for i in range(longest) if durable[i] != current[i]), longest)
+        same = len(durable) if current.startswith(durable) else 0
         return current[: same + size] + durable[same + size :]
 
     return left

@@ -124,14 +124,16 @@ class World:
     def stage(self, batch: Batch, now_ms: int) -> None:
         """The first half of an append. Some later commit is the other half."""
         expected, first = self._expected(batch), self.index.writer.next_seq(now_ms)
+        group = self.index.writer._group
         receipt = self.index.stage(batch, now_ms)
         self._compare_receipt(batch, receipt, expected)
-        if len(self.index.writer._group.batches if self.index.writer._group else ()) <= 1:
-            self.committed(rolled=True)  # the segment was full: what was staged before is committed already
-        self.staged.append((batch, receipt, first))
+        self.committed(rolled=self.index.writer._group is not group)
+        if any(receipt.created):
+            self.staged.append((batch, receipt, first))
 
     def committed(self, *, rolled: bool = False) -> None:
-        """Take note of a commit, if there was one: what was on its way has arrived."""
+        """Take note of a commit, if there was one: what was on its way has arrived. `rolled`: the segment was full, so what was
+        staged before has been committed already."""
         if self.index.writer._group is not None and not rolled:
             return
         for batch, receipt, first in self.staged:
@@ -182,6 +184,7 @@ class World:
 
     def cancel(self, ids: Sequence[str], *, commit: bool = True) -> None:
         before = {id_: self.state(id_) for id_ in ids}
+        group = self.index.writer._group
         outcome = self.index.cancel(ids) if commit else self.index.stage_cancel(ids)
         assert set(outcome) == set(ids)
         ended = set()
@@ -190,8 +193,7 @@ class World:
             assert state is (State.UNKNOWN if id_ in self.ending else wanted), (id_, before[id_], state)
             if state is State.CANCELLED:
                 ended.add(id_)
-        if ended and not commit and len(self.index.writer._group.batches if self.index.writer._group else ()) <= 1:
-            self.committed(rolled=True)
+        self.committed(rolled=self.index.writer._group is not group)
         self.ending |= ended
         self.committed()
 

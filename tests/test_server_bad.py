@@ -179,6 +179,13 @@ def test_a_bad_ack_is_named(server: Server, acks: list[Any]) -> None:
     refused(server.call("POST", "/v1/topics/there/ack", acks), 400, "INVALID_ACK_LIST", 1)
 
 
+def test_a_page_of_another_site_is_refused(server: Server) -> None:
+    for origin in ("http://example.org", "null", f"http://localhost:{server.port}"):
+        refused(server.call("POST", "/v1/topics/site/messages", {"body": 1}, headers={"Origin": origin}), 403, "FORBIDDEN")
+    own = {"Origin": f"http://127.0.0.1:{server.port}"}
+    assert server.call("POST", "/v1/topics/site/messages", {"body": 1}, headers=own).status == 201
+
+
 def test_unknown_topics(server: Server) -> None:
     for method, rest, value in (
         ("GET", "", None),

@@ -37,6 +37,7 @@ RINGS = {
     "turtlemq.topic": "engine",
     "turtlemq.dead": "engine",
     "turtlemq.checks": "engine",
+    "turtlemq.ballast": "segment",
     "turtlemq.views": "engine",
     "turtlemq.index": "index",
     "turtlemq.broker": "broker",

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from turtlemq import views
+from turtlemq.ballast import Ballast
 from turtlemq.broker.broker import Acked, Reserved
 from turtlemq.checks import check_topic
 from turtlemq.dead import DeadLetter
@@ -73,6 +74,7 @@ class Engine:
         self.topics: dict[str, Topic] = {}
         self.was_clean = False
         self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, and why
+        self.ballast = Ballast(door, root)
         self._worker = worker
         self._lock = -1
         self._clean: dict[str, Any] = {}
@@ -94,6 +96,7 @@ class Engine:
         try:
             self._check_format()
             self._take_clean_mark()
+            self.ballast.load()
             for name in self.door.names(self.root / names.TOPICS):
                 if names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
                     self._open_topic(name)
@@ -166,7 +169,7 @@ class Engine:
         mark = self._clean.pop(name, None)
         settings = self._settings_of(name)
         folder = self.root / names.TOPICS / name
-        topic = Topic(name, folder, self.door, settings, self._worker, mark and int(mark["end"]))
+        topic = Topic(name, folder, self.door, settings, self._worker, mark and int(mark["end"]), self.ballast.throw)
         self.topics[name] = topic
         self._wake_at(name, 0)
         return topic
@@ -355,6 +358,7 @@ class Engine:
         """Hand off what is due, a slice of each topic. Returns when to call again: at once if more is due, None for never."""
         if not self._wake or self._wake[0][0] > now_ms:
             return self._wake[0][0] if self._wake else None
+        self.ballast.load()
         called: set[str] = set()
         while self._wake and self._wake[0][0] <= now_ms:
             when, name = heappop(self._wake)

@@ -54,10 +54,20 @@ class Worker(Protocol):
 class Topic:
     """See the module. Opened by the constructor of `Engine`; one thread."""
 
-    def __init__(self, name: str, folder: Path, door: Door, settings: Settings, worker: Worker, clean_end: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        door: Door,
+        settings: Settings,
+        worker: Worker,
+        clean_end: int | None = None,
+        relief: Callable[[], bool] = bool,
+    ) -> None:
         self.name, self.folder, self.door, self._worker = name, folder, door, worker
         stores = (self._bury, self._resleep, self._newest_seq)
         self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores)
+        self.broker.reserve_log.relief = self.broker.history.relief = relief
         self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean_end)
         self.dead = DeadLetters(door, folder, name, settings)
         self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
@@ -180,14 +190,10 @@ class Topic:
         """Hand off a slice of what is due, take back what was held too long, sync and keep house when it is time.
 
         Returns when to come again: at once if more is due, None for never."""
-        due = self.index.due(now_ms, count_max=FIRE_SLICE)
-        if due is not None:
-            if len(due):
-                self.broker.accept(due, now_ms)
-                self._beat_at = self._beat_at or now_ms + BEAT_MS
-            self.index.advance(due)
-            self.stir(now_ms)
+        full = self._hand_off(now_ms)
         wake = self.broker.tick(now_ms)
+        if full is not None:
+            raise full
         if self._beat_at is not None and not now_ms < self._beat_at <= now_ms + BEAT_MS:
             self.beat()
         if self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS:
@@ -196,6 +202,21 @@ class Topic:
             self._retention_at = now_ms + RETENTION_MS
             self._retain(now_ms)
         return min((at for at in (wake, *self.wake_times(now_ms)) if at is not None), default=None)
+
+    def _hand_off(self, now_ms: int) -> DiskFull | None:
+        """A slice of what is due goes to the Broker. A full disk keeps it asleep, and must not keep leases from ending."""
+        due = self.index.due(now_ms, count_max=FIRE_SLICE)
+        if due is None:
+            return None
+        if len(due):
+            try:
+                self.broker.accept(due, now_ms)
+            except DiskFull as error:
+                return error
+            self._beat_at = self._beat_at or now_ms + BEAT_MS
+        self.index.advance(due)
+        self.stir(now_ms)
+        return None
 
     def wake_times(self, now_ms: int) -> tuple[int | None, ...]:
         """When there may be something to do: what is due, syncs, housekeeping, leases that end, back-offs that are over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
@@ -16,7 +17,8 @@ class ProcessWorker:
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         if self._pool is None or getattr(self._pool, "_broken", False):
-            self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
         return self._pool.submit(work, *args)
 
     def close(self) -> None:

@@ -67,6 +67,18 @@ class Acked:
     unknown: list[str]
 
 
+def split_acks(acks: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Ids that were handled, and ids that failed.
+
+    >>> split_acks(["a", "-b", "c"])
+    (['a', 'c'], ['b'])
+    """
+    joined = "\0".join(acks)  # usually there is nothing to split, which is seen at once
+    if joined[:1] != "-" and "\0-" not in joined:
+        return acks, []
+    return [ack for ack in acks if ack[:1] != "-"], [ack[1:] for ack in acks if ack[:1] == "-"]
+
+
 class Broker:
     """See the module."""
 
@@ -196,7 +208,7 @@ class Broker:
         group.cursors, group.credits = picked.cursors, picked.credits
         group.wait_no_more(picked.retries)
         group.unfetched -= picked.passed
-        for moment in np.unique(until).tolist():
+        for moment in [int(until[0])] if len(until) and (until == until[0]).all() else np.unique(until).tolist():
             group.lease(held.pick(np.flatnonzero(until == moment)), now_ms, moment, consumer)
         if len(late):
             ends.expire(self, group, late, now_ms)
@@ -238,8 +250,7 @@ class Broker:
         group = self.groups.get(name)
         if group is None:
             return Acked(0, 0, 0, [ack.removeprefix("-") for ack in acks])
-        handled = [ack for ack in acks if ack[:1] != "-"]
-        failed = [ack[1:] for ack in acks if ack[:1] == "-"] if len(handled) < len(acks) else []
+        handled, failed = split_acks(acks)
         done, unknown = group.seek(handled)
         acked = sum(len(which) for _, which in done)
         if acked:

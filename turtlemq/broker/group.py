@@ -6,9 +6,11 @@ long the backlog and however long one message stays unacknowledged. No files, no
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import repeat
 
 import numpy as np
 
@@ -31,7 +33,9 @@ class Held:
     ids: list[str]
 
     def pick(self, which: I64) -> Held:
-        """Some of them."""
+        """Some of them, in that order."""
+        if len(which) == len(self.ids) and np.array_equal(which, np.arange(len(which))):
+            return self
         return Held(
             self.offsets[which],
             self.seqs[which],
@@ -47,6 +51,7 @@ class Held:
     @staticmethod
     def join(parts: Sequence[Held]) -> Held:
         """All of them, one behind the other."""
+        parts = [part for part in parts if part.ids]
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -114,11 +119,12 @@ class Group:
     _deadlines: list[tuple[int, int]] = field(default_factory=list)
     _retries: list[tuple[int, int]] = field(default_factory=list)
     _next_lease: int = 0
+    _shared: bool = False  # an id was in two leases at once: requeued from the dead while the group was moved back
 
     def start(self, offset: int) -> None:
         """Stand at an offset with nothing in flight."""
         self.cursors = dict.fromkeys((int(level) for level in LEVELS), offset)
-        self.leases, self.waiting, self.ids = {}, {}, {}
+        self.leases, self.waiting, self.ids, self._shared = {}, {}, {}, False
         self._deadlines, self._retries = [], []
         self.in_flight = 0
 
@@ -141,20 +147,27 @@ class Group:
         self._next_lease += 1
         made = Lease(number, held, now_ms, until_ms, consumer, np.ones(len(held), np.bool_), len(held))
         self.leases[number] = made
-        first = number << _SLOT_BITS
+        first, expected = number << _SLOT_BITS, len(self.ids) + len(held)
         self.ids.update(zip(held.ids, range(first, first + len(held)), strict=True))
+        self._shared |= len(self.ids) < expected
         heappush(self._deadlines, (until_ms, number))
         self.in_flight += len(held)
         return made
 
     def seek(self, ids: Sequence[str]) -> tuple[list[tuple[Lease, I64]], list[str]]:
         """Which leases hold these ids, and in which slots; and the ids that the group does not hold in reserve."""
-        get = self.ids.get
-        found = np.array([get(id_, -1) for id_ in ids], dtype=np.int64)
-        unknown: list[str] = []
-        if len(found) and (found.min() < 0 or len(np.unique(found)) < len(found)):
-            unknown = self._unknown(ids)
-            found = np.unique(found[found >= 0])
+        found = np.fromiter(map(self.ids.get, ids, repeat(-1)), np.int64, len(ids))
+        if not len(found):
+            return [], []
+        number = int(found[0]) >> _SLOT_BITS
+        if number >= 0 and (found >> _SLOT_BITS == number).all():  # all in one lease, as they were handed out
+            lease, which = self.leases[number], found & _SLOT_MASK
+            seen = np.zeros(len(lease.held), np.bool_)
+            seen[which] = True
+            if np.count_nonzero(seen) == len(which):
+                return [(lease, which)], []
+        unknown = self._unknown(ids)
+        found = np.unique(found[found >= 0])
         numbers = found >> _SLOT_BITS
         return [(self.leases[n], found[numbers == n] & _SLOT_MASK) for n in np.unique(numbers).tolist()], unknown
 
@@ -185,6 +198,10 @@ class Group:
         """Forget who holds these ids, unless somebody else has taken one over."""
         ids, held = self.ids, lease.held.ids
         slot = lease.number << _SLOT_BITS
+        if not self._shared:
+            mine = held if len(which) == len(held) else [held[i] for i in which.tolist()]
+            deque(map(ids.__delitem__, mine), maxlen=0)
+            return
         for i in which.tolist():
             if ids.get(held[i]) == slot + i:
                 del ids[held[i]]

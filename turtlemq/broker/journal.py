@@ -53,6 +53,7 @@ class Journal:
         self.size = 0  # of the active file
         self.number = 0  # of the next event
         self.damage: list[Damage] = []
+        self.relief: Callable[[], bool] = bool  # called when the disk is full; true if there is room now
         self.state: Callable[[], dict[str, Any]] | None = None  # what each new file is to begin with
         self.stopped: BaseException | None = None
         self.last_ms: dict[int, int] = {}  # when each file was last written to, as far as known
@@ -141,6 +142,14 @@ class Journal:
         """Write one event; it outlives this process from here on. On a full disk nothing changes."""
         self._refuse_if_stopped()
         body = bson.encode(fields)
+        try:
+            self._append(at_ms, group, body)
+        except DiskFull:
+            if not self.relief():
+                raise
+            self._append(at_ms, group, body)
+
+    def _append(self, at_ms: int, group: str, body: bytes) -> None:
         if self._fd < 0 or self.size + len(body) + _BARE_BYTES > self.settings.segment_bytes:
             self._open_or_roll(at_ms, len(body) + _BARE_BYTES)
         self._write(at_ms, group, body)

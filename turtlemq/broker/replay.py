@@ -42,30 +42,32 @@ def open_broker(
     broker = Broker(ready, reserve, history, settings, bury, resleep, newest_seq)
     broker.recount()
     reserve.state = lambda: _state(broker)
-    saved, leases = _begin(broker, c.read(door, folder))
+    saved, leases, derived = _begin(broker, c.read(door, folder))
     settlements = history.open(saved.history)
     reserve.number, history.number = max(reserve.number, saved.numbers[0]), max(history.number, saved.numbers[1])
     torn = _replay(broker, saved, leases, settlements)
+    _tidy(broker, saved, recount=torn or derived)
     broker.dead = saved.dead
     for name, mark in saved.groups.items():
         broker.groups[name] = _group(broker, name, mark)
     return broker, bool(leases or settlements), torn
 
 
-def _begin(broker: Broker, saved: c.Checkpoint | None) -> tuple[c.Checkpoint, list[Event]]:
-    """Where replay begins, and the events of the reserve journal from there on: at the checkpoint, or where a file begins."""
+def _begin(broker: Broker, saved: c.Checkpoint | None) -> tuple[c.Checkpoint, list[Event], bool]:
+    """Where replay begins, and the events of the reserve journal from there on: at the checkpoint, or where a file begins, which
+    may speak of documents that retention has removed since."""
     reserve, history, ready = broker.reserve_log, broker.history, broker.ready
     for journal in (reserve, history):
         journal.find_files()
     if saved is not None and reserve.holds(saved.reserve) and history.holds(saved.history):
-        return saved, reserve.open(saved.reserve)
+        return saved, reserve.open(saved.reserve), False
     events = reserve.open((0, 0))
     for i in range(len(events) - 1, -1, -1):
         if events[i].fields["event"] == "state":
             state = c.decode(events[i].fields["state"])
             if history.holds(state.history):
-                return state, events[i + 1 :]
-    return c.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0), events
+                return state, events[i + 1 :], True
+    return c.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0), events, True
 
 
 def _replay(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlements: list[Event]) -> bool:
@@ -87,13 +89,22 @@ def _replay(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlement
     for event in settlements:
         if event.fields["event"] != "cancel":
             torn |= _apply_settlement(broker, saved, event)
+    return torn
+
+
+def _tidy(broker: Broker, saved: c.Checkpoint, recount: bool) -> None:
+    """Drop what is said of documents that are cancelled or no longer there. `recount`: such were counted, too."""
+    first = broker.ready.first_offset
+    gone = {offset for offset in saved.cancelled if offset < first}
     for name, mark in saved.groups.items():
-        for offset in [offset for offset in mark.open if offset in saved.cancelled]:
+        for offset in [offset for offset in mark.open if offset in saved.cancelled or offset < first]:
             del mark.open[offset]
             mark.unfetched += 1
-        if torn:  # documents that were counted are gone
-            mark.unfetched = count_unfetched(broker, name, mark, dict(zip(sorted(map(int, LEVELS)), mark.cursors, strict=True)))
-    return torn
+        if recount:
+            cursors = [max(cursor, first) for cursor in mark.cursors]
+            mark.unfetched = count_unfetched(broker, name, mark, dict(zip(sorted(map(int, LEVELS)), cursors, strict=True)))
+    broker.cancelled -= gone
+    broker.notices += len(gone)
 
 
 def count_unfetched(broker: Broker, name: str, place: delivery.Place, cursors: dict[int, int]) -> int:

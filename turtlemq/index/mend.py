@@ -49,6 +49,8 @@ def mend(shelf: Shelf, error: Damaged) -> None:
 
 
 def retire(part: Part) -> None:
-    """A part that goes: its cursors are met no more."""
+    """A part that goes: its cursors are met no more. They and the part must not hold each other: a cycle of big arrays is freed
+    only when the garbage collector happens to come by."""
     for cursor in part.cursors:
         cursor.alive = False
+    part.cursors = []

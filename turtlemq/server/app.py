@@ -13,7 +13,7 @@ from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import admin, graveyard, metrics, work
 from turtlemq.server.command import command
 from turtlemq.server.config import Config
-from turtlemq.server.http import CONFIG, SERVICE, answer, refusal, set_deadline
+from turtlemq.server.http import CONFIG, SERVICE, answer, refusal, refuse_other_sites, set_deadline
 from turtlemq.server.loop import Service
 
 log = logging.getLogger("turtlemq")
@@ -91,6 +91,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        refuse_other_sites(request)
         set_deadline(request)
         return await handler(request)
     except TurtleError as error:

@@ -39,3 +39,9 @@ class DeadlineExceeded(TurtleError):
     """The time that X-Turtlemq-Budget-Ms allowed was over before the work began; nothing was done."""
 
     code, status = "DEADLINE_EXCEEDED", 504
+
+
+class Forbidden(TurtleError):
+    """A page of another site may not use this server from somebody's browser."""
+
+    code, status = "FORBIDDEN", 403

@@ -16,7 +16,7 @@ from turtlemq.errors import InvalidArgument, TooLarge, TurtleError, UnknownTopic
 from turtlemq.index.limits import check_ids
 from turtlemq.segment import names
 from turtlemq.server.config import Config
-from turtlemq.server.errors import DeadlineExceeded, InvalidJson, UnsupportedMediaType
+from turtlemq.server.errors import DeadlineExceeded, Forbidden, InvalidJson, UnsupportedMediaType
 from turtlemq.server.loop import Service
 
 T = TypeVar("T")
@@ -69,6 +69,13 @@ async def read(request: web.Request, types: tuple[str, ...] = JSON_TYPES) -> byt
     if asyncio.get_running_loop().time() >= request.get(DEADLINE, float("inf")):
         raise DeadlineExceeded
     return data
+
+
+def refuse_other_sites(request: web.Request) -> None:
+    """Browsers say where a page is from that sends something; other clients say nothing. A page of ours has our own address."""
+    origin = request.headers.get("Origin")
+    if origin is not None and request.method not in ("GET", "HEAD") and origin.partition("://")[2] != request.host:
+        raise Forbidden
 
 
 def set_deadline(request: web.Request) -> None:

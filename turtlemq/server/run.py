@@ -10,10 +10,7 @@ import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -29,17 +26,6 @@ log = logging.getLogger("turtlemq")
 
 DRAIN_S = 1.5  # how long requests under way may take once a stop was asked for
 WORKER_S = 1.5  # how long a seal under way may take then; one that is cut off is done again
-
-
-class QuietWorker(ProcessWorker):
-    """A worker process that Ctrl-C does not reach: the server decides when it ends. A process inherits the mask it is started with."""
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return super().submit(work, *args)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(config: Config) -> int:
@@ -66,7 +52,7 @@ async def _serve(config: Config) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    service, worker = Service(config.tick_ms), QuietWorker()
+    service, worker = Service(config.tick_ms), ProcessWorker()
     runner = web.AppRunner(
         make_app(service, config), access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_S, keepalive_timeout=75
     )

@@ -1,0 +1,358 @@
+"""The engine on disks that fail: full ones, ones whose sync fails, power cuts, and damaged bytes in logs and tables."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from turtlemq.ballast import FILE
+from turtlemq.door import Door
+from turtlemq.engine import Engine
+from turtlemq.errors import DiskFull, Stopped
+from turtlemq.model import Message, Settings
+
+T = TypeVar("T")
+SETTINGS = Settings(segment_bytes=16_384, run_messages=8, backoff_base_ms=10, backoff_jitter="none", max_attempts=2, ttr_ms=1_000)
+
+
+class Disk(Door):
+    """Full while `full` says so of a file; without its ballast it has room for journals. Syncs of files in `rotten` fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        self.rotten = ""
+
+    def fresh(self) -> Door:
+        return self
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        file = "" if path is None else path.name
+        if self.rotten and name == "fdatasync" and self.rotten in str(path):
+            raise OSError(errno.EIO, "made to fail")
+        if self.full and name == "write":
+            root = next(p for p in (path or Path()).parents if p.name == "data")
+            if (root / FILE).exists() or not file.startswith(("reserve", "history")):
+                raise OSError(errno.ENOSPC, "made to fail")
+        return action(*args)
+
+
+def messages(count: int, first: int = 0, due: int = 10) -> list[Message]:
+    return [Message(b"body", due, id=f"m{n}") for n in range(first, first + count)]
+
+
+def start(tmp_path: Path, door: Door | None = None, **changes: Any) -> Engine:
+    engine = Engine.open(tmp_path / "data", door=door, settings=Settings(**{**_fields(SETTINGS), **changes}))
+    engine.place_group("t", "g", "earliest", 0)
+    return engine
+
+
+def _fields(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+
+
+def abandon(engine: Engine) -> None:
+    """The process ends as it stands."""
+    engine.door.shut()
+    os.close(engine._lock)
+
+
+# Full disks
+
+
+def test_on_a_full_disk_producers_are_refused_and_consumers_go_on(tmp_path: Path) -> None:
+    door = Disk()
+    engine = start(tmp_path, door)
+    engine.submit("t", messages(30), 0)
+    engine.tick(10)
+    door.full = True
+    with pytest.raises(DiskFull):
+        engine.submit("t", messages(1, 100), 10)
+    assert (tmp_path / "data" / FILE).exists()
+    first = engine.reserve("t", "g", 10, 10).ids
+    assert len(first) == 10
+    assert engine.ack("t", "g", [*first[:8], "-" + first[8], "-" + first[9]], 11).failed == 2
+    assert not (tmp_path / "data" / FILE).exists(), "its room went to the journals"
+    assert len(engine.reserve("t", "g", 100, 30).ids) == 22
+    door.full = False
+    engine.submit("t", messages(1, 100), 40)
+    engine.tick(6_000)
+    assert (tmp_path / "data" / FILE).exists(), "it is back"
+    assert engine.check() == []
+    engine.close()
+
+
+def test_what_cannot_be_buried_or_put_to_sleep_on_a_full_disk_waits_in_memory(tmp_path: Path) -> None:
+    door = Disk()
+    engine = start(tmp_path, door)
+    engine.submit("t", messages(2), 0)
+    engine.tick(10)
+    assert engine.reserve("t", "g", 2, 10).ids == ["m0", "m1"]
+    door.full = True
+    assert engine.ack("t", "g", ["-m0"], 11, retry_delay_ms=100_000).failed == 1  # would sleep through the Index
+    engine.tick(1_010)  # m1: its lease ends
+    assert engine.reserve("t", "g", 2, 1_010).ids == ["m1"]
+    assert engine.ack("t", "g", ["-m1"], 1_011).dead == 0, "no room among the dead"
+    assert engine.reserve("t", "g", 2, 1_012).ids == []
+    assert engine.reserve("t", "g", 2, 3_000).ids == ["m1"]
+    door.full = False
+    assert engine.ack("t", "g", ["-m1"], 3_001).dead == 1
+    engine.tick(101_000)
+    assert engine.reserve("t", "g", 2, 101_000).ids == ["m0"]
+    assert engine.check() == []
+    engine.close()
+
+
+def test_leases_end_while_what_is_due_finds_no_room(tmp_path: Path) -> None:
+    door = Disk()
+    engine = start(tmp_path, door)
+    engine.submit("t", messages(1), 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 1, 10)
+    engine.submit("t", messages(1, 1, due=500), 20)
+    door.full = True
+    engine.tick(2_000)
+    assert isinstance(engine.trouble["t"], DiskFull)
+    assert engine.reserve("t", "g", 5, 2_001).ids == ["m0"]
+    door.full = False
+    engine.tick(4_000)
+    assert engine.trouble == {}
+    assert engine.reserve("t", "g", 5, 4_001).ids == ["m1", "m0"][:1] or engine.stats("t").reserve == 2
+    engine.close()
+
+
+# Syncs that fail
+
+
+@pytest.mark.parametrize("file", ["ready_", "reserve_", "history_"])
+def test_a_failed_sync_stops_one_topic_for_good_and_no_other(tmp_path: Path, file: str) -> None:
+    door = Disk()
+    engine = start(tmp_path, door)
+    for topic in ("t", "u"):
+        engine.submit(topic, messages(3), 0)
+    engine.tick(10)
+    for topic in ("t", "u"):
+        ids = engine.reserve(topic, "g", 2, 10).ids
+        engine.ack(topic, "g", ids[:1], 10)
+    door.rotten = f"t/{file}"
+    engine.tick(6_000)
+    assert isinstance(engine.trouble["t"], Stopped)
+    assert "u" not in engine.trouble
+    door.rotten = ""
+    engine.tick(12_000)
+    assert isinstance(engine.trouble["t"], Stopped), "the same descriptor is never trusted again"
+    assert engine.topics["t"].stopped is not None
+    assert len(engine.reserve("u", "g", 5, 12_000)) == 2
+    engine.close()
+    again = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert not again.was_clean
+    assert again.stats("t").reserve + again.stats("t").ready + again.stats("t").history == 3
+    assert again.check() == []
+    again.close()
+
+
+# Power cuts
+
+
+def _story(folder: Path, **changes: Any) -> dict[str, int]:
+    """Work up to a sync, then more of it. Returns how long each file was at the sync."""
+    engine = start(folder, None, **changes)
+    engine.submit("t", messages(6), 0)
+    engine.tick(10)
+    engine.ack("t", "g", engine.reserve("t", "g", 2, 10).ids, 11)
+    assert engine.cancel("t", ["m5"], 11) == {"m5": "cancelled"}
+    engine.topics["t"].beat()
+    sizes = {path.name: path.stat().st_size for path in (folder / "data" / "topic" / "t").glob("*.bson")}
+    engine.submit("t", messages(4, 6, due=20), 12)
+    engine.tick(20)
+    ids = engine.reserve("t", "g", 5, 21).ids
+    assert ids == ["m2", "m3", "m4", "m6", "m7"]
+    engine.ack("t", "g", ["m2", "-m3", "m6"], 22)
+    engine.submit("t", messages(1, 10, due=24), 23)
+    engine.tick(24)
+    assert engine.reserve("t", "g", 1, 25).ids == ["m8"]
+    engine.ack("t", "g", ["m8"], 26)
+    abandon(engine)
+    return sizes
+
+
+def _finish(folder: Path) -> list[str]:
+    """Open what a cut has left, and consume all that is there."""
+    engine = Engine.open(folder / "data", settings=SETTINGS)
+    assert engine.check() == []
+    seen: list[str] = []
+    for now in range(10_000, 80_000, 10_000):
+        engine.tick(now)
+        out = engine.reserve("t", "g", 100, now)
+        engine.ack("t", "g", out.ids, now)
+        seen += out.ids
+    assert engine.check() == []
+    stats = engine.stats("t")
+    assert (stats.sleep, stats.ready, stats.reserve, stats.dead) == (0, 0, 0, 0)
+    engine.close()
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["ready", "reserve", "history"])
+def test_a_power_cut_at_any_byte_loses_nothing_and_brings_nothing_cancelled(tmp_path: Path, kind: str) -> None:
+    sizes = _story(tmp_path / "story")
+    whole = tmp_path / "story" / "data" / "topic" / "t" / f"{kind}_0000000000.bson"
+    length = whole.stat().st_size
+    step = 1 if kind != "ready" else 7
+    for cut in [*range(sizes[whole.name], length, step * 13), length]:
+        folder = tmp_path / "cut"
+        shutil.copytree(tmp_path / "story", folder)
+        path = folder / "data" / "topic" / "t" / whole.name
+        os.truncate(path, cut)
+        seen = _finish(folder)
+        assert len(seen) == len(set(seen)), (kind, cut, seen)
+        assert not {"m0", "m1", "m5"} & set(seen), "acknowledged or cancelled, and synced before the cut"
+        assert {"m3", "m4", "m7", "m9", "m10"} <= set(seen), (kind, cut, seen)
+        if cut == length:
+            assert sorted(seen) == ["m10", "m3", "m4", "m7", "m9"], "nothing acknowledged comes again"
+        shutil.rmtree(folder)
+
+
+class Syncing(Door):
+    """Remembers how long files were when they were last synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.durable: dict[Path, int] = {}
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        if name == "fdatasync" and path is not None:
+            self.durable[path] = os.fstat(args[0]).st_size
+        return action(*args)
+
+
+def test_with_ack_durability_fsync_an_answered_ack_survives_a_power_cut(tmp_path: Path) -> None:
+    door = Syncing()
+    engine = start(tmp_path, door, ack_durability="fsync")
+    engine.submit("t", messages(5), 0)
+    engine.tick(10)
+    engine.ack("t", "g", engine.reserve("t", "g", 3, 10).ids, 11)
+    engine.reserve("t", "g", 2, 12)
+    abandon(engine)
+    for path, size in door.durable.items():
+        if path.exists() and path.suffix == ".bson":
+            os.truncate(path, size)
+    assert sorted(_finish(tmp_path)) == ["m3", "m4"]
+
+
+def test_at_most_once_is_settled_durably_before_it_is_handed_out(tmp_path: Path) -> None:
+    door = Syncing()
+    engine = start(tmp_path, door, delivery="at-most-once")
+    engine.submit("t", messages(5), 0)
+    engine.tick(10)
+    assert engine.reserve("t", "g", 3, 10).ids == ["m0", "m1", "m2"]
+    abandon(engine)
+    for path, size in door.durable.items():
+        if path.exists() and path.suffix == ".bson":
+            os.truncate(path, size)
+    assert sorted(_finish(tmp_path)) == ["m3", "m4"]
+
+
+# Damage
+
+
+def _ready_files(tmp_path: Path, suffix: str) -> list[Path]:
+    return sorted((tmp_path / "data" / "topic" / "t").glob(f"ready_*{suffix}"))
+
+
+def _fill(tmp_path: Path, count: int = 60) -> Engine:
+    engine = start(tmp_path, None, segment_bytes=4096)
+    for n in range(0, count, 4):
+        engine.submit("t", messages(4, n, due=10 + n), n)
+        engine.tick(10 + n)
+    return engine
+
+
+def test_damaged_tables_are_built_again_and_nobody_notices(tmp_path: Path) -> None:
+    engine = _fill(tmp_path)
+    expected = [f"m{n}" for n in range(60)]
+    engine.close()
+    tables = _ready_files(tmp_path, ".run")
+    assert len(tables) > 3
+    for path in tables:
+        data = bytearray(path.read_bytes())
+        for at in range(4096 + 8, len(data), 512):
+            data[at] ^= 0x55
+        path.write_bytes(data)
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.message("t", "m7") is not None
+    assert engine.place_group("t", "h", 30, 100) > 0
+    assert engine.reserve("t", "g", 100, 100).ids == expected
+    assert not any(engine.submit("t", messages(60), 100).created)
+    assert engine.check() == []
+    engine.close()
+
+
+def test_tables_may_be_deleted(tmp_path: Path) -> None:
+    engine = _fill(tmp_path)
+    engine.close()
+    for path in _ready_files(tmp_path, ".run"):
+        path.unlink()
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.reserve("t", "g", 100, 100).ids == [f"m{n}" for n in range(60)]
+    assert engine.check() == []
+    engine.close()
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_damaged_document_is_left_out_and_reported_and_the_rest_flows(tmp_path: Path, reopen: bool, tables: bool) -> None:
+    engine = _fill(tmp_path)
+    broken = f"m{21}".encode()
+    if reopen:
+        engine.close()
+    path = next(p for p in _ready_files(tmp_path, ".bson") if broken + b"\0" in p.read_bytes())
+    data = bytearray(path.read_bytes())
+    data[data.index(broken + b"\0") + 15] ^= 0xFF
+    path.write_bytes(data)
+    if not tables:
+        for table in _ready_files(tmp_path, ".run") if reopen else []:
+            table.unlink()
+    if reopen:
+        engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    got = engine.reserve("t", "g", 100, 100).ids
+    assert got == [f"m{n}" for n in range(60) if n != 21]
+    engine.ack("t", "g", got, 101)
+    assert engine.groups("t")["g"].ready == 0
+    assert any(damage.file == path.name for damage in engine.damage()["t"])
+    engine.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "damaged", "torn", "empty"])
+def test_the_checkpoint_is_only_a_cache(tmp_path: Path, how: str) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", messages(10), 0)
+    engine.tick(10)
+    ids = engine.reserve("t", "g", 6, 10, ttr_ms=90_000).ids
+    engine.ack("t", "g", [*ids[:2], "-" + ids[2]], 11, retry_delay_ms=5_000, error="no")
+    before, groups = engine.stats("t"), engine.groups("t")
+    engine.close()
+    path = tmp_path / "data" / "topic" / "t" / "offset"
+    data = path.read_bytes()
+    match how:
+        case "deleted":
+            path.unlink()
+        case "damaged":
+            path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+        case "torn":
+            path.write_bytes(data[: len(data) // 2])
+        case "empty":
+            path.write_bytes(b"")
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert (engine.stats("t").ready, engine.stats("t").reserve) == (before.ready, before.reserve)
+    assert engine.groups("t") == groups
+    assert engine.reserve("t", "g", 10, 20).ids == ids[6:] + ["m6", "m7", "m8", "m9"]
+    assert engine.reserve("t", "g", 10, 6_000).ids == ["m2"]
+    assert engine.check() == []
+    engine.close()

@@ -1,0 +1,78 @@
+"""Decisions of the broker as pure functions: when a failed message comes again, who gets how much, what may be removed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turtlemq.broker.policy import WEIGHTS, Extent, backoff_ms, droppable, shares
+from turtlemq.model import Priority, Settings
+
+HOUR = 3_600_000
+
+
+def test_backoff_grows_by_its_factor_up_to_the_limit() -> None:
+    settings = Settings(backoff_base_ms=100, backoff_factor=3, backoff_max_ms=5_000, backoff_jitter="none")
+    assert [backoff_ms(settings, "x", n) for n in (1, 2, 3, 4, 5, 100, 10_000)] == [100, 300, 900, 2700, 5000, 5000, 5000]
+
+
+def test_a_base_of_zero_means_at_once() -> None:
+    assert backoff_ms(Settings(backoff_base_ms=0), "x", 7) == 0
+
+
+@given(st.text(min_size=1), st.integers(1, 100), st.sampled_from(["equal", "full"]))
+def test_jitter_is_the_same_every_time_and_within_bounds(id_: str, attempt: int, jitter: str) -> None:
+    settings = Settings(backoff_jitter=jitter)
+    full = backoff_ms(Settings(backoff_jitter="none"), id_, attempt)
+    found = backoff_ms(settings, id_, attempt)
+    assert found == backoff_ms(settings, id_, attempt)
+    assert (full // 2 if jitter == "equal" else 0) <= found <= full
+
+
+def test_jitter_spreads_messages_that_failed_together() -> None:
+    times = [backoff_ms(Settings(backoff_jitter="full", backoff_base_ms=1000), f"m{i}", 1) for i in range(1000)]
+    assert len(set(times)) > 500
+    assert 400 < sum(times) / len(times) < 600
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
+def test_shares_give_out_all_and_forget_nothing(counts: list[int]) -> None:
+    credit: dict[int, float] = {}
+    total = dict.fromkeys(WEIGHTS, 0)
+    for count in counts:
+        given_out = shares(count, credit)
+        assert sum(given_out.values()) == count
+        assert min(given_out.values()) >= 0
+        for level, n in given_out.items():
+            total[level] += n
+    for level, weight in WEIGHTS.items():
+        assert abs(total[level] - sum(counts) * weight / sum(WEIGHTS.values())) <= 2
+
+
+def test_one_message_at_a_time_low_still_gets_its_tenth() -> None:
+    credit: dict[int, float] = {}
+    taken = [next(level for level, n in shares(1, credit).items() if n) for _ in range(1000)]
+    assert [taken.count(int(level)) for level in (Priority.HIGH, Priority.NORMAL, Priority.LOW)] == [600, 300, 100]
+    longest = max(len(run) for run in "".join("l" if level == Priority.LOW else "." for level in taken).split("l"))
+    assert longest <= 15
+
+
+@pytest.mark.parametrize(
+    ("extents", "hours", "limit", "expected"),
+    [
+        ([], 1, 1 << 40, 0),
+        ([Extent(100, 0, True)], 1, 0, 0),  # the newest always stays
+        ([Extent(100, 0, True), Extent(100, 0, True)], 1, 1 << 40, 1),  # too old
+        ([Extent(100, 10 * HOUR, True), Extent(100, 0, True)], 1, 1 << 40, 0),  # young enough
+        ([Extent(100, 10 * HOUR, True), Extent(100, 0, True)], 1, 150, 1),  # too much
+        ([Extent(100, 0, False), Extent(100, 0, True), Extent(1, 0, True)], 1, 0, 0),  # somebody needs the oldest
+        ([Extent(100, 0, True), Extent(100, 0, False), Extent(1, 0, True)], 1, 0, 1),  # only what stands before it goes
+        ([Extent(100, 10 * HOUR, True)] * 4, 1, 250, 2),  # no more than necessary
+    ],
+)
+def test_only_settled_files_go_and_only_when_too_old_or_too_much(
+    extents: list[Extent], hours: float, limit: int, expected: int
+) -> None:
+    settings = Settings(history_hours=hours, history_bytes=limit)
+    assert droppable(extents, settings, 10 * HOUR, sum(e.bytes for e in extents)) == expected

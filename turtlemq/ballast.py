@@ -1,0 +1,56 @@
+"""Ballast: a file that holds some room on the disk, so that consumers can go on when it is full.
+
+Producers are refused on a full disk. What consumers do must be written down, too, and it is what frees room in the end: the first
+journal that finds none has the ballast thrown overboard and tries again. It comes back when there is room.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turtlemq.door import Door
+from turtlemq.errors import DiskFull
+
+FILE = "BALLAST"
+BYTES = 4 << 20  # leases and acknowledgements of about 40,000 messages in batches
+_PIECE = bytes(1 << 20)
+_ROOM = 4  # it comes back when there is room for so many of it
+
+
+class Ballast:
+    """The ballast of one data folder."""
+
+    def __init__(self, door: Door, root: Path) -> None:
+        self._door, self._path = door, root / FILE
+        self.aboard = False
+
+    def load(self) -> None:
+        """Take it aboard if there is room. Not made durable: it only has to be there."""
+        if self.aboard:
+            return
+        if self._door.exists(self._path) and self._door.size(self._path) == BYTES:
+            self.aboard = True
+            return
+        if self._door.free_bytes(self._path.parent) < _ROOM * BYTES:
+            return
+        try:
+            self._fill()
+            self.aboard = True
+        except (DiskFull, OSError):
+            self._door.remove(self._path)
+
+    def _fill(self) -> None:
+        fd = self._door.create(self._path)
+        try:
+            for at in range(0, BYTES, len(_PIECE)):
+                self._door.write(fd, self._path, at, [_PIECE])
+        finally:
+            self._door.close(fd)
+
+    def throw(self) -> bool:
+        """Give its room to somebody who needs it. False: it is gone already."""
+        if not self.aboard:
+            return False
+        self._door.remove(self._path)
+        self.aboard = False
+        return True
