@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.append import append, durable
+from benchmarks.broker import broker
 from benchmarks.care import compact, seal
 from benchmarks.fire import cold, fire
 from benchmarks.growth import growth
@@ -24,6 +25,7 @@ ALL: tuple[Benchmark, ...] = (
     lookup,
     cancel,
     restart,
+    broker,
     growth,
     cold,
 )

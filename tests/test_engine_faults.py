@@ -140,6 +140,8 @@ def test_a_failed_sync_stops_one_topic_for_good_and_no_other(tmp_path: Path, fil
     for topic in ("t", "u"):
         ids = engine.reserve(topic, "g", 2, 10).ids
         engine.ack(topic, "g", ids[:1], 10)
+        engine.submit(topic, messages(1, 3, due=20), 10)
+    engine.tick(20)
     door.rotten = f"t/{file}"
     engine.tick(6_000)
     assert isinstance(engine.trouble["t"], Stopped)
@@ -148,16 +150,23 @@ def test_a_failed_sync_stops_one_topic_for_good_and_no_other(tmp_path: Path, fil
     engine.tick(12_000)
     assert isinstance(engine.trouble["t"], Stopped), "the same descriptor is never trusted again"
     assert engine.topics["t"].stopped is not None
-    assert len(engine.reserve("u", "g", 5, 12_000)) == 2
+    assert len(engine.reserve("u", "g", 5, 12_000)) == 3
     engine.close()
     again = Engine.open(tmp_path / "data", settings=SETTINGS)
     assert not again.was_clean
-    assert again.stats("t").reserve + again.stats("t").ready + again.stats("t").history == 3
+    assert again.stats("t").reserve + again.stats("t").ready + again.stats("t").history == 4
     assert again.check() == []
     again.close()
 
 
 # Power cuts
+
+
+class Quick(Door):
+    """Syncs nothing."""
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        return None if name in ("fdatasync", "fsync_dir") else action(*args)  # type: ignore[return-value]
 
 
 def _story(folder: Path, **changes: Any) -> dict[str, int]:
@@ -184,7 +193,7 @@ def _story(folder: Path, **changes: Any) -> dict[str, int]:
 
 def _finish(folder: Path) -> list[str]:
     """Open what a cut has left, and consume all that is there."""
-    engine = Engine.open(folder / "data", settings=SETTINGS)
+    engine = Engine.open(folder / "data", door=Quick(), settings=SETTINGS)
     assert engine.check() == []
     seen: list[str] = []
     for now in range(10_000, 80_000, 10_000):
@@ -352,7 +361,7 @@ def test_the_checkpoint_is_only_a_cache(tmp_path: Path, how: str) -> None:
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
     assert (engine.stats("t").ready, engine.stats("t").reserve) == (before.ready, before.reserve)
     assert engine.groups("t") == groups
-    assert engine.reserve("t", "g", 10, 20).ids == ids[6:] + ["m6", "m7", "m8", "m9"]
+    assert engine.reserve("t", "g", 10, 20).ids == ["m6", "m7", "m8", "m9"]
     assert engine.reserve("t", "g", 10, 6_000).ids == ["m2"]
     assert engine.check() == []
     engine.close()

@@ -102,11 +102,17 @@ def test_every_row_of_the_table_happens(engine: Engine, step: lifecycle.Step) ->
     assert engine.check() == []
 
 
-@pytest.mark.parametrize("event", ["reschedule", "cancel", "fetch", "ack", "fail", "requeue", "delete"])
-@pytest.mark.parametrize("source", lifecycle.STATES)
+EVENTS = ("reschedule", "cancel", "fetch", "ack", "fail", "requeue", "delete")
+ILLEGAL = [
+    (source, event)
+    for source in lifecycle.STATES
+    for event in EVENTS
+    if lifecycle.allowed(source, event) is None and (source, event) != ("cancelled", "cancel")
+]
+
+
+@pytest.mark.parametrize(("source", "event"), ILLEGAL)
 def test_what_is_not_in_the_table_is_refused_and_changes_nothing(engine: Engine, source: str, event: str) -> None:
-    if lifecycle.allowed(source, event) is not None or (source, event) == ("cancelled", "cancel"):
-        pytest.skip("it may happen, or has")
     bring(engine, source)
     with pytest.raises(Conflict):
         happen(engine, event)

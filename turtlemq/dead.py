@@ -88,7 +88,7 @@ class DeadLetters:
 
     def holds(self, asked: Sequence[tuple[str, str]]) -> dict[int, f.Document]:
         """Which of these (group, id) are here, as index → document."""
-        if not asked:
+        if not asked or not len(self):
             return {}
         keys = [f"{group}/{id_}" for group, id_ in asked]
         hashes = np.array([f.hash_id(key) for key in keys], np.uint64)

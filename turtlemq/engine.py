@@ -96,10 +96,10 @@ class Engine:
         try:
             self._check_format()
             self._take_clean_mark()
-            self.ballast.load()
             for name in self.door.names(self.root / names.TOPICS):
                 if names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
                     self._open_topic(name)
+            self.ballast.load()
         except BaseException:
             self.door.shut()
             self.door.close(self._lock)

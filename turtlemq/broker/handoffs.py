@@ -97,7 +97,10 @@ def _place(found: Scan, mine: I64, total: int, first: int, stop: int) -> I64:
 
 
 def _hashes(view: memoryview, found: Scan, positions: I64) -> U64:
-    good = np.isin(positions, found.positions)
     hashes = np.zeros(len(positions), np.uint64)
+    if not len(found):
+        return hashes
+    at = np.minimum(np.searchsorted(found.positions, positions), len(found) - 1)
+    good = found.positions[at] == positions
     hashes[good] = document_hashes(view, positions[good])
     return hashes

@@ -1,0 +1,195 @@
+"""From due to done: fetch and acknowledge, ticks over many topics, what a backlog costs in memory, and opening with all of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import child, probe
+from benchmarks.load import BODY_BYTES, START_MS, TOPIC
+from benchmarks.model import Figure, Goal, Size, of_rounds
+from benchmarks.run import Benchmark, Run
+from turtlemq.engine import Engine
+from turtlemq.model import Batch, Settings
+
+_GROUP = "workers"
+_GOALS = {
+    "fetch and acknowledge, batches of 1,000": Goal("≥", 1_000_000),
+    "a tick with nothing due, 1,000 topics": Goal("≤", 20.0),
+    "memory of a ready backlog": Goal("≤", 50.0),
+    "memory of a backlog in long back-off": Goal("≤", 50.0),
+    "open with a ready backlog and 100,000 reserved": Goal("≤", 1.0),
+    "lateness that handoff adds to a burst of 1,000": Goal("≤", 2.0),
+    "first messages of a burst fetchable after": Goal("≤", 50.0),
+}
+
+
+def _run(run: Run) -> Iterator[Figure]:
+    name = "fetch and acknowledge, batches of 1,000"
+    rounds = [
+        run.child(f"{name}, round {i + 1}", consume, folder=run.folder("consume"), size=run.shape) for i in range(run.size.rounds)
+    ]
+    yield of_rounds(name, rounds, "msg/s", goal=_GOALS[name])
+    name = "a tick with nothing due, 1,000 topics"
+    yield Figure(name, 1e6 * run.child(name, idle, folder=run.folder("idle"), size=run.shape), "µs", goal=_GOALS[name])
+    for name, work in (("memory of a ready backlog", ready), ("memory of a backlog in long back-off", asleep)):
+        found = run.child(name, work, folder=run.folder("backlog"), size=run.shape)
+        yield Figure(
+            name, found["bytes"] / 1e6, "MB", goal=_GOALS[name], note=f"{found['count']:,} messages, beyond an empty engine"
+        )
+    yield from _opening(run)
+    yield from _bursts(run)
+
+
+def _opening(run: Run) -> Iterator[Figure]:
+    name = "open with a ready backlog and 100,000 reserved"
+    folder = run.folder("opening")
+    count = run.child("a ready backlog, partly reserved", reserved, folder=folder, size=run.shape)
+    rounds = [run.child(name, opening, folder=folder) for _ in range(run.size.rounds)]
+    yield of_rounds(name, rounds, "s", goal=_GOALS[name], note=f"{count:,} ready, after kill -9")
+
+
+def _bursts(run: Run) -> Iterator[Figure]:
+    name = "lateness that handoff adds to a burst of 1,000"
+    times = run.child(name, small_burst, folder=run.folder("burst"), size=run.shape)
+    note = f"p99 {1e3 * times['p99']:.2f} ms; all fetched after {1e3 * times['fetched']:.2f} ms"
+    yield Figure(name, 1e3 * times["p50"], "ms", goal=_GOALS[name], note=note)
+    name = "first messages of a burst fetchable after"
+    found = run.child(name, big_burst, folder=run.folder("burst"), size=run.shape)
+    yield Figure(name, 1e3 * found["seconds"], "ms", goal=_GOALS[name], note=f"{found['count']:,} due at one instant")
+
+
+# What runs in processes of their own
+
+
+def _engine(folder: str, settings: Settings | None = None) -> Engine:
+    engine = Engine.open(Path(folder), settings=settings)
+    engine.place_group(TOPIC, _GROUP, "earliest", START_MS)
+    return engine
+
+
+def _put(engine: Engine, count: int, batch: int, due_ms: int) -> None:
+    bodies = [np.random.default_rng(1).bytes(BODY_BYTES)] * batch
+    index = engine.topic(TOPIC).index
+    for first in range(0, count, batch):
+        index.append(Batch(bodies, [due_ms] * batch), START_MS, sync=False)
+        child.say(first / count / 2)
+
+
+def _fire(engine: Engine, now_ms: int) -> None:
+    while engine.stats(TOPIC).sleep:
+        engine.topic(TOPIC).tick(now_ms)
+
+
+def consume(folder: str, size: dict[str, Any]) -> float:
+    """Messages a second through fetch and acknowledge."""
+    shape = Size(**size)
+    engine = _engine(folder)
+    count = shape.round_batches * shape.batch
+    _put(engine, count, shape.batch, START_MS)
+    _fire(engine, START_MS)
+    begin, done = time.perf_counter(), 0
+    while done < count:
+        ids = engine.reserve(TOPIC, _GROUP, shape.batch, START_MS).ids
+        done += engine.ack(TOPIC, _GROUP, ids, START_MS).acked
+    return count / (time.perf_counter() - begin)
+
+
+def idle(folder: str, size: dict[str, Any]) -> float:
+    """Seconds of a tick that finds nothing. Fewer topics where everything is small."""
+    engine = Engine.open(Path(folder))
+    for n in range(min(1_000, 2 * Size(**size).calls)):
+        engine.topic(f"topic-{n}", create=True).index.append(Batch([b"x"], [START_MS + 10**9]), START_MS, sync=False)
+        child.say(n / 1_000)
+    for _ in range(5):
+        engine.tick(START_MS)
+    return probe.percentile([probe.seconds(lambda: engine.tick(START_MS)) for _ in range(1_000)], 0.5)
+
+
+def ready(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Anonymous memory of messages that nobody has fetched."""
+    shape = Size(**size)
+    engine = _engine(folder)
+    before = probe.anonymous_bytes()
+    count = 10 * shape.burst
+    _put(engine, count, shape.batch, START_MS)
+    _fire(engine, START_MS)
+    engine.topic(TOPIC).beat()
+    return {"bytes": probe.anonymous_bytes() - before, "count": count}
+
+
+def asleep(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Anonymous memory of messages that have failed and wait for hours."""
+    shape = Size(**size)
+    engine = _engine(folder)
+    before = probe.anonymous_bytes()
+    count = shape.burst
+    _put(engine, count, shape.batch, START_MS)
+    _fire(engine, START_MS)
+    done = 0
+    while done < count:
+        ids = engine.reserve(TOPIC, _GROUP, 10_000, START_MS).ids
+        done += engine.ack(TOPIC, _GROUP, [f"-{id_}" for id_ in ids], START_MS, retry_delay_ms=10**8).failed
+        child.say(done / count)
+    engine.topic(TOPIC).beat()
+    return {"bytes": probe.anonymous_bytes() - before, "count": count}
+
+
+def reserved(folder: str, size: dict[str, Any]) -> int:
+    """A backlog of which 100,000 messages are in consumers' hands, left by a killed process."""
+    shape = Size(**size)
+    engine = _engine(folder)
+    count = 10 * shape.burst
+    _put(engine, count, shape.batch, START_MS)
+    _fire(engine, START_MS)
+    for _ in range(min(100_000, count // 2) // shape.batch):
+        engine.reserve(TOPIC, _GROUP, shape.batch, START_MS, ttr_ms=10**9)
+    engine.topic(TOPIC).beat()
+    return count
+
+
+def opening(folder: str) -> float:
+    """Seconds to open it."""
+    begin = time.perf_counter()
+    engine = Engine.open(Path(folder))
+    taken = time.perf_counter() - begin
+    assert engine.stats(TOPIC).reserve > 0, "they are still reserved"
+    return taken
+
+
+def small_burst(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Seconds from the instant that 1,000 messages are due until they can be fetched, and until they are."""
+    shape = Size(**size)
+    engine = _engine(folder)
+    bursts = 100
+    for n in range(bursts):
+        _put(engine, shape.batch, shape.batch, START_MS + 10 * n)
+    ready, fetched = [], []
+    for n in range(bursts):
+        begin = time.perf_counter()
+        engine.tick(START_MS + 10 * n)
+        ready.append(time.perf_counter() - begin)
+        found = len(engine.reserve(TOPIC, _GROUP, shape.batch, START_MS + 10 * n, ttr_ms=10**9))
+        fetched.append(time.perf_counter() - begin)
+        assert found == shape.batch, "nobody came late"
+    return {"p50": probe.percentile(ready, 0.5), "p99": probe.percentile(ready, 0.99), "fetched": probe.percentile(fetched, 0.5)}
+
+
+def big_burst(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Seconds until a consumer has the first 1,000 of many messages that come due at one instant."""
+    shape = Size(**size)
+    engine = _engine(folder)
+    _put(engine, shape.burst, shape.batch, START_MS)
+    begin = time.perf_counter()
+    engine.tick(START_MS)
+    found = len(engine.reserve(TOPIC, _GROUP, shape.batch, START_MS))
+    taken = time.perf_counter() - begin
+    assert found == shape.batch, "they flow"
+    return {"seconds": taken, "count": shape.burst}
+
+
+broker = Benchmark("broker", "fetch, acknowledge, retry: rates, memory of backlogs, opening, lateness", _GOALS, _run)

@@ -1,0 +1,135 @@
+"""Dead letters: what they tell, how they are listed, requeued, deleted, kept and counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turtlemq.dead import DeadLetter, Filter
+from turtlemq.engine import Engine
+from turtlemq.model import Message, Settings
+
+SETTINGS = Settings(max_attempts=1, ttr_ms=100, segment_bytes=8192, run_messages=8)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine.open(tmp_path, settings=SETTINGS)
+
+
+def die(engine: Engine, *ids: str, at: int = 10, error: str = "boom", group: str = "g") -> None:
+    engine.submit("t", [Message(b"body", at, id=i, headers={"k": i}) for i in ids], at)
+    engine.tick(at)
+    got = engine.reserve("t", group, 100, at).ids
+    assert engine.ack("t", group, [f"-{i}" for i in got], at + 1, error=error).dead == len(got)
+
+
+def dead(engine: Engine, **asked: object) -> list[DeadLetter]:
+    return list(engine.topic("t").dead.all(Filter(**asked)))  # type: ignore[arg-type]
+
+
+def test_a_letter_tells_everything(engine: Engine) -> None:
+    die(engine, "a", at=10, error="boom")
+    (letter,) = dead(engine)
+    assert (letter.id, letter.group, letter.body, letter.headers) == ("a", "g", b"body", {"k": "a"})
+    assert (letter.due_ms, letter.created_ms, letter.dropped_ms, letter.attempts, letter.error) == (10, 10, 11, 1, "boom")
+    view = engine.message("t", "a")
+    assert view is not None
+    assert view.groups["g"]["state"] == "dead"
+
+
+def test_letters_are_listed_by_group_time_and_error_a_page_at_a_time(engine: Engine) -> None:
+    for n in range(25):
+        die(engine, f"m{n}", at=10 + n, error="odd" if n % 2 else "even")
+    letters = engine.topic("t").dead
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page, cursor = letters.page(Filter(), 4, cursor)
+        seen += [letter.id for letter in page]
+        if cursor is None:
+            break
+    assert seen == [f"m{n}" for n in range(25)]
+    assert letters.summary(Filter()) == {"even": 13, "odd": 12}
+    assert [letter.id for letter in dead(engine, error="odd", from_ms=12, to_ms=16)] == ["m1", "m3", "m5"]
+    assert dead(engine, group="nobody") == []
+
+
+def test_requeued_letters_come_again_at_a_rate_for_their_group_alone(engine: Engine) -> None:
+    engine.place_group("t", "other", "earliest", 0)
+    die(engine, *"abc")
+    assert engine.requeue("t", dead(engine), 100, due_ms=1_000, per_s=2) == 3
+    assert (engine.groups("t")["g"].dead, engine.stats("t").sleep) == (0, 3)
+    came = []
+    for now in (999, 1_000, 1_500, 2_000):
+        engine.tick(now)
+        came.append(engine.reserve("t", "g", 9, now, ttr_ms=10**6).ids)
+    assert came == [[], ["a"], ["b"], ["c"]]
+    assert engine.reserve("t", "other", 9, 2_000).ids == ["a", "b", "c"]
+    assert engine.check() == []
+
+
+def test_requeueing_twice_what_was_listed_once_delivers_it_once(engine: Engine) -> None:
+    die(engine, "a")
+    listed = dead(engine)
+    assert (engine.requeue("t", listed, 20), engine.requeue("t", listed, 20), engine.delete_dead("t", listed, 20)) == (1, 0, 0)
+    engine.tick(21)
+    assert engine.reserve("t", "g", 9, 21).ids == ["a"]
+    assert engine.check() == []
+
+
+def test_attempts_go_on_unless_reset(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path, settings=Settings(max_attempts=2, backoff_base_ms=0))
+    engine.submit("t", [Message(b"", 10, id="a")], 10)
+    engine.tick(10)
+    for now in (11, 12):
+        engine.reserve("t", "g", 1, now)
+        engine.ack("t", "g", ["-a"], now)
+    engine.requeue("t", dead(engine), 20, reset_attempts=False)
+    engine.tick(21)
+    assert engine.reserve("t", "g", 1, 21).pieces[0].held.attempts.tolist() == [3]
+    engine.ack("t", "g", ["-a"], 22)
+    engine.requeue("t", dead(engine), 30)
+    engine.tick(31)
+    assert engine.reserve("t", "g", 1, 31).pieces[0].held.attempts.tolist() == [1]
+
+
+def test_only_so_many_are_kept_for_so_long_also_over_a_restart(tmp_path: Path) -> None:
+    settings = Settings(max_attempts=1, dead_max_count=5, dead_ttl_hours=1)
+    engine = Engine.open(tmp_path, settings=settings)
+    die(engine, *(f"m{n}" for n in range(9)))
+    engine.tick(100_000)
+    assert [letter.id for letter in dead(engine)] == [f"m{n}" for n in range(4, 9)]
+    assert (engine.groups("t")["g"].dead, engine.topic("t").dead.dropped) == (5, 4)
+    engine.close()
+    engine = Engine.open(tmp_path, settings=settings)
+    assert len(dead(engine)) == 5, "what was dropped stays dropped"
+    engine.tick(2 * 3_600_000)
+    assert (dead(engine), engine.groups("t")["g"].dead) == ([], 0)
+    assert engine.check() == []
+    engine.close()
+
+
+def test_expired_messages_are_dead_whoever_asks_first(engine: Engine) -> None:
+    engine.submit("t", [Message(b"", 10, id=f"m{n}", expires_ms=20) for n in range(2_500)], 0)
+    engine.submit("t", [Message(b"", 10, id="fresh")], 0)
+    engine.tick(10)
+    rounds = []
+    while not (out := engine.reserve("t", "g", 10, 30)):
+        assert out.more, "so many were passed over that there is nothing yet"
+        rounds.append(engine.groups("t")["g"].dead)
+    assert out.ids == ["fresh"]
+    assert rounds
+    assert engine.topic("t").dead.summary(Filter()) == {"expired": 2_500}
+    assert engine.check() == []
+
+
+def test_a_message_that_dies_again_after_a_replay_is_one_letter(engine: Engine) -> None:
+    die(engine, "a", error="first")
+    engine.place_group("t", "g", "earliest", 20)
+    engine.reserve("t", "g", 9, 20)
+    engine.ack("t", "g", ["-a"], 21, error="second")
+    assert [letter.error for letter in dead(engine)] == ["second"]
+    assert engine.groups("t")["g"].dead == 1
+    assert engine.check() == []
