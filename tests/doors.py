@@ -246,12 +246,16 @@ CONTENTS: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 
 def left_by_a_cut(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Every state of the folder to be tried, by name, each once."""
+    """Every state of the folder to be tried, by name, each once. All files are in the same state, or index files are whole."""
     seen: set[frozenset[tuple[str, bytes]]] = set()
     for names_label, entries in names_left(snapshot):
         for label, content in CONTENTS.items():
-            files = {name: content(*snapshot.inodes[number]) for name, number in entries.items()}
-            state = frozenset(files.items())
-            if state not in seen:
-                seen.add(state)
-                yield f"{names_label}, contents {label}", files
+            for caches in (content, _kept):
+                files = {
+                    name: (content if name.endswith(".bson") else caches)(*snapshot.inodes[number])
+                    for name, number in entries.items()
+                }
+                state = frozenset(files.items())
+                if state not in seen:
+                    seen.add(state)
+                    yield f"{names_label}, contents {label}", files

@@ -208,7 +208,7 @@ class Ground:
 
     def cancel(self) -> None:
         ids = [i for i in self.some(list(self.msgs), 3) if self.msgs[i].state == "sleep" or self.offset(i) is not None]
-        free = {i: all(story.at[i].kind in ("ready", "wait") for story in self.groups.values() if i in story.at) for i in ids}
+        free = {i: all(self._untouched(story, i) for story in self.groups.values() if i in story.at) for i in ids}
         self.pending = lambda: self._cancelled(ids)
         outcome = self.engine.cancel(TOPIC, ids, self.now)
         for id_ in ids:
@@ -216,6 +216,11 @@ class Ground:
             assert (outcome[id_] == "cancelled") == may, (id_, outcome[id_], self.msgs[id_])
             if may:
                 self._note_cancelled(id_)
+
+    def _untouched(self, story: Story, id_: str) -> bool:
+        """Ready, or waiting to be tried again, as the document that everybody sees: a retry that slept is the group's own."""
+        at = story.at[id_]
+        return (at.kind == "ready" and at.left < 0) or (at.kind == "wait" and at.left == self.offset(id_))
 
     def _cancelled(self, ids: list[str]) -> None:
         """After a crash: who was cancelled?"""

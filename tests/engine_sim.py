@@ -40,7 +40,7 @@ class Sim(Ground):
         fresh, again, late = self.available(name)
         room = self.settings.max_in_flight - sum(at.kind == "reserve" for at in story.at.values())
         loose = {i for i, at in story.at.items() if at.kind == "any"}
-        self.pending = lambda: self.resync(name, {*fresh, *again})
+        self.pending = lambda: self.resync(name, {*fresh, *again, *loose})
         out = self.engine.reserve(TOPIC, name, count, self.now, ttr_ms=ttr, auto=auto)
         got: list[str] = []
         for piece, until in zip(out.pieces, out.until_ms, strict=True):
@@ -271,7 +271,7 @@ class Sim(Ground):
                 case "history":
                     story.at[id_] = At("acked")
                 case _:
-                    assert at.kind in ("ready", "nap"), (id_, at, told)
+                    assert at.kind in ("ready", "nap", "any"), (id_, at, told)
         story.acks = self.engine.groups(TOPIC)[name].history
 
     # The run

@@ -14,6 +14,7 @@ import pytest
 from tests.doors import Recording, left_by_a_cut
 from tests.indexing import SMALL, TOPIC, World, abandon, documents
 from turtlemq.door import Door
+from turtlemq.index import care
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
@@ -170,6 +171,22 @@ def test_commits_without_a_sync_lose_their_tail_and_nothing_else(tmp_path: Path,
         story.tell(lambda w, p=prefix: w.append(batch(p, 7, size=90), 1, sync=False), durable=False)  # type: ignore[misc]
     story.tell(append("f", 1), cancel("b0"))
     assert story.check_cuts(scratch) > 50
+
+
+def test_what_opening_has_found_is_durable_from_then_on(tmp_path: Path, scratch: Path) -> None:
+    """A process that was killed may have written without a sync. Once that is found it may be fired, or called a duplicate."""
+    story = Story(tmp_path / "t", Settings(segment_bytes=1 << 16, run_messages=10))
+    story.tell(append("a", 2))
+    story.tell(lambda w: w.append(batch("b", 12, size=90), 1, sync=False), durable=False)
+    story.tell(lambda w: w.reopen(clean=False), cancel("a1"), append("c", 3))
+    assert story.check_cuts(scratch) > 30
+
+
+def test_a_segment_has_gone_for_good_before_its_tombstones_go(tmp_path: Path, scratch: Path) -> None:
+    story = Story(tmp_path / "t", Settings(segment_bytes=1 << 14, run_messages=50))
+    story.tell(append("a", 6), roll, append("b", 6), cancel(*(f"a{i}" for i in range(6))), roll)
+    story.tell(lambda w: care.drop(w.index, 0), seal_oldest, adopt, cancel("b2"))
+    assert story.check_cuts(scratch) > 30
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def message(topic: Topic, id_: str) -> MessageView | None:
         return _view(hit[2], State.SLEEP.value)
     offset = topic.broker.ready.find(id_)
     if offset is None:
-        return None
+        return _survivor(topic, id_)
     read, times = topic.broker.ready.read(np.array([offset]))
     document = delivery.document(read, 0)
     view = _view(document, topic.broker.state(offset))
@@ -134,14 +134,35 @@ def message(topic: Topic, id_: str) -> MessageView | None:
         view.timeline = [Moment(int(times[0]), "cancelled")]
         return view
     view.timeline.append(Moment(int(times[0]), "ready"))
+    return _complete(topic, view, offset)
+
+
+def _complete(topic: Topic, view: MessageView, offset: int) -> MessageView:
+    """What every group makes of a message at a ready offset; -1: only its retries and dead letters are left."""
     for group in topic.broker.groups.values():
-        view.groups[group.name] = _in_group(topic, group, id_, offset, document.flags & f.PRIORITY, view)
+        view.groups[group.name] = _in_group(topic, group, view.id, offset, view.priority, view)
     states = {str(entry["state"]) for entry in view.groups.values()}
     if view.state != "cancelled" and states:
         view.state = next(s for s in ("reserve", "sleep", "ready", "dead", "history") if s in states)
     view.attempt = max((int(str(entry.get("attempt", 0))) for entry in view.groups.values()), default=0)
     view.timeline.sort(key=lambda moment: moment.at_ms)
     return view
+
+
+def _survivor(topic: Topic, id_: str) -> MessageView | None:
+    """A message that retention has removed, but that a group still tries, or has among its dead."""
+    for name in topic.broker.groups:
+        key = f"{name}/{id_}"
+        found = topic.index.find(key)
+        if found is None and (at := topic.broker.ready.find(key)) is not None:
+            found = delivery.document(topic.broker.ready.read(np.array([at]))[0], 0)
+        if found is None:
+            found = topic.dead.index.find(key)
+        if found is not None:
+            view = _view(found, "history")
+            view.id, view.due_ms = id_, int(found.meta["due"])
+            return _complete(topic, view, -1)
+    return None
 
 
 def _view(document: f.Document, state: str) -> MessageView:
@@ -171,20 +192,30 @@ def _in_group(topic: Topic, group: Group, id_: str, offset: int, level: int, vie
         view.timeline.append(Moment(lease.reserved_ms, "reserved", group.name, lease.consumer))
         attempt = int(lease.held.attempts[i])
         return {"state": "reserve", "attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
-    again = topic.index.get(f"{group.name}/{id_}")
-    if again is not None and again.state is State.SLEEP and offset < group.cursors[level]:
+    key = f"{group.name}/{id_}"
+    again, progress = topic.index.find(key), topic.index.shelf.progress
+    if again is not None and not progress.covers_one(again.due_ms, again.seq) and not delivery.void(group, again):
         return {"state": "sleep", "due_ms": again.due_ms}
-    for at in (topic.broker.ready.find(f"{group.name}/{id_}"), offset):
+    for at in (_own_retry(topic, group, key), offset):
         if at is not None and at in group.waiting:
             waiting = group.waiting[at]
             return {"state": "ready", "attempt": waiting.attempt - 1, "due_ms": waiting.when_ms, "error": waiting.error}
-        if at is not None and at >= group.cursors[level] and at >= offset:
+        if at is not None and at >= group.cursors[level]:
             return {"state": "ready", "attempt": 0}
     letter = topic.dead.get(group.name, id_)
     if letter is not None:
         view.timeline.append(Moment(letter.dropped_ms, "dead", group.name, letter.error))
         return {"state": "dead", "attempt": letter.attempts, "error": letter.error}
     return _settled(topic, group, id_, view)
+
+
+def _own_retry(topic: Topic, group: Group, key: str) -> int | None:
+    """Where in the ready log a group's latest retry of a message is, if it counts."""
+    at = topic.broker.ready.find(key)
+    if at is None:
+        return None
+    read, _ = topic.broker.ready.read(np.array([at]))
+    return None if delivery.void(group, delivery.document(read, 0)) else at
 
 
 def _settled(topic: Topic, group: Group, id_: str, view: MessageView) -> dict[str, object]:

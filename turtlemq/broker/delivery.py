@@ -143,14 +143,18 @@ def visible(name: str, place: Place, read: log.Documents, offsets: I64, cancelle
     return mine
 
 
-def _void(place: Place, read: log.Documents, i: int) -> bool:
+def void(place: Place, retry: f.Document) -> bool:
     """A retry of another group that had the same name, or from before this one was moved to where its message came again."""
+    left, epoch = int(retry.meta["offset"]), int(retry.meta["epoch"])
+    return ANY_EPOCH < epoch < place.born or any(retry.order <= seq and first <= left for seq, first in place.moves)
+
+
+def _void(place: Place, read: log.Documents, i: int) -> bool:
+    """`void`, without decoding what came after the last move."""
     newest = place.moves[-1][0] if place.moves else 0
     if read.heads["seq"][i] > newest and not read.heads["flags"][i] & f.MOVED:
         return False
-    found = document(read, i)
-    left, epoch = int(found.meta["offset"]), int(found.meta["epoch"])
-    return ANY_EPOCH < epoch < place.born or any(found.order <= seq and first <= left for seq, first in place.moves)
+    return void(place, document(read, i))
 
 
 def document(read: log.Documents, i: int) -> f.Document:
