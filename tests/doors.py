@@ -192,7 +192,7 @@ def names_left(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, int]]]:
     chosen: list[tuple[str, tuple[tuple[str, ...], ...]]] = [("no names", ())]
     chosen += [(f"{i} names", changes[:i]) for i in range(1, len(changes) + 1)]
     if len(changes) > 1:
-        chosen.append(("only the last name", changes[-1:]))
+        chosen += [("only the last name", changes[-1:]), ("all names but the first", changes[1:])]
     for label, some in chosen:
         entries = dict(snapshot.entries)
         for change in some:

@@ -20,6 +20,7 @@ from turtlemq.index.seal import seal
 from turtlemq.index.writer import Columns
 from turtlemq.model import Batch, SegmentLoad, Settings, State
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import hash_id
 
 YEAR = 31_536_000_000
 
@@ -219,7 +220,7 @@ def test_a_copy_is_the_message_it_was(world: World) -> None:
 def test_what_the_broker_noted_with_a_message_survives_compaction(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t")
     extra = f.extra_elements(meta={"attempt": 3})
-    columns = Columns([b"g/a"], [b"x"], [9], [0], [f.META], [extra], [f.hash_id("g/a")])
+    columns = Columns([b"g/a"], [b"x"], [9], [0], [f.META], [extra], [hash_id("g/a")])
     index.writer.stage(columns, index.writer.next_seq(1))
     index.writer.commit()
     index.writer.roll()

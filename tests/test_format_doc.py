@@ -16,6 +16,7 @@ from turtlemq import model
 from turtlemq.index.build import read_dead
 from turtlemq.segment import format as f
 from turtlemq.segment import names, table
+from turtlemq.segment.ids import SERVER_ID_BYTES, server_ids
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
@@ -129,9 +130,9 @@ def test_a_seq_is_as_the_text_says() -> None:
 def test_given_ids_are_made_of_these_digits() -> None:
     text = section("### Ids that the server gives")
     (digits,) = re.findall(r"The digits are `(\w+)`", text)
-    assert f.server_ids(sum(i << 5 * (12 - i) for i in range(13)) + (1 << 40), 1)[0][0][1:5] == digits[:4]
-    assert [f.server_ids(i, 1)[0][0][-1] for i in range(32)] == list(digits)
-    assert f"`t` and {f.SERVER_ID_BYTES - 1} digits" in text
+    assert server_ids(sum(i << 5 * (12 - i) for i in range(13)) + (1 << 40), 1)[0][0][1:5] == digits[:4]
+    assert [server_ids(i, 1)[0][0][-1] for i in range(32)] == list(digits)
+    assert f"`t` and {SERVER_ID_BYTES - 1} digits" in text
 
 
 def test_file_names_are_those_of_the_table() -> None:

@@ -27,6 +27,7 @@ from turtlemq.index.check import check
 from turtlemq.index.index import Index, as_batch
 from turtlemq.model import BODY_BYTES_MAX, DUE_MS_MAX, Batch, Due, Message, Priority, Progress, Settings, State
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import server_ids
 
 DAY = 86_400_000
 
@@ -125,7 +126,7 @@ def test_a_producer_may_give_a_mix_of_own_and_no_ids(index: Index) -> None:
 def test_an_id_that_the_server_is_going_to_give_is_refused(index: Index) -> None:
     given = index.append(Batch([b""], [5]), 100).ids[0]
     with pytest.raises(InvalidId, match="going to give"):
-        index.append(one(f.server_ids(1 << 60, 1)[0][0], 5), 100)
+        index.append(one(server_ids(1 << 60, 1)[0][0], 5), 100)
     assert index.append(one(given, 5), 100).created == [False]
 
 

@@ -44,6 +44,7 @@ RINGS = {
     "turtlemq.door": "door",
     "turtlemq.segment": "segment",
     "turtlemq.segment.format": "pure",
+    "turtlemq.segment.ids": "pure",
     "turtlemq.segment.names": "pure",
     "turtlemq.segment.scan": "pure",
     "turtlemq.model": "pure",

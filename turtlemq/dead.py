@@ -28,6 +28,7 @@ from turtlemq.index.seal import seal
 from turtlemq.index.writer import Columns
 from turtlemq.model import DUE_MS_MAX, Progress, Settings
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import hash_id
 
 _PAGE = 1_000
 
@@ -91,7 +92,7 @@ class DeadLetters:
         if not asked or not len(self):
             return {}
         keys = [f"{group}/{id_}" for group, id_ in asked]
-        hashes = np.array([f.hash_id(key) for key in keys], np.uint64)
+        hashes = np.array([hash_id(key) for key in keys], np.uint64)
         hits = mending(self.index.shelf, lambda: self.index.shelf.find_many([key.encode() for key in keys], hashes))
         found = {i: self.index.find(keys[i]) for i in hits}
         return {i: document for i, document in found.items() if document is not None}
@@ -192,7 +193,7 @@ def for_group(ended: Sequence[Ended], attempts: Sequence[int], older: Mapping[in
         ttr_ms=[e.document.ttr_ms for e in ended],
         flags=flags,
         extras=extras,
-        hashes=[f.hash_id(id_) for id_ in ids],
+        hashes=[hash_id(id_) for id_ in ids],
         kills=[(document.seq, document.due_ms) for document in older.values()],
         purpose="retried",
     )

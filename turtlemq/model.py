@@ -84,7 +84,7 @@ class Batch:
         return len(self.bodies)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receipt:
     """The answer to a batch: ids in the order sent; `created` tells for each whether it was stored or was there already."""
 

@@ -30,6 +30,7 @@ from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.model import Batch, Damage, Receipt, Settings, State
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import hash_id
 
 BEAT_MS = 5_000  # how often ready log, journals and checkpoint reach the disk
 CARE_MS = 1_000  # how often housekeeping looks around
@@ -339,7 +340,7 @@ class Topic:
         if not ids:
             return {}
         texts = [f"{group.name}/{id_}" for id_ in ids]
-        hashes = np.array([f.hash_id(text) for text in texts], np.uint64)
+        hashes = np.array([hash_id(text) for text in texts], np.uint64)
         shelf = self.index.shelf
         hits = mending(shelf, lambda: shelf.find_many([text.encode() for text in texts], hashes))
         found = {ids[i]: self.index.find(texts[i]) for i in hits}

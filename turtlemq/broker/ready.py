@@ -27,6 +27,7 @@ from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage,
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
 from turtlemq.segment import table as t
+from turtlemq.segment.ids import hash_id
 from turtlemq.segment.scan import Scan, scan
 
 KIND = "ready"
@@ -367,7 +368,7 @@ class ReadyLog:
 
     def find(self, id_: str) -> int | None:
         """The newest offset of an id."""
-        found = self.find_many([id_.encode()], np.array([f.hash_id(id_)], np.uint64))
+        found = self.find_many([id_.encode()], np.array([hash_id(id_)], np.uint64))
         return found.get(0)
 
     @mending

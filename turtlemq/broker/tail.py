@@ -6,6 +6,7 @@ import numpy as np
 
 from turtlemq.model import I64, U64
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import hash_id, hash_seqs
 
 
 class Tail:
@@ -74,11 +75,11 @@ class Tail:
 def document_hashes(raw: bytes | memoryview, starts: I64) -> U64:
     """Hashes of the ids of documents in `raw`. 20 ns for a server-given id, 200 ns for another."""
     heads = f.prefixes(raw, starts)
-    hashes = f.hash_seqs(heads["seq"])
+    hashes = hash_seqs(heads["seq"])
     own = np.flatnonzero((heads["flags"] & f.SERVER_ID) == 0)
     if len(own):
         first = (starts[own] + f.PREFIX_BYTES).tolist()
         last = (starts[own] + f.PREFIX_BYTES + heads["idlen"][own] - 1).tolist()
         view = memoryview(raw)
-        hashes[own] = np.array([f.hash_id(str(view[a:b], "utf-8")) for a, b in zip(first, last, strict=True)], np.uint64)
+        hashes[own] = np.array([hash_id(str(view[a:b], "utf-8")) for a, b in zip(first, last, strict=True)], np.uint64)
     return hashes

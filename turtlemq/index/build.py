@@ -20,6 +20,7 @@ from turtlemq.index.shelf import Segment, Shelf, dead_path, table_path
 from turtlemq.model import I64, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
+from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_ids, hash_seqs
 from turtlemq.segment.scan import Scan
 
 
@@ -31,7 +32,7 @@ def flush(shelf: Shelf, memtable: Memtable) -> TablePart:
     flags = memtable.flags[:n]
     hashes = np.zeros(n, np.uint64)
     given = (flags & f.SERVER_ID) != 0
-    hashes[given] = f.hash_seqs(memtable.seq[:n][given])
+    hashes[given] = hash_seqs(memtable.seq[:n][given])
     if memtable.ids:
         ordinals = np.fromiter(memtable.ids.values(), np.int64, len(memtable.ids))
         hashes[ordinals] = np.fromiter(memtable.ids.keys(), np.uint64, len(memtable.ids))
@@ -96,11 +97,12 @@ def from_scan(
 
 def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
     """Hashes of the ids of scanned documents."""
-    hashes = f.hash_seqs(found.seq[first:last])
+    hashes = hash_seqs(found.seq[first:last])
     own = np.flatnonzero((found.flags[first:last] & f.SERVER_ID) == 0)
-    starts = (found.positions[first:last][own] + f.PREFIX_BYTES).tolist()
-    ends = (found.positions[first:last][own] + f.PREFIX_BYTES + found.id_bytes[first:last][own]).tolist()
-    hashes[own] = np.array([f.hash_id(str(buffer[a:b], "utf-8")) for a, b in zip(starts, ends, strict=True)], np.uint64)
+    starts, sizes = found.positions[first:last][own] + f.PREFIX_BYTES, found.id_bytes[first:last][own]
+    hashes[own] = hash_ids(buffer, starts, starts + sizes)
+    for i in np.flatnonzero(sizes == SERVER_ID_BYTES).tolist():  # they may look like ids that a server gave
+        hashes[own[i]] = hash_id(str(buffer[int(starts[i]) : int(starts[i] + sizes[i])], "utf-8"))
     return hashes
 
 

@@ -24,6 +24,7 @@ from turtlemq.model import I64, SegmentLoad
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
 from turtlemq.segment import table as t
+from turtlemq.segment.ids import hash_id
 
 
 def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset()) -> tuple[SealJob | None, bool]:
@@ -180,15 +181,17 @@ def compact(index: Index, base: int, budget: int) -> int:
     index.writer.refuse_if_stopped()
     documents = mending(index.shelf, partial(_first_sleepers, index, base, budget))
     if documents:
-        index.writer.stage(_copies(documents), index.writer.next_seq(0))
+        columns = _copies([document for _, document in documents])
+        columns.seen = [seen for seen, _ in documents]
+        index.writer.stage(columns, index.writer.next_seq(0))
         index.writer.commit()
     return len(documents)
 
 
-def _first_sleepers(index: Index, base: int, budget: int) -> list[f.Document]:
+def _first_sleepers(index: Index, base: int, budget: int) -> list[tuple[tuple[Part, int], f.Document]]:
     """Sleepers of a segment, but for those whose end is being committed."""
     shelf, ending = index.shelf, index.writer.staged_kills
-    documents: list[f.Document] = []
+    documents: list[tuple[tuple[Part, int], f.Document]] = []
     for part in shelf.segments[base].parts:
         for cursor in part.cursors:
             ordinals = f.key_ordinals(cursor.keys.slice(cursor.pos, len(cursor.keys)))
@@ -197,7 +200,7 @@ def _first_sleepers(index: Index, base: int, budget: int) -> list[f.Document]:
                 if document is None:
                     part.kill(ordinal)  # damaged and reported: a copy of its bytes is kept aside
                 elif document.seq not in ending:
-                    documents.append(document)
+                    documents.append(((part, ordinal), document))
     return documents
 
 
@@ -211,7 +214,7 @@ def _copies(documents: list[f.Document]) -> Columns:
         ttr_ms=[d.ttr_ms for d in documents],
         flags=[d.flags & keep | f.REPLACES | f.MOVED for d in documents],
         extras=[f.extra_elements((d.seq, d.due_ms), d.arrived, d.order, d.expires_ms, d.headers, d.meta) for d in documents],
-        hashes=[f.hash_id(d.id) for d in documents],
+        hashes=[hash_id(d.id) for d in documents],
         kills=[(d.seq, d.due_ms) for d in documents],
         purpose="moved",
     )

@@ -68,11 +68,14 @@ def advance(shelf: Shelf, handed: Due) -> None:
 
 def _merge(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[U64, I64, bool]:
     """The first keys of all cursors together, which cursor each is from, and whether there are more that are due."""
-    limit = np.uint64((now_ms + 1) << ORDINAL_BITS)
-    slices = []
-    for cursor in cursors:
-        keys = cursor.keys.slice(cursor.pos, min(cursor.pos + count_max + 1, len(cursor.keys)))
-        slices.append(keys[: int(np.searchsorted(keys, limit))])
+    limit = (now_ms + 1) << ORDINAL_BITS
+    slices = [_first(cursor, limit, 2 * count_max // len(cursors) + 64) for cursor in cursors]
+    behind = [int(s[-1]) >> ORDINAL_BITS for s, c in zip(slices, cursors, strict=True) if _goes_on(c, len(s), limit)]
+    if behind and len(cursors) > 1:  # only what is due before that is complete
+        edge = np.uint64(min(behind) << ORDINAL_BITS)
+        slices = [s[: int(np.searchsorted(s, edge))] for s in slices]
+        if not any(map(len, slices)):  # one instant fills a whole slice
+            slices = [_first(cursor, limit, count_max + 1) for cursor in cursors]
     if len(slices) == 1:
         keys, source = slices[0], np.zeros(len(slices[0]), np.int64)
     else:
@@ -80,7 +83,19 @@ def _merge(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[U64, I64
         source = np.repeat(np.arange(len(slices)), [len(s) for s in slices])
         order = np.argsort(keys >> np.uint64(ORDINAL_BITS), kind="stable")
         keys, source = keys[order], source[order]
-    return keys[:count_max], source[:count_max], len(keys) > count_max
+    return keys[:count_max], source[:count_max], bool(behind) or len(keys) > count_max
+
+
+def _first(cursor: Cursor, limit: int, most: int) -> U64:
+    """The next due keys of a cursor."""
+    keys = cursor.keys.slice(cursor.pos, min(cursor.pos + most, len(cursor.keys)))
+    return keys[: int(np.searchsorted(keys, np.uint64(limit)))]
+
+
+def _goes_on(cursor: Cursor, taken: int, limit: int) -> bool:
+    """Is the key behind the first `taken` ones due as well?"""
+    following = cursor.keys.slice(cursor.pos + taken, min(cursor.pos + taken + 1, len(cursor.keys)))
+    return taken > 0 and len(following) > 0 and int(following[0]) < limit
 
 
 class _Taken:
@@ -162,8 +177,7 @@ class _Taken:
             first = int(at[0])
             whole = first == 0 and int(ends[-1]) == len(self.buffer)
             return bytes(self.buffer if whole else memoryview(self.buffer)[first : first + int(ends[-1])]), starts
-        view = memoryview(self.buffer)
-        return b"".join([view[a : a + n] for a, n in zip(at.tolist(), length.tolist(), strict=True)]), starts
+        return bytes(f.gather(self.buffer, at, length)), starts
 
     def moves(self, stop: int) -> list[tuple[Cursor, int, int]]:
         """For each cursor: where it stands after the first `stop` keys, and how many sleepers that passes."""

@@ -18,10 +18,12 @@ from turtlemq.errors import Conflict, InvalidId, UnknownMessage
 from turtlemq.index import build, firing, mend
 from turtlemq.index.limits import check_batch
 from turtlemq.index.look import browse, forecast
+from turtlemq.index.parts import Part
 from turtlemq.index.shelf import Shelf
 from turtlemq.index.writer import Columns, Group, Writer
 from turtlemq.model import (
     DUE_MS_MAX,
+    I64,
     U64,
     Batch,
     Due,
@@ -35,6 +37,7 @@ from turtlemq.model import (
     Stats,
 )
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, server_ids, server_seq
 
 Held = Callable[[Sequence[bytes], U64], Iterable[int]]  # ids and their hashes in, indexes of those that are known out
 P = ParamSpec("P")
@@ -70,25 +73,46 @@ class Index:
     def stage(self, batch: Batch, now_ms: int, held: Held | None = None) -> Receipt:
         """The part of `append` before the commit: check everything, find duplicates, encode. `held` tells which ids are known
         elsewhere."""
+        count = len(batch.bodies)
+        if count >= f.FEW and isinstance(batch.due_ms, list):
+            batch = replace(batch, due_ms=_column(batch.due_ms))
         check_batch(batch)
-        count = len(batch)
         seq = self.writer.next_seq(now_ms)
         if batch.ids is None:
-            ids, texts = f.server_ids(seq, count)
-            self._stage(batch, texts, range(count), seq, None)
+            ids, texts = server_ids(seq, count)
+            self._stage(batch, texts, None, seq)
             return Receipt(ids, [True] * count)
+        new = self._all_new(batch.ids, held)
+        if new is not None:
+            self._note(self._stage(batch, *new, seq), new[0])
+            return Receipt(list(map(str, batch.ids)), [True] * count)
         raw, hashes, fresh = self._dedup(batch.ids, seq, held)
-        for i, id_ in zip(fresh, f.server_ids(seq, len(fresh))[0], strict=True):
+        for i, id_ in zip(fresh, server_ids(seq, len(fresh))[0], strict=True):
             if not hashes[i]:
                 raw[i] = id_.encode()
         if fresh:
-            group = self._stage(batch, raw, fresh, seq, hashes)
-            own = [raw[i] for i in fresh if hashes[i]]
-            group.ids.update(own)
-            self.writer.staged_ids.update(own)
+            self._note(self._stage(batch, raw, hashes, seq, fresh), [raw[i] for i in fresh if hashes[i]])
         stored = set(fresh)
         self.shelf.counters.duplicates += count - len(fresh)
         return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
+
+    def _note(self, group: Group, own: list[bytes]) -> None:
+        """Own ids are taken from when they are staged."""
+        group.ids.update(own)
+        self.writer.staged_ids.update(own)
+
+    def _all_new(self, given: Sequence[str | None], elsewhere: Held | None) -> tuple[list[bytes], list[int]] | None:
+        """The usual case, without a loop: every id is given, looks like no server's and is new. Ids and hashes, else None."""
+        if None in given:
+            return None
+        raw = [id_.encode() for id_ in given if id_ is not None]
+        if SERVER_ID_BYTES in set(map(len, raw)) or len(set(raw)) < len(raw) or not self.writer.staged_ids.isdisjoint(raw):
+            return None
+        hashes = list(map(xxhash.xxh3_64_intdigest, raw))
+        numbers = np.array(hashes, np.uint64)
+        if 0 in hashes or self.shelf.find_many(raw, numbers) or (elsewhere is not None and len(list(elsewhere(raw, numbers)))):
+            return None
+        return raw, hashes
 
     def _dedup(
         self, given: Sequence[str | None], next_seq: int, elsewhere: Held | None
@@ -103,10 +127,10 @@ class Index:
                 continue
             if r in self.writer.staged_ids or first.setdefault(r, i) != i:
                 held.add(i)
-            elif len(r) == f.SERVER_ID_BYTES and (seq := f.server_seq(r.decode())) is not None:
+            elif len(r) == SERVER_ID_BYTES and (seq := server_seq(r.decode())) is not None:
                 if seq >= next_seq:
                     raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
-                hashes[i] = f.hash_id(r.decode())
+                hashes[i] = hash_id(r.decode())
                 found = self.shelf.find(r.decode())
                 if found is not None and found[2].seq not in self.writer.staged_kills:
                     held.add(i)
@@ -119,35 +143,26 @@ class Index:
         fresh = [i for i in range(len(raw)) if i not in held]
         return raw, hashes, fresh
 
-    def _stage(self, batch: Batch, ids: Any, fresh: Sequence[int], seq: int, hashes: list[int] | None) -> Group:
-        """Stage the messages at `fresh`. Many travel as arrays, a few as lists."""
-        whole = len(fresh) == len(batch)
-
-        def pick(column: Any) -> Any:
-            return column if whole else [column[i] for i in fresh]
-
-        flags: Any = [0] * len(fresh) if batch.flags is None else list(pick(batch.flags))
-        optional = _has(batch.expires_ms) or _has(batch.headers)
-        if hashes is not None:
-            flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
-        if optional:
-            flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
+    def _stage(self, batch: Batch, ids: Any, hashes: list[int] | None, seq: int, fresh: Sequence[int] | None = None) -> Group:
+        """Stage the messages at `fresh`, or all. Many travel as arrays, a few as lists."""
+        fresh = range(len(batch.bodies)) if fresh is None else fresh
+        count = len(fresh)
+        columns: list[Any] = [ids, batch.bodies, batch.due_ms, batch.ttr_ms, hashes]
+        if count < len(batch.bodies):
+            columns = [None if column is None else [column[i] for i in fresh] for column in columns]
         every = f.CONTINUES | (f.SERVER_ID if hashes is None else 0)
-        if len(fresh) < f.FEW:
-            flags = [flag | every for flag in flags]
-        else:
-            flags = np.array(flags, np.uint32) | np.uint32(every)
+        flags: Any = [every] * count if batch.flags is None else [batch.flags[i] | every for i in fresh]
+        if hashes is not None and 0 in hashes:
+            flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
+        extras = None
+        if _has(batch.expires_ms) or _has(batch.headers):
+            flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
+            extras = [_extras(batch, i) for i in fresh]
+        if count >= f.FEW:
+            flags = np.array(flags, np.uint32)
         flags[-1] ^= f.CONTINUES
-        columns = Columns(
-            ids=pick(ids),
-            bodies=pick(batch.bodies),
-            due_ms=pick(batch.due_ms),
-            ttr_ms=0 if batch.ttr_ms is None else pick(batch.ttr_ms),
-            flags=flags,
-            extras=[_extras(batch, i) for i in fresh] if optional else None,
-            hashes=None if hashes is None else pick(hashes),
-        )
-        return self.writer.stage(columns, seq)
+        ids, bodies, due_ms, ttr_ms, hashes = columns
+        return self.writer.stage(Columns(ids, bodies, due_ms, 0 if ttr_ms is None else ttr_ms, flags, extras, hashes), seq)
 
     # Firing
 
@@ -198,6 +213,7 @@ class Index:
         """The part of `cancel` before the commit."""
         outcome: dict[str, State] = {}
         ended: list[f.Document] = []
+        seen: list[tuple[Part, int]] = []
         for id_ in ids:
             if id_ in outcome:
                 continue
@@ -209,8 +225,11 @@ class Index:
             else:
                 outcome[id_] = State.CANCELLED
                 ended.append(hit[2])
+                seen.append(hit[:2])
         if ended:
-            self.writer.stage(tombstones(ended), self.writer.next_seq(0))
+            columns = tombstones(ended)
+            columns.seen = seen
+            self.writer.stage(columns, self.writer.next_seq(0))
         return outcome
 
     @mending
@@ -240,7 +259,7 @@ class Index:
         )
         check_batch(as_batch([message]))
         seq = self.writer.next_seq(now_ms)
-        columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, [f.hash_id(id_)])
+        columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, [hash_id(id_)])
         kept = old.flags & (f.PRIORITY | f.META)
         columns.flags[0] = kept | kind | f.REPLACES | _optional(old.expires_ms, message.headers)
         columns.extras = [
@@ -296,6 +315,17 @@ class Index:
         finally:
             self.writer.shut()
         return self.shelf.active.size
+
+
+def _column(values: list[int]) -> list[int] | I64:
+    """Numbers as an array, converted once; what cannot be one stays as it is, for `check_batch` to say what is wrong."""
+    if set(map(type, values)) != {int}:
+        return values
+    try:
+        column = np.array(values)
+    except OverflowError:
+        return values
+    return column if column.dtype == np.int64 else values
 
 
 def found(document: f.Document, state: State) -> Found:

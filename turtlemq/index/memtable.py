@@ -32,6 +32,7 @@ class Memtable(Part):
         self.ids: dict[int, int] = {}
         self.live = 0
         self._kills: list[int] = []
+        self._room = 1024
         self.seq: I64 = np.empty(1024, np.int64)
         self.due: I64 = np.empty(1024, np.int64)
         self.flags: U32 = np.empty(1024, np.uint32)
@@ -57,17 +58,22 @@ class Memtable(Part):
         """More documents, in file order. Returns the cursors that are new. A hash of 0 stands for a server-given id."""
         n, first = len(seqs), self.count
         last = first + n
-        self._reserve(last)
-        at = first if n == 1 else slice(first, last)  # a slice of one costs ten times as much as an item
-        one = n == 1
-        self.seq[at], self.due[at] = (seqs[0], dues[0]) if one else (seqs, dues)
-        self.flags[at], self.starts[at] = (flags[0], starts[0]) if one else (flags, starts)
+        if last > self._room:
+            self._reserve(last)
+        if n == 1:  # a slice of one costs ten times as much as an item
+            self.seq[first], self.due[first], self.flags[first], self.starts[first] = seqs[0], dues[0], flags[0], starts[0]
+        else:
+            self.seq[first:last], self.due[first:last], self.flags[first:last] = seqs, dues, flags
+            self.starts[first:last] = starts
         self.starts[last] = end
         if not first:
             self.first_seq = int(seqs[0])
         self.count, self.last_seq = last, int(seqs[-1])
         if hashes is not None:
-            self.ids.update((h, first + i) for i, h in enumerate(hashes) if h)
+            if 0 in hashes:
+                self.ids.update((h, first + i) for i, h in enumerate(hashes) if h)
+            else:
+                self.ids.update(zip(hashes, range(first, last), strict=True))
         if n < f.FEW:
             return self._add_few(first, dues, flags)
         marked = self.flags[first:last]
@@ -78,18 +84,17 @@ class Memtable(Part):
         return [c for c in (*self.spill(), *self._push(keys, int(self.seq[first]))) if c.alive]
 
     def _add_few(self, first: int, dues: Sequence[int] | I64, flags: Sequence[int] | U32) -> list[Cursor]:
-        for i, (due, flag) in enumerate(zip(dues, flags, strict=True)):
+        small = self.small
+        for ordinal, (due, flag) in enumerate(zip(dues, flags, strict=True), first):
             if flag & f.KILLS:
-                self._kills.append(first + i)
+                self._kills.append(ordinal)
             if not flag & f.TOMBSTONE:
-                self.small.add(int(due) << ORDINAL_BITS | first + i)
+                small.add(int(due) << ORDINAL_BITS | ordinal)
                 self.live += 1
-        return self.spill() if len(self.small) >= _SMALL_MAX else []
+        return self.spill() if len(small) >= _SMALL_MAX else []
 
     def _reserve(self, size: int) -> None:
-        if size <= len(self.seq):
-            return
-        size = max(size, 4 * len(self.seq))
+        size = self._room = max(size, 4 * self._room)
         for name in ("seq", "due", "flags", "starts"):
             old = getattr(self, name)
             new = np.empty(size + (name == "starts"), old.dtype)
@@ -134,12 +139,15 @@ class Memtable(Part):
     def places(self, ordinals: I64) -> tuple[I64, I64]:
         return self.starts[ordinals], self.starts[ordinals + 1]
 
+    def place(self, ordinal: int) -> tuple[int, int]:
+        return int(self.starts[ordinal]), int(self.starts[ordinal + 1])
+
     def find(self, hash_: int) -> Sequence[int]:
         ordinal = self.ids.get(hash_)
         return () if ordinal is None else (ordinal,)
 
-    def find_many(self, hashes: U64) -> list[tuple[int, int]]:
-        if not self.ids:
+    def find_many(self, hashes: U64, mask: U64) -> list[tuple[int, int]]:
+        if self.ids.keys().isdisjoint(hashes.tolist()):
             return []
         found = map(self.ids.get, hashes.tolist())
         return [(i, ordinal) for i, ordinal in enumerate(found) if ordinal is not None]
@@ -151,6 +159,11 @@ class Memtable(Part):
 
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
         return self.find_seq(seq)
+
+    def locate_many(self, door: Door, dues: I64, seqs: I64) -> I64:
+        at = np.searchsorted(self.seq[: self.count], seqs)
+        at = at[at < self.count]
+        return at[np.isin(self.seq[at], seqs)]
 
     def seq_of(self, door: Door, ordinal: int) -> int | None:
         return int(self.seq[ordinal])

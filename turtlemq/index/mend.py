@@ -17,7 +17,12 @@ R = TypeVar("R")
 
 def mending(shelf: Shelf, action: Callable[[], R]) -> R:
     """Do something that changes nothing before it has read all it needs. On a damaged table, build that again and begin anew."""
-    for _ in range(1 + 2 * len(shelf.parts)):
+    try:
+        if not shelf.unsettled and not shelf.misplaced:
+            return action()  # nearly always
+    except Damaged as error:
+        mend(shelf, error)
+    for _ in range(2 * len(shelf.parts)):
         try:
             shelf.finish()
             return action()
@@ -49,8 +54,8 @@ def mend(shelf: Shelf, error: Damaged) -> None:
 
 
 def retire(part: Part) -> None:
-    """A part that goes: its cursors are met no more. They and the part must not hold each other: a cycle of big arrays is freed
-    only when the garbage collector happens to come by."""
+    """A part that goes: its cursors are met no more. They name the part and the part names them: left so, its arrays and its
+    mapping would stay until the garbage collector comes."""
     for cursor in part.cursors:
         cursor.alive = False
-    part.cursors = []
+    part.cursors, part.gone = [], True

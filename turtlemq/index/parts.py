@@ -37,6 +37,9 @@ class Bits:
         self.data[i >> 3] = before | mask
         return not before & mask
 
+    def test_one(self, i: int) -> bool:
+        return i >> 3 < len(self.data) and bool(int(self.data[i >> 3]) >> (i & 7) & 1)
+
     def test(self, ordinals: I64) -> Mask:
         inside = np.minimum(ordinals >> 3, len(self.data) - 1)
         found: Mask = ((self.data[inside] >> (ordinals & 7).astype(np.uint8)) & 1).astype(np.bool_) & (
@@ -46,11 +49,11 @@ class Bits:
 
     def counts_before(self, ranks: I64) -> I64:
         """How many bits are set below each rank. O(bytes) once, whatever the number of ranks."""
-        padded = np.append(self.data, np.uint8(0))
-        before = np.append(0, np.cumsum(np.bitwise_count(padded), dtype=np.int64))
-        byte = np.minimum(ranks >> 3, len(self.data))
-        partial = padded[byte] & ((1 << (ranks & 7)) - 1).astype(np.uint8)
-        counts: I64 = before[byte] + np.bitwise_count(partial)
+        words = np.append(self.data, np.zeros(16 - len(self.data) % 8, np.uint8)).view(np.uint64)
+        before = np.append(0, np.cumsum(np.bitwise_count(words), dtype=np.int64))
+        word = np.minimum(ranks >> 6, len(words) - 1)
+        partial = words[word] & ((np.uint64(1) << (ranks & 63).astype(np.uint64)) - np.uint64(1))
+        counts: I64 = before[word] + np.bitwise_count(partial)
         return counts
 
 
@@ -110,6 +113,7 @@ class Part:
     cursors: list[Cursor]
     live: int  # sleepers that are neither handed off nor ended
     dead: Bits | None = None
+    gone = False  # another part has taken its place
     dirty = False  # `dead` has changed since it was written
 
     first_seq: int
@@ -126,13 +130,18 @@ class Part:
     def find(self, hash_: int) -> Sequence[int]:
         raise NotImplementedError
 
-    def find_many(self, hashes: U64) -> list[tuple[int, int]]:
-        """(index into hashes, ordinal) of candidates."""
+    def find_many(self, hashes: U64, mask: U64) -> list[tuple[int, int]]:
+        """(index into hashes, ordinal) of candidates. `mask`: the Bloom masks of the hashes, the same for all parts."""
         raise NotImplementedError
 
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
         """The ordinal of the document with this due time and seq."""
         raise NotImplementedError
+
+    def locate_many(self, door: Door, dues: I64, seqs: I64) -> I64:
+        """`locate` of many, without those that are not there."""
+        found = [self.locate(door, due, seq) for due, seq in zip(dues.tolist(), seqs.tolist(), strict=True)]
+        return np.array([ordinal for ordinal in found if ordinal is not None], np.int64)
 
     def seq_of(self, door: Door, ordinal: int) -> int | None:
         """The seq of a document, None if it is damaged."""
@@ -155,6 +164,13 @@ class Part:
         fresh = self.dead.set(ordinal)
         self.live -= fresh
         return fresh
+
+    def place(self, ordinal: int) -> tuple[int, int]:
+        """`places` of one document."""
+        raise NotImplementedError
+
+    def alive_one(self, ordinal: int) -> bool:
+        return self.dead is None or not self.dead.test_one(ordinal)
 
     def alive(self, ordinals: I64) -> Mask:
         return np.ones(len(ordinals), np.bool_) if self.dead is None else ~self.dead.test(ordinals)
@@ -197,13 +213,19 @@ class TablePart(Part):
         except IndexError:  # a block that was verified before has changed under us
             raise Damaged(f"{self.table.path.name}: a key names no document. {Damaged.__doc__}", table=self.table) from None
 
+    def place(self, ordinal: int) -> tuple[int, int]:
+        try:
+            return self.table.place(ordinal)
+        except IndexError:
+            raise Damaged(f"{self.table.path.name}: a key names no document. {Damaged.__doc__}", table=self.table) from None
+
     def find(self, hash_: int) -> Sequence[int]:
         return self.table.find(hash_) if self.table.may_hold_one(hash_) else ()
 
-    def find_many(self, hashes: U64) -> list[tuple[int, int]]:
+    def find_many(self, hashes: U64, mask: U64) -> list[tuple[int, int]]:
         if len(hashes) < 8:
             return [(i, o) for i, h in enumerate(hashes.tolist()) for o in self.find(h)]
-        maybe = np.flatnonzero(self.table.may_hold(hashes)).tolist()
+        maybe = np.flatnonzero(self.table.may_hold(hashes, mask)).tolist()
         return [(i, ordinal) for i in maybe for ordinal in self.table.find(int(hashes[i]))]
 
     def count_live(self) -> int:
@@ -222,6 +244,17 @@ class TablePart(Part):
         ordinals = f.key_ordinals(self.table.slice(first, last))
         hits = np.flatnonzero(log.read_prefixes(door, self.path, self.places(ordinals)[0])["seq"] == seq)
         return int(ordinals[hits[0]]) if len(hits) else None
+
+    def locate_many(self, door: Door, dues: I64, seqs: I64) -> I64:
+        """Where a due time is that of one document only, they are found as arrays."""
+        order = np.argsort(dues)  # so that reads go forward
+        dues, seqs = dues[order], seqs[order]
+        low = dues.astype(np.uint64) << np.uint64(ORDINAL_BITS)
+        first, last = self.table.ranks(low), self.table.ranks(low + np.uint64(1 << ORDINAL_BITS))
+        alone, ties = np.flatnonzero(last - first == 1), np.flatnonzero(last - first > 1)
+        ordinals = f.key_ordinals(self.table.keys[first[alone]])
+        known = log.read_prefixes(door, self.path, self.places(ordinals)[0])["seq"] == seqs[alone]
+        return np.concatenate((ordinals[known], super().locate_many(door, dues[ties], seqs[ties])))
 
     def seq_of(self, door: Door, ordinal: int) -> int | None:
         read = self.read(door, np.array([ordinal]))

@@ -192,9 +192,12 @@ def _cover(
         return
     memtable = Memtable(segment.path, segment.base, number, position, _next_seq(shelf, segment))
     if first < len(found):
-        hashes = build.scan_hashes(view, found, first, len(found)).tolist()
         given = (found.flags[first:] & (f.SERVER_ID | f.TOMBSTONE)) != 0
-        own = [0 if skip else h for h, skip in zip(hashes, given.tolist(), strict=True)]
+        own = None
+        if not given.all():
+            hashes = build.scan_hashes(view, found, first, len(found))
+            hashes[given] = 0
+            own = hashes.tolist()
         rest = slice(first, None)
         memtable.add(found.seq[rest], found.due_ms[rest], found.positions[rest], found.end, found.flags[rest], own)
     segment.parts.append(memtable)

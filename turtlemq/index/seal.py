@@ -54,7 +54,7 @@ class Sealed:
 def seal(door: Door, job: SealJob) -> Sealed:
     """Rewrite one segment. 1.5 µs a document, mostly checksums and copying."""
     path = job.folder / names.segment("delay", job.base)
-    _, found = log.scan_file(door, path, whole=True)
+    _, found = log.scan_file(door, path, whole=True, hint=_hint(door, job))
     view = door.map(path)
     sleepers = _sleepers(found, job)
     order = sleepers[np.argsort(f.packed_keys(found.due_ms[sleepers], sleepers), kind="stable")]
@@ -68,6 +68,19 @@ def seal(door: Door, job: SealJob) -> Sealed:
     return Sealed(job.base, job.generation, len(lengths), start + header.bytes, tuple(_quarantine(door, path, found)))
 
 
+def _hint(door: Door, job: SealJob) -> I64:
+    """Where documents begin, as the runs of the segment tell. Only a hint: the scan follows the lengths all the same."""
+    found = [np.empty(0, np.int64)]
+    number = 0
+    try:
+        while (run := t.open_table(door, job.folder / names.table("delay", job.base, number))) and run.cover.documents:
+            found.append(run.places(np.arange(run.cover.documents))[0])
+            number += run.cover.documents
+    except t.Damaged:
+        return np.empty(0, np.int64)
+    return np.concatenate(found)
+
+
 def _sleepers(found: Scan, job: SealJob) -> I64:
     """Documents to keep, by their number in the scan."""
     handed = job.progress.covers(found.due_ms, found.seq)
@@ -78,7 +91,9 @@ def _sleepers(found: Scan, job: SealJob) -> I64:
 
 def _tombstones(view: memoryview, found: Scan, job: SealJob, sleepers: I64) -> list[bytes]:
     """Documents that still keep others ended: as plain tombstones under their own seq, where they do not sleep themselves."""
-    killers = np.setdiff1d(np.flatnonzero(found.flags & f.KILLS), sleepers)
+    ends = (found.flags & f.KILLS) != 0
+    ends[sleepers] = False
+    killers = np.flatnonzero(ends)
     stones = []
     for i in killers.tolist():
         at = int(found.positions[i])
@@ -101,10 +116,9 @@ def _write(door: Door, tmp: Path, header: f.FileHeader, view: memoryview, found:
     fd = door.create(tmp)
     try:
         at = start = door.write(fd, tmp, 0, [f.encode_header(header)])
-        starts, ends = found.positions[order], (found.positions + found.lengths)[order]
         for i in range(0, len(order), _CHUNK):
-            some = zip(starts[i : i + _CHUNK].tolist(), ends[i : i + _CHUNK].tolist(), strict=True)
-            at += door.write(fd, tmp, at, [b"".join([view[a:b] for a, b in some])])
+            some = order[i : i + _CHUNK]
+            at += door.write(fd, tmp, at, [f.gather(view, found.positions[some], found.lengths[some])])
         if stones:
             at += door.write(fd, tmp, at, [b"".join(stones)])
         door.sync(fd, tmp)

@@ -22,9 +22,11 @@ from turtlemq.index.parts import Array, Cursor, Part, TablePart, rank_behind
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Counters, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
+from turtlemq.segment import table as t
+from turtlemq.segment.ids import hash_id, server_seq
 
 KIND = "delay"
-_KILLERS = 1024  # tombstones read at once
+_KILLERS = 16_384  # tombstones read at once
 _ASIDE_BYTES_MAX = 1 << 26
 
 
@@ -76,24 +78,27 @@ class Shelf:
         self.killer_seq = 0  # the newest document that ended another
         self._damaged: set[tuple[str, int]] = set()
         self._pushed = 0
+        self._active: Segment | None = None  # both are asked for many times a message
+        self._memtable: Memtable | None = None
 
     # Which parts there are
 
     @property
     def active(self) -> Segment:
-        return self.segments[max(self.segments)]
+        return self._active or self.segments[max(self.segments)]
 
     @property
     def memtable(self) -> Memtable:
-        last = self.parts[-1]
-        assert isinstance(last, Memtable), "the memtable stands last"
-        return last
+        assert self._memtable is not None, "the memtable stands last"
+        return self._memtable
 
     def arrange(self) -> None:
         """Order the parts and rebuild the heap, after parts have come or gone."""
         self.segments = dict(sorted(self.segments.items()))
         self.parts = [part for segment in self.segments.values() for part in segment.parts]
         self.parts.sort(key=lambda part: (part.first_seq, isinstance(part, Memtable)))
+        self._active = self.segments[max(self.segments)]
+        self._memtable = self.parts[-1] if self.parts and isinstance(self.parts[-1], Memtable) else None
         self.heap = []
         for part in self.parts:
             self.push(part.cursors)
@@ -147,7 +152,11 @@ class Shelf:
 
     def read_one(self, part: Part, ordinal: int) -> f.Document | None:
         """One document, or None if its bytes are damaged (reported)."""
-        return next(self.read_many(part, np.array([ordinal])))
+        start, end = part.place(ordinal)
+        data = log.read_document(self.door, part.path, start, end)
+        if data is None:
+            self.damage(Damage(part.path.name, start, end - start, "checksum does not match"))
+        return None if data is None else f.decode(data)
 
     def read_many(self, part: Part, ordinals: I64) -> Iterator[f.Document | None]:
         """Documents of a part, with None for those whose bytes are damaged (reported). 10 µs each."""
@@ -161,8 +170,8 @@ class Shelf:
         """The newest document of an id that was not cancelled or replaced. 2 µs a part, and a pread for the hit."""
         if not id_.isprintable():  # no id is, and some such text has no bytes
             return None
-        hash_ = f.hash_id(id_)
-        seq = f.server_seq(id_)
+        hash_ = hash_id(id_)
+        seq = server_seq(id_)
         hinted = None if seq is None else self.part_of(seq)
         if hinted is not None:
             assert seq is not None
@@ -178,7 +187,7 @@ class Shelf:
 
     def _verify(self, part: Part, ordinals: Sequence[int], id_: str) -> tuple[Part, int, f.Document] | None:
         for ordinal in ordinals:
-            if part.alive(np.array([ordinal]))[0]:
+            if part.alive_one(ordinal):
                 document = self.read_one(part, ordinal)
                 if document is not None and document.id == id_:
                     return part, ordinal, document
@@ -187,8 +196,9 @@ class Shelf:
     def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
         """Which of many ids are held, as index → seq of the document. The Bloom filters keep this at 0.5 µs an id."""
         held: dict[int, int] = {}
+        mask = t.bloom_mask(hashes)
         for part in reversed(self.parts):
-            candidates = [c for c in part.find_many(hashes) if c[0] not in held]
+            candidates = [c for c in part.find_many(hashes, mask) if c[0] not in held]
             if not candidates:
                 continue
             ordinals = np.array([ordinal for _, ordinal in candidates])
@@ -203,8 +213,10 @@ class Shelf:
 
     # Ending documents
 
-    def kill(self, seq: int, due_ms: int) -> bool:
-        """End the document with this seq, if it is still there and was not ended yet."""
+    def kill(self, seq: int, due_ms: int, seen: tuple[Part, int] | None = None) -> bool:
+        """End the document with this seq, if it is still there and was not ended yet. `seen`: where it was found before."""
+        if seen is not None and not seen[0].gone:
+            return seen[0].kill(seen[1])
         part = self.part_of(seq)
         ordinal = None if part is None else part.locate(self.door, due_ms, seq)
         return ordinal is not None and part is not None and part.kill(ordinal)
@@ -216,14 +228,24 @@ class Shelf:
         for part in self.parts:
             if part.last_seq <= oldest:
                 continue
-            for document in self.killers(part):
-                assert document.of is not None
-                self.killer_seq = max(self.killer_seq, document.seq)
-                victim = _holding(victims, document.of[0])
-                if victim is not None and document.seq > victim.killed_seq:
-                    ordinal = victim.locate(self.door, document.of[1], document.of[0])
-                    if ordinal is not None:
-                        victim.kill(ordinal)
+            kills = part.kills()
+            for i in range(0, len(kills), _KILLERS):
+                self._apply(part, kills[i : i + _KILLERS], victims)
+
+    def _apply(self, part: Part, kills: I64, victims: Sequence[Part]) -> None:
+        """Work these documents of a part into those that they end. 3 µs each."""
+        read = part.read(self.door, kills)
+        self.report(part, read, kills)
+        if not read.good.any():
+            return
+        by = read.heads["seq"][read.good]
+        seqs, dues = f.victims(read.buffer, read.starts[read.good], read.heads[read.good])
+        self.killer_seq = max(self.killer_seq, int(by.max()))
+        for victim in victims:
+            mine = (seqs >= victim.first_seq) & (seqs <= victim.last_seq) & (by > victim.killed_seq)
+            if mine.any():
+                for ordinal in victim.locate_many(self.door, dues[mine], seqs[mine]).tolist():
+                    victim.kill(ordinal)
 
     def killers(self, part: Part) -> Iterator[f.Document]:
         """The documents of a part that end others. 10 µs each."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index import build
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.mend import mending, retire
+from turtlemq.index.parts import Part
 from turtlemq.index.shelf import KIND, Segment, Shelf
 from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, Settings
 from turtlemq.segment import format as f
@@ -41,7 +42,8 @@ class Columns:
     flags: list[int] | U32
     extras: Sequence[bytes] | None
     hashes: Sequence[int] | None  # 0 for a server-given id; None when all are
-    kills: list[tuple[int, int]] = field(default_factory=list)
+    kills: Sequence[tuple[int, int]] = ()
+    seen: Sequence[tuple[Part, int]] = ()  # where what they end was found
     purpose: str = "appended"  # which counter they add to
 
 
@@ -118,7 +120,8 @@ class Writer:
         self._documents += count
         self.last_seq = first_seq + count - 1
         group.batches.append(_Batch(seqs, columns, starts, self._end))
-        self.staged_kills.update(seq for seq, _ in columns.kills)
+        if columns.kills:
+            self.staged_kills.update(seq for seq, _ in columns.kills)
         return group
 
     def refuse_if_stopped(self) -> None:
@@ -179,17 +182,23 @@ class Writer:
                 self._publish(batch)
         except OSError as error:  # it is durable, but what it ends cannot be looked up: opening again will work it in
             raise self.stop(error) from error
-        self.staged_ids -= group.ids
+        if group.ids:
+            self.staged_ids -= group.ids
         if shelf.memtable.count >= self._flush_at:
             self._flush_if_room()
 
     def _publish(self, batch: _Batch) -> None:
         shelf, columns = self.shelf, batch.columns
-        shelf.push(shelf.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes))
+        fresh = shelf.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes)
+        if fresh:
+            shelf.push(fresh)
         shelf.active.size = batch.end
-        shelf.counters.add(columns.purpose, len(batch.seqs))
-        for seq, due_ms in columns.kills:
-            mending(shelf, partial(shelf.kill, seq, due_ms))
+        if columns.purpose == "appended":
+            shelf.counters.appended += len(batch.seqs)
+        else:
+            shelf.counters.add(columns.purpose, len(batch.seqs))
+        for (seq, due_ms), seen in zip_longest(columns.kills, columns.seen):
+            mending(shelf, partial(shelf.kill, seq, due_ms, seen))
             self.staged_kills.discard(seq)
             shelf.killer_seq = int(batch.seqs[-1])
 
@@ -280,6 +289,8 @@ def _size(columns: Columns) -> int:
 def _starts(lengths: I64 | list[int], first: int) -> I64 | list[int]:
     """Where documents of these lengths begin, the first one at `first`."""
     if isinstance(lengths, list):
+        if len(lengths) == 1:
+            return [first]
         return list(accumulate(lengths[:-1], initial=first))
     starts: I64 = lengths.cumsum() - lengths + first
     return starts

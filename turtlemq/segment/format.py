@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from struct import Struct
 from typing import Any
 
 import bson
 import numpy as np
-import xxhash
 from bson.int64 import Int64
 from zlib_ng.zlib_ng import crc32
 
@@ -74,12 +74,11 @@ _MIDDLE_ROW = np.dtype({"names": ["len"], "formats": ["<i4"], "offsets": [len(_E
 _PREFIX_ROW = np.dtype(
     {"names": _NAMES, "formats": _FORMATS, "offsets": [1 + at for at in _OFFSETS], "itemsize": 1 + PREFIX_BYTES}
 )
+_FIELDS = ((AT_CRC, _CRC), (AT_DUE, _DUE), (AT_SEQ, _SEQ), (AT_TTR, _OPT), (AT_IDLEN, _ID))
 _CONSTANT = np.concatenate(  # the byte columns that are the same in every document: types and names of the fields
-    [
-        np.arange(at - len(name), at)
-        for at, name in ((AT_CRC, _CRC), (AT_DUE, _DUE), (AT_SEQ, _SEQ), (AT_TTR, _OPT), (AT_IDLEN, _ID))
-    ]
+    [np.arange(at - len(name), at) for at, name in _FIELDS]
 )
+_NAMED = itemgetter(*(slice(at - len(name), at) for at, name in _FIELDS))
 MARK = _CRC  # what stands at byte 4 of every document
 BODY = _BODY  # what stands before the length of its body, at the end
 BODY_HEAD_BYTES = len(BODY) + 4 + 1  # type, name, length and subtype
@@ -259,6 +258,12 @@ def _plain(fields: dict[str, Any] | bson.DBRef) -> dict[str, Any]:
     return dict(fields.as_doc()) if isinstance(fields, bson.DBRef) else fields
 
 
+def lengths(buffer: bytes | bytearray | memoryview, starts: I64) -> I64:
+    """What the documents at `starts` say is their length. 5 ns a document."""
+    found: I64 = np.ndarray((len(buffer) - 3,), "<i4", buffer, strides=(1,))[starts].astype(np.int64)
+    return found
+
+
 def prefixes(buffer: bytes | bytearray | memoryview, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:
     """The fixed prefixes of the documents at `starts`, as a structured array (a copy). 20 ns a document."""
     if not len(starts):
@@ -267,12 +272,53 @@ def prefixes(buffer: bytes | bytearray | memoryview, starts: I64) -> np.ndarray[
     return windows[starts].view(PREFIX)
 
 
+_WIDTHS_SHARE = 16  # gathering by length pays where this many documents share one
+
+
+def gather(buffer: bytes | bytearray | memoryview, at: I64, lengths: I64) -> bytes | bytearray:
+    """Pieces of a buffer back to back. 0.02 µs each where few lengths differ, 0.3 µs otherwise."""
+    widths = np.unique(lengths).tolist()
+    if len(widths) * _WIDTHS_SHARE > len(lengths):
+        view = memoryview(buffer)
+        return b"".join([view[a:b] for a, b in zip(at.tolist(), (at + lengths).tolist(), strict=True)])
+    if len(widths) == 1:
+        return _windows(buffer, widths[0])[at].tobytes()
+    ends = np.cumsum(lengths)
+    out = bytearray(int(ends[-1]) if len(ends) else 0)
+    for width in widths:
+        mine = np.flatnonzero(lengths == width)
+        _windows(out, width)[ends[mine] - width] = _windows(buffer, width)[at[mine]]
+    return out
+
+
+def _windows(buffer: bytes | bytearray | memoryview, width: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """All stretches of this many bytes, each as one item."""
+    return np.ndarray((len(buffer) - width + 1,), dtype=f"V{width}", buffer=buffer, strides=(1,))
+
+
 def well_formed(heads: np.ndarray[Any, np.dtype[Any]]) -> Mask:
     """Which prefixes carry the right field types and names, and an id that fits into the document."""
     rows = heads.view(np.uint8).reshape(len(heads), PREFIX_BYTES)
     named: Mask = (rows[:, _CONSTANT] == _TEMPLATE[_CONSTANT]).all(axis=1)
     fits: Mask = (heads["idlen"] >= 1) & (heads["idlen"] <= heads["len"] - PREFIX_BYTES - 1)
     return named & fits
+
+
+def well_formed_one(data: bytes) -> bool:
+    """`well_formed` for the one document at the beginning of `data`, without arrays."""
+    id_bytes, length = int.from_bytes(data[AT_IDLEN:PREFIX_BYTES], "little", signed=True), int.from_bytes(data[:4], "little")
+    return _NAMED(data) == _NAMED(_BLANK) and 1 <= id_bytes <= length - PREFIX_BYTES - 1
+
+
+_ENDS = np.dtype([("of_name", "V4"), ("of", "<i8"), ("was_name", "V5"), ("was", "<i8")])  # the first elements behind the id
+_ENDS_ROW = np.dtype(f"V{_ENDS.itemsize}")
+
+
+def victims(buffer: bytes | bytearray | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, I64]:
+    """Seqs and due times of what documents with `of` and `was` end. They stand first behind the id. 0.05 µs each."""
+    at = starts + PREFIX_BYTES + heads["idlen"]
+    found = np.ndarray((len(buffer) - _ENDS.itemsize + 1,), _ENDS_ROW, buffer, strides=(1,))[at].view(_ENDS)
+    return found["of"].copy(), found["was"].copy()
 
 
 def checksums_match(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> Mask:
@@ -285,69 +331,6 @@ def checksum_matches(buffer: memoryview, start: int, end: int) -> bool:
     """Are these bytes one document, whatever its length says? For a single one, met where something is broken."""
     expected = int.from_bytes(buffer[start + AT_CRC : start + CHECKED_FROM], "little")
     return bool(crc32(buffer[start + CHECKED_FROM : end]) == expected)
-
-
-# Ids that the server gives: 't' and the document's seq in base 32. The letters leave out i, l, o and t, and sort as they count.
-_DIGITS = "0123456789abcdefghjkmnpqrsuvwxyz"
-_DIGIT_BYTES = np.frombuffer(_DIGITS.encode(), np.uint8)
-_VALUES = {c: i for i, c in enumerate(_DIGITS)}
-_SHIFTS = np.arange(60, -1, -5, dtype=np.int64)
-_SHIFT_LIST = _SHIFTS.tolist()
-SERVER_ID_BYTES = 1 + len(_SHIFTS)
-
-
-def server_ids(first_seq: int, count: int) -> tuple[list[str], Sequence[bytes] | U8]:
-    """Ids for `count` messages from `first_seq` on, as text and as `encode` takes them. 0.1 µs each in a batch.
-
-    >>> server_ids(0, 2)[0]
-    ['t0000000000000', 't0000000000001']
-    """
-    if count < FEW:
-        ids = ["t" + "".join([_DIGITS[(first_seq + i) >> shift & 31] for shift in _SHIFT_LIST]) for i in range(count)]
-        return ids, [id_.encode() for id_ in ids]
-    seqs = np.arange(first_seq, first_seq + count, dtype=np.int64)
-    text = np.empty((count, SERVER_ID_BYTES), dtype=np.uint8)
-    text[:, 0] = ord("t")
-    text[:, 1:] = _DIGIT_BYTES[(seqs[:, None] >> _SHIFTS) & 31]
-    joined = text.tobytes().decode("ascii")
-    return [joined[i : i + SERVER_ID_BYTES] for i in range(0, len(joined), SERVER_ID_BYTES)], text
-
-
-def server_seq(id_: str) -> int | None:
-    """The seq that a server-given id names, or None for any other id.
-
-    >>> server_seq("t0000000000010"), server_seq("order-17"), server_seq("tz000000000000")
-    (32, None, None)
-    """
-    if len(id_) != SERVER_ID_BYTES or id_[0] != "t":
-        return None
-    seq = 0
-    for c in id_[1:]:
-        value = _VALUES.get(c)
-        if value is None:
-            return None
-        seq = seq << 5 | value
-    return seq if seq < 1 << 63 else None
-
-
-def _mix(x: U64) -> U64:
-    """splitmix64: the hash of a server-given id, from its seq, for whole arrays at once. Never 0, which stands for no hash."""
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.maximum(x ^ (x >> np.uint64(31)), np.uint64(1))
-
-
-def hash_seqs(seqs: I64) -> U64:
-    """Hashes of the server-given ids of these seqs."""
-    return _mix(seqs.astype(np.uint64))
-
-
-def hash_id(id_: str) -> int:
-    """64 bits of an id: xxh3, or for a server-given one the hash of its seq, which arrays can compute without the text."""
-    seq = server_seq(id_)
-    return int(xxhash.xxh3_64_intdigest(id_.encode())) or 1 if seq is None else int(_mix(np.array([seq], np.uint64))[0])
 
 
 # Documents that are not hot are made by the bson library. Their last field is the checksum of what they were without it.

@@ -58,14 +58,16 @@ def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | 
     reach = np.maximum.accumulate(stop)
     cuts = np.flatnonzero(begin[1:] - reach[:-1] > _GAP_BYTES) + 1
     firsts, lasts = np.append(0, cuts), np.append(cuts, len(begin)) - 1
+    origins, sizes = begin[firsts], reach[lasts] - begin[firsts]
+    if len(firsts) == 1:  # it may be long: one pread gives at most 2 GiB
+        parts = [door.read(path, int(origins[0]), int(sizes[0]))]
+    else:
+        parts = door.read_many(path, origins.tolist(), sizes.tolist())
+    if sum(map(len, parts)) < int(sizes.sum()):
+        parts = [part.ljust(size, b"\0") for part, size in zip(parts, sizes.tolist(), strict=True)]
+    span = np.repeat(np.arange(len(firsts)), lasts - firsts + 1)
     offsets = np.empty(len(starts), np.int64)
-    parts: list[bytes] = []
-    at = 0
-    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        origin, length = int(begin[first]), int(reach[last] - begin[first])
-        parts.append(door.read(path, origin, length).ljust(length, b"\0"))
-        offsets[order[first : last + 1]] = begin[first : last + 1] - origin + at
-        at += length
+    offsets[order] = begin - origins[span] + (np.cumsum(sizes) - sizes)[span]
     return (parts[0] if len(parts) == 1 else b"".join(parts)), offsets
 
 
@@ -81,6 +83,14 @@ def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
     return Documents(buffer, at, heads, good)
 
 
+def read_document(door: Door, path: Path, start: int, end: int) -> bytes | None:
+    """`read_documents` for a single one, without arrays: 3 µs. None if it is not what was written."""
+    data = door.read(path, start, end - start)
+    length = int.from_bytes(data[:4], "little", signed=True)
+    fits = f.DOCUMENT_BYTES_MIN <= length <= len(data)
+    return data[:length] if fits and f.well_formed_one(data) and f.checksum_matches(memoryview(data), 0, length) else None
+
+
 def read_prefixes(door: Door, path: Path, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:
     """Only the fixed prefixes, unchecked: for searches whose result is checked later."""
     if not len(starts):
@@ -89,14 +99,14 @@ def read_prefixes(door: Door, path: Path, starts: I64) -> np.ndarray[Any, np.dty
     return f.prefixes(buffer.ljust(int(at.max()) + f.PREFIX_BYTES, b"\0"), at)
 
 
-def scan_file(door: Door, path: Path, *, whole: bool = False) -> tuple[f.FileHeader, s.Scan]:
+def scan_file(door: Door, path: Path, *, whole: bool = False, hint: I64 | None = None) -> tuple[f.FileHeader, s.Scan]:
     """Header and scan of a file. `whole`: nothing in it counts as torn. What a sealed file lacks, or has too much, is damage."""
     header, first = read_header(door, path)
     view = door.map(path)
     size = len(view)
     end = first + header.bytes if header.sealed else size
     rising = not header.sealed and header.kind != "ready"
-    found = s.scan(view, first, min(end, size), sealed=header.sealed or whole, rising=rising)
+    found = s.scan(view, first, min(end, size), sealed=header.sealed or whole, rising=rising, hint=hint)
     if end == size:
         return header, found
     reason = "the file is shorter than its header says" if size < end else "the file is longer than its header says"

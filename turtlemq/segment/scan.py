@@ -71,16 +71,27 @@ class Scan:
         return len(self.positions)
 
 
-def scan(buffer: bytes | memoryview, start: int, size: int, *, sealed: bool = False, rising: bool | None = None) -> Scan:
+def scan(
+    buffer: bytes | memoryview,
+    start: int,
+    size: int,
+    *,
+    sealed: bool = False,
+    rising: bool | None = None,
+    hint: I64 | None = None,
+) -> Scan:
     """All documents of `buffer[start:size]`. `sealed`: a whole file that was renamed into place, so nothing in it can be torn.
     `rising`: seqs rise through the file, which helps to tell documents from what looks like one; unless sealed they do.
+    `hint`: where documents seem to begin; lengths are followed all the same, at a tenth of the cost.
 
     0.5 µs a document, nearly all of it checksums and the walk. A hole whose end must be searched costs up to 0.1 s."""
     view = memoryview(buffer)[:size]
-    parts, holes, barrier = _read(view, start, size, rising=not sealed if rising is None else rising)
+    parts, holes, barrier = _read(view, start, size, not sealed if rising is None else rising, hint)
     pos, length, due, seq, ttr, flags, idlen = (np.concatenate(column) for column in zip(*parts, strict=True))
     end = size if sealed else _cut(size, max(start, barrier), holes, pos, length, flags)
-    kept = pos < end
+    kept: Any = pos < end
+    if kept.all():
+        kept = slice(None)  # nearly always: no copies
     return Scan(
         positions=pos[kept],
         lengths=length[kept],
@@ -110,13 +121,15 @@ def _cut(size: int, start: int, holes: list[Hole], pos: I64, length: I64, flags:
 # Walking
 
 
-def _read(view: memoryview, start: int, size: int, rising: bool) -> tuple[list[tuple[Any, ...]], list[Hole], int]:
+def _read(
+    view: memoryview, start: int, size: int, rising: bool, hint: I64 | None
+) -> tuple[list[tuple[Any, ...]], list[Hole], int]:
     """Columns of the good documents, chunk by chunk, the stretches between them, and the last BARRIER that is broken itself but
     says so where one may stand. `rising`: seqs rise through the file."""
     parts, holes = [_columns(np.empty(0, np.int64), np.empty(0, f.PREFIX))], []
     last_seq, chunk, barrier = _SEQ_ANY, _CHUNK, 0
     while start < size:
-        positions, stop = _walk(view, start, size, chunk)
+        positions, stop = _follow(view, start, size, chunk, hint) or _walk(view, start, size, chunk)
         heads, good = _judge(view, positions)
         broken = positions[~good].tolist()
         if stop < size and len(positions) < chunk:
@@ -145,14 +158,34 @@ def _begins_a_sync(heads: np.ndarray[Any, np.dtype[Any]]) -> bool:
     return not ends & f.CONTINUES and bool(begins & f.BARRIER) and bool(f.well_formed(heads)[1])
 
 
+def _follow(view: memoryview, pos: int, size: int, count: int, hint: I64 | None) -> tuple[I64, int] | None:
+    """`_walk` along a hint, as arrays: 0.05 µs a document instead of 0.4. None where the hint leads elsewhere."""
+    if hint is None:
+        return None
+    first = int(np.searchsorted(hint, pos))
+    positions = hint[first : first + count]
+    if len(positions) < 2 or positions[0] != pos or int(positions[-1]) + f.DOCUMENT_BYTES_MIN > size:
+        return None
+    lengths = f.lengths(view, positions)
+    ends = positions + lengths
+    fitting = (lengths >= f.DOCUMENT_BYTES_MIN) & (lengths <= f.DOCUMENT_BYTES_MAX) & (ends <= size)
+    whole = len(positions) == count or int(ends[-1]) == size
+    if not whole or not fitting.all() or (ends[:-1] != positions[1:]).any():
+        return None
+    return positions, int(ends[-1])
+
+
 def _walk(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
     """Follow `count` lengths from `pos`. Returns where documents seem to begin, and where it stopped."""
     positions: list[int] = []
-    while len(positions) < count and pos + f.DOCUMENT_BYTES_MIN <= size:
-        length = _LENGTH(view, pos)[0]
-        if not f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX or pos + length > size:
+    add, unpack, least, most = positions.append, _LENGTH, f.DOCUMENT_BYTES_MIN, f.DOCUMENT_BYTES_MAX  # half of a restart is here
+    for _ in range(count):
+        if pos + least > size:
             break
-        positions.append(pos)
+        (length,) = unpack(view, pos)
+        if length < least or length > most or pos + length > size:
+            break
+        add(pos)
         pos += length
     return np.array(positions, dtype=np.int64), pos
 
