@@ -141,3 +141,9 @@ def test_the_diagram_shows_every_row() -> None:
     assert picture.startswith("stateDiagram-v2\n")
     assert picture.count("-->") == len(lifecycle.TABLE)
     assert all(state in picture for state in lifecycle.STATES)
+
+
+def test_the_picture_in_the_docs_is_made_from_the_table() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    drawn = text.split("<!-- lifecycle:begin -->\n```mermaid\n")[1].split("```\n<!-- lifecycle:end -->")[0]
+    assert drawn == lifecycle.diagram()
