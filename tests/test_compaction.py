@@ -301,6 +301,24 @@ def test_a_tombstone_outlives_the_segment_it_stands_in(world: World) -> None:
     assert world.index.shelf.segments[a].documents == 18
 
 
+def test_a_cancel_right_after_a_seal_is_newer_than_what_the_seal_worked_in(world: World) -> None:
+    world.append(batch("a", 20, YEAR), 0)
+    world.roll()
+    world.seal(0)
+    world.adopt()
+    world.cancel(["a5"])
+    world.roll()
+    second = world.closed[1]
+    world.seal(0)
+    world.cancel(["a6"])
+    world.adopt()
+    assert care.drop(world.index, second)
+    world.roll()
+    assert care.drop(world.index, world.closed[1])
+    world.reopen(clean=False, meanwhile=lambda: forget_caches(world))
+    world.compare_all()
+
+
 def test_a_rescheduled_message_that_has_gone_still_ends_its_old_version(world: World) -> None:
     world.append(batch("a", 20, YEAR), 0)
     world.roll()

@@ -141,18 +141,19 @@ def test_dead_bits_that_outlive_their_table_bring_nothing_back(tmp_path: Path) -
 def test_dead_bits_are_for_the_very_documents_they_were_made_for(tmp_path: Path) -> None:
     """A damaged document moves the numbers of all behind it: bits for run number 8 are then bits for others than these."""
     world = World(tmp_path / "t", Settings(segment_bytes=1 << 16, run_messages=8))
-    for prefix in "abcd":
-        world.append(messages(prefix, 8), 0)
-    world.roll()
-    world.cancel(["b1", "c1"])
-    spoil_document(world.index, "a3")
-    world.roll()
 
-    def meanwhile() -> None:
+    def forget_runs() -> None:
         for path in world.folder.glob("*.run"):
             path.unlink()
 
-    world.reopen(meanwhile=meanwhile)
+    for prefix in "abcd":
+        world.append(messages(prefix, 8), 0)
+    world.roll()
+    world.reopen(meanwhile=forget_runs)
+    world.cancel(["b1", "c1"])
+    spoil_document(world.index, "a3")
+    world.roll()
+    world.reopen(meanwhile=forget_runs)
     found = {found.id for found in world.index.browse()[0]}
     assert found == world.asleep.keys() - {"a3"}
     abandon(world.index)
