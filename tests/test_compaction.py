@@ -360,6 +360,26 @@ def test_tombstones_go_when_what_they_ended_has_gone(world: World) -> None:
     assert len(world.asleep) == 30
 
 
+def test_an_old_segment_keeps_no_tombstones_that_were_for_others(world: World) -> None:
+    """Tombstones are sifted again when what they ended has gone, though something still sleeps before them."""
+    world.append(batch("old", 20, YEAR), 0)
+    world.roll()
+    world.append(batch("a", 24, YEAR), 0)
+    world.roll()
+    world.keep_house()
+    world.cancel([f"a{i}" for i in range(20)])
+    world.append(batch("c", 2, YEAR), 0)
+    world.roll()
+    world.keep_house()
+    third = world.closed[2]
+    assert world.index.shelf.segments[third].stones == 20, "needed as long as the second lives on"
+    world.seal(world.closed[1])
+    world.adopt()
+    world.keep_house()
+    assert world.index.shelf.segments[third].stones == 0
+    assert world.index.shelf.segments[third].documents == 2
+
+
 def test_a_segment_that_cannot_be_sealed_is_compacted_all_the_same(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.roll()

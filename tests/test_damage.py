@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import bson
@@ -170,6 +171,29 @@ def test_stale_files_of_a_seal_that_never_was_adopted_do_no_harm(world: World) -
     world.cut_adoption()
     world.compare_all()
     assert world.index.shelf.segments[0].sealed
+
+
+def test_a_table_of_other_documents_is_not_taken(tmp_path: Path) -> None:
+    """A file that was put in the place of another is whole, but speaks of something else."""
+    world = World(tmp_path / "t", Settings(segment_bytes=1 << 16, run_messages=8))
+    for prefix in "abc":
+        world.append(messages(prefix, 8), 0)
+    world.roll()
+    for prefix in "def":
+        world.append(messages(prefix, 8), 0)
+    runs = sorted(world.folder.glob("*.run"))
+    assert len(runs) == 6
+
+    def swap(first: int, second: int) -> None:
+        one, other = runs[first].read_bytes(), runs[second].read_bytes()
+        runs[first].write_bytes(other)
+        runs[second].write_bytes(one)
+
+    for pair in ((0, 1), (2, 5), (1, 4), (0, 3)):
+        world.reopen(clean=False, meanwhile=partial(swap, *pair))
+        world.compare_all()
+    world.drain(200)
+    abandon(world.index)
 
 
 def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World) -> None:

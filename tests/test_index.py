@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from tests.doors import Failing
 from tests.indexing import SMALL, World, abandon, documents, open_at
@@ -25,7 +28,7 @@ from turtlemq.errors import (
 )
 from turtlemq.index.check import check
 from turtlemq.index.index import Index, as_batch
-from turtlemq.model import BODY_BYTES_MAX, DUE_MS_MAX, Batch, Due, Message, Priority, Progress, Settings, State
+from turtlemq.model import BODY_BYTES_MAX, DUE_MS_MAX, Batch, Due, Mark, Message, Priority, Progress, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import server_ids
 
@@ -456,3 +459,18 @@ def test_progress_and_dues_travel_as_numpy_integers(index: Index) -> None:
     assert due.due_ms.tolist() == [1, 3]
     assert all(type(part) is int for mark in due.progress.marks for part in (mark.seq_max, mark.due_ms, mark.seq))
     assert Progress().covers_one(1, 1) is False
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=8))
+def test_marks_join_to_what_they_say_together(marks: list[tuple[int, int, int]]) -> None:
+    """Whatever the order in which they come, nothing is forgotten, nothing invented, and none is kept in vain."""
+    progress = Progress()
+    for mark in marks:
+        progress = progress.add(Mark(*mark))
+    for due in range(10):
+        for seq in range(10):
+            wanted = any(seq <= seq_max and (due, seq) <= (m_due, m_seq) for seq_max, m_due, m_seq in marks)
+            assert progress.covers_one(due, seq) == wanted
+            assert progress.covers(np.array([due]), np.array([seq])).tolist() == [wanted]
+    kept = sorted(progress.marks, key=lambda mark: mark.seq_max)
+    assert all(a.seq_max < b.seq_max and (a.due_ms, a.seq) > (b.due_ms, b.seq) for a, b in pairwise(kept))
