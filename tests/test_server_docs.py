@@ -62,7 +62,7 @@ def shell(line: str, folder: Path, url: str) -> str:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     if shutil.which("curl") is None:
-        pytest.skip("curl is not here")
+        pytest.skip("curl is not here; to run this: apt-get install curl")
     tools(tmp_path / "tools")
     (tmp_path / "here").mkdir()
     return tmp_path / "here"
