@@ -251,11 +251,13 @@ class Machine(RuleBasedStateMachine):
         self.world.forecast(self.now, bucket, buckets)
 
     def teardown(self) -> None:
-        if hasattr(self, "world") and self.world.open:
-            self.world.compare_all()
-            self.world.index.close()
-            self.world.index.shelf.door.shut()
-        shutil.rmtree(self.root)
+        try:
+            if hasattr(self, "world") and self.world.open:
+                self.world.compare_all()
+                self.world.index.close()
+                self.world.index.shelf.door.shut()
+        finally:
+            shutil.rmtree(self.root)
 
 
 _RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
