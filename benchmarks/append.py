@@ -32,21 +32,22 @@ def _append(run: Run) -> Iterator[Figure]:
 
 
 def appends(folder: str, own: bool, size: dict[str, Any]) -> dict[str, Any]:
-    """Runs in a process of its own: rounds of batches and of singles, interleaved, into one topic."""
+    """Runs in a process of its own: rounds of batches and of singles, interleaved; singles into a topic of their own."""
     shape = Size(**size)
-    server, load = Server(folder), Load(shape.batch, own)
-    kinds: dict[str, tuple[Callable[[], list[Batch]], int]] = {
-        "batches": (load.one, shape.round_batches * shape.batch),
-        "batches, due times as an array": (lambda: [load.batch(arrays=True)], shape.round_batches * shape.batch),
-        "one by one": (lambda: load.singles(min(1_000, shape.singles)), shape.singles),
+    many, one = Server(f"{folder}/many"), Server(f"{folder}/one")
+    load, singles = Load(shape.batch, own), Load(shape.batch, own)
+    kinds: dict[str, tuple[Server, Callable[[], list[Batch]], int]] = {
+        "batches": (many, load.one, shape.round_batches * shape.batch),
+        "batches, due times as an array": (many, lambda: [load.batch(arrays=True)], shape.round_batches * shape.batch),
+        "one by one": (one, lambda: singles.singles(min(100, shape.singles)), shape.singles),
     }
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(shape.rounds):
-        for name, (make, count) in kinds.items():
+        for name, (server, make, count) in kinds.items():
             found[name].append(rate(server.append, make, count))
         child.say((number + 1) / shape.rounds)
-    stats = server.index.stats()
-    assert stats.sleep == load.next, "every message sleeps"
+    stats = many.index.stats()
+    assert (stats.sleep, one.sleepers) == (load.next, singles.next), "every message sleeps"
     return {**found, "document_bytes": stats.bytes / stats.sleep}
 
 

@@ -18,6 +18,7 @@ _FIRE = {
     "twelve sealed segments": Goal("≥", 1_000_000),
     "the active segment": Goal("≥", 1_000_000),
 }
+_TRICKLE_MS = 10
 _SHAPES = {"one sealed segment": 1, "twelve sealed segments": 12, "the active segment": 0}
 
 
@@ -32,14 +33,15 @@ def _fire(run: Run) -> Iterator[Figure]:
         yield of_rounds(name, rates, "msg/s", goal=_FIRE[name], limit=limit, limit_of="disk, sequential write")
     steady = run.child("firing 1,000 at a time", trickle, folder=run.folder("fire"), size=run.shape)
     yield Figure("a tick with 1,000 due, twelve segments, p50", 1e3 * steady["p50"], "ms", note=f"{steady['ticks']} ticks")
-    yield Figure("a tick with 1,000 due, twelve segments, p99", 1e3 * steady["p99"], "ms")
+    note = f"the longest {1e3 * steady['max']:.1f} ms: it syncs, or keeps house"
+    yield Figure("a tick with 1,000 due, twelve segments, p99", 1e3 * steady["p99"], "ms", note=note)
 
 
-def _sleeping(folder: str, count: int, segments: int, batch: int) -> Server:
+def _sleeping(folder: str, count: int, segments: int, batch: int, due_to_ms: int = DUE_TO_MS) -> Server:
     """A server with so many sleepers, in so many sealed segments; 0: in the active one."""
     each = -(-count // max(1, segments) // batch) * batch
     server = Server(folder, Settings(segment_messages=each) if segments else None)
-    load = Load(batch)
+    load = Load(batch, due_to_ms=due_to_ms)
     while load.next < each * max(1, segments):
         server.append(load.batch())
     if segments:
@@ -76,16 +78,17 @@ def _fire_all(server: Server, count: int | None = None) -> int:
 
 
 def trickle(folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Runs in a process of its own: the clock moves on so that about a batch comes due between two ticks."""
+    """Runs in a process of its own: a tick every ten milliseconds, between which about a batch comes due."""
     shape = Size(**size)
-    server = _sleeping(folder, shape.burst, 12, shape.batch)
-    step = (DUE_TO_MS - DUE_FROM_MS) * shape.batch // shape.burst
+    until = DUE_FROM_MS + _TRICKLE_MS * shape.burst // shape.batch
+    server = _sleeping(folder, shape.burst, 12, shape.batch, until)
     server.now_ms = DUE_FROM_MS
     times = []
-    while server.now_ms < DUE_TO_MS:
-        server.now_ms += step
+    while server.now_ms < until:
+        server.now_ms += _TRICKLE_MS
         times.append(probe.seconds(server.fire))
-    return {"p50": probe.percentile(times, 0.5), "p99": probe.percentile(times, 0.99), "ticks": len(times)}
+    assert server.sleepers == 0, "everything was handed off"
+    return {"p50": probe.percentile(times, 0.5), "p99": probe.percentile(times, 0.99), "max": max(times), "ticks": len(times)}
 
 
 fire = Benchmark("fire", "find due documents and hand them off to the ready log, warm, all due at one instant", _FIRE, _fire)

@@ -35,14 +35,14 @@ def own_id(number: int) -> str:
 class Load:
     """Batches of messages, the same ones in every run."""
 
-    def __init__(self, batch: int, own: bool = False, first: int = 0) -> None:
-        self.size, self.own, self.next = batch, own, first
+    def __init__(self, batch: int, own: bool = False, first: int = 0, due_to_ms: int = DUE_TO_MS) -> None:
+        self.size, self.own, self.next, self._due_to_ms = batch, own, first, due_to_ms
         self._chance = np.random.default_rng(first)
         self._bodies = [self._chance.bytes(BODY_BYTES) for _ in range(batch)]
 
     def batch(self, *, arrays: bool = False) -> Batch:
         """The next messages. Columns are lists, as they come out of JSON, or arrays."""
-        dues = self._chance.integers(DUE_FROM_MS, DUE_TO_MS, self.size)
+        dues = self._chance.integers(DUE_FROM_MS, self._due_to_ms, self.size)
         ids = [own_id(n) for n in range(self.next, self.next + self.size)] if self.own else None
         self.next += self.size
         return Batch(self._bodies, dues if arrays else dues.tolist(), ids)
@@ -53,7 +53,7 @@ class Load:
 
     def singles(self, count: int) -> list[Batch]:
         """The next messages, each on its own."""
-        dues = self._chance.integers(DUE_FROM_MS, DUE_TO_MS, count).tolist()
+        dues = self._chance.integers(DUE_FROM_MS, self._due_to_ms, count).tolist()
         ids = [own_id(n) for n in range(self.next, self.next + count)] if self.own else [None] * count
         self.next += count
         bodies = self._bodies

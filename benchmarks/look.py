@@ -13,7 +13,8 @@ from benchmarks.model import Figure, Goal, Size, of_rounds
 from benchmarks.run import Benchmark, Run
 from turtlemq.model import State as Life
 
-_TICK = {"of the engine": Goal("≤", 5.0), "of the topic": Goal("≤", 5.0)}
+_TICK = {"of the engine": Goal("≤", 5.0)}
+_TICKS = ("of the engine", "of one topic, which the engine wakes when there may be something to do")
 _FORECAST = {"1,440 minutes, server ids": Goal("≤", 50.0), "1,440 minutes, some cancelled": Goal("≤", 50.0)}
 _CANCEL = {"one, p50": Goal("≤", 200.0), "one, durable, p50": Goal("≤", 1_000.0), "one, durable, p99": Goal("≤", 1_000.0)}
 _BUCKETS = 1440
@@ -21,16 +22,18 @@ _BUCKETS = 1440
 
 def _tick(run: Run) -> Iterator[Figure]:
     found = run.child("idle ticks", ticks, folder=run.state().folder, size=run.shape)
-    for name in _TICK:
-        rounds = [1e6 * s for s in found[name]]
-        yield of_rounds(name, rounds, "µs", goal=_TICK[name], limit=1e6 / run.limits.loops_s, limit_of="an empty Python loop")
+    for name in _TICKS:
+        typical, slowest = 1e6 * probe.percentile(found[name], 0.5), 1e6 * max(found[name])
+        note = f"the slowest thousand in a row, with housekeeping: {slowest:.1f} µs each"
+        limit = 1e6 / run.limits.loops_s
+        yield Figure(name, typical, "µs", goal=_TICK.get(name), limit=limit, limit_of="an empty Python loop", note=note)
 
 
 def ticks(folder: str, size: dict[str, Any]) -> dict[str, list[float]]:
     """Runs in a process of its own: seconds a tick, in rounds of a thousand, the clock moving a millisecond each."""
     server = Server(folder, Size(**size).settings)
     found: dict[str, list[float]] = {}
-    for name, tick in (("of the engine", server.engine.tick), ("of the topic", server.topic.tick)):
+    for name, tick in zip(_TICKS, (server.engine.tick, server.topic.tick), strict=True):
         tick(server.now_ms)
         found[name] = [_thousand(server, tick) for _ in range(20)]
     assert server.index.shelf.counters.handed_off == 0, "nothing was due"

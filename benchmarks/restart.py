@@ -33,10 +33,10 @@ def _restart(run: Run) -> Iterator[Figure]:
         yield _figure(run, state, f"{kind}, cold", cold=True)
     state = run.state(own=False)
     run.child("handing off before a restart", hand_off, folder=state.folder, count=run.size.handed, size=run.shape)
-    yield _figure(run, state, "after a handoff", cold=False, note=f"of {run.size.handed:,} messages")
+    yield _figure(run, state, "after a handoff", cold=False, note=f"{run.size.handed:,} handed off")
     state = run.state(own=True)
     run.child("cancelling before a restart", cancels, folder=state.folder, count=run.size.cancelled, size=run.shape)
-    yield _figure(run, state, "after cancels", cold=False, note=f"of {run.size.cancelled:,} messages")
+    yield _figure(run, state, "after cancels", cold=False, note=f"{run.size.cancelled:,} cancelled")
 
 
 def _figure(run: Run, state: State, name: str, *, cold: bool, note: str = "") -> Figure:
@@ -47,7 +47,9 @@ def _figure(run: Run, state: State, name: str, *, cold: bool, note: str = "") ->
         rounds.append(run.child(f"reopening, {name}", reopen, folder=state.folder, size=run.shape))
     last = rounds[-1]
     read = f"{last['read_bytes'] / 1e6:,.0f} MB read from the disk" if cold else f"{last['sleep']:,} sleepers"
-    return of_rounds(name, [found["seconds"] for found in rounds], "s", goal=_GOALS[name], note=f"{note} {read}".strip())
+    return of_rounds(
+        name, [found["seconds"] for found in rounds], "s", goal=_GOALS[name], note="; ".join(filter(None, (note, read)))
+    )
 
 
 def reopen(folder: str, size: dict[str, Any]) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """A power cut at every call that changes a file. Whatever the disk keeps of what was not synced yet, opening finds everything
 that was answered, nothing that was ended or durably handed off, whole batches only, and no damage to report.
+
+    TURTLEMQ_ALL_CUTS=1 pytest tests/test_powercut.py     every state of the long stories, not every third
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from turtlemq.index.recover import open_index
 from turtlemq.model import Batch, Progress, Settings
 
 State = dict[str, tuple[int, bytes]]
+SOME = 1 if os.environ.get("TURTLEMQ_ALL_CUTS") else 3
 
 
 class Story:
@@ -58,10 +62,10 @@ class Story:
                     seen.add(key)
                     yield f"call {number}, chapter {chapter}: {label}", files, allowed, progress
 
-    def check_cuts(self, scratch: Path) -> int:
-        """Try them all. Returns how many there were."""
+    def check_cuts(self, scratch: Path, every: int = 1) -> int:
+        """Try them all, or one of so many. Returns how many were tried."""
         tried = 0
-        for label, files, allowed, progress in self.cuts():
+        for label, files, allowed, progress in islice(self.cuts(), 0, None, every):
             tried += 1
             _write(scratch, files)
             try:
@@ -195,7 +199,7 @@ def test_firing_rolling_and_sealing(tmp_path: Path, scratch: Path) -> None:
     story.tell(append("a", 20), append("b", 8, due=103), roll, cancel("a3", "b2"), fire(101, count=5), settle)
     story.tell(append("c", 6), seal_oldest, cancel("a7"), append("d", 2), fire(101), adopt, cancel("b3"), settle)
     story.tell(roll, lambda w: w.reschedule("c1", 3, 104, None), fire(103, 3), append("e", 9), cancel("d0", "b5"))
-    assert story.check_cuts(scratch) > 300
+    assert story.check_cuts(scratch, SOME) > 300
 
 
 @pytest.mark.slow
@@ -204,7 +208,7 @@ def test_compaction_and_dropping(tmp_path: Path, scratch: Path) -> None:
     story.tell(append("old", 2, due=10**6), append("a", 24), roll, append("b", 20), cancel(*(f"b{i}" for i in range(18))))
     story.tell(cancel("a1", "a2"), roll, fire(200), settle, keep_house, append("c", 3), cancel("old1"))
     story.tell(lambda w: w.reopen(clean=False), roll, keep_house, cancel("b19"), fire(10**7), settle, keep_house)
-    assert story.check_cuts(scratch) > 300
+    assert story.check_cuts(scratch, SOME) > 300
 
 
 def test_a_handoff_that_is_not_durable_comes_again(tmp_path: Path, scratch: Path) -> None:
