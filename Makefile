@@ -11,12 +11,13 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+SPARK_STAMP := $(VENV)/.spark-done
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header
 ARGS ?=
 
-.PHONY: help setup run test check lint format lock bench bench-quick clean distclean
+.PHONY: help setup spark run test check lint format lock bench bench-quick clean distclean browser
 
 help: ## list the targets
 	@echo "TurtleMQ. Usage: make TARGET [ARGS=\"...\"]"
@@ -27,11 +28,17 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with the locked packages and the turtlemq command (quick when nothing changed)
 	@:
 
+spark: $(SPARK_STAMP) ## add Spark, and a Java for it (about half a gigabyte; part of `make test`)
+	@:
+
 run: setup ## start the server (ARGS="--data DIR --port P")
 	@exec $(BIN)/turtlemq serve $(ARGS)
 
-test: setup ## run the whole test suite (ARGS="-k name")
-	@exec $(BIN)/pytest -n auto $(ARGS)
+test: spark browser ## run the whole test suite (ARGS="-k name")
+	@exec $(BIN)/pytest -n auto --dist loadgroup $(ARGS)
+
+browser: ## install Chromium for the tests of the pages, where that is allowed
+	@sh tests/get_browser.sh
 
 check: lint ## lint, types and the fast tests: run before every commit
 	@echo "── fast tests"
@@ -82,6 +89,14 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@$(PIP) install --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 || { $(call explain,turtlemq itself); }
 	@touch $@
 	@echo "Ready: $(BIN)/turtlemq"
+
+# Spark looks for data sources among the modules on its path, which an editable package is not: a .pth file puts it there.
+$(SPARK_STAMP): requirements-spark.lock $(STAMP)
+	@echo "Installing Spark into $(VENV) (a few minutes the first time)"
+	@$(PIP) install --require-hashes -r requirements-spark.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-spark.lock); }
+	@$(BIN)/python -c "import pathlib, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'turtlemq-spark.pth').write_text('$(CURDIR)/spark\n')"
+	@echo "Java for Spark: $$($(BIN)/python -m pyspark_turtlemq.java)"
+	@touch $@
 
 $(BIN)/python:
 	@$(find_python); \

@@ -5,8 +5,10 @@ from __future__ import annotations
 from benchmarks.append import append, durable
 from benchmarks.broker import broker
 from benchmarks.care import compact, seal
+from benchmarks.codec import codec
 from benchmarks.fire import cold, fire
 from benchmarks.growth import growth
+from benchmarks.http import http_hold, http_in, http_late, http_out
 from benchmarks.look import cancel, forecast, lookup, tick
 from benchmarks.memory import disk, memory
 from benchmarks.restart import restart
@@ -26,6 +28,11 @@ ALL: tuple[Benchmark, ...] = (
     cancel,
     restart,
     broker,
+    codec,
     growth,
     cold,
+    http_in,
+    http_out,
+    http_late,
+    http_hold,
 )

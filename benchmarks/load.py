@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks import probe
 from turtlemq.engine import Engine
+from turtlemq.jobs import Worker
 from turtlemq.model import Batch, Receipt, Settings
-from turtlemq.topic import Worker
 from turtlemq.worker import ProcessWorker
 
 START_MS = 1_700_000_000_000

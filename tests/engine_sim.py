@@ -118,6 +118,17 @@ class Sim(Ground):
         for id_ in ids:
             self.groups[name].at[id_].when = self.now + 500
 
+    def give_back(self) -> None:
+        """As if nobody had been told: the same attempt comes again."""
+        name = self.chance.choice(list(self.groups))
+        story = self.groups[name]
+        ids = self.some(sorted(i for i, at in story.at.items() if at.kind == "reserve"), 4)
+        self.pending = lambda: self.resync(name, set(ids))
+        assert self.engine.give_back(TOPIC, name, [*ids, "zz"], self.now) == (len(ids), ["zz"])
+        for id_ in ids:
+            at = story.at[id_]
+            story.at[id_] = At("wait", at.attempt, self.now, at.left)
+
     # Groups
 
     def move(self) -> None:
@@ -196,6 +207,11 @@ class Sim(Ground):
                 kinds = {story.at[id_].kind for story in self.groups.values() if id_ in story.at}
                 assert kinds <= {"acked", "dead", "gone", "nap"}, (id_, kinds)
 
+    def finish_jobs(self) -> None:
+        """What is done elsewhere is done."""
+        if self.flusher is not None:
+            self.flusher.finish()
+
     # Ends and beginnings
 
     def reopen(self) -> None:
@@ -213,7 +229,9 @@ class Sim(Ground):
 
     def _open(self) -> None:
         self.door = SimDoor(self.durable)
-        self.engine = Engine.open(self.root, door=self.door, settings=self.settings)
+        if self.flusher is not None:
+            self.flusher.jobs.clear()  # they died with the process
+        self.engine = Engine.open(self.root, door=self.door, settings=self.settings, flusher=self.flusher)
 
     def _damage_caches(self) -> None:
         """Whatever is only a cache may be gone or damaged."""
@@ -278,8 +296,17 @@ class Sim(Ground):
 
     def steps(self, inside: bool = False) -> list[Callable[[], None]]:
         often = [self.submit, self.tick, self.tick, self.reserve, self.reserve, self.ack, self.ack]
-        seldom = [self.duplicate, self.cancel, self.reschedule, self.extend, self.compact, self.requeue, self.delete_dead]
-        rare = [self.jump, self.retain, self.move, self.drop_group]
+        seldom = [
+            self.duplicate,
+            self.cancel,
+            self.reschedule,
+            self.extend,
+            self.give_back,
+            self.compact,
+            self.requeue,
+            self.delete_dead,
+        ]
+        rare = [self.finish_jobs, self.finish_jobs, self.jump, self.retain, self.move, self.drop_group]
         ends = [] if inside else [self.reopen, self.crash, self.interrupted, self.interrupted]
         return often * 6 + seldom * 3 + rare + ends * 2
 
@@ -305,7 +332,7 @@ class Sim(Ground):
         stats, groups = self.engine.stats(TOPIC), self.engine.groups(TOPIC)
         assert set(groups) == set(self.groups)
         asleep = set(self.naps)
-        assert stats.sleep == sum(m.state == "sleep" for m in self.msgs.values()) + len(self.naps)
+        assert stats.sleep == sum(m.state == "sleep" for m in self.msgs.values()) + len(self.naps), (stats.sleep, self.naps)
         cancelled = sum(m.state == "cancelled" for m in self.msgs.values())
         assert stats.cancelled == cancelled or (self.lost_notices and stats.cancelled < cancelled)
         for name, story in self.groups.items():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from turtlemq.door import Door
 from turtlemq.errors import Conflict, UnknownMessage
@@ -90,10 +91,45 @@ class Sleeper:
         return mine == theirs and got.created_ms == self.created_ms
 
 
-class World:
-    """An Index, its receiver, and the model: `asleep` by id, `handed` by id, `cancelled` ids."""
+class Later:
+    """A worker whose jobs are done when somebody says so, or waits for them."""
 
-    def __init__(self, folder: Path, settings: Settings = SMALL, door: Door | None = None) -> None:
+    def __init__(self) -> None:
+        self.jobs: list[LaterJob] = []
+
+    def submit(self, work: Callable[..., Any], /, *args: Any) -> LaterJob:
+        self.jobs.append(LaterJob(work, args))
+        return self.jobs[-1]
+
+    def finish(self) -> None:
+        """Do everything that waits."""
+        for job in self.jobs:
+            job.result()
+        self.jobs = []
+
+
+class LaterJob:
+    """Done once its result was asked for."""
+
+    def __init__(self, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._work, self._args, self._ran = work, args, False
+
+    def done(self) -> bool:
+        return self._ran
+
+    def result(self) -> Any:
+        if not self._ran:
+            self._ran = True
+            self._value = self._work(*self._args)
+        return self._value
+
+
+class World:
+    """An Index, its receiver, and the model: `asleep` by id, `handed` by id, `cancelled` ids. With a `flusher`, tables are
+    written while others go on."""
+
+    def __init__(self, folder: Path, settings: Settings = SMALL, door: Door | None = None, flusher: Later | None = None) -> None:
+        self.flusher = flusher
         self.folder, self.settings, self.door = folder, settings, door or Door()
         self.receiver = Receiver()
         self.asleep: dict[str, Sleeper] = {}
@@ -108,7 +144,11 @@ class World:
         self.open = True
 
     def _open(self, clean_end: int | None) -> Index:
-        return open_index(self.door, self.folder, TOPIC, self.settings, self.receiver.synced, clean_end)
+        index = open_index(self.door, self.folder, TOPIC, self.settings, self.receiver.synced, clean_end)
+        if self.flusher is not None:
+            self.flusher.jobs.clear()
+            index.writer.flusher = self.flusher
+        return index
 
     # Producing
 
@@ -291,8 +331,8 @@ class World:
 
     @property
     def closed(self) -> list[int]:
-        shelf = self.index.shelf
-        return [base for base in shelf.segments if base != shelf.active.base and base != self.busy]
+        shelf, flushing = self.index.shelf, [memtable.base for memtable in self.index.writer.frozen]
+        return [base for base in shelf.segments if base not in (shelf.active.base, self.busy, *flushing)]
 
     @property
     def busy(self) -> int | None:
@@ -325,6 +365,8 @@ class World:
         """Housekeeping until there is nothing to do."""
         self.settle()
         for _ in range(500):
+            if self.flusher is not None:
+                self.flusher.finish()
             before = _figures(self.index)
             if not self.step(budget) or (self.busy is not None and before == _figures(self.index)):
                 return

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from turtlemq.engine import Engine
+from turtlemq.model import Message
 
 PROGRAM = [sys.executable, "-c", "from turtlemq.cli import main; main()"]
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,20 +53,32 @@ class Server:
     process: subprocess.Popen[str]
     port: int
     data: Path
+    tls: ssl.SSLContext | None = None  # how to trust it
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> str:
         return (self.data.parent / "server.log").read_text()
 
     def call(
-        self, method: str, path: str, value: Any = None, *, data: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        value: Any = None,
+        *,
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        source: str | None = None,
     ) -> Answer:
-        """One request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        """One request on a connection of its own, from this address of ours."""
+        told: dict[str, Any] = {"timeout": 30, "source_address": None if source is None else (source, 0)}
+        if self.tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, **told)
+        else:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls, **told)
         sent = {"Content-Type": "application/json"} if value is not None or data is not None else {}
         try:
             connection.request(method, path, json.dumps(value) if value is not None else data, sent | (headers or {}))
@@ -105,7 +121,7 @@ def _ready(server: Server) -> None:
 
 
 @contextmanager
-def running(data: Path, *args: str, group: bool = False, **env: str) -> Iterator[Server]:
+def running(data: Path, *args: str, group: bool = False, tls: ssl.SSLContext | None = None, **env: str) -> Iterator[Server]:
     """A server for a while; it must end well, unless the test has ended it. `group`: as the head of a process group."""
     with (data.parent / "server.log").open("ab") as log:
         process = subprocess.Popen(
@@ -117,7 +133,7 @@ def running(data: Path, *args: str, group: bool = False, **env: str) -> Iterator
             cwd=data.parent,
             start_new_session=group,
         )
-    server = Server(process, 0, data)
+    server = Server(process, 0, data, tls)
     try:
         _ready(server)
         yield server
@@ -134,3 +150,17 @@ def running(data: Path, *args: str, group: bool = False, **env: str) -> Iterator
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command line, once."""
     return subprocess.run([*PROGRAM, *args], capture_output=True, text=True, timeout=30, env=environment(**env))
+
+
+def damaged_folder(data: Path) -> None:
+    """A data folder whose topic `t` has a flipped bit in the middle of its sleepers."""
+    engine = Engine.open(data)
+    for _ in range(3):
+        engine.submit("t", [Message(b"x" * 100, due_ms=4 * 10**12)] * 20, time.time_ns() // 1_000_000)
+    engine.close()
+    (file,) = (data / "topic" / "t").glob("delay_*.bson")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+    for cache in (data / "CLEAN", *file.parent.glob("delay_*.index")):
+        cache.unlink()

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from tests.serving import Server, run, running
+from tests.cli_reference import verbs
+from tests.serving import PROGRAM, Server, environment, run, running
+from turtlemq.cli import queue
+from turtlemq.cli.times import moment, seconds
 from turtlemq.cli.verbs import app
 from turtlemq.engine import Engine
 from turtlemq.model import Message
-
-VERBS = ["serve", "put", "fetch", "ack", "cancel", "topics", "stats", "forecast", "check", "inspect", "compact", "dead"]
-DEAD = ["list", "summary", "requeue", "delete", "export"]
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +54,27 @@ def line(server: Server) -> Line:
     return Line(server.url)
 
 
-@pytest.mark.parametrize("verb", [[verb] for verb in VERBS] + [["dead", verb] for verb in DEAD])
-def test_every_verb_has_help(verb: list[str]) -> None:
-    assert "Usage" in Line("")(*verb, "--help")
+@pytest.mark.parametrize("verb", [name.removeprefix("turtlemq ") for name, _ in verbs()])
+def test_every_verb_has_help(verb: str) -> None:
+    assert "Usage" in Line("")(*verb.split(), "--help")
 
 
+def test_the_contract_s_verbs_are_there() -> None:
+    wanted = "serve put fetch ack cancel topics stats dead forecast check inspect compact backup restore bench config".split()
+    assert {f"turtlemq {verb}" for verb in wanted} <= {name for name, _ in verbs()}
+
+
+@pytest.mark.slow
 def test_the_program_itself() -> None:
     assert run("--version").stdout.startswith("turtlemq ")
+    assert json.loads(run("version", "--json").stdout)["format"] == 1
     assert run("fly").returncode == 2
     refused = run("topics", "--url", "http://127.0.0.1:9")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "Is the server running" in refused.stderr
+    assert "turtlemq serve" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert run("topics", "--url", "nonsense://x").returncode == 2
 
 
 def test_put_fetch_ack(line: Line) -> None:
@@ -72,7 +90,7 @@ def test_put_fetch_ack(line: Line) -> None:
 
 def test_text_does_nothing_to_a_terminal(line: Line) -> None:
     line("put", "escape", "\x1b[2Jgone\n")
-    assert "\\x1b[2Jgone\\n" in line("fetch", "escape", "--wait", "5", "--auto-ack")
+    assert "\\x1b[2Jgone\\n" in line("fetch", "escape", "--wait", "5", "--ack", "auto")
 
 
 def test_put_from_a_file_and_from_stdin(line: Line, tmp_path: Path) -> None:
@@ -87,12 +105,144 @@ def test_put_from_a_file_and_from_stdin(line: Line, tmp_path: Path) -> None:
     line("put", "bad/name", "x", code=1)
 
 
+def test_a_file_that_turns_bad_says_how_far_it_got(line: Line, tmp_path: Path) -> None:
+    (tmp_path / "f.ndjson").write_text('{"body": 1, "delay": 60}\n' * 1000 + '{"boddy": 1}\n')
+    said = line("put", "half", "--file", str(tmp_path / "f.ndjson"), code=1)
+    assert "boddy" in said
+    assert "1000 created and 0 duplicates before; nothing of lines 1001 to 1001" in said
+
+
+def test_batches_of_a_file_are_bounded_in_lines_and_bytes() -> None:
+    long, short = b"x" * 1_000_000 + b"\n", b"y\n"
+    batches = list(queue._batches(io.BytesIO(long * 20 + short * 2500 + b"\n  \nend")))
+    assert sum(map(len, batches)) == 2521
+    assert max(map(len, batches)) == queue.LINES
+    assert max(sum(map(len, batch)) for batch in batches) <= queue.LINE_BYTES + len(long)
+    assert batches[-1][-1] == b"end\n"
+
+
+def test_put_comes_later_where_the_server_says_so(line: Line) -> None:
+    line("topics", "create", "slow", "rate.produce_per_s=2000", "rate.burst=1000")
+    lines = '{"body": 1, "delay": 60}\n' * 2000
+    assert "2000 created" in line("put", "slow", "-", given=lines)
+
+
+def test_options_of_put(line: Line) -> None:
+    options = ["--priority", "high", "--header", "a=b=c", "--header", "d=", "--due", "+1h", "--expires", "+2h", "--ttr", "2m"]
+    line("put", "options", "x", "--id", "i", *options)
+    (found,) = line.json("get", "options", "i")
+    assert (found["headers"], found["priority"]) == ({"a": "b=c", "d": ""}, "high")
+    assert found["expires_ms"] - found["due_ms"] == pytest.approx(3_600_000, abs=1000)
+    line("put", "options", "x", "--header", "nothing", code=2)
+    line("put", "options", "x", "--delay", "soon", code=2)
+    line("put", "options", "x", "--due", "yesterday", code=2)
+    line("put", "options", "x", "--priority", "odd", code=1)
+    line("fetch", "options", "--ack", "maybe", code=2)
+
+
+def test_durations_and_times_as_people_write_them() -> None:
+    now = time.time() * 1000
+    assert [seconds(text) for text in ("0", "1.5s", ".5h", "2w")] == [0, 1.5, 1800, 1_209_600]
+    assert moment("-2h") == pytest.approx(now - 7_200_000, abs=60_000)
+    assert moment("2030-01-01T00:00+01:00") == 1_893_452_400_000
+    for text in ("-1", "1 h", "", "h", "1y", "nan", "inf"):
+        with pytest.raises(typer.BadParameter):
+            seconds(text)
+    for text in ("", "+", "tomorrow", "2030-13-01"):
+        with pytest.raises(typer.BadParameter):
+            moment(text)
+
+
+@pytest.mark.parametrize("id_", ["json", "9", "a=b", "url", "h", "ünï", "x y", "help"])
+def test_any_id_can_fail(line: Line, id_: str) -> None:
+    """A dash before it, whatever it is."""
+    line("put", "dash", "1", f"--id={id_}")
+    line("fetch", "dash", "--wait", "5")
+    assert line("ack", "dash", f"-{id_}", "--retry-delay", "60") == "0 acked, 1 failed, 0 dead, 0 unknown\n"
+
+
+def test_bodies_are_sent_to_the_digit_and_shown_as_they_are(line: Line) -> None:
+    bodies = ["0.1000000000000000055511151231257827", "12345678901234567890", "NaN", "[/red]", "[bold]", "007", '{"a": [1e2]}']
+    for number, body in enumerate(bodies):
+        line("put", "digits", body, "--delay", str(number + 100), "--id", f"[{number}]")
+    shown = line("list", "digits")
+    assert [row.split("  ")[0] for row in shown.splitlines()[1:]] == [f"[{number}]" for number in range(len(bodies))]
+    assert "[/red]" in shown
+    assert [message["body"] for message in line.json("list", "digits")][2:5] == ["NaN", "[/red]", "[bold]"]
+    assert "[bold]" in line("get", "digits", "[4]")
+    assert "INVALID_TOPIC: '[/x]'" in line("stats", "[/x]", code=1)
+
+
+def test_the_shell_completes_verbs_and_topics(line: Line, server: Server) -> None:
+    line("put", "complete.me", "1", "--delay", "60")
+
+    def completed(words: str) -> list[str]:
+        number = str(len(words.split()) - 1)
+        told = {"_TURTLEMQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number, "TURTLEMQ_URL": server.url}
+        program = Path(sys.executable).with_name("turtlemq")
+        return subprocess.run([program], env=environment(**told), capture_output=True, text=True, timeout=30).stdout.split()
+
+    assert completed("turtlemq pu") == ["put"]
+    assert completed("turtlemq stats complete") == ["complete.me"]
+
+
+def test_extend(line: Line) -> None:
+    line("put", "e", "1", "--id", "x")
+    line("fetch", "e", "--wait", "5")
+    assert line("extend", "e", "x", "--ttr", "5m") == "1 extended, 0 unknown\n"
+    assert line.json("extend", "e", "y", code=1)[0]["unknown"] == ["y"]
+
+
+def test_one_message(line: Line) -> None:
+    line("put", "one", '{"n": 1}', "--id", "x", "--delay", "1h", "--header", "k=v")
+    assert line("list", "one", "--to", "+2h").splitlines()[1].startswith("x   20")
+    assert line.json("list", "one", "--to", "+1m") == []
+    assert "rescheduled, due 20" in line("reschedule", "one", "x", "--delay", "0", "--body", "other")
+    line("reschedule", "one", "x", code=2)
+    line("fetch", "one", "--wait", "5", "--consumer", "me")
+    line("ack", "one", "x")
+    story = line("get", "one", "x")
+    assert story.startswith("x  history\n")
+    assert '"k": "v"' in story
+    assert story.count("●") >= 4
+    assert "│" in story
+    line("get", "one", "nobody", code=1)
+    line("reschedule", "one", "x", "--delay", "1", code=1)
+
+
+def test_topics(line: Line) -> None:
+    assert "ttr" in line("topics", "create", "made", "ttr=7", "backoff.base=2", "delivery=at-most-once")
+    assert line.json("topics", "set", "made", "max_attempts=3")[0]["settings"]["ttr"] == 7
+    assert "at-most-once" in line("topics", "set", "made")
+    assert "already" in line("topics", "create", "made", code=1)
+    line("topics", "set", "made", "nonsense", code=2)
+    line("topics", "set", "made", "nonsense=1", code=1)
+    line("topics", "set", "nobody", "ttr=1", code=1)
+    assert "made" in line("topics", "list")
+    assert "--yes" in line("topics", "delete", "made", code=2)
+    assert line("topics", "delete", "made", "--yes") == "made deleted\n"
+    assert "made" not in line("topics")
+
+
+def test_groups(line: Line) -> None:
+    line("put", "g", "1", "--id", "x")
+    line("fetch", "g", "--wait", "5", "--ack", "auto")
+    assert "0 before the end" in line("groups", "place", "g", "late", "--start", "latest")
+    assert "1 before the end" in line("groups", "replay", "g", "late", "--since", "-1h")
+    assert line.json("fetch", "g", "--group", "late")[0]["id"] == "x"
+    assert "late" in line("groups", "list", "g")
+    assert set(line.json("groups", "list", "g")[0]) == {"default", "late"}
+    line("groups", "place", "g", "late", "--start", "someday", code=2)
+    line("groups", "delete", "g", "late", "--yes")
+    line("groups", "delete", "g", "late", "--yes", code=1)
+
+
 def test_cancel(line: Line) -> None:
     line("put", "c", "1", "--id", "x", "--delay", "60")
     assert line("cancel", "c", "x") == "1 cancelled\n"
     assert line.json("cancel", "c", "nobody", code=1)[0] == {"cancelled": 0, "missed": {"nobody": "unknown"}}
     line("put", "c", "1", "--id", "y", "--delay", "60")
-    assert line("cancel", "c", "--due-from-ms", "0") == "1 cancelled\n"
+    assert line("cancel", "c", "--due-from", "+30s", "--due-to", "+2m") == "1 cancelled\n"
     line("cancel", "c", code=2)
 
 
@@ -107,6 +257,71 @@ def test_looking(line: Line) -> None:
     assert [row.count("█") for row in picture] == [0, 50, 0]
     assert line.json("forecast", "look", "--bucket", "60", "--hours", "0.05")[0]["counts"] == [0, 1, 0]
     line("stats", "nobody", code=1)
+    assert "bytes before" in line("compact", "look")
+    line("compact", "nobody", code=1)
+
+
+def test_watching_ends_with_ctrl_c(line: Line, server: Server) -> None:
+    line("put", "watched", "1", "--delay", "60")
+    args = [*PROGRAM, "stats", "watched", "--watch", "--every", "0.1", "--json"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=environment(TURTLEMQ_URL=server.url)) as process:
+        assert process.stdout is not None
+        assert [json.loads(process.stdout.readline())["stats"]["sleep"] for _ in range(2)] == [1, 1]
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.returncode == 0
+
+
+def on_a_terminal(*args: str, **env: str) -> str:
+    """What a person sees."""
+    ours, theirs = pty.openpty()
+    env = environment(TERM="xterm-256color", **env)
+    with subprocess.Popen([*PROGRAM, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        seen = b""
+        try:
+            while piece := os.read(ours, 65536):
+                seen += piece
+        except OSError:  # the other end is closed
+            pass
+        process.wait()
+    os.close(ours)
+    return seen.decode()
+
+
+@pytest.mark.slow
+def test_colours_and_bars_are_for_terminals(line: Line, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "f.ndjson").write_text('{"body": 1, "delay": 60}\n' * 3000)
+    file = str(tmp_path / "f.ndjson")
+    assert "\x1b[" in on_a_terminal("put", "bars", "--file", file, TURTLEMQ_URL=server.url)
+    assert "\x1b[36m" in on_a_terminal("topics", TURTLEMQ_URL=server.url)
+    assert "\x1b[36m" not in on_a_terminal("topics", TURTLEMQ_URL=server.url, NO_COLOR="1")
+    piped = run("put", "bars", "--file", file, TURTLEMQ_URL=server.url)
+    assert (piped.stdout, piped.stderr) == ("3000 created, 0 duplicates\n", "")
+    assert "\x1b" not in line("topics")
+
+
+@pytest.mark.parametrize("kind", ["json", "bson"])
+@pytest.mark.slow
+def test_bench_counts_what_it_sends(line: Line, kind: str) -> None:
+    (found,) = line.json("bench", "--duration", "0.5", "--delay", "0.2", "--rate", "4000", "--batch", "100", "--format", kind)
+    assert found["ok"]
+    assert 0 < found["sent"] == found["received"] == found["acked"] == found["stored"]
+    assert found["early"] == 0
+    assert found["lateness_ms"]["p50"] >= 0
+    assert not [one for one in line.json("topics")[0] if one["topic"].startswith("bench")]
+
+
+def test_bench_of_single_posts_and_of_nothing(line: Line) -> None:
+    said = line(
+        "bench", "--duration", "0.3", "--delay", "0", "--batch", "1", "--connections", "3", "--consumers", "1", "--rate", "100"
+    )
+    assert "ok: sent = received = acked" in said
+    assert "NOT ok" in line("bench", "--duration", "0.2", "--connections", "0", "--consumers", "0", code=1)
+    line("put", "taken", "1")
+    line("bench", "--topic", "taken", code=2)
+    line("bench", "--format", "xml", code=2)
+    Line("http://127.0.0.1:9")("bench", code=1)
 
 
 def test_dead_letters(line: Line, server: Server) -> None:

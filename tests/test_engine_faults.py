@@ -235,6 +235,9 @@ class Syncing(Door):
         super().__init__()
         self.durable: dict[Path, int] = {}
 
+    def fresh(self) -> Door:
+        return self
+
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         if name == "fdatasync" and path is not None:
             self.durable[path] = os.fstat(args[0]).st_size

@@ -133,7 +133,7 @@ def test_cancelling_what_is_ready_reaches_every_group(tmp_path: Path) -> None:
     put(engine, "a", "b", "c")
     engine.place_group("t", "g", "earliest", 11)
     assert engine.cancel("t", ["b", "c", "zz"], 12) == {"b": "cancelled", "c": "cancelled", "zz": "unknown"}
-    assert engine.cancel("t", ["b"], 12) == {"b": "cancelled"}
+    assert engine.cancel("t", ["b"], 12) == {"b": "cancelled before"}
     engine.place_group("t", "late", "latest", 12)
     assert engine.reserve("t", "g", 9, 13).ids == ["a"]
     assert engine.cancel("t", ["a"], 14) == {"a": "reserve"}
@@ -156,3 +156,22 @@ def test_retries_wake_the_tick_in_time(engine: Engine) -> None:
         now = max(wake, now + 1)
         wake = engine.tick(now)
     assert wake == 320
+
+
+def test_a_group_that_asks_in_vain_is_in_use_and_one_is_not_forgotten_for_the_time_that_nobody_could_ask(tmp_path: Path) -> None:
+    hour = 3_600_000
+    engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
+    for group in ("asks", "silent"):
+        engine.place_group("t", group, "earliest", 0)
+    for now in range(0, 3 * hour, hour // 2):
+        assert engine.reserve("t", "asks", 1, now).ids == []
+        engine.tick(now)
+    assert set(engine.groups("t")) == {"asks"}, "or its history would come to it again"
+    engine.close()
+    engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
+    engine.tick(9 * hour)
+    assert set(engine.groups("t")) == {"asks"}
+    for now in range(9 * hour, 11 * hour, 60_000):
+        engine.tick(now)
+    assert set(engine.groups("t")) == set()
+    engine.close()

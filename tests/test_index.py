@@ -305,7 +305,7 @@ def test_groups_overlap(index: Index) -> None:
     index.stage(one("b", 2), 0)
     assert index.stage(one("a", 3), 0).created == [False]
     first.run()
-    index.writer.publish(first)
+    index.writer.land(first)
     assert index.get("a") is not None
     assert index.get("b") is None
     index.cancel(["a"])  # commits the second group, too

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.indexing import World, replace_by, spoil
+from tests.indexing import Later, World, replace_by, spoil
 from turtlemq.index import care
 from turtlemq.model import Batch, Settings
 from turtlemq.segment import format as f
@@ -58,9 +58,15 @@ class Machine(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="turtlemq-", dir=_RAM))
         self.now = 0
 
-    @initialize(run=st.integers(1, 16), size=st.sampled_from([4096, 4096, 9000, 1 << 20]), ratio=st.sampled_from([0.05, 0.5]))
-    def begin(self, run: int, size: int, ratio: float) -> None:
-        self.world = World(self.root / "t", Settings(segment_bytes=size, run_messages=run, compact_live_ratio=ratio))
+    @initialize(
+        run=st.integers(1, 16),
+        size=st.sampled_from([4096, 4096, 9000, 1 << 20]),
+        ratio=st.sampled_from([0.05, 0.5]),
+        later=st.booleans(),
+    )
+    def begin(self, run: int, size: int, ratio: float, later: bool) -> None:
+        shape = Settings(segment_bytes=size, run_messages=run, compact_live_ratio=ratio)
+        self.world = World(self.root / "t", shape, flusher=Later() if later else None)
 
     # Producing
 
@@ -151,6 +157,12 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.world.index.writer.flush()
+
+    @precondition(lambda self: self.world.flusher is not None and self.world.flusher.jobs)
+    @rule()
+    def tables_are_written(self) -> None:
+        assert self.world.flusher is not None
+        self.world.flusher.finish()
 
     @rule()
     def roll(self) -> None:

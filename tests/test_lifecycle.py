@@ -80,6 +80,9 @@ def happen(engine: Engine, event: str) -> None:
                 raise Conflict
         case "lease ends":
             engine.tick(5_000)
+        case "give back":
+            if engine.give_back("t", "g", ["x"], 13) != (1, []):
+                raise Conflict
         case "requeue" | "delete":
             act = engine.requeue if event == "requeue" else engine.delete_dead
             if act("t", letters(engine), 20) != 1:
@@ -102,13 +105,8 @@ def test_every_row_of_the_table_happens(engine: Engine, step: lifecycle.Step) ->
     assert engine.check() == []
 
 
-EVENTS = ("reschedule", "cancel", "fetch", "ack", "fail", "requeue", "delete")
-ILLEGAL = [
-    (source, event)
-    for source in lifecycle.STATES
-    for event in EVENTS
-    if lifecycle.allowed(source, event) is None and (source, event) != ("cancelled", "cancel")
-]
+EVENTS = ("reschedule", "cancel", "fetch", "ack", "fail", "give back", "requeue", "delete")
+ILLEGAL = [(source, event) for source in lifecycle.STATES for event in EVENTS if lifecycle.allowed(source, event) is None]
 
 
 @pytest.mark.parametrize(("source", "event"), ILLEGAL)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -170,7 +171,7 @@ def test_a_second_server_on_the_same_folder_or_port_says_why_it_ends(tmp_path: P
 
 def test_configuration_from_file_environment_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "turtlemq.toml"
-    file.write_text("auto_create_topics = false\nmax_delay_days = 1\nmax_delivery_retries = 1\n[defaults]\nttr_ms = 5000\n")
+    file.write_text("auto_create_topics = false\nmax_delay_days = 1\nmax_delivery_retries = 1\n[defaults]\nttr = 5\n")
     with running(tmp_path / "data", "--config", str(file), TURTLEMQ_REJECT_PAST="true") as server:
         assert server.call("POST", "/v1/topics/t/messages", {"body": 1}).code == "UNKNOWN_TOPIC"
         assert server.call("POST", "/v1/topics/t/fetch", {}).code == "UNKNOWN_TOPIC"
@@ -184,7 +185,7 @@ def test_configuration_from_file_environment_and_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("prot = 1", "did you mean port?"), ("allowed_hosts = []", "not available yet"), ("port = 'x'", "port"), ("= 1", "TOML")],
+    [("prot = 1", "did you mean port?"), ("grpc_port = 1", "not available yet"), ("port = 'x'", "port"), ("= 1", "TOML")],
 )
 def test_a_wrong_configuration_says_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "t.toml").write_text(text)
@@ -212,3 +213,20 @@ def test_ctrl_c_in_a_terminal_reaches_the_worker_process_too_and_does_no_harm(tm
         assert server.process.wait(10) == 0
         assert "Traceback" not in server.log
     assert (tmp_path / "data" / "CLEAN").exists()
+
+
+def test_messages_that_could_not_be_sent_come_back_at_once(tmp_path: Path) -> None:
+    """A consumer hangs up in the middle of a large answer: the next one gets all of it, without waiting for the lease."""
+    with running(tmp_path / "data") as server:
+        ids = [id_ for _ in range(8) for id_ in server.put("big", *({"body": "x" * 500_000} for _ in range(4)))]
+        request = b'{"max": 100, "ttr": 3600}'
+        head = "POST /v1/topics/big/fetch HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.socket() as consumer:
+            consumer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            consumer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            consumer.connect(("127.0.0.1", server.port))
+            consumer.sendall(f"{head}Content-Length: {len(request)}\r\n\r\n".encode() + request)
+            assert consumer.recv(1000).startswith(b"HTTP/1.1 200")
+            assert server.ok("GET", "/v1/topics/big")["stats"]["reserve"] == len(ids)
+        again = server.fetch("big", max=100, wait=10)
+        assert sorted(message["id"] for message in again) == sorted(ids)

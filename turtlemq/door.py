@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turtlemq.errors import DiskFull, Locked
+from turtlemq.segment import names
 
 T = TypeVar("T")
 _READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics must not need forty thousand
@@ -57,13 +58,14 @@ class Door:
 
     # Folders and names
 
-    def make_folder(self, path: Path) -> None:
+    def make_folder(self, path: Path, *, durable: bool = True) -> None:
         """Create a folder and its parents, durably."""
         if path.is_dir():
             return
-        self.make_folder(path.parent)
+        self.make_folder(path.parent, durable=durable)
         self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
-        self.sync_folder(path.parent)
+        if durable:
+            self.sync_folder(path.parent)
 
     def names(self, folder: Path) -> list[str]:
         """Sorted names in a folder; empty where there is none."""
@@ -80,6 +82,15 @@ class Door:
 
     def size(self, path: Path) -> int:
         return self._do("stat", path, os.stat, path).st_size
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Inode and time of the last change: the same file with the same content has the same ones."""
+        found = self._do("stat", path, os.stat, path)
+        return found.st_ino, found.st_mtime_ns
+
+    def link(self, source: Path, target: Path) -> None:
+        """A second name for a file, on the same file system."""
+        self._do("link", target, os.link, source, target)
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file its name, replacing what had it. Not durable before `sync_folder`."""
@@ -103,6 +114,18 @@ class Door:
             else:
                 self.remove(path / name)
         self._do("rmdir", path, os.rmdir, path)
+
+    def drop_folder(self, path: Path) -> None:
+        """Remove a folder all at once: first its name, so that no crash leaves half of it, and who still writes there writes into
+        nothing."""
+        gone = path.with_name(names.dropped(path.name))
+        if self.exists(gone):
+            self.remove_folder(gone)
+        self.rename(path, gone)
+        for name in [name for name in self._readers if name.startswith(f"{path}{os.sep}")]:
+            self._forget(Path(name))
+        self.sync_folder(path.parent)
+        self.remove_folder(gone)
 
     def sync_folder(self, path: Path) -> None:
         """Make names in a folder durable."""
@@ -184,6 +207,10 @@ class Door:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    def copy(self, fd: int) -> int:
+        """A second descriptor of an open file, for another thread: it stays open when the first is closed."""
+        return os.dup(fd)
 
     # Files that are read
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -36,46 +36,29 @@ from turtlemq.door import Door
 from turtlemq.errors import Conflict, Corrupt, InvalidArgument, NewerFormat, TurtleError, UnknownMessage, UnknownTopic
 from turtlemq.index.index import as_batch
 from turtlemq.index.limits import check_batch
+from turtlemq.jobs import Inline, Worker
 from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Found, Message, Receipt, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment import names
 from turtlemq.settings import check_settings
-from turtlemq.topic import CARE_MS, Job, Topic, Worker
+from turtlemq.topic import CARE_MS, Topic
 from turtlemq.views import GroupStats, MessageView, TopicStats
 
 GROUP = "default"
-
-
-class Done:
-    """A job that has run."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        return self._value
-
-
-class Inline:
-    """The worker that does the work at once."""
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> Job:
-        return Done(work(*args))
+NOBODY: frozenset[str] = frozenset()
 
 
 class Engine:
     """All topics of a data folder. One process at a time; one thread."""
 
-    def __init__(self, root: Path, door: Door, worker: Worker, settings: Settings) -> None:
+    def __init__(self, root: Path, door: Door, worker: Worker, flusher: Worker, settings: Settings) -> None:
         self.root, self.door, self.settings = root, door, settings
         self.topics: dict[str, Topic] = {}
         self.was_clean = False
+        self.woken: Set[str] = NOBODY  # topics that the last tick has looked at
         self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, and why
         self.ballast = Ballast(door, root)
-        self._worker = worker
+        self._worker, self._flusher = worker, flusher
         self._lock = -1
         self._clean: dict[str, Any] = {}
         self._wake: list[tuple[int, str]] = []  # a heap of (when, topic)
@@ -83,10 +66,18 @@ class Engine:
 
     @classmethod
     def open(
-        cls, root: Path, *, door: Door | None = None, worker: Worker | None = None, settings: Settings | None = None
+        cls,
+        root: Path,
+        *,
+        door: Door | None = None,
+        worker: Worker | None = None,
+        flusher: Worker | None = None,
+        settings: Settings | None = None,
     ) -> Engine:
-        """Open a data folder, making it if there is none. Refuses one that another process holds or a newer version wrote."""
-        engine = cls(root, door or Door(), worker or Inline(), check_settings(settings or Settings()))
+        """Open a data folder, making it if there is none. Refuses one that another process holds or a newer version wrote.
+
+        Segments are sealed by `worker`, in another process if need be; tables are written by `flusher`, a thread at most."""
+        engine = cls(root, door or Door(), worker or Inline(), flusher or Inline(), check_settings(settings or Settings()))
         engine._start()
         return engine
 
@@ -97,7 +88,9 @@ class Engine:
             self._check_format()
             self._take_clean_mark()
             for name in self.door.names(self.root / names.TOPICS):
-                if names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
+                if names.is_dropped(name):
+                    self.door.remove_folder(self.root / names.TOPICS / name)
+                elif names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
                     self._open_topic(name)
             self.ballast.load()
         except BaseException:
@@ -169,7 +162,8 @@ class Engine:
         mark = self._clean.pop(name, None)
         settings = self._settings_of(name)
         folder = self.root / names.TOPICS / name
-        topic = Topic(name, folder, self.door, settings, self._worker, mark and int(mark["end"]), self.ballast.throw)
+        end = mark
+        topic = Topic(name, folder, self.door, settings, self._worker, end, self.ballast.throw, self._flusher)
         self.topics[name] = topic
         self._wake_at(name, 0)
         return topic
@@ -180,20 +174,24 @@ class Engine:
         topic.close()
         del self.topics[name]
         self._wake_at(name, None)
-        self.door.remove_folder(self.root / names.TOPICS / name)
-        self.door.sync_folder(self.root / names.TOPICS)
+        self.door.drop_folder(self.root / names.TOPICS / name)
 
     # Producing
 
     def submit(self, topic: str, messages: Sequence[Message] | Batch, now_ms: int) -> Receipt:
         """Store messages: all or none, durable when this returns."""
-        batch = messages if isinstance(messages, Batch) else as_batch(messages)
+        found, receipt = self.stage(topic, messages if isinstance(messages, Batch) else as_batch(messages), now_ms)
+        found.index.writer.commit()
+        self.changed(found, now_ms)
+        return receipt
+
+    def stage(self, topic: str, batch: Batch, now_ms: int) -> tuple[Topic, Receipt]:
+        """The part of `submit` before the commit. The receipt counts once the topic's pending group has landed, also for
+        duplicates: what they repeat may be in it."""
         if topic not in self.topics:
             check_batch(batch)  # a refused batch makes no topic
         found = self.topic(topic, create=True)
-        receipt = found.submit(batch, now_ms)
-        self._changed(found, now_ms)
-        return receipt
+        return found, found.stage(batch, now_ms)
 
     def get(self, topic: str, id_: str) -> Found | None:
         """A message that sleeps, by its id."""
@@ -201,34 +199,51 @@ class Engine:
 
     def cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> dict[str, str]:
         """End messages that sleep or are ready and untouched, durably: cancelled, the state it is in, or unknown."""
+        found, outcome = self.stage_cancel(topic, ids)
+        found.index.writer.commit()
+        return self.cancelled(found, outcome, now_ms)
+
+    def stage_cancel(self, topic: str, ids: Sequence[str]) -> tuple[Topic, dict[str, State]]:
+        """The part of `cancel` before the commit."""
         found = self.topic(topic)
-        outcome = found.cancel(ids, now_ms)
-        self._changed(found, now_ms)
-        return outcome
+        return found, found.index.stage_cancel(ids)
+
+    def cancelled(self, topic: Topic, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
+        """The part of `cancel` behind the commit: what did not sleep may be ready."""
+        if self.topics.get(topic.name) is not topic:
+            raise UnknownTopic(f"topic {topic.name!r} was deleted meanwhile")
+        out = topic.cancelled(outcome, now_ms)
+        self.changed(topic, now_ms)
+        return out
 
     def cancel_range(self, topic: str, from_ms: int, to_ms: int, now_ms: int) -> int:
-        """End every sleeper due in [from_ms, to_ms]. Returns how many."""
-        count = 0
-        while page := self.browse(topic, from_ms, to_ms, limit=1_000)[0]:
-            outcome = self.cancel(topic, [message.id for message in page], now_ms)
-            done = sum(state == "cancelled" for state in outcome.values())
-            count += done
-            if not done:
-                raise Conflict("some of these messages cannot be cancelled; see the damage report")
-        return count
+        """End every sleeper due in [from_ms, to_ms] that came due for nobody yet: retries of a group are passed over. Returns how
+        many."""
+        count, cursor = 0, None
+        while True:
+            page, cursor = self.browse(topic, from_ms, to_ms, limit=1_000, cursor=cursor)
+            outcome = self.cancel(topic, [message.id for message in page if not message.group], now_ms)
+            count += sum(state == "cancelled" for state in outcome.values())
+            if cursor is None:
+                return count
 
     def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> Found:
         """Give a sleeper another due time (`due_ms`), `body` or `headers`, durably."""
+        found, message = self.stage_reschedule(topic, id_, now_ms, **changes)
+        found.index.writer.commit()
+        self.changed(found, now_ms)
+        return message
+
+    def stage_reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> tuple[Topic, Found]:
+        """The part of `reschedule` before the commit."""
         found = self.topic(topic)
         try:
-            message = found.index.reschedule(id_, now_ms, **changes)
+            return found, found.index.stage_reschedule(id_, now_ms, **changes)
         except (Conflict, UnknownMessage):
             known = views.message(found, id_)
-            if known is None or known.state == State.SLEEP.value:
+            if known is None:
                 raise
-            raise Conflict(f"{id_!r} is past sleeping; it can no longer be changed.", state=known.state) from None
-        self._changed(found, now_ms)
-        return message
+            raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=known.state) from None
 
     # Consuming
 
@@ -272,6 +287,14 @@ class Engine:
         self._touched(found, now_ms)
         return out
 
+    def give_back(self, topic: str, group: str, ids: Sequence[str], now_ms: int) -> tuple[int, list[str]]:
+        """Messages that no consumer was told of come again at once, and their delivery does not count: how many, and the ids that
+        the group does not hold."""
+        found = self.topic(topic)
+        out = found.broker.give_back(group, ids, now_ms)
+        self._touched(found, now_ms)
+        return out
+
     def place_group(self, topic: str, group: str, start: str | int, now_ms: int) -> int:
         """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the
         ready offset where it stands."""
@@ -308,7 +331,7 @@ class Engine:
         """Let dead letters sleep again, for their groups, until `due_ms` (now); `per_s` spreads them over time. Durable."""
         found = self.topic(topic)
         count = found.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
-        self._changed(found, now_ms)
+        self.changed(found, now_ms)
         self._touched(found, now_ms)
         return count
 
@@ -357,7 +380,8 @@ class Engine:
     def tick(self, now_ms: int) -> int | None:
         """Hand off what is due, a slice of each topic. Returns when to call again: at once if more is due, None for never."""
         if not self._wake or self._wake[0][0] > now_ms:
-            return self._wake[0][0] if self._wake else None
+            self.woken = NOBODY
+            return self.next_wake()
         self.ballast.load()
         called: set[str] = set()
         while self._wake and self._wake[0][0] <= now_ms:
@@ -372,6 +396,11 @@ class Engine:
             except (TurtleError, OSError) as error:  # the other topics go on
                 self.trouble[name] = error
                 self._wake_at(name, now_ms + CARE_MS)
+        self.woken = called
+        return self.next_wake()
+
+    def next_wake(self) -> int | None:
+        """When to call `tick` again; None for never."""
         return self._wake[0][0] if self._wake else None
 
     def _wake_at(self, name: str, when_ms: int | None) -> None:
@@ -382,7 +411,7 @@ class Engine:
             self._when[name] = when_ms
             heappush(self._wake, (when_ms, name))
 
-    def _changed(self, topic: Topic, now_ms: int) -> None:
+    def changed(self, topic: Topic, now_ms: int) -> None:
         """A topic got work: see that it is looked at in time."""
         due_ms = topic.index.next_due()
         self._wake_before(topic.name, now_ms + CARE_MS if due_ms is None else min(due_ms, now_ms + CARE_MS))

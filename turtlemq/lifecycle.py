@@ -29,6 +29,7 @@ TABLE = (
     Step("reserve", "ack", "history", "history"),
     Step("reserve", "fail", "ready", "reserve journal; a long back-off sleeps in the delay log"),
     Step("reserve", "lease ends", "ready", "reserve journal"),
+    Step("reserve", "give back", "ready", "reserve journal; the delivery does not count"),
     Step("reserve", "last attempt fails", "dead", "dead letters, synced; history"),
     Step("dead", "requeue", "sleep", "delay log, synced"),
     Step("dead", "delete", "", "dead letters: a tombstone, synced"),

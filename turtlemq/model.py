@@ -187,6 +187,7 @@ class Found:
     body: bytes
     expires_ms: int | None
     headers: dict[str, str]
+    group: str = ""  # it sleeps for another attempt of this group alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,11 @@ class Settings:
     dead_ttl_hours: float = 720
     dead_max_count: int = 1_000_000
     group_expire_hours: float = 0  # a group that nobody used for so long is forgotten; 0: never
+    max_delay_ms: int = 0  # how long a message may sleep at most; 0: no limit of the topic's own
+    rate_produce_per_s: float = 0  # messages; 0: no limit
+    rate_burst: int = 0  # messages at once that were saved up; 0: those of one second
+    rate_deliver_per_s: float = 0  # messages to each group; 0: no limit
+    beat_ms: int = 5_000  # how often ready log, journals and checkpoint reach the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +268,7 @@ class Counters:
     retried: int = 0
     seals: int = 0
     segments_dropped: int = 0
+    bytes_dropped: int = 0  # of those segments
     damage: list[Damage] = field(default_factory=list)
 
     def add(self, name: str, count: int) -> None:

@@ -9,47 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from bson.int64 import Int64
 
+from turtlemq import unfinished
 from turtlemq.broker import replay
 from turtlemq.broker.broker import Leaving
-from turtlemq.broker.delivery import ANY_EPOCH
+from turtlemq.broker.cancel import CANCELLED, cancel
+from turtlemq.broker.delivery import ANY_EPOCH, void
 from turtlemq.broker.ends import Ended
 from turtlemq.broker.group import Group
-from turtlemq.broker.retention import keep_house
+from turtlemq.broker.retention import keep_house, may_go
 from turtlemq.dead import DeadLetter, DeadLetters, for_group
 from turtlemq.door import Door
-from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.errors import DiskFull, InvalidFireAt, TurtleError
 from turtlemq.index import care
-from turtlemq.index.index import Index
+from turtlemq.index.index import Index, tombstones
 from turtlemq.index.mend import mending
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
-from turtlemq.model import Batch, Damage, Receipt, Settings, State
+from turtlemq.jobs import Inline, Job, Worker
+from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Receipt, Settings, State
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import hash_id
+from turtlemq.segment.ids import hash_texts
+from turtlemq.tally import LATENESS_MS, Histogram
 
-BEAT_MS = 5_000  # how often ready log, journals and checkpoint reach the disk
+BEAT_LOOK_MS = 2  # how often to look whether a beat is over
 CARE_MS = 1_000  # how often housekeeping looks around
 RETENTION_MS = 60_000
 CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
 FIRE_SLICE = 10_000  # messages handed off before others get a turn
-
-
-class Job(Protocol):
-    """Work under way elsewhere."""
-
-    def done(self) -> bool: ...
-    def result(self) -> Any: ...
-
-
-class Worker(Protocol):
-    """Where seals run: in another process (`turtlemq.worker`), or right here."""
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> Job: ...
 
 
 class Topic:
@@ -62,57 +53,83 @@ class Topic:
         door: Door,
         settings: Settings,
         worker: Worker,
-        clean_end: int | None = None,
+        clean: dict[str, Any] | None = None,
         relief: Callable[[], bool] = bool,
+        flusher: Worker | None = None,
     ) -> None:
         self.name, self.folder, self.door, self._worker = name, folder, door, worker
+        clean = clean or {}  # what `close` returned, if the last stop was a proper one
         stores = (self._bury, self._resleep, self._newest_seq)
-        self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores)
+        self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores, clean.get("broker"))
         self.broker.reserve_log.relief = self.broker.history.relief = relief
-        self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean_end)
-        self.dead = DeadLetters(door, folder, name, settings)
+        self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
+        self.dead = DeadLetters(door, folder, name, settings, clean.get("dead"))
+        self._flusher = flusher or Inline()
+        self.index.writer.flusher = self.dead.index.writer.flusher = self._flusher
         self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
+        self.lateness = Histogram(LATENESS_MS)  # of handoffs, where the message was to sleep at all
+        self._saving: tuple[replay.Save, Job] | None = None  # a beat under way
+        self._look_at = 0  # when to look whether it is over
         self._job: Job | None = None
         self._sealing: int | None = None
         self._beat_at: int | None = None  # when to sync; None: nothing to sync
         self._care_at: int | None = 0  # when to keep house; None: nothing to do
         self._retention_at = 0
-        odd = self._resolve_unfinished() or torn
+        self.ending: list[f.Document] = []  # see `_end_naps`
+        odd = unfinished.resolve(self) or torn
         if odd or behind:
             self._note_where_we_stand(odd)
 
     def configure(self, settings: Settings) -> None:
         """Settings for what comes from now on."""
         self.index.settings = self.index.writer.settings = self.dead.settings = settings
+        self.dead.index.settings = self.dead.index.writer.settings = settings
         self.broker.settings = self.broker.ready.settings = settings
         self.broker.reserve_log.settings = self.broker.history.settings = settings
 
     # Producing
 
-    def submit(self, batch: Batch, now_ms: int) -> Receipt:
-        """Store messages: all or none, durable when this returns. Ids that are ready or settled count as held."""
-        receipt = self.stage(batch, now_ms)
-        self.index.writer.commit()
-        return receipt
-
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
-        """The part of `submit` before the commit."""
+        """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
         held = self.broker.ready.find_many if self.broker.ready.next_offset else None
         receipt = self.index.stage(batch, now_ms, held)
         self.stir(now_ms)
         return receipt
 
-    def cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, str]:
-        """End messages that sleep or are ready and untouched, durably. For each id: cancelled, the state it is in, or unknown."""
-        outcome = self.index.cancel(ids)
+    def cancelled(self, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
+        """Sleepers were cancelled, durably; what did not sleep is cancelled if it is ready, or waits to be tried again, in every
+        group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or unknown."""
         ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
         if ended:
             self._notice(ended, now_ms)
-        out = {id_: state.value for id_, state in outcome.items()}
+        out = dict.fromkeys(ended, CANCELLED)
         others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
-        out |= {id_: state or "unknown" for id_, state in self.broker.cancel(others, now_ms).items()}
+        naps = self.naps(others)
+        answers = cancel(self.broker, others, now_ms, naps.keys())
+        self.ending += [doc for (_, id_), doc in naps.items() if answers[id_] == CANCELLED]
+        try:
+            self._end_naps()
+        except DiskFull:
+            pass  # nothing can be handed off either before there is room
+        settled = [(name, id_) for id_, state in answers.items() if state == "history" for name in self.broker.groups]
+        dead = {settled[i][1] for i in self.dead.holds(settled)}
+        out |= {id_: "dead" if id_ in dead else state or "unknown" for id_, state in answers.items()}
         self.stir(now_ms)
         return out
+
+    def naps(self, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
+        """Which of these sleep for another attempt, as (group, id) → document."""
+        groups = self.broker.groups.values()
+        found = [(group, id_, doc) for group in groups for id_, doc in self.asleep(group, ids).items()]
+        return {(group.name, id_): doc for group, id_, doc in found if not void(group, doc)}
+
+    def _end_naps(self) -> None:
+        """Retries of cancelled messages that sleep still: the journal says that they are over, so they go before anything is
+        handed off, and before a checkpoint that leaves that journal behind."""
+        if self.ending:
+            self.index.writer.stage(tombstones(self.ending), self.index.writer.next_seq(0))
+            self.index.writer.commit()
+            self.ending = []
 
     def _notice(self, ids: Sequence[str], now_ms: int) -> None:
         """Let the ready log know the ids of cancelled sleepers. Only for looking them up: a full disk loses nothing."""
@@ -121,7 +138,7 @@ class Topic:
         raw, lengths = f.encode(texts, [b""] * count, [now_ms] * count, 0, 0, [f.NOTICE] * count)
         try:
             self.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
-            self._beat_at = self._beat_at or now_ms + BEAT_MS
+            self._beat_at = self._beat_at or now_ms + self.broker.settings.beat_ms
         except DiskFull:
             return
 
@@ -135,6 +152,9 @@ class Topic:
         if not letters:
             return 0
         start = now_ms if due_ms is None else due_ms
+        last = start + (int((len(letters) - 1) * 1000 / per_s) if per_s else 0)
+        if not 0 <= start <= last <= DUE_MS_MAX:
+            raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
         ended = [
             Ended(
                 letter.group,
@@ -191,11 +211,12 @@ class Topic:
         """Hand off a slice of what is due, take back what was held too long, sync and keep house when it is time.
 
         Returns when to come again: at once if more is due, None for never."""
+        self._end_naps()
         full = self._hand_off(now_ms)
         wake = self.broker.tick(now_ms)
         if full is not None:
             raise full
-        if self._beat_at is not None and not now_ms < self._beat_at <= now_ms + BEAT_MS:
+        if self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms:
             self.beat()
         if self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS:
             self._care_at = now_ms + CARE_MS if self.care() else None
@@ -214,7 +235,8 @@ class Topic:
                 self.broker.accept(due, now_ms)
             except DiskFull as error:
                 return error
-            self._beat_at = self._beat_at or now_ms + BEAT_MS
+            self.lateness.add_many((now_ms - due.due_ms)[due.due_ms > due.seq >> SEQ_COUNTER_BITS])
+            self.touch(now_ms)
         self.index.advance(due)
         self.stir(now_ms)
         return None
@@ -223,7 +245,9 @@ class Topic:
         """When there may be something to do: what is due, syncs, housekeeping, leases that end, back-offs that are over."""
         groups = self.broker.groups.values()
         ends = [t for group in groups for t in (group.next_deadline(), group.next_retry(now_ms))]
-        return (self.index.next_due(), self._beat_at, self._care_at, *ends)
+        beat = self._beat_at if self._saving is None else self._look_at
+        retention = self._retention_at if self.broker.dead.total() or may_go(self.broker) else None
+        return (self.index.next_due(), beat, self._care_at, *ends, retention)
 
     def stir(self, now_ms: int) -> None:
         """Something has changed: housekeeping may have work."""
@@ -231,15 +255,46 @@ class Topic:
             self._care_at = now_ms + CARE_MS
 
     def touch(self, now_ms: int) -> None:
-        """A consumer did something: it reaches the disk with the next beat."""
-        if self._beat_at is None:
-            self._beat_at = now_ms + BEAT_MS
+        """A consumer did something: it reaches the disk with the next beat, which does not wait if there is much of it."""
+        if self.broker.unsaved:
+            self._beat_at = now_ms
+        elif self._beat_at is None:
+            self._beat_at = now_ms + self.broker.settings.beat_ms
 
     def beat(self) -> None:
         """Make handoffs and journals durable, write the checkpoint, and let the Index let go of what was handed off."""
-        replay.save(self.broker, self.folder)
-        self.index.settle(self.broker.ready.durable)
+        self._end_beat()
+        self._begin_beat(Inline())
+        self._end_beat()
+
+    def _beat_aside(self, now_ms: int) -> None:
+        """The same when it is time, while others go on: `flusher` does what takes long."""
+        late = self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms
+        if self._saving is None and (late or self.broker.unsaved):
+            self._begin_beat(self._flusher)
+        if self._saving is not None:
+            if self._saving[1].done():
+                self._end_beat()
+            else:
+                self._look_at = now_ms + BEAT_LOOK_MS
+
+    def _begin_beat(self, worker: Worker) -> None:
+        self._end_naps()
+        save = replay.begin_save(self.broker, self.folder)
         self._beat_at = None
+        self._saving = save, worker.submit(save.run, self.door.fresh())
+
+    def _end_beat(self) -> None:
+        if self._saving is None:
+            return
+        (save, job), self._saving = self._saving, None
+        try:
+            job.result()
+            replay.end_save(self.broker, save)
+        except BaseException:
+            self._beat_at = 0  # it is late, until there is room, or for good
+            raise
+        self.index.settle(self.broker.ready.durable)
 
     # Housekeeping
 
@@ -270,6 +325,7 @@ class Topic:
 
     def _retain(self, now_ms: int) -> None:
         """Let go of history, dead letters and groups that are old enough. What is to go must not be needed by the checkpoint."""
+        self._end_beat()
         if self._beat_at is not None:
             self.beat()
         gone = keep_house(self.broker, now_ms)
@@ -302,47 +358,15 @@ class Topic:
     def _newest_seq(self) -> int:
         return self.index.writer.last_seq
 
-    def _resolve_unfinished(self) -> bool:
-        """A crash may have come after a message was put to sleep or buried, and before the Broker noted it: note it now. Returns
-        whether there was any. Both say at which ready offset they met the message."""
-        count = 0
-        for group in self.broker.groups.values():
-            for id_ in _in_hands(group, self._asleep(group, list(group.ids))):
-                count += 1
-                group.close(group.seek([id_])[0])
-            ids = list(group.ids)
-            held = self.dead.holds([(group.name, id_) for id_ in ids])
-            for id_ in _in_hands(group, {ids[i]: document for i, document in held.items()}):
-                count += 1
-                group.close(group.seek([id_])[0])
-                self.broker.dead[group.name] += 1
-        return self._finish_leaving() or count > 0
-
-    def _finish_leaving(self) -> bool:
-        """Dead letters that were about to go when the process ended: they go now, unless they were to sleep and do not."""
-        leaving, self.broker.leaving = self.broker.leaving, []
-        held = self.dead.holds([(letter.group, letter.id) for letter in leaving])
-        gone = []
-        for i, document in held.items():
-            letter = leaving[i]
-            if document.seq != letter.seq:
-                continue
-            asleep = self.index.find(f"{letter.group}/{letter.id}") if letter.became else None
-            if not letter.became or (asleep is not None and asleep.seq == letter.became):
-                gone.append(document)
-            else:
-                self.broker.dead[letter.group] += 1
-        self.dead.remove(gone)
-        return len(held) > 0
-
-    def _asleep(self, group: Group, ids: Sequence[str]) -> dict[str, f.Document]:
-        """Messages of a group that sleep for another attempt."""
+    def asleep(self, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
+        """Messages of a group that sleep for another attempt; with `after_seq`, all that came to sleep after that, and perhaps
+        others."""
         if not ids:
             return {}
         texts = [f"{group.name}/{id_}" for id_ in ids]
-        hashes = np.array([hash_id(text) for text in texts], np.uint64)
-        shelf = self.index.shelf
-        hits = mending(shelf, lambda: shelf.find_many([text.encode() for text in texts], hashes))
+        raw, shelf = [text.encode() for text in texts], self.index.shelf
+        hashes = hash_texts(raw)
+        hits = mending(shelf, lambda: shelf.find_many(raw, hashes, after_seq))
         found = {ids[i]: self.index.find(texts[i]) for i in hits}
         return {
             id_: document
@@ -360,16 +384,16 @@ class Topic:
         except DiskFull:
             return
 
-    def close(self) -> dict[str, Int64]:
+    def close(self) -> dict[str, Any]:
         """Sync and close. Returns what the clean-shutdown mark says of this topic."""
         broker = self.broker
         if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
-            replay.save(broker, self.folder)
+            self.beat()
         for part in (broker.ready, broker.reserve_log, broker.history):
             part.shut()
-        self.dead.close()
-        end = self.index.close()
-        return {"base": Int64(self.index.shelf.active.base), "end": Int64(end)}
+        dead, end = self.dead.close(), self.index.close()
+        mark = {"base": Int64(self.index.shelf.active.base), "end": Int64(end), "dead": Int64(dead)}
+        return {**mark, "broker": replay.clean_mark(broker)}
 
     def damage(self) -> list[Damage]:
         """Everything found damaged so far."""
@@ -382,13 +406,3 @@ class Topic:
         """Why this topic takes no more writes, if it does not."""
         parts = (self.index.writer, self.broker.ready, self.broker.reserve_log, self.broker.history, self.dead.index.writer)
         return next((part.stopped for part in parts if part.stopped is not None), None)
-
-
-def _in_hands(group: Group, left: dict[str, f.Document]) -> list[str]:
-    """Ids that a group holds in reserve although they have left it: what they left for names the group's epoch and the offset."""
-    found = []
-    for id_, document in left.items():
-        lease, i = group.slot(group.ids[id_])
-        if (document.meta["epoch"], document.meta["offset"]) == (group.epoch, int(lease.held.offsets[i])):
-            found.append(id_)
-    return found

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 import numpy as np
 
-from turtlemq.broker import delivery
+from turtlemq.broker import cancel, delivery
 from turtlemq.broker.group import Group
-from turtlemq.model import State
+from turtlemq.dead import DeadLetter, Filter
+from turtlemq.errors import InvalidArgument
+from turtlemq.index.look import LIMIT_MAX, PAGE_BYTES
+from turtlemq.index.look import browse as browse_sleepers
+from turtlemq.index.mend import mending
+from turtlemq.lifecycle import STATES
+from turtlemq.model import DUE_MS_MAX, State
 from turtlemq.segment import format as f
 from turtlemq.topic import Topic
+
+FURTHEST = ("reserve", "sleep", "ready", "dead", "history")  # the state of a message is the first of these that a group has it in
+_EVENTS_MAX = 2_000  # looked through for one message: about 100 ms
+_LOOK_MAX = 4_000  # documents of the ready log that one page of a listing looks at: 100 ms
+_LOOK_STEP = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +86,8 @@ class MessageView:
     timeline: list[Moment] = field(default_factory=list)
 
 
-def topic_stats(topic: Topic) -> TopicStats:
-    """See `Engine.stats`."""
+def topic_stats(topic: Topic, oldest: bool = True) -> TopicStats:
+    """See `Engine.stats`. Four fifths of its cost are for the oldest, which is read from its file."""
     index, broker = topic.index.stats(), topic.broker
     groups = broker.groups.values()
     waiting = sum(group.ready for group in groups) if groups else broker.unclaimed
@@ -86,11 +99,11 @@ def topic_stats(topic: Topic) -> TopicStats:
         reserve=sum(group.in_flight for group in groups),
         history=sum(group.settled for group in groups),
         dead=dead.sleep,
-        cancelled=broker.notices + len(broker.cancelled),
+        cancelled=broker.notices + len(broker.cancelled) - len(broker.again),
         bytes=index.bytes + logs + dead.bytes,
         segments=index.segments + len(broker.ready.segments),
         live_ratio=index.live_ratio,
-        oldest_ready_ms=_oldest_ready(topic),
+        oldest_ready_ms=_oldest_ready(topic) if oldest else None,
         next_due_ms=index.next_due_ms,
         damaged=len(topic.damage()),
     )
@@ -117,19 +130,19 @@ def group_stats(topic: Topic) -> dict[str, GroupStats]:
 
 def message(topic: Topic, id_: str) -> MessageView | None:
     """See `Engine.message`. Looks into the history of settlements, newest first, only if a group has settled it."""
-    hit = topic.index.shelf.find(id_)
-    if (
-        hit is not None
-        and topic.index.get(id_) is not None
-        and not topic.index.shelf.progress.covers_one(hit[2].due_ms, hit[2].seq)
-    ):
-        return _view(hit[2], State.SLEEP.value)
+    if not id_.isprintable() or "/" in id_:  # no id is like that
+        return None
+    found = topic.index.find(id_)
+    if found is not None and not topic.index.shelf.progress.covers_one(found.due_ms, found.seq):
+        return _view(found, State.SLEEP.value)
     offset = topic.broker.ready.find(id_)
     if offset is None:
         return _survivor(topic, id_)
     read, times = topic.broker.ready.read(np.array([offset]))
+    if not read.good[0]:
+        return None
     document = delivery.document(read, 0)
-    view = _view(document, topic.broker.state(offset))
+    view = _view(document, "cancelled" if topic.broker.is_cancelled(offset) else "ready")
     if document.flags & f.NOTICE:
         view.timeline = [Moment(int(times[0]), "cancelled")]
         return view
@@ -139,11 +152,15 @@ def message(topic: Topic, id_: str) -> MessageView | None:
 
 def _complete(topic: Topic, view: MessageView, offset: int) -> MessageView:
     """What every group makes of a message at a ready offset; -1: only its retries and dead letters are left."""
+    if view.state == "cancelled":
+        view.groups = {name: {"state": "cancelled"} for name in topic.broker.groups}
+        view.timeline += _cancellation(topic, offset)
+        return view
     for group in topic.broker.groups.values():
         view.groups[group.name] = _in_group(topic, group, view.id, offset, view.priority, view)
     states = {str(entry["state"]) for entry in view.groups.values()}
-    if view.state != "cancelled" and states:
-        view.state = next(s for s in ("reserve", "sleep", "ready", "dead", "history") if s in states)
+    if states:
+        view.state = next(s for s in FURTHEST if s in states)
     view.attempt = max((int(str(entry.get("attempt", 0))) for entry in view.groups.values()), default=0)
     view.timeline.sort(key=lambda moment: moment.at_ms)
     return view
@@ -219,14 +236,118 @@ def _own_retry(topic: Topic, group: Group, key: str) -> int | None:
 
 
 def _settled(topic: Topic, group: Group, id_: str, view: MessageView) -> dict[str, object]:
-    """How a group settled it, from the history. O(settlements behind it)."""
-    for event in topic.broker.history.events():
-        if event.group != group.name or event.fields["event"] != "settle":
+    """How a group settled it, from the history; not told where that lies too far back."""
+    mark = f"\0{id_}\0".encode()
+    for event in islice(topic.broker.history.events(), _EVENTS_MAX):
+        if event.group != group.name or event.fields["event"] != "settle" or mark not in b"\0" + event.fields["ids"] + b"\0":
             continue
-        ids = event.fields["ids"].decode().split("\0")
-        if id_ in ids:
-            i = ids.index(id_)
-            view.timeline.append(Moment(int(event.array("reserved")[i]), "reserved", group.name))
-            view.timeline.append(Moment(event.at_ms, str(event.fields["outcome"]), group.name))
-            return {"state": "history", "attempt": int(event.array("attempts")[i]), "settled_ms": event.at_ms}
+        i = event.fields["ids"].decode().split("\0").index(id_)
+        view.timeline.append(Moment(int(event.array("reserved")[i]), "reserved", group.name))
+        view.timeline.append(Moment(event.at_ms, str(event.fields["outcome"]), group.name, str(event.fields["error"])))
+        return {"state": "history", "attempt": int(event.array("attempts")[i]), "settled_ms": event.at_ms}
     return {"state": "history", "attempt": 0}
+
+
+def _cancellation(topic: Topic, offset: int) -> list[Moment]:
+    """When the message at a ready offset was cancelled."""
+    for event in islice(topic.broker.history.events(), _EVENTS_MAX):
+        if event.fields["event"] == "cancel" and offset in event.array("offsets"):
+            return [Moment(event.at_ms, "cancelled")]
+    return []
+
+
+# Listings
+
+
+def browse(
+    topic: Topic, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
+) -> tuple[list[MessageView], str | None]:
+    """Messages in one state, a page at a time; without their timelines. A page may be short, or empty, though there are more: as
+    long as there is a cursor. Sleepers come by due time; the dead by the time of their death, which is what `from_ms` and `to_ms`
+    are about; all others in the order in which they came due, sleepers that were cancelled where that happened."""
+    if not 1 <= limit <= LIMIT_MAX:
+        raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
+    if state == "sleep":
+        look = partial(browse_sleepers, topic.index.shelf, from_ms, to_ms, limit, cursor)
+        documents, following = mending(topic.index.shelf, look)
+        return [_sleeper(document) for document in documents], following
+    if state == "dead":
+        letters, following = topic.dead.page(Filter(from_ms=from_ms, to_ms=to_ms), limit, cursor)
+        return [_dead(letter) for letter in letters], following
+    if state not in STATES:
+        raise InvalidArgument(f"state is one of {', '.join(STATES)}, not {state!r}")
+    if not 0 <= from_ms <= to_ms:
+        raise InvalidArgument(f"from_ms {from_ms} and to_ms {to_ms} do not make a range")
+    return _browse_ready(topic, state, from_ms, to_ms, limit, cursor)
+
+
+def _sleeper(document: f.Document) -> MessageView:
+    view = _view(document, State.SLEEP.value)
+    if document.flags & f.META:
+        group, _, view.id = document.id.rpartition("/")
+        view.attempt = int(document.meta["attempt"]) - 1
+        view.groups[group] = {"state": "sleep", "attempt": view.attempt, "due_ms": document.due_ms}
+    return view
+
+
+def _dead(letter: DeadLetter) -> MessageView:
+    view = _view(letter.document, "dead")
+    view.id, view.due_ms, view.attempt = letter.id, letter.due_ms, letter.attempts
+    told: dict[str, object] = {"state": "dead", "attempt": letter.attempts, "error": letter.error}
+    view.groups[letter.group] = {**told, "dropped_ms": letter.dropped_ms}
+    return view
+
+
+def _browse_ready(
+    topic: Topic, state: str, from_ms: int, to_ms: int, limit: int, cursor: str | None
+) -> tuple[list[MessageView], str | None]:
+    """What the ready log tells. Looks at no more than `_LOOK_MAX` documents."""
+    broker = topic.broker
+    if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise InvalidArgument(f"{cursor!r} is no cursor of this listing")
+    groups = broker.groups.values()
+    first, last = broker.ready.first_offset, broker.ready.next_offset
+    if state in ("ready", "reserve"):
+        first = max(first, min((group.committed for group in groups), default=first))
+    if state in ("reserve", "history"):
+        last = max((max(group.cursors.values()) for group in groups), default=first)
+    at, found = max(first, int(cursor or 0)), list[MessageView]()
+    stop = min(last, at + _LOOK_MAX)
+    while at < stop:
+        offsets = np.arange(at, min(at + _LOOK_STEP, stop))
+        read, _ = broker.ready.read(offsets, PAGE_BYTES)
+        at += len(read.starts)
+        flags, due = read.heads["flags"], read.heads["due"]
+        rows = np.flatnonzero(read.good & ((flags & f.META) == 0) & (due >= from_ms) & (due <= to_ms)).tolist()
+        documents = {int(offsets[i]): delivery.document(read, i) for i in rows}
+        for offset, told in _states(topic, documents).items():
+            if told == state:
+                found.append(_view(documents[offset], state))
+                if len(found) == limit:
+                    return found, str(offset + 1) if offset + 1 < last else None
+    return found, str(at) if at < last else None
+
+
+def _states(topic: Topic, documents: dict[int, f.Document]) -> dict[int, str]:
+    """The states of messages at ready offsets, over all groups, as `message` tells them."""
+    broker, groups = topic.broker, topic.broker.groups.values()
+    ids = [document.id for document in documents.values()]
+    naps, own = topic.naps(ids), cancel.own_retries(broker, ids)
+    asked = [(group.name, id_) for group in groups for id_ in ids]
+    dead = {asked[i] for i in topic.dead.holds(asked)}
+    out: dict[int, str] = {}
+    for offset, document in documents.items():
+        id_, states = document.id, set()
+        for group in groups:
+            key = (group.name, id_)
+            if id_ in group.ids:
+                states.add("reserve")
+            elif key in naps:
+                states.add("sleep")
+            elif (key in own and cancel.fresh(broker, group, own[key])) or cancel.fresh(broker, group, offset):
+                states.add("ready")
+            else:
+                states.add("dead" if key in dead else "history")
+        gone = offset in broker.cancelled or document.flags & f.NOTICE
+        out[offset] = "cancelled" if gone else next((s for s in FURTHEST if s in states), "ready")
+    return out

@@ -21,10 +21,14 @@ from turtlemq.broker.ends import Ended
 from turtlemq.broker.group import Group, Held, moved
 from turtlemq.broker.journal import Journal, pack
 from turtlemq.broker.ready import ReadyLog
-from turtlemq.errors import UnknownGroup
-from turtlemq.model import I64, Due, Settings
+from turtlemq.errors import InvalidArgument, UnknownGroup
+from turtlemq.model import DUE_MS_MAX, I64, Due, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.tally import LATENESS_MS, Histogram
+
+_UNSAVED_BYTES_MAX = 32 << 20  # of journals between two checkpoints: replaying them takes half a second
+_UNSAVED_DOCUMENTS_MAX = 500_000  # of the ready log: counting them takes as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +99,19 @@ class Broker:
         self.ready, self.reserve_log, self.history, self.settings = ready, reserve, history, settings
         self.groups: dict[str, Group] = {}
         self.cancelled: set[int] = set()  # offsets cancelled while ready
+        self.again: set[int] = set()  # those of them that are a group's own retry of a message, which is counted elsewhere
+        self.saved = (0, 0)  # bytes of the journals, documents of the ready log, at the last checkpoint
         self.levels = False  # the topic has used priorities
         self.specials = False  # the ready log holds documents that not every group sees
         self.notices = 0  # cancelled messages that are not in `cancelled`
         self.bury, self.resleep = bury, resleep  # `bury` tells how many took the place of an older letter
-        self._newest_seq = newest_seq
+        self.newest_seq = newest_seq  # of the Index
         self.dead: Counter[str] = Counter()  # dead letters by the name of their group, which may be gone
+        self.noted_seq = 0  # what came to sleep up to here had been noted by the last checkpoint; for opening only
+        self.ended: dict[str, list[str]] = {}  # cancelled ids that may sleep for a group when the process ended; for opening only
         self.leaving: list[Leaving] = []  # dead letters that were about to go when the process ended
+        self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, in every group
+        self.cancels = 0  # ready messages cancelled, since the topic was opened
         self._unclaimed: int | None = 0  # messages that no group has been made for yet; None: to be counted
 
     # From the Index
@@ -146,12 +156,13 @@ class Broker:
     def place(self, name: str, offset: int, now_ms: int) -> Group:
         """Create a group at an offset, or move it there: what is retained behind it comes (again)."""
         offset = max(self.ready.first_offset, min(offset, self.ready.next_offset))
-        epoch, newest = self.reserve_log.number + 1, self._newest_seq()
+        epoch, newest = self.reserve_log.number + 1, self.newest_seq()
         fields = {"event": "group", "epoch": Int64(epoch), "offset": Int64(offset), "since": Int64(newest)}
         self.reserve_log.append(now_ms, name, fields)
         group = self.groups.get(name) or Group(name, born=epoch)
         group.start(offset)
         group.epoch, group.moves, group.changed_ms = epoch, moved(group.moves, newest, offset), now_ms
+        group.seen_ms = now_ms
         group.unfetched = self.count_visible(name, group, offset, self.ready.next_offset)
         self.groups[name] = group
         return group
@@ -163,15 +174,15 @@ class Broker:
         del self.groups[name]
 
     def count_visible(self, name: str, place: delivery.Place, first: int, last: int) -> int:
-        """How many messages for a group lie in [first, last). O(1) where all groups see everything."""
+        """How many messages for a group lie in [first, last). Only its own retries are read."""
+        total = last - first - sum(first <= offset < last for offset in self.cancelled)
         if not self.specials:
-            return last - first - sum(first <= offset < last for offset in self.cancelled)
-        total = 0
-        for at in range(first, last, 65_536):
-            offsets = np.arange(at, min(at + 65_536, last))
-            read, _ = self.ready.read(offsets)
-            total += int(delivery.visible(name, place, read, offsets, self.cancelled).sum())
-        return total
+            return total
+        special, own = self.ready.special(first, last, name, self.cancelled)
+        for some in np.split(own, range(65_536, len(own), 65_536)):
+            read, _ = self.ready.read(some)
+            total += int(delivery.visible(name, place, read, some, self.cancelled).sum())
+        return total - special
 
     @property
     def unclaimed(self) -> int:
@@ -179,6 +190,14 @@ class Broker:
         if self._unclaimed is None:
             self._unclaimed = self.count_visible("", Group(""), self.ready.first_offset, self.ready.next_offset)
         return self._unclaimed
+
+    def forget_cancelled(self) -> None:
+        """Files of the ready log have gone, or it was opened: what was cancelled in them only counts."""
+        gone = {offset for offset in self.cancelled if offset < self.ready.first_offset}
+        self.notices += len(gone) - len(gone & self.again)
+        self.cancelled -= gone
+        self.again -= gone
+        self.recount()
 
     def recount(self) -> None:
         """Files of the ready log have gone, or it was opened: count anew when somebody asks."""
@@ -191,6 +210,7 @@ class Broker:
     ) -> Reserved:
         """Hand out up to `count` messages under a lease; with `auto` they are settled, durably, before they are handed out."""
         group = self.group(name, now_ms)
+        group.seen_ms = now_ms
         room = min(count, self.settings.max_in_flight - group.in_flight)
         if room <= 0:
             return Reserved()
@@ -208,8 +228,14 @@ class Broker:
         group.cursors, group.credits = picked.cursors, picked.credits
         group.wait_no_more(picked.retries)
         group.unfetched -= picked.passed
-        for moment in [int(until[0])] if len(until) and (until == until[0]).all() else np.unique(until).tolist():
-            group.lease(held.pick(np.flatnonzero(until == moment)), now_ms, moment, consumer)
+        if len(until) and (until == until[0]).all():
+            group.lease(held, now_ms, int(until[0]), consumer)
+        else:
+            for moment in np.unique(until).tolist():
+                group.lease(held.pick(np.flatnonzero(until == moment)), now_ms, moment, consumer)
+        if len(held):
+            group.tally.delivered += len(held)
+            self.wait.add_many(now_ms - held.ready_ms[held.attempts == 1])
         if len(late):
             ends.expire(self, group, late, now_ms)
         if len(held) and (auto or self.settings.delivery == "at-most-once"):
@@ -247,11 +273,14 @@ class Broker:
 
     def ack(self, name: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
         """A grouped list: `id` was handled, `-id` failed. Any order, any mix; ids not held in reserve are reported."""
+        if retry_delay_ms is not None and not 0 <= now_ms + retry_delay_ms <= DUE_MS_MAX:
+            raise InvalidArgument(f"a retry comes by {DUE_MS_MAX} (May 2109) at the latest, {retry_delay_ms} ms are too long")
         group = self.groups.get(name)
         if group is None:
             return Acked(0, 0, 0, [ack.removeprefix("-") for ack in acks])
-        handled, failed = split_acks(acks)
-        done, unknown = group.seek(handled)
+        whole = group.whole(acks)  # as it was handed out, as most are
+        handled, failed = split_acks(acks) if whole is None else (acks, [])
+        done, unknown = group.seek(handled) if whole is None else ([whole], [])
         acked = sum(len(which) for _, which in done)
         if acked:
             held = Held.join([lease.held.pick(which) for lease, which in done])
@@ -278,6 +307,18 @@ class Broker:
                 now_ms, name, {"event": "extend", "epoch": Int64(group.epoch), "offsets": pack(offsets), "until": until}
             )
             group.extend(taken, now_ms + ttr_ms)
+        return sum(len(which) for _, which in taken), unknown
+
+    def give_back(self, name: str, ids: Sequence[str], now_ms: int) -> tuple[int, list[str]]:
+        """A consumer was never told of these: they come again at once, and that delivery does not count. Returns how many, and
+        ids not held in reserve."""
+        if name not in self.groups:
+            return 0, list(ids)
+        group = self.groups[name]
+        taken, unknown = group.seek(ids)
+        for lease, which in taken:
+            ends.wait(self, group, lease.held.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)
+            group.close([(lease, which)])
         return sum(len(which) for _, which in taken), unknown
 
     # Ends of leases
@@ -316,47 +357,16 @@ class Broker:
         group.changed_ms = now_ms
         if outcome == "acked":
             group.settled += len(held)
+            group.tally.acked += len(held)
         else:
+            group.tally.dead += len(held)
             self.dead[group.name] += len(held) - replaced
 
     # One message
 
-    def cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, str | None]:
-        """Cancel messages that are ready and untouched in every group, durably. For each id: "cancelled", or the state that it is
-        in; None: unknown."""
-        found = {id_: self.ready.find(id_) for id_ in ids}
-        out = {id_: None if offset is None else self.state(offset) for id_, offset in found.items()}
-        ended = sorted({offset for id_, offset in found.items() if offset is not None and out[id_] == "ready"})
-        if not ended:
-            return out
-        read, _ = self.ready.read(np.array(ended))
-        fields = {"event": "cancel", "offsets": pack(ended), "seqs": pack(read.heads["seq"].astype(np.int64))}
-        self.history.append(now_ms, "", fields)
-        self.sync()
-        for offset in ended:
-            self.cancelled.add(offset)
-            for group in self.groups.values():
-                if group.waiting.pop(offset, None) is None:
-                    group.unfetched -= 1
-        if self._unclaimed is not None:
-            self._unclaimed -= len(ended)
-        return {id_: "cancelled" if state == "ready" else state for id_, state in out.items()}
-
-    def state(self, offset: int) -> str:
-        """The state of a ready offset over all groups: the furthest that any of them has brought it."""
-        read, _ = self.ready.read(np.array([offset]))
-        if offset in self.cancelled or int(read.heads["flags"][0]) & f.NOTICE:
-            return "cancelled"
-        level = int(read.heads["flags"][0]) & f.PRIORITY
-        states = {self.group_state(group, offset, level) for group in self.groups.values()}
-        return next((s for s in ("reserve", "history", "ready") if s in states), "ready")
-
-    def group_state(self, group: Group, offset: int, level: int) -> str:
-        """ready, reserve or history (settled, one way or the other)."""
-        if offset >= group.cursors[level] or offset in group.waiting:
-            return "ready"
-        held = any(lease.open[lease.held.offsets == offset].any() for lease in group.leases.values())
-        return "reserve" if held else "history"
+    def is_cancelled(self, offset: int) -> bool:
+        """Was the message at this ready offset cancelled, here or while it slept?"""
+        return offset in self.cancelled or bool(int(self.ready.read(np.array([offset]))[0].heads["flags"][0]) & f.NOTICE)
 
     def undead(self, name: str, leaving: Sequence[Leaving], now_ms: int, *, stay: bool = False) -> None:
         """Dead letters of a group are about to go, requeued, deleted or too old; or `stay` after all. Noted before it is done,
@@ -372,6 +382,20 @@ class Broker:
         self.dead[name] += len(leaving) if stay else -len(leaving)
 
     # Durability
+
+    @property
+    def unsaved(self) -> bool:
+        """Has so much happened since the last checkpoint that replaying it would take long?"""
+        events, documents = self._journaled - self.saved[0], self.ready.next_offset - self.saved[1]
+        return events > _UNSAVED_BYTES_MAX or documents > _UNSAVED_DOCUMENTS_MAX
+
+    @property
+    def _journaled(self) -> int:
+        return sum(map(sum, (self.reserve_log.position, self.history.position)))
+
+    def note_saved(self) -> None:
+        """There is a checkpoint of everything so far."""
+        self.saved = (self._journaled, self.ready.next_offset)
 
     def sync(self) -> None:
         """Everything so far is safe: the documents first, then what was done with them."""

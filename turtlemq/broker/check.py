@@ -67,11 +67,25 @@ def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: 
             yield f"{table.path.name}: ready times are not those of the batches"
         else:
             yield from _check_ids(table, batches, at, stop)
+            yield from _check_special(table, batches, at, stop)
         at = stop
     if last:
-        starts, times, _ = ready.tail.columns(ready.tail.count)
-        if not (np.array_equal(starts, batches.positions[at:]) and np.array_equal(times, batches.ready_ms[at:])):
+        tail, low = ready.tail.rows(0, ready.tail.count), int(np.searchsorted(batches.special, at))
+        if not (np.array_equal(tail.starts, batches.positions[at:]) and np.array_equal(tail.ready_ms, batches.ready_ms[at:])):
             yield f"{segment.path.name}: its last documents are not what is known of them"
+        if not np.array_equal(tail.special + at, batches.special[low:]) or not np.array_equal(tail.owners, batches.owners[low:]):
+            yield f"{segment.path.name}: which of its last documents are special is not what is known of them"
+
+
+def _check_special(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:
+    """What has become damaged since the table was made is not missed."""
+    low, high = np.searchsorted(batches.special, (at, stop)).tolist()
+    known = dict(zip(table.kills().tolist(), [] if (owners := table.owners()) is None else owners.tolist(), strict=True))
+    for ordinal, owner in zip((batches.special[low:high] - at).tolist(), batches.owners[low:high].tolist(), strict=True):
+        if known.pop(ordinal, None) != owner:
+            yield f"{table.path.name}: whose document {ordinal} is, is not what it says"
+    if any(batches.hashes[at + ordinal] for ordinal in known):
+        yield f"{table.path.name}: it takes a message for a special document"
 
 
 def _check_ids(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:

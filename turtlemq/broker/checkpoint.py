@@ -7,19 +7,19 @@ same (event `state`), so without it the journals are replayed from there.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import bson
 import numpy as np
 from bson.int64 import Int64
-from zlib_ng.zlib_ng import crc32
 
 from turtlemq.broker.group import Group
 from turtlemq.broker.journal import pack
 from turtlemq.door import Door
 from turtlemq.model import I64
+from turtlemq.segment import format as f
 
 FILE = "offset"
 
@@ -59,77 +59,62 @@ class Checkpoint:
     history: tuple[int, int] = (0, 0)
     numbers: tuple[int, int] = (0, 0)  # of the next events there
     ready_offset: int = 0  # documents of the ready log that are counted in
+    sure_offset: int = 0  # documents that were there when it was written; for replay only
+    newest_seq: int = 0  # of the Index: what came to sleep up to there was noted
     levels: bool = False
     specials: bool = False
     notices: int = 0
     cancelled: set[int] = field(default_factory=set)
+    again: set[int] = field(default_factory=set)
     dead: Counter[str] = field(default_factory=Counter)  # letters by group
     groups: dict[str, GroupMark] = field(default_factory=dict)
 
 
-def mark_of(group: Group) -> GroupMark:
-    """A group's numbers."""
-    mark = GroupMark(
-        group.epoch,
-        group.born,
-        list(group.moves),
-        [group.cursors[level] for level in sorted(group.cursors)],
-        {},
-        group.unfetched,
-        group.settled,
-        group.changed_ms,
-    )
-    for lease in group.leases.values():
-        held = lease.held
-        for i in np.flatnonzero(lease.open).tolist():
-            entry = Open(int(held.seqs[i]), int(held.attempts[i]), lease.until_ms, lease.reserved_ms, lease.consumer)
-            mark.open[int(held.offsets[i])] = entry
-    for offset, waiting in group.waiting.items():
-        mark.open[offset] = Open(0, waiting.attempt, waiting.when_ms, waits=True, error=waiting.error)
-    return mark
-
-
-def write(door: Door, folder: Path, checkpoint: Checkpoint) -> None:
-    """Replace the file."""
-    fields = encode(checkpoint)
-    door.replace(folder / FILE, bson.encode({**fields, "crc": Int64(crc32(bson.encode(fields)))}))
-
-
-def encode(checkpoint: Checkpoint) -> dict[str, Any]:
-    """As it is stored."""
+def encode(checkpoint: Checkpoint, groups: Mapping[str, Group]) -> dict[str, Any]:
+    """As it is stored: 10 ms for 100,000 messages in flight. Of `checkpoint`, everything but the groups."""
     return {
         "reserve": [Int64(n) for n in checkpoint.reserve],
         "history": [Int64(n) for n in checkpoint.history],
         "numbers": [Int64(n) for n in checkpoint.numbers],
         "ready_offset": Int64(checkpoint.ready_offset),
+        "newest_seq": Int64(checkpoint.newest_seq),
         "levels": checkpoint.levels,
         "specials": checkpoint.specials,
         "notices": Int64(checkpoint.notices),
         "cancelled": pack(sorted(checkpoint.cancelled)),
+        "again": pack(sorted(checkpoint.again)),
         "dead": {name: Int64(count) for name, count in checkpoint.dead.items() if count},
-        "groups": {name: _encode(mark) for name, mark in checkpoint.groups.items()},
+        "groups": {name: _encode(group) for name, group in groups.items()},
     }
 
 
-def _encode(mark: GroupMark) -> dict[str, Any]:
-    entries = list(mark.open.values())
+def _encode(group: Group) -> dict[str, Any]:
+    """Columns of what is in hand, one lease behind the other, and of what waits."""
+    leases = [lease for lease in group.leases.values() if lease.left]
+    rows = [np.flatnonzero(lease.open) for lease in leases]
+    waiting = list(group.waiting.values())
+    errors = {error: i for i, error in enumerate(dict.fromkeys(w.error for w in waiting))}
     return {
-        "epoch": Int64(mark.epoch),
-        "born": Int64(mark.born),
-        "moves": pack([number for move in mark.moves for number in move]),
-        "cursors": [Int64(cursor) for cursor in mark.cursors],
-        "committed": Int64(min([*mark.cursors, *mark.open])),
-        "unfetched": Int64(mark.unfetched),
-        "settled": Int64(mark.settled),
-        "changed_ms": Int64(mark.changed_ms),
-        "offsets": pack(list(mark.open)),
-        "seqs": pack([e.seq for e in entries]),
-        "attempts": pack([e.attempt for e in entries]),
-        "until": pack([e.until_ms for e in entries]),
-        "reserved": pack([e.reserved_ms for e in entries]),
-        "waits": pack([int(e.waits) for e in entries]),
-        "consumers": [e.consumer for e in entries],
-        "errors": [e.error for e in entries],
+        "epoch": Int64(group.epoch),
+        "born": Int64(group.born),
+        "moves": pack([number for move in group.moves for number in move]),
+        "cursors": [Int64(group.cursors[level]) for level in sorted(group.cursors)],
+        "committed": Int64(group.committed),
+        "unfetched": Int64(group.unfetched),
+        "settled": Int64(group.settled),
+        "changed_ms": Int64(group.changed_ms),
+        "offsets": b"".join(pack(lease.held.offsets[open_]) for lease, open_ in zip(leases, rows, strict=True)),
+        "seqs": b"".join(pack(lease.held.seqs[open_]) for lease, open_ in zip(leases, rows, strict=True)),
+        "attempts": b"".join(pack(lease.held.attempts[open_]) for lease, open_ in zip(leases, rows, strict=True)),
+        "counts": pack([len(open_) for open_ in rows]),
+        "until": pack([lease.until_ms for lease in leases]),
+        "reserved": pack([lease.reserved_ms for lease in leases]),
+        "consumers": [lease.consumer for lease in leases],
+        "waiting": pack(list(group.waiting)),
+        "waiting_attempts": pack([w.attempt for w in waiting]),
+        "waiting_until": pack([w.when_ms for w in waiting]),
+        "waiting_errors": pack([errors[w.error] for w in waiting]),
+        "errors": list(errors),
     }
 
 
@@ -139,12 +124,8 @@ def read(door: Door, folder: Path) -> Checkpoint | None:
     if not door.exists(path):
         return None
     try:
-        fields: dict[str, Any] = bson.decode(door.read_all(path))
-        check = fields.pop("crc")
-        if crc32(bson.encode(fields)) != check:
-            return None
-        return decode(fields)
-    except (bson.errors.InvalidBSON, KeyError, TypeError, ValueError):
+        return decode(f.decode_checked(door.read_all(path))[0])
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -155,10 +136,12 @@ def decode(fields: dict[str, Any]) -> Checkpoint:
         history=_pair(fields["history"]),
         numbers=_pair(fields["numbers"]),
         ready_offset=int(fields["ready_offset"]),
+        newest_seq=int(fields["newest_seq"]),
         levels=fields["levels"],
         specials=fields["specials"],
         notices=int(fields["notices"]),
         cancelled=set(_unpack(fields["cancelled"]).tolist()),
+        again=set(_unpack(fields["again"]).tolist()),
         dead=Counter({name: int(count) for name, count in fields["dead"].items()}),
         groups={name: _decode(entry) for name, entry in fields["groups"].items()},
     )
@@ -173,18 +156,28 @@ def _unpack(data: bytes) -> I64:
 
 
 def _decode(entry: dict[str, Any]) -> GroupMark:
-    columns = [_unpack(entry[name]).tolist() for name in ("offsets", "seqs", "attempts", "until", "reserved", "waits")]
-    rows = zip(*columns, entry["consumers"], entry["errors"], strict=True)
     return GroupMark(
         epoch=int(entry["epoch"]),
         born=int(entry["born"]),
         moves=[(int(seq), int(first)) for seq, first in _unpack(entry["moves"]).reshape(-1, 2)],
         cursors=[int(cursor) for cursor in entry["cursors"]],
-        open={
-            offset: Open(seq, attempt, until, reserved, consumer, bool(waits), error)
-            for offset, seq, attempt, until, reserved, waits, consumer, error in rows
-        },
+        open=_decode_leases(entry) | _decode_waiting(entry),
         unfetched=int(entry["unfetched"]),
         settled=int(entry["settled"]),
         changed_ms=int(entry["changed_ms"]),
     )
+
+
+def _decode_leases(entry: dict[str, Any]) -> dict[int, Open]:
+    counts = _unpack(entry["counts"])
+    each = [np.repeat(_unpack(entry[name]), counts).tolist() for name in ("until", "reserved")]
+    consumers = [entry["consumers"][i] for i in np.repeat(np.arange(len(counts)), counts).tolist()]
+    columns = [_unpack(entry[name]).tolist() for name in ("offsets", "seqs", "attempts")]
+    rows = zip(*columns, *each, consumers, strict=True)
+    return {offset: Open(seq, attempt, until, reserved, consumer) for offset, seq, attempt, until, reserved, consumer in rows}
+
+
+def _decode_waiting(entry: dict[str, Any]) -> dict[int, Open]:
+    names = ("waiting", "waiting_attempts", "waiting_until", "waiting_errors")
+    rows = zip(*(_unpack(entry[name]).tolist() for name in names), strict=True)
+    return {offset: Open(0, attempt, until, waits=True, error=entry["errors"][error]) for offset, attempt, until, error in rows}

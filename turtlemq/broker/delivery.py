@@ -164,22 +164,13 @@ def document(read: log.Documents, i: int) -> f.Document:
 
 
 def _ids(read: log.Documents, starts: I64, lengths: I64) -> list[str]:
-    """Ids as text. 60 ns each where all are ASCII and of one length, 150 ns otherwise."""
-    if not len(starts):
-        return []
-    width = int(lengths[0])
-    if (lengths == width).all():
-        joined = np.frombuffer(read.buffer, np.uint8)[starts[:, None] + np.arange(width)].tobytes()
-        if joined.isascii():
-            text = joined.decode("ascii")
-            return [text[i : i + width] for i in range(0, len(text), width)]
-    buffer = read.buffer
-    return [buffer[a:b].decode() for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+    """Ids as text. Each is followed by a NUL, and holds none: 50 ns each where few lengths differ, 300 ns otherwise."""
+    return f.gather(read.buffer, starts, lengths + 1)[:-1].decode().split("\0") if len(starts) else []
 
 
 def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64, attempts: I64 | None) -> Held:
     """What is known of some documents of a read, without decoding them; only retries that slept are decoded."""
-    heads = read.heads[which]
+    heads = read.heads if len(which) == len(read.heads) else read.heads[which]
     ids = _ids(read, read.starts[which] + f.PREFIX_BYTES, heads["idlen"] - 1)
     counted = np.ones(len(which), np.int64) if attempts is None else attempts
     due_ms = heads["due"].astype(np.int64)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 RAM_BACKOFF_MS = 30_000  # a retry that is further away sleeps through the Index
 RAM_RETRIES_MAX = 50_000  # so do all above this many
+_AT_ONCE = 2_000  # messages that are put to sleep with one sync: each is decoded, and takes 2 kB until then
 FULL_RETRY_MS = 1_000  # what finds no room on the disk comes again so much later
 LEASE_EXPIRED = "lease expired"
 EXPIRED = "expired"
@@ -51,6 +52,10 @@ def fail(
 ) -> tuple[int, int]:
     """Deliveries of one lease have failed. Returns how many come again and how many died."""
     held = lease.held.pick(which)
+    if error is LEASE_EXPIRED:
+        group.tally.timed_out += len(held)
+    else:
+        group.tally.failed += len(held)
     dying = held.attempts >= broker.settings.max_attempts
     when = now_ms + _delays(broker, held, delay_ms)
     far = when - now_ms > RAM_BACKOFF_MS
@@ -62,12 +67,13 @@ def fail(
         far[dead] = False
     group.close([(lease, which[dying])])
     asleep = np.flatnonzero(~dying & far)
-    if len(asleep) and not _sleep(broker, group, held.pick(asleep), when[asleep], error, now_ms):
-        far[asleep] = False
+    for some in np.split(asleep, range(_AT_ONCE, len(asleep), _AT_ONCE)):
+        if len(some) and not _sleep(broker, group, held.pick(some), when[some], error, now_ms):
+            far[some] = False
     group.close([(lease, which[~dying & far])])
     soon = np.flatnonzero(~dying & ~far)
     if len(soon):
-        _wait(broker, group, held.pick(soon), when[soon], error, now_ms)
+        wait(broker, group, held.pick(soon), when[soon], error, now_ms)
         group.close([(lease, which[soon])])
     return len(held) - int(dying.sum()), int(dying.sum())
 
@@ -90,8 +96,8 @@ def _sleep(broker: Broker, group: Group, held: Held, when: I64, error: str, now_
     return True
 
 
-def _wait(broker: Broker, group: Group, some: Held, when: I64, error: str, now_ms: int) -> None:
-    """A short back-off waits in memory."""
+def wait(broker: Broker, group: Group, some: Held, when: I64, error: str, now_ms: int, *, counted: int = 1) -> None:
+    """A short back-off waits in memory. The delivery that ends has `counted`, or has not."""
     broker.reserve_log.append(
         now_ms,
         group.name,
@@ -100,13 +106,13 @@ def _wait(broker: Broker, group: Group, some: Held, when: I64, error: str, now_m
             "epoch": Int64(group.epoch),
             "offsets": pack(some.offsets),
             "seqs": pack(some.seqs),
-            "attempts": pack(some.attempts + 1),
+            "attempts": pack(some.attempts + counted),
             "when": pack(when),
             "error": error,
         },
     )
     for offset, at_ms, attempt in zip(some.offsets.tolist(), when.tolist(), some.attempts.tolist(), strict=True):
-        group.wait(offset, Waiting(at_ms, attempt + 1, error))
+        group.wait(offset, Waiting(at_ms, attempt + counted, error))
 
 
 def die(broker: Broker, group: Group, held: Held, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:

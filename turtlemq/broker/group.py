@@ -15,6 +15,7 @@ from itertools import repeat
 import numpy as np
 
 from turtlemq.model import I64, Mask, Priority
+from turtlemq.tally import GroupTally
 
 LEVELS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 _SLOT_BITS = 20  # a fetch hands out at most a million messages
@@ -111,20 +112,23 @@ class Group:
     credits: dict[int, float] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     waiting: dict[int, Waiting] = field(default_factory=dict)  # by offset
-    ids: dict[str, int] = field(default_factory=dict)  # reserved ids: lease number << 20 | slot
     unfetched: int = 0  # messages for this group at and behind its cursors
     in_flight: int = 0
     settled: int = 0
     changed_ms: int = 0
+    seen_ms: int | None = None  # when somebody last asked for messages, in vain or not; None: not since the topic was opened
+    tally: GroupTally = field(default_factory=GroupTally)
     _deadlines: list[tuple[int, int]] = field(default_factory=list)
     _retries: list[tuple[int, int]] = field(default_factory=list)
     _next_lease: int = 0
+    _ids: dict[str, int] = field(default_factory=dict)  # see `ids`
+    _whole: dict[str, int] = field(default_factory=dict)  # leases whose ids are not entered there yet, by their first
     _shared: bool = False  # an id was in two leases at once: requeued from the dead while the group was moved back
 
     def start(self, offset: int) -> None:
         """Stand at an offset with nothing in flight."""
         self.cursors = dict.fromkeys((int(level) for level in LEVELS), offset)
-        self.leases, self.waiting, self.ids, self._shared = {}, {}, {}, False
+        self.leases, self.waiting, self._ids, self._whole, self._shared = {}, {}, {}, {}, False
         self._deadlines, self._retries = [], []
         self.in_flight = 0
 
@@ -147,15 +151,39 @@ class Group:
         self._next_lease += 1
         made = Lease(number, held, now_ms, until_ms, consumer, np.ones(len(held), np.bool_), len(held))
         self.leases[number] = made
-        first, expected = number << _SLOT_BITS, len(self.ids) + len(held)
-        self.ids.update(zip(held.ids, range(first, first + len(held)), strict=True))
-        self._shared |= len(self.ids) < expected
+        if held.ids[0] in self._whole:
+            self._enter()
+        self._whole[held.ids[0]] = number
         heappush(self._deadlines, (until_ms, number))
         self.in_flight += len(held)
         return made
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """Reserved ids: lease number << 20 | slot."""
+        self._enter()
+        return self._ids
+
+    def _enter(self) -> None:
+        """Leases that are acknowledged as they were handed out never come here: that saves a tenth of the work on a message."""
+        for number in self._whole.values():
+            ids, first = self.leases[number].held.ids, number << _SLOT_BITS
+            expected = len(self._ids) + len(ids)
+            self._ids.update(zip(ids, range(first, first + len(ids)), strict=True))
+            self._shared |= len(self._ids) < expected
+        self._whole = {}
+
+    def whole(self, ids: Sequence[str]) -> tuple[Lease, I64] | None:
+        """The lease that holds just these ids, in this order, if there is one."""
+        number = self._whole.get(ids[0]) if ids else None
+        if number is None or self.leases[number].held.ids != ids:
+            return None
+        return self.leases[number], np.arange(len(ids))
+
     def seek(self, ids: Sequence[str]) -> tuple[list[tuple[Lease, I64]], list[str]]:
         """Which leases hold these ids, and in which slots; and the ids that the group does not hold in reserve."""
+        if (whole := self.whole(ids)) is not None:
+            return [whole], []
         found = np.fromiter(map(self.ids.get, ids, repeat(-1)), np.int64, len(ids))
         if not len(found):
             return [], []
@@ -187,7 +215,8 @@ class Group:
     def close(self, taken: Sequence[tuple[Lease, I64]]) -> None:
         """These are no longer in a consumer's hands."""
         for lease, which in taken:
-            self._drop_ids(lease, which)
+            if len(which):
+                self._drop_ids(lease, which)
             lease.open[which] = False
             lease.left -= len(which)
             self.in_flight -= len(which)
@@ -196,7 +225,11 @@ class Group:
 
     def _drop_ids(self, lease: Lease, which: I64) -> None:
         """Forget who holds these ids, unless somebody else has taken one over."""
-        ids, held = self.ids, lease.held.ids
+        held = lease.held.ids
+        if len(which) == len(held) and self._whole.get(held[0]) == lease.number:
+            del self._whole[held[0]]
+            return
+        ids = self.ids
         slot = lease.number << _SLOT_BITS
         if not self._shared:
             mine = held if len(which) == len(held) else [held[i] for i in which.tolist()]

@@ -13,7 +13,7 @@ import bson
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq.broker.tail import document_hashes
+from turtlemq.broker.tail import Rows, document_hashes, specials
 from turtlemq.model import I64, U64, Mark, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import Scan
@@ -28,7 +28,13 @@ class Batches:
     positions: I64  # of the documents
     ready_ms: I64
     hashes: U64
+    special: I64  # which of them not every group sees
+    owners: U64
     progress: Progress | None  # of the last; None: there is no batch
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.positions, self.ready_ms, self.hashes, self.special, self.owners)
 
 
 def encode_head(offset: int, ready_ms: int, count: int, size: int, progress: Progress, synced: bool) -> bytes:
@@ -53,12 +59,17 @@ def read_batches(
     `next_offset`: of the first document, where that is known. `upto`: where they end, as byte and offset, where that is."""
     heads: list[int] = np.flatnonzero(found.flags & f.HANDOFF).tolist()
     synced = max((k for k, i in enumerate(heads) if found.flags[i] & f.BARRIER), default=0)
-    out = Batches(next_offset or 0, start, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64), None)
+    nothing, none = np.empty(0, np.int64), np.empty(0, np.uint64)
+    out = Batches(next_offset or 0, start, nothing, nothing, none, nothing, none, None)
     positions, times = [out.positions], [out.ready_ms]
     if heads and next_offset is not None and found.seq[heads[0]] > next_offset:  # the first head itself is damaged
         total, stop = int(found.seq[heads[0]]) - next_offset, int(found.positions[heads[0]])
         positions.append(_place(found, _between(found, start, stop), total, start, stop))
         times.append(np.full(total, int(found.due_ms[heads[0]])))
+    if not heads and next_offset is not None and upto is not None:  # every head is damaged
+        total, out.end = upto[1] - next_offset, upto[0]
+        positions.append(_place(found, _between(found, start, upto[0]), total, start, upto[0]))
+        times.append(np.zeros(total, np.int64))
     for k, i in enumerate(heads):
         count, size, progress = _decode_head(view, found, i)
         first = int(found.positions[i] + found.lengths[i])
@@ -76,7 +87,11 @@ def read_batches(
         times.append(np.full(total, int(found.due_ms[i])))
         out.end, out.progress = stop, progress
     out.positions, out.ready_ms = np.concatenate(positions), np.concatenate(times)
-    out.hashes = _hashes(view, found, out.positions)
+    good = _found(found, out.positions)
+    out.hashes = np.zeros(len(out.positions), np.uint64)
+    out.hashes[good] = document_hashes(view, out.positions[good])
+    special, out.owners = specials(view, out.positions[good])
+    out.special = good[special]
     return out
 
 
@@ -96,11 +111,9 @@ def _place(found: Scan, mine: I64, total: int, first: int, stop: int) -> I64:
     return np.sort(np.append(mine, np.array(spread, np.int64)))
 
 
-def _hashes(view: memoryview, found: Scan, positions: I64) -> U64:
-    hashes = np.zeros(len(positions), np.uint64)
+def _found(found: Scan, positions: I64) -> I64:
+    """Which of these positions are those of good documents."""
     if not len(found):
-        return hashes
+        return np.empty(0, np.int64)
     at = np.minimum(np.searchsorted(found.positions, positions), len(found) - 1)
-    good = found.positions[at] == positions
-    hashes[good] = document_hashes(view, positions[good])
-    return hashes
+    return np.flatnonzero(found.positions[at] == positions)

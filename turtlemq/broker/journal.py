@@ -59,6 +59,7 @@ class Journal:
         self.last_ms: dict[int, int] = {}  # when each file was last written to, as far as known
         self._fd = -1
         self._dirty = False
+        self._spoiled = False  # the header of the active file is damaged
 
     def _path(self, base: int) -> Path:
         return self.folder / names.segment(self.kind, base)
@@ -81,31 +82,44 @@ class Journal:
         files = [names.parse(name) for name in self.door.names(self.folder)]
         mine = [file for file in files if file is not None and file.kind == self.kind]
         self.bases = sorted(file.base for file in mine if file.what == "bson" and not file.suffix)
-        while self.bases and self.door.size(self._path(self.bases[-1])) < len(self._header(self.bases[-1])):
+        while self.bases and self._never_written(self.bases[-1]):
             self.door.remove(self._path(self.bases.pop()))
+
+    def _never_written(self, base: int) -> bool:
+        """A file that a crash left with nothing in it, its header perhaps not even synced."""
+        blank = self._header(base)
+        size = self.door.size(self._path(base))
+        if size != len(blank):
+            return size < len(blank)
+        data = self.door.read_all(self._path(base))
+        return data != blank and log.never_synced(data, blank)
 
     def holds(self, start: tuple[int, int]) -> bool:
         """Is this position in a file that is there?"""
         return start == (0, 0) or (start[0] in self.bases and start[1] <= self.door.size(self._path(start[0])))
 
-    def open(self, start: tuple[int, int]) -> list[Event]:
-        """Find the end, cut what is torn, and return the events from `start` on; from the beginning if that is not there."""
+    def open(self, start: tuple[int, int], clean: tuple[int, int] | None = None) -> list[Event]:
+        """Find the end, cut what is torn, and return the events from `start` on; from the beginning if that is not there.
+        `clean`: where it ended at a proper stop; then nothing is torn."""
         known = start[1] > 0 and self.holds(start)
         events: list[Event] = []
         for base in self.bases:
             if known and base < start[0]:
                 continue
             first = start[1] if known and base == start[0] else len(self._header(base))
-            events += self._read(base, first, last=base == self.bases[-1])
+            events += self._read(base, first, base == self.bases[-1], clean)
         if events:
             self.number = events[-1].number + 1
         return events
 
-    def _read(self, base: int, first: int, last: bool) -> Iterator[Event]:
+    def _read(self, base: int, first: int, last: bool, clean: tuple[int, int] | None) -> Iterator[Event]:
         path = self._path(base)
-        log.read_header(self.door, path)
+        header, start = log.try_header(self.door, path, self.kind, self.topic, base)
+        if header is None:  # events begin at the same place in any case; no more are added to such a file
+            self.damage.append(Damage(path.name, 0, start, "its header is damaged"))
+            self._spoiled = last
         view = self.door.map(path)
-        found = scan(view, first, len(view), sealed=not last)
+        found = scan(view, first, len(view), sealed=not last or clean == (base, len(view)))
         self.damage += log.damage_of(path, found)
         if last:
             fd = self.door.open_write(path)
@@ -140,7 +154,7 @@ class Journal:
 
     def append(self, at_ms: int, group: str, fields: dict[str, Any]) -> None:
         """Write one event; it outlives this process from here on. On a full disk nothing changes."""
-        self._refuse_if_stopped()
+        self.refuse_if_stopped()
         body = bson.encode(fields)
         try:
             self._append(at_ms, group, body)
@@ -154,7 +168,8 @@ class Journal:
             self._open_or_roll(at_ms, len(body) + _BARE_BYTES)
         self._write(at_ms, group, body)
 
-    def _refuse_if_stopped(self) -> None:
+    def refuse_if_stopped(self) -> None:
+        """Nothing may be written once a write has failed and nobody knows what it left."""
         if self.stopped is not None:
             raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
 
@@ -176,7 +191,7 @@ class Journal:
         if self._fd < 0 and self.bases:
             self._fd = self.door.open_write(self._path(self.bases[-1]))
         empty = self.bases and self.size == len(self._header(self.bases[-1]))
-        if self._fd >= 0 and (empty or self.size + size <= self.settings.segment_bytes):
+        if self._fd >= 0 and not self._spoiled and (empty or self.size + size <= self.settings.segment_bytes):
             return
         self.roll(at_ms)
 
@@ -194,19 +209,32 @@ class Journal:
         self.shut()
         self._fd, self.size = fd, len(self._header(base))
         self.bases.append(base)
+        self._spoiled = False
         if state is not None:
             self._write(at_ms, "", state)
 
     def sync(self) -> None:
         """Make every event so far durable. After an error the descriptor is not trusted again."""
-        self._refuse_if_stopped()
+        self.refuse_if_stopped()
         if self._dirty and self._fd >= 0:
             try:
                 self.door.sync(self._fd, self._path(self.bases[-1]))
             except OSError as error:
-                self.stopped = error
-                raise Stopped(f"{Stopped.__doc__} The cause was: {error}") from error
+                raise self.stop(error) from error
         self._dirty = False
+
+    def unsynced(self) -> tuple[int, Path] | None:
+        """A descriptor for whoever syncs this journal elsewhere, and its file; None if nothing is to be synced."""
+        return (self.door.copy(self._fd), self._path(self.bases[-1])) if self._dirty and self._fd >= 0 else None
+
+    def synced(self, number: int) -> None:
+        """Every event before this number was synced elsewhere."""
+        self._dirty &= self.number != number
+
+    def stop(self, error: OSError) -> Stopped:
+        """No more writes until the topic is opened again. Returns what the caller shall hear."""
+        self.stopped = self.stopped or error
+        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
 
     def extents(self) -> list[Extent]:
         """Its files, as retention looks at them."""

@@ -11,7 +11,7 @@ are ready times and whose ids are those of the documents, so nothing is resident
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -19,16 +19,16 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from turtlemq.broker.handoffs import Batches, encode_head, read_batches
-from turtlemq.broker.tail import Tail
+from turtlemq.broker.handoffs import encode_head, read_batches
+from turtlemq.broker.tail import Rows, Tail, owner
 from turtlemq.door import Door
-from turtlemq.errors import Corrupt, DiskFull, Stopped, TurtleError
+from turtlemq.errors import DiskFull, Stopped, TurtleError
 from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Progress, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
 from turtlemq.segment import table as t
 from turtlemq.segment.ids import hash_id
-from turtlemq.segment.scan import Scan, scan
+from turtlemq.segment.scan import scan
 
 KIND = "ready"
 P = ParamSpec("P")
@@ -60,6 +60,7 @@ class Segment:
     size: int
     data_start: int
     tables: list[t.Table] = field(default_factory=list)
+    spoiled: bool = False  # its header is damaged: what is there is served, and nothing is added
 
     @property
     def tabled(self) -> int:
@@ -67,7 +68,9 @@ class Segment:
 
 
 class ReadyLog:
-    """The one writer and reader of a topic's ready log."""
+    """The one writer and reader of a topic's ready log. Opened by `recover.open_ready`."""
+
+    kind = KIND
 
     def __init__(self, door: Door, folder: Path, topic: str, settings: Settings) -> None:
         self.door, self.folder, self.topic, self.settings = door, folder, topic, settings
@@ -80,105 +83,11 @@ class ReadyLog:
         self._fd = -1
         self._last_batch = (0, 0)  # documents of the tail before the last batch, and where its head lies
 
-    # Opening
-
-    def open(self) -> None:
-        """Find the last whole batch, cut what is behind it, and take up or make the tables."""
-        files = [names.parse(name) for name in self.door.names(self.folder)]
-        mine = [file for file in files if file is not None and file.kind == KIND]
-        bases = sorted(file.base for file in mine if file.what == "bson" and not file.suffix)
-        for file in mine:
-            if file.suffix or (file.what != "bson" and file.base not in bases):
-                self.door.remove(self.folder / _name(file))
-        while bases and self.door.size(self.folder / names.segment(KIND, bases[-1])) <= self._header_bytes(bases[-1]):
-            self.door.remove(self.folder / names.segment(KIND, bases.pop()))  # made, and nothing written to it
-        for base in bases:
-            self._open_segment(base, last=base == bases[-1])
-        while len(self.segments) > 1 and not self.segments[-1].tables and not self.tail.count:
-            self._step_back()
-        self.durable, self.durable_offset = self.progress, self.next_offset
-
-    def _step_back(self) -> None:
-        """The last segment holds no whole batch: what was handed off last stands in the one before."""
-        self.door.remove(self.segments.pop().path)
-        before = self.segments.pop()
-        self.next_offset = before.first_offset
-        self._open_segment(before.base, last=True)
-
-    def _header_bytes(self, base: int) -> int:
-        return len(f.encode_header(f.FileHeader(KIND, self.topic, base)))
-
-    def _open_segment(self, base: int, last: bool) -> None:
-        path = self.folder / names.segment(KIND, base)
-        header, start = log.read_header(self.door, path)
-        if (header.kind, header.topic, header.base) != (KIND, self.topic, base):
-            raise Corrupt(f"{path.name} says it is {header.kind} {header.base} of topic {header.topic!r}. Move it back there.")
-        segment = Segment(base, path, self.next_offset, self.door.size(path), start)
-        position = self._take_tables(segment)
-        expected = self.next_offset if self.segments else None
-        if segment.tables:
-            expected = segment.tables[0].cover.first_seq + segment.tabled
-        position, found, batches = self._scan(segment, position, expected)
-        if last and not len(batches.positions) and segment.tables:  # what was handed off last stands in the last table
-            gone = segment.tables.pop()
-            self.door.remove(gone.path)
-            position, found, batches = self._scan(segment, gone.cover.start, gone.cover.first_seq)
-        segment.first_offset = segment.tables[0].cover.first_seq if segment.tables else batches.first_offset
-        offset = segment.first_offset + segment.tabled
-        self.next_offset = offset + len(batches.positions)
-        self.progress = batches.progress or self.progress
-        self.damage += [d for d in log.damage_of(path, found) if d.position < batches.end]
-        self.segments.append(segment)
-        if last:
-            self._cut(segment, batches.end)
-            self.tail = Tail(position, 0, self.tail.last_ready_ms)
-            self.tail.extend(batches.positions, batches.ready_ms, batches.hashes)
-            self.tail.end = batches.end
-        elif len(batches.positions):
-            count = len(batches.positions)
-            cover = t.Cover(base, 0, segment.tabled, count, position, batches.end, offset, offset + count - 1, 0)
-            segment.tables.append(self.store(cover, batches.positions, batches.ready_ms, batches.hashes))
-
-    def _scan(self, segment: Segment, position: int, expected: int | None) -> tuple[int, Scan, Batches]:
-        view = self.door.map(segment.path)
-        found = scan(view, position, segment.size, sealed=True)
-        return position, found, read_batches(view, found, position, expected)
-
-    def _take_tables(self, segment: Segment) -> int:
-        """Tables that follow each other from the first document on. Returns the byte position behind them."""
-        position = segment.data_start
-        while True:
-            path = self.folder / names.table(KIND, segment.base, segment.tabled)
-            try:
-                table = t.open_table(self.door, path)
-            except t.Damaged:
-                table = None
-                self.door.remove(path)
-            if table is None:
-                return position
-            cover = table.cover
-            if (cover.base, cover.first, cover.start) != (segment.base, segment.tabled, position) or cover.end > segment.size:
-                self.door.remove(path)
-                return position
-            segment.tables.append(table)
-            position = cover.end
-
-    def _cut(self, segment: Segment, end: int) -> None:
-        """Cut what is behind the last whole batch, and make the rest durable: from here on it is relied on."""
-        fd = self.door.open_write(segment.path)
-        try:
-            if end < segment.size:
-                self.door.truncate(fd, segment.path, end)
-            self.door.sync(fd, segment.path)
-        finally:
-            self.door.close(fd)
-        segment.size = end
-
     # Writing
 
     def accept(self, raw: bytes, starts: I64, progress: Progress, now_ms: int) -> int:
         """Append a batch of documents, return the offset of the first. Durable after `sync`. A full disk changes nothing."""
-        self._refuse_if_stopped()
+        self.refuse_if_stopped()
         segment = self._segment_for(len(raw), len(starts))
         ready_ms = max(now_ms, self.tail.last_ready_ms)
         synced = self.durable_offset == self.next_offset
@@ -201,7 +110,7 @@ class ReadyLog:
             self._flush_if_room(*self._last_batch)
         return first
 
-    def _refuse_if_stopped(self) -> None:
+    def refuse_if_stopped(self) -> None:
         if self.stopped is not None:
             raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
 
@@ -211,7 +120,7 @@ class ReadyLog:
         if active is not None:
             documents = active.tabled + self.tail.count
             fits = active.size + size <= self.settings.segment_bytes and documents + count <= SEGMENT_MESSAGES_MAX
-            if fits or not documents:
+            if (fits or not documents) and not active.spoiled:
                 if self._fd < 0:
                     self._fd = self.door.open_write(active.path)
                 return active
@@ -250,15 +159,15 @@ class ReadyLog:
         first = segment.tabled
         offset = segment.first_offset + first
         cover = t.Cover(segment.base, 0, first, count, self.tail.start, end, offset, offset + count - 1, 0)
-        segment.tables.append(self.store(cover, *self.tail.columns(count)))
+        segment.tables.append(self.store(cover, self.tail.rows(0, count)))
         self.tail = self.tail.rest(count, end)
         self._last_batch = (0, end)
 
-    def store(self, cover: t.Cover, starts: I64, ready_ms: I64, hashes: U64) -> t.Table:
+    def store(self, cover: t.Cover, rows: Rows) -> t.Table:
         """Write a table over ready documents; where the disk is full, serve it from memory."""
         ordinals = np.arange(cover.documents)
-        keys = f.packed_keys(ready_ms, ordinals)
-        data = b"".join(t.build(cover, keys, np.append(starts, cover.end), hashes, ordinals, np.empty(0, np.int64)))
+        keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
+        data = b"".join(t.build(cover, keys, positions, rows.hashes, ordinals, rows.special, rows.owners))
         path = self.folder / names.table(KIND, cover.base, cover.first)
         try:
             self.door.replace(path, data, durable=False)
@@ -271,14 +180,28 @@ class ReadyLog:
     def sync(self) -> None:
         """Make every batch so far durable; then the Index may let go of those documents. After an error the descriptor is not
         trusted again."""
-        self._refuse_if_stopped()
+        self.refuse_if_stopped()
         if self._fd >= 0 and self.durable_offset < self.next_offset:
             try:
                 self.door.sync(self._fd, self.segments[-1].path)
             except OSError as error:
-                self.stopped = error
-                raise Stopped(f"{Stopped.__doc__} The cause was: {error}") from error
+                raise self.stop(error) from error
         self.durable, self.durable_offset = self.progress, self.next_offset
+
+    def unsynced(self) -> tuple[int, Path] | None:
+        """A descriptor for whoever syncs this log elsewhere, and its file; None if nothing is to be synced."""
+        behind = self._fd >= 0 and self.durable_offset < self.next_offset
+        return (self.door.copy(self._fd), self.segments[-1].path) if behind else None
+
+    def synced(self, progress: Progress, offset: int) -> None:
+        """Everything up to this offset was synced elsewhere."""
+        if offset >= self.durable_offset:
+            self.durable, self.durable_offset = progress, offset
+
+    def stop(self, error: OSError) -> Stopped:
+        """No more writes until the topic is opened again. Returns what the caller shall hear."""
+        self.stopped = self.stopped or error
+        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
 
     def shut(self) -> None:
         """Close the descriptor."""
@@ -361,6 +284,29 @@ class ReadyLog:
         return self.next_offset - self.tail.count + self.tail.rank(ready_ms)
 
     @mending
+    def special(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
+        """How many documents of [first, last) not every group sees, without cancelled ones, and the offsets of those that are one
+        group's own."""
+        count, mine, wanted = 0, [np.empty(0, np.int64)], np.uint64(owner(name.encode()))
+        tail = self.tail.rows(0, self.tail.count)
+        parts = [(self.next_offset - self.tail.count, tail.special, tail.owners)]
+        for segment in self.segments:
+            at = segment.first_offset
+            for table in segment.tables:
+                if at < last and at + table.cover.documents > first:
+                    owners = table.owners()
+                    assert owners is not None, "or it would not have been taken up"
+                    parts.append((at, table.kills(), owners))
+                at += table.cover.documents
+        for at, special, owners in parts:
+            low, high = np.searchsorted(special, (first - at, last - at)).tolist()
+            count += high - low
+            if cancelled:
+                count -= int(np.isin(at + special[low:high], list(cancelled)).sum())
+            mine.append(at + special[low:high][owners[low:high] == wanted])
+        return count, np.sort(np.concatenate(mine))
+
+    @mending
     def newest_ms(self, segment: Segment) -> int:
         """When the last document of a segment became ready."""
         last = segment.tables[-1] if segment.tables else None
@@ -408,7 +354,7 @@ class ReadyLog:
         found = scan(view, cover.start, cover.end, sealed=True)
         upto = (cover.end, cover.first_seq + cover.documents)
         batches = read_batches(view, found, cover.start, cover.first_seq, upto)
-        fresh = self.store(cover, batches.positions, batches.ready_ms, batches.hashes)
+        fresh = self.store(cover, batches.rows)
         segment.tables = [fresh if table is broken else table for table in segment.tables]
 
     def drop_first(self) -> None:
@@ -426,8 +372,3 @@ def _ready_times(table: t.Table, ordinals: I64) -> I64:
     """Keys are ready times, which rise with the ordinals, so a key's rank is its ordinal."""
     first = int(ordinals[0])
     return f.key_dues(table.slice(first, int(ordinals[-1]) + 1)[ordinals - first])
-
-
-def _name(file: names.FileName) -> str:
-    plain = names.segment(file.kind, file.base) if file.what == "bson" else names.table(file.kind, file.base, file.first)
-    return plain + file.suffix

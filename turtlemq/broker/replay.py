@@ -7,10 +7,12 @@ seqs as well, so what is said of a document that is not there any more is passed
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bson.int64 import Int64
 
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker import delivery
@@ -19,8 +21,9 @@ from turtlemq.broker.ends import Ended
 from turtlemq.broker.group import LEVELS, Group, Held, Waiting, moved
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.ready import ReadyLog
+from turtlemq.broker.recover import Clean, open_ready
 from turtlemq.door import Door
-from turtlemq.model import I64, Settings
+from turtlemq.model import I64, Mask, Progress, Settings
 from turtlemq.segment import format as f
 
 
@@ -32,39 +35,49 @@ def open_broker(
     bury: Callable[[Sequence[Ended]], int],
     resleep: Callable[[Sequence[Ended]], None],
     newest_seq: Callable[[], int],
+    clean: dict[str, Any] | None = None,
 ) -> tuple[Broker, bool, bool]:
     """The Broker of a topic, made if there is none; whether it knows more than the last checkpoint says; and whether the journals
-    speak of documents that a power cut took."""
+    speak of documents that a power cut took. `clean`: what `clean_mark` said at a proper stop."""
     door.make_folder(folder)
     ready = ReadyLog(door, folder, topic, settings)
-    ready.open()
+    open_ready(ready, None if clean is None else Clean.read(clean["ready"]))
     reserve, history = (Journal(door, folder, topic, kind, settings) for kind in ("reserve", "history"))
     broker = Broker(ready, reserve, history, settings, bury, resleep, newest_seq)
     broker.recount()
     reserve.state = lambda: _state(broker)
-    saved, leases, derived = _begin(broker, c.read(door, folder))
-    settlements = history.open(saved.history)
+    ends = {kind: (int(clean[kind][0]), int(clean[kind][1])) for kind in ("reserve", "history")} if clean else {}
+    saved, leases, derived = _begin(broker, c.read(door, folder), ends.get("reserve"))
+    settlements = history.open(saved.history, ends.get("history"))
     reserve.number, history.number = max(reserve.number, saved.numbers[0]), max(history.number, saved.numbers[1])
     torn = _replay(broker, saved, leases, settlements)
-    _tidy(broker, saved, recount=torn or derived)
-    broker.dead = saved.dead
+    _tidy(broker, saved, recount=torn or derived or _hindsight(leases, settlements))
+    broker.dead, broker.noted_seq = saved.dead, saved.newest_seq
+    broker.note_saved()  # nearly: what was replayed now is noted by whoever opened this
     for name, mark in saved.groups.items():
         broker.groups[name] = _group(broker, name, mark)
     return broker, bool(leases or settlements), torn
 
 
-def _begin(broker: Broker, saved: c.Checkpoint | None) -> tuple[c.Checkpoint, list[Event], bool]:
+def clean_mark(broker: Broker) -> dict[str, Any]:
+    """Where the files end, for the clean-shutdown mark."""
+    ends = {journal.kind: [Int64(at) for at in journal.position] for journal in (broker.reserve_log, broker.history)}
+    return {"ready": Clean.of(broker.ready), **ends}
+
+
+def _begin(broker: Broker, saved: c.Checkpoint | None, clean: tuple[int, int] | None) -> tuple[c.Checkpoint, list[Event], bool]:
     """Where replay begins, and the events of the reserve journal from there on: at the checkpoint, or where a file begins, which
     may speak of documents that retention has removed since."""
     reserve, history, ready = broker.reserve_log, broker.history, broker.ready
     for journal in (reserve, history):
         journal.find_files()
     if saved is not None and reserve.holds(saved.reserve) and history.holds(saved.history):
-        return saved, reserve.open(saved.reserve), False
-    events = reserve.open((0, 0))
+        return saved, reserve.open(saved.reserve, clean), False
+    events = reserve.open((0, 0), clean)
     for i in range(len(events) - 1, -1, -1):
         if events[i].fields["event"] == "state":
             state = c.decode(events[i].fields["state"])
+            state.numbers = (events[i].number + 1, state.numbers[1])
             if history.holds(state.history):
                 return state, events[i + 1 :], True
     return c.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0), events, True
@@ -78,33 +91,51 @@ def _replay(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlement
     for event in settlements:
         if event.fields["event"] == "cancel":
             torn |= _apply_cancel(broker, saved, event)
-    broker.cancelled, broker.levels, broker.specials, broker.notices = (
-        saved.cancelled,
-        saved.levels,
-        saved.specials,
-        saved.notices,
-    )
+    broker.cancelled, broker.again, broker.levels = saved.cancelled, saved.again, saved.levels
+    broker.specials, broker.notices = saved.specials, saved.notices
+    ended, expected, unsure = _ended(settlements), saved.numbers[0], set[str]()
     for event in leases:
-        torn |= _apply_lease(broker, saved, event)
+        if event.number != expected:  # an event before this one is damaged: any group may have got messages with it
+            unsure, torn = set(saved.groups), True
+        if event.fields["event"] == "lease" and event.group in unsure:
+            unsure.discard(event.group)
+            _recover_lease(broker, saved.groups.get(event.group), event, ended)
+        torn |= _apply_lease(broker, saved, event, ended)
+        expected = event.number + 1
     for event in settlements:
         if event.fields["event"] != "cancel":
             torn |= _apply_settlement(broker, saved, event)
     return torn
 
 
+def _ended(settlements: list[Event]) -> dict[tuple[str, int], I64]:
+    """Offsets that were settled, sorted, by group and epoch: most leases that are replayed have ended, and need not be made."""
+    found: dict[tuple[str, int], list[I64]] = {}
+    for event in settlements:
+        if event.fields["event"] == "settle":
+            found.setdefault((event.group, int(event.fields["epoch"])), []).append(event.array("offsets"))
+    return {key: np.sort(np.concatenate(arrays)) for key, arrays in found.items()}
+
+
+def _hindsight(leases: list[Event], settlements: list[Event]) -> bool:
+    """A group that was moved is counted as of now, without what was fetched first and cancelled later."""
+    cancelled = any(event.fields["event"] == "cancel" for event in settlements)
+    return cancelled and any(event.fields["event"] == "group" for event in leases)
+
+
 def _tidy(broker: Broker, saved: c.Checkpoint, recount: bool) -> None:
     """Drop what is said of documents that are cancelled or no longer there. `recount`: such were counted, too."""
     first = broker.ready.first_offset
-    gone = {offset for offset in saved.cancelled if offset < first}
     for name, mark in saved.groups.items():
-        for offset in [offset for offset in mark.open if offset in saved.cancelled or offset < first]:
-            del mark.open[offset]
-            mark.unfetched += 1
+        mark.open = {offset: e for offset, e in mark.open.items() if offset not in saved.cancelled and offset >= first}
         if recount:
             cursors = [max(cursor, first) for cursor in mark.cursors]
-            mark.unfetched = count_unfetched(broker, name, mark, dict(zip(sorted(map(int, LEVELS)), cursors, strict=True)))
-    broker.cancelled -= gone
-    broker.notices += len(gone)
+            levels = dict(zip(sorted(map(int, LEVELS)), cursors, strict=True))
+            if len(set(cursors)) == 1:
+                mark.unfetched = broker.count_visible(name, mark, cursors[0], broker.ready.next_offset)
+            else:
+                mark.unfetched = count_unfetched(broker, name, mark, levels)
+    broker.forget_cancelled()
 
 
 def count_unfetched(broker: Broker, name: str, place: delivery.Place, cursors: dict[int, int]) -> int:
@@ -133,36 +164,39 @@ def _count_arrivals(broker: Broker, saved: c.Checkpoint) -> None:
         saved.notices += int(((flags & f.NOTICE) != 0).sum())
         for name, mark in saved.groups.items():
             mark.unfetched += int(delivery.visible(name, mark, read, offsets, frozenset()).sum())
-    saved.ready_offset = broker.ready.next_offset
+    saved.sure_offset, saved.ready_offset = saved.ready_offset, broker.ready.next_offset
 
 
-def _real(broker: Broker, offsets: I64, seqs: I64) -> tuple[I64, int]:
+def _real(broker: Broker, saved: c.Checkpoint, offsets: I64, seqs: I64) -> tuple[I64, int]:
     """Which of these offsets still hold the documents that an event was about (positions into the arrays), and how many hold
     another or none, because a power cut took them. Those that retention has removed are neither."""
     ready = broker.ready
     order = np.argsort(offsets, kind="stable")
     order = order[offsets[order] >= ready.first_offset]
     inside = order[offsets[order] < ready.next_offset]
-    if not len(inside):
-        return inside, len(order)
-    read, _ = ready.read(offsets[inside])
-    same: I64 = inside[~read.good | (read.heads["seq"] == seqs[inside])]
+    fresh = inside[offsets[inside] >= saved.sure_offset]  # what is before was synced before the checkpoint: nothing took it
+    same: I64 = inside[: len(inside) - len(fresh)]
+    if len(fresh):
+        read, _ = ready.read(offsets[fresh])
+        same = np.append(same, fresh[~read.good | (read.heads["seq"] == seqs[fresh])])
     return same, len(order) - len(same)
 
 
 def _apply_cancel(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
     """Also tells, like the others, whether the event speaks of documents that are not there any more."""
     offsets = event.array("offsets")
-    real, lost = _real(broker, offsets, event.array("seqs"))
-    for offset in offsets[real].tolist():
-        if offset not in saved.cancelled:
-            saved.cancelled.add(offset)
-            for mark in saved.groups.values():
-                mark.unfetched -= 1
+    real, lost = _real(broker, saved, offsets, event.array("seqs"))
+    saved.cancelled |= set(offsets[real].tolist())
+    saved.again |= set(event.array("again").tolist()) & saved.cancelled
+    for name, packed in event.fields["unfetched"].items():
+        if name in saved.groups:
+            saved.groups[name].unfetched -= len(packed) // 8
+    for name, ids in event.fields["naps"].items():
+        broker.ended.setdefault(name, []).extend(ids.decode().split("\0"))
     return lost > 0
 
 
-def _apply_lease(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
+def _apply_lease(broker: Broker, saved: c.Checkpoint, event: Event, ended: dict[tuple[str, int], I64]) -> bool:
     kind = event.fields["event"]
     if kind == "forget":
         saved.groups.pop(event.group, None)
@@ -178,9 +212,9 @@ def _apply_lease(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
             if offset in mark.open:
                 mark.open[offset].until_ms = int(event.fields["until"])
         return False
-    real, lost = _real(broker, offsets, event.array("seqs"))
+    real, lost = _real(broker, saved, offsets, event.array("seqs"))
     if kind == "lease":
-        _take_lease(broker, mark, event, real)
+        _take_lease(broker, mark, event, real[~_among(offsets[real], ended.get((event.group, mark.epoch)))])
     elif kind == "retry":
         attempts, when = event.array("attempts"), event.array("when")
         for i in real.tolist():
@@ -190,6 +224,23 @@ def _apply_lease(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
         for offset in offsets[real].tolist():
             mark.open.pop(offset, None)
     return lost > 0
+
+
+def _recover_lease(broker: Broker, mark: c.GroupMark | None, event: Event, ended: dict[tuple[str, int], I64]) -> None:
+    """A damaged event stood before this one. What the cursors passed in between, and nobody is known to have had, comes again."""
+    if mark is None or mark.epoch != event.fields["epoch"]:
+        return
+    before, after = np.array(mark.cursors), np.array([int(cursor) for cursor in event.fields["cursors"]])
+    first, last = max(int(before.min()), broker.ready.first_offset), min(int(after.max()), broker.ready.next_offset)
+    passed = np.setdiff1d(np.arange(first, last), event.array("offsets"))
+    passed = passed[~_among(passed, ended.get((event.group, mark.epoch)))]
+    for some in np.split(passed, range(65_536, len(passed), 65_536)):
+        read, _ = broker.ready.read(some)
+        levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(before) - 1)
+        lost = read.good & (some >= before[levels]) & (some < after[levels])
+        lost &= delivery.visible(event.group, mark, read, some, broker.cancelled)
+        for offset in some[lost].tolist():
+            mark.open.setdefault(offset, c.Open(0, 1, event.at_ms, waits=True, error="a journal is damaged"))
 
 
 def _start(broker: Broker, saved: c.Checkpoint, event: Event) -> None:
@@ -208,9 +259,17 @@ def _take_lease(broker: Broker, mark: c.GroupMark, event: Event, real: I64) -> N
     mark.unfetched -= int(event.fields["passed"])
     offsets, seqs, attempts, until = (event.array(name) for name in ("offsets", "seqs", "attempts", "until"))
     consumer = event.fields["consumer"]
-    for i in real.tolist():
-        entry = c.Open(int(seqs[i]), int(attempts[i]), int(until[i]), event.at_ms, consumer)
-        mark.open[int(offsets[i])] = entry
+    columns = [column[real].tolist() for column in (offsets, seqs, attempts, until)]
+    for offset, seq, attempt, end_ms in zip(*columns, strict=True):
+        mark.open[offset] = c.Open(seq, attempt, end_ms, event.at_ms, consumer)
+
+
+def _among(offsets: I64, known: I64 | None) -> Mask:
+    """Which of these are among sorted ones."""
+    if known is None or not len(known):
+        return np.zeros(len(offsets), np.bool_)
+    same: Mask = known[np.minimum(np.searchsorted(known, offsets), len(known) - 1)] == offsets
+    return same
 
 
 def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
@@ -223,7 +282,7 @@ def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool
         saved.dead[event.group] += len(offsets) - int(event.fields["replaced"])
     if mark is None or epoch < mark.born:
         return False
-    real, lost = _real(broker, offsets, event.array("seqs"))
+    real, lost = _real(broker, saved, offsets, event.array("seqs"))
     if epoch == mark.epoch:
         for offset in offsets[real].tolist():
             mark.open.pop(offset, None)
@@ -275,26 +334,75 @@ def _state(broker: Broker) -> dict[str, Any]:
     """What a file of the reserve journal begins with: a checkpoint. Like any, it must not run ahead of its data."""
     broker.ready.sync()
     broker.history.sync()
-    return c.encode(_checkpoint(broker))
+    return c.encode(_checkpoint(broker), broker.groups)
+
+
+@dataclass(slots=True)
+class Save:
+    """A checkpoint on its way to the disk, by whatever thread: files to sync, then the checkpoint of the moment when it was made.
+    It must never run ahead of its data."""
+
+    path: Path
+    data: bytes
+    syncs: list[tuple[str, int, Path]]  # kind, a descriptor of its own, file
+    ready: tuple[Progress, int]
+    numbers: tuple[int, int]
+    failed: dict[str, OSError] = field(default_factory=dict)
+
+    def run(self, door: Door) -> None:
+        """Touches nothing but files."""
+        for kind, fd, path in self.syncs:
+            try:
+                if not self.failed:
+                    door.sync(fd, path)
+            except OSError as error:
+                self.failed[kind] = error
+            finally:
+                door.close(fd)
+        if not self.failed:
+            door.replace(self.path, self.data)
+
+
+def begin_save(broker: Broker, folder: Path) -> Save:
+    """Where everything stands now. `Save.run` may take its time; then `end_save`."""
+    logs = (broker.ready, broker.reserve_log, broker.history)
+    for log in logs:
+        log.refuse_if_stopped()
+    data = f.encode_checked(c.encode(_checkpoint(broker), broker.groups))
+    syncs = [(log.kind, *unsynced) for log in logs if (unsynced := log.unsynced()) is not None]
+    numbers = (broker.reserve_log.number, broker.history.number)
+    broker.note_saved()
+    return Save(folder / c.FILE, data, syncs, (broker.ready.progress, broker.ready.next_offset), numbers)
+
+
+def end_save(broker: Broker, done: Save) -> None:
+    """What was unsynced then is durable now. Raises if a sync failed: then that log is not written any more."""
+    for log in (broker.ready, broker.reserve_log, broker.history):
+        if log.kind in done.failed:
+            raise log.stop(done.failed[log.kind])
+    broker.ready.synced(*done.ready)
+    for journal, number in zip((broker.reserve_log, broker.history), done.numbers, strict=True):
+        journal.synced(number)
 
 
 def save(broker: Broker, folder: Path) -> None:
-    """Sync everything, then write the checkpoint: it must never run ahead of its data."""
-    broker.sync()
-    c.write(broker.ready.door, folder, _checkpoint(broker))
+    """All of it at once."""
+    saving = begin_save(broker, folder)
+    saving.run(broker.ready.door)
+    end_save(broker, saving)
 
 
 def _checkpoint(broker: Broker) -> c.Checkpoint:
-    marks = {name: c.mark_of(group) for name, group in broker.groups.items()}
     return c.Checkpoint(
         reserve=broker.reserve_log.position,
         history=broker.history.position,
         numbers=(broker.reserve_log.number, broker.history.number),
         ready_offset=broker.ready.next_offset,
+        newest_seq=broker.newest_seq(),
         levels=broker.levels,
         specials=broker.specials,
         notices=broker.notices,
-        cancelled={offset for offset in broker.cancelled if offset >= broker.ready.first_offset},
+        cancelled=broker.cancelled,
+        again=broker.again,
         dead=broker.dead,
-        groups=marks,
     )

@@ -7,6 +7,7 @@ from itertools import pairwise
 from turtlemq.broker import replay
 from turtlemq.broker.broker import Broker
 from turtlemq.broker.policy import Extent, droppable
+from turtlemq.errors import DiskFull
 
 
 def keep_house(broker: Broker, now_ms: int) -> int:
@@ -19,8 +20,23 @@ def keep_house(broker: Broker, now_ms: int) -> int:
         total -= broker.ready.segments[0].size
         broker.ready.drop_first()
     if dropped:
-        _forget_cancelled(broker)
+        broker.forget_cancelled()
+        _note_state(broker)
     return count + dropped + _drop_journals(broker, now_ms, total)
+
+
+def may_go(broker: Broker) -> bool:
+    """Is there anything that grows too old by itself? The newest file of each log always stays."""
+    logs = (broker.ready.segments, broker.reserve_log.bases, broker.history.bases)
+    return any(len(files) > 1 for files in logs) or bool(broker.settings.group_expire_hours and broker.groups)
+
+
+def _note_state(broker: Broker) -> None:
+    """What the removed files had to tell must not have to be found out from journals alone."""
+    try:
+        broker.reserve_log.note_state()
+    except DiskFull:
+        return  # the checkpoint has it
 
 
 def _drop_journals(broker: Broker, now_ms: int, total: int) -> int:
@@ -38,18 +54,15 @@ def _drop_journals(broker: Broker, now_ms: int, total: int) -> int:
     return count
 
 
-def _forget_cancelled(broker: Broker) -> None:
-    gone = {offset for offset in broker.cancelled if offset < broker.ready.first_offset}
-    broker.cancelled -= gone
-    broker.notices += len(gone)
-    broker.recount()
-
-
 def _forget_groups(broker: Broker, now_ms: int) -> int:
     hours = broker.settings.group_expire_hours
     if not hours:
         return 0
-    idle = [g.name for g in broker.groups.values() if not g.in_flight and now_ms - g.changed_ms > hours * 3_600_000]
+    for group in broker.groups.values():
+        if group.seen_ms is None:
+            group.seen_ms = now_ms  # nobody can have asked while the topic was closed
+    limit_ms = now_ms - hours * 3_600_000
+    idle = [g.name for g in broker.groups.values() if not g.in_flight and max(g.changed_ms, g.seen_ms or 0) < limit_ms]
     for name in idle:
         broker.forget(name, now_ms)
     return len(idle)

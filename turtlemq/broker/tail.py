@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+
 import numpy as np
+import xxhash
 
 from turtlemq.model import I64, U64
 from turtlemq.segment import format as f
+from turtlemq.segment.hashes import Hashes
 from turtlemq.segment.ids import hash_id, hash_seqs
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Documents as columns, by ordinal; and which of them are special: not every group sees them."""
+
+    starts: I64
+    ready_ms: I64
+    hashes: U64
+    special: I64  # their ordinals, rising
+    owners: U64  # for each, the hash of the name of the group whose retry it is; 0: nobody's, a notice
+
+
 class Tail:
-    """Columns by ordinal. 24 B a document; the dict over ids is filled only when someone looks for one."""
+    """Columns by ordinal. 24 B a document, and 16 more for finding ids once somebody has looked for one."""
 
     def __init__(self, start: int, count: int, last_ready_ms: int = 0) -> None:
         self.start = self.end = start  # bytes of the segment that it covers
@@ -19,15 +36,20 @@ class Tail:
         self.starts: I64 = np.empty(1024, np.int64)
         self.ready_ms: I64 = np.empty(1024, np.int64)
         self.hashes: U64 = np.empty(1024, np.uint64)
-        self._ids: dict[int, int] = {}
-        self._known = 0  # documents whose ids are in the dict
+        self.special, self.owners = array("q"), array("Q")  # see `Rows`
+        self._ids = Hashes()
+        self._known = 0  # documents whose ids are entered there
 
     def add(self, positions: I64, ready_ms: int, raw: bytes | memoryview, starts: I64) -> None:
         """Documents of one batch: where they lie in the file, and their bytes."""
-        self.extend(positions, np.full(len(positions), ready_ms), document_hashes(raw, starts))
+        hashes, (special, owners) = document_hashes(raw, starts), specials(raw, starts)
+        self.extend(Rows(positions, np.full(len(positions), ready_ms), hashes, special, owners))
 
-    def extend(self, positions: I64, ready_ms: I64, hashes: U64) -> None:
+    def extend(self, rows: Rows) -> None:
         """More documents, in order."""
+        positions, ready_ms = rows.starts, rows.ready_ms
+        self.special.frombytes((rows.special + self.count).astype(np.int64).tobytes())
+        self.owners.frombytes(rows.owners.astype(np.uint64).tobytes())
         last = self.count + len(positions)
         if last > len(self.starts):
             size = max(last, 4 * len(self.starts))
@@ -37,19 +59,21 @@ class Tail:
                 new[: self.count] = old[: self.count]
                 setattr(self, name, new)
         self.starts[self.count : last], self.ready_ms[self.count : last] = positions, ready_ms
-        self.hashes[self.count : last] = hashes
+        self.hashes[self.count : last] = rows.hashes
         self.count = last
         if len(ready_ms):
             self.last_ready_ms = int(ready_ms[-1])
 
-    def columns(self, count: int) -> tuple[I64, I64, U64]:
-        """The first `count` documents: starts, ready times, hashes."""
-        return self.starts[:count], self.ready_ms[:count], self.hashes[:count]
+    def rows(self, first: int, last: int) -> Rows:
+        """Documents [first, last)."""
+        low, high = bisect_left(self.special, first), bisect_left(self.special, last)
+        special, owners = np.array(self.special[low:high], np.int64) - first, np.array(self.owners[low:high], np.uint64)
+        return Rows(self.starts[first:last], self.ready_ms[first:last], self.hashes[first:last], special, owners)
 
     def rest(self, count: int, start: int) -> Tail:
         """What is left behind the first `count` documents."""
         rest = Tail(start, 0, self.last_ready_ms)
-        rest.extend(self.starts[count : self.count], self.ready_ms[count : self.count], self.hashes[count : self.count])
+        rest.extend(self.rows(count, self.count))
         rest.end = self.end
         return rest
 
@@ -65,11 +89,11 @@ class Tail:
     def find_many(self, hashes: U64) -> list[tuple[int, int]]:
         """(index, ordinal) of candidates; the newest of each id."""
         if self._known < self.count:
-            fresh = self.hashes[self._known : self.count].tolist()
-            self._ids.update(zip(fresh, range(self._known, self.count), strict=True))
+            self._ids.add(self.hashes, self._known, self.count)
             self._known = self.count
-        found = map(self._ids.get, hashes.tolist())
-        return [(i, ordinal) for i, ordinal in enumerate(found) if ordinal is not None]
+        found = self._ids.find_many(self.hashes, hashes)
+        hits = np.flatnonzero(found >= 0)
+        return list(zip(hits.tolist(), found[hits].tolist(), strict=True))
 
 
 def document_hashes(raw: bytes | memoryview, starts: I64) -> U64:
@@ -83,3 +107,20 @@ def document_hashes(raw: bytes | memoryview, starts: I64) -> U64:
         view = memoryview(raw)
         hashes[own] = np.array([hash_id(str(view[a:b], "utf-8")) for a, b in zip(first, last, strict=True)], np.uint64)
     return hashes
+
+
+def owner(name: bytes) -> int:
+    """Who a retry belongs to, as a number that is never 0."""
+    return xxhash.xxh3_64_intdigest(name) or 1
+
+
+def specials(raw: bytes | memoryview, starts: I64) -> tuple[I64, U64]:
+    """Which of the documents in `raw` not every group sees: retries, and notices of cancelled sleepers; and whose they are."""
+    heads = f.prefixes(raw, starts)
+    special = np.flatnonzero(heads["flags"] & (f.META | f.NOTICE))
+    owners = np.zeros(len(special), np.uint64)
+    for k, i in enumerate(special.tolist()):
+        if not heads["flags"][i] & f.NOTICE:
+            at = int(starts[i]) + f.PREFIX_BYTES
+            owners[k] = owner(bytes(raw[at : at + int(heads["idlen"][i]) - 1]).partition(b"/")[0])
+    return special, owners

@@ -7,13 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Topic, Url, answered, body_text, call, fail, path, show, when
+from turtlemq.cli.call import URL, AsJson, Topic, Url, answered, body_text, call, fail, path, plain, print_table, show, table
+from turtlemq.cli.times import moment, seconds, when
 
 app = typer.Typer()
 
-Ids = Annotated[list[str] | None, typer.Argument(help="Ids; or use --all, --in-group, --error.")]
-InGroup = Annotated[str | None, typer.Option("--in-group", help="Only of this group.")]
-OfError = Annotated[str | None, typer.Option("--error", help="Only those that died of this.")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids; or use --all, --in-group, --error.", show_default=False)]
+InGroup = Annotated[str | None, typer.Option("--in-group", help="Only of this group.", show_default=False)]
+OfError = Annotated[str | None, typer.Option("--error", help="Only those that died of this.", show_default=False)]
+Since = Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help="Only those that died since.", show_default=False)]
+Until = Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help="Only those that died until.", show_default=False)]
 All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
@@ -35,30 +38,41 @@ def list_dead(
     limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=10_000)] = 100,
     group: InGroup = None,
     error: OfError = None,
+    since: Since = None,
+    until: Until = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, the oldest first. With --json an object a line."""
-    found = call(url, "GET", path(topic, "dead", limit=limit, group=group, error=error))
+    """List dead letters, the oldest first. With --json an object a line.
+
+    turtlemq dead list orders --since -1d --limit 20
+    """
+    found = call(url, "GET", path(topic, "dead", limit=limit, group=group, error=error, from_ms=since, to_ms=until))
+    made = table("id", "group", "attempts", "died", "error", "body", left=6)
     for letter in found["messages"]:
         if as_json:
             show(letter)
         else:
-            line = (letter["id"], letter["group"], f"{letter['attempts']} attempts", when(letter["dropped_ms"]), letter["error"])
-            print(*line, body_text(letter), sep="\t")
+            told = (letter["id"], letter["group"], str(letter["attempts"]), when(letter["dropped_ms"]), letter["error"])
+            made.add_row(*map(plain, told), body_text(letter))
+    if not as_json:
+        print_table(made)
     if found["cursor"] is not None and not as_json:
         print("… and more (--limit)", file=sys.stderr)
 
 
 @app.command()
 def summary(topic: Topic, group: InGroup = None, url: Url = URL, as_json: AsJson = False) -> None:
-    """How many died of what."""
+    """How many died of what.
+
+    turtlemq dead summary orders
+    """
     found = call(url, "GET", path(topic, "dead", "summary", group=group))
     if as_json:
         show(found)
         return
     for error, count in found["errors"].items():
-        print(f"{count:>10,}  {error or '(no reason given)'}")
+        print(f"{count:>10,}  {plain(error) or '(no reason given)'}")
     print(f"{found['total']:>10,}  in all")
 
 
@@ -69,13 +83,18 @@ def requeue(
     group: InGroup = None,
     error: OfError = None,
     everything: All = False,
-    delay: Annotated[float | None, typer.Option(help="Seconds to sleep first.", min=0)] = None,
-    per_s: Annotated[float | None, typer.Option(help="Spread them: so many a second.")] = None,
+    delay: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="S", help="Seconds to sleep first.", show_default=False)
+    ] = None,
+    per_s: Annotated[float | None, typer.Option(help="Spread them: so many a second.", show_default=False)] = None,
     keep_attempts: Annotated[bool, typer.Option("--keep-attempts", help="Do not count from 1 again.")] = False,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Let dead letters sleep and be delivered again."""
+    """Let dead letters sleep and be delivered again. Exits with 1 if an id is not among them.
+
+    turtlemq dead requeue orders --error "no connection" --delay 5m --per-s 100
+    """
     asked = _chosen(ids, group, error, everything) | {"reset_attempts": not keep_attempts}
     asked |= {name: value for name, value in (("delay", delay), ("per_s", per_s)) if value is not None}
     found = call(url, "POST", path(topic, "dead", "requeue"), asked)
@@ -93,7 +112,10 @@ def delete(
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead letters for good."""
+    """Delete dead letters for good. Exits with 1 if an id is not among them.
+
+    turtlemq dead delete orders order-17
+    """
     found = call(url, "POST", path(topic, "dead", "delete"), _chosen(ids, group, error, everything))
     show(found) if as_json else print(f"{found['deleted']} deleted")
     raise typer.Exit(1 if found["unknown"] else 0)
@@ -101,7 +123,10 @@ def delete(
 
 @app.command()
 def export(topic: Topic, group: InGroup = None, error: OfError = None, url: Url = URL) -> None:
-    """Write all dead letters to stdout, a JSON object a line."""
+    """Write all dead letters to stdout, a JSON object a line.
+
+    turtlemq dead export orders > dead.ndjson
+    """
     with answered(url, "GET", path(topic, "dead", "export", group=group, error=error)) as response:
         while chunk := response.read(65_536):
             sys.stdout.buffer.write(chunk)

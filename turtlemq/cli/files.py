@@ -1,4 +1,6 @@
-"""Verbs on files, without a server: check, inspect, compact. A folder that a server holds is refused by its lock."""
+"""Verbs on files, without a server: check, inspect, compact. A folder that a server holds is refused by its lock.
+
+`compact` also asks a running server, if it is not told a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import AsJson, Topic, fail, plain, progress, show, when
+from turtlemq.cli.call import URL, AsJson, Topic, Url, amount, call, fail, path, plain, progress, show
+from turtlemq.cli.times import when
 
 if TYPE_CHECKING:
     from turtlemq.engine import Engine
@@ -40,17 +43,21 @@ def _opened(data: Path) -> Iterator[Engine]:
 
 
 def check(data: Data = Path("data"), as_json: AsJson = False) -> None:
-    """Read every byte again and find every broken invariant: a line each, and exit code 1."""
-    from turtlemq.index.check import check as check_index
+    """Read every byte again and find every broken invariant: a line each, and exit code 1.
+
+    turtlemq check --data data
+    """
+    from turtlemq.checks import check_topic
 
     problems: list[str] = []
     with _opened(data) as engine, progress() as shown:
-        task = shown.add_task("check", total=len(engine.topics))
+        sizes = {name: engine.stats(name).bytes for name in engine.topics}
+        task = shown.add_task("check", total=sum(sizes.values()))
         for name, topic in engine.topics.items():
             shown.update(task, description=f"check {name}")
-            problems += check_index(topic.index) + check_index(topic.dead.index)
+            problems += check_topic(topic)
             problems += [f"{name}/{damage}" for damage in topic.damage()]
-            shown.advance(task)
+            shown.advance(task, sizes[name])
         topics = len(engine.topics)
     problems = list(dict.fromkeys(problems))
     if as_json:
@@ -65,7 +72,10 @@ def inspect(
     limit: Annotated[int, typer.Option(help="How many documents at most; 0 for all.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the documents of a segment with their positions. With --json an object a line. Exits with 1 if bytes are damaged."""
+    """Show the documents of a segment with their positions. With --json an object a line. Exits with 1 if bytes are damaged.
+
+    turtlemq inspect data/topic/orders/delay_0000000000.bson --limit 10
+    """
     from turtlemq.door import Door
     from turtlemq.errors import TurtleError
     from turtlemq.segment import format as f
@@ -131,10 +141,33 @@ def _event(body: bytes) -> dict[str, Any]:
     return out
 
 
-def compact(topic: Topic, data: Data = Path("data"), as_json: AsJson = False) -> None:
-    """Free the room of messages that are gone, now."""
-    from rich.console import Console
+def compact(
+    topic: Topic,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="The data folder of a server that is stopped; else a running one is asked.", show_default=False
+        ),
+    ] = None,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """Free the room of messages that are gone, now.
 
+    turtlemq compact orders
+
+    turtlemq compact orders --data data
+    """
+    with progress() as shown:
+        shown.add_task(f"compact {topic}", total=None)
+        before, after = _compact_here(data, topic) if data is not None else _compact_there(url, topic)
+    if as_json:
+        show({"bytes_before": before, "bytes": after})
+    else:
+        print(f"{topic}: {before:,} bytes before, {after:,} now ({amount(before - after)} freed)")
+
+
+def _compact_here(data: Path, topic: str) -> tuple[int, int]:
     from turtlemq.errors import UnknownTopic
 
     with _opened(data) as engine:
@@ -142,7 +175,15 @@ def compact(topic: Topic, data: Data = Path("data"), as_json: AsJson = False) ->
             before = engine.stats(topic).bytes
         except UnknownTopic as error:
             fail(str(error))
-        with Console(stderr=True).status(f"compacting {topic}"):
-            engine.compact(topic)
-        after = engine.stats(topic).bytes
-    show({"bytes_before": before, "bytes": after}) if as_json else print(f"{topic}: {before:,} bytes before, {after:,} now")
+        engine.compact(topic)
+        return before, engine.stats(topic).bytes
+
+
+def _compact_there(url: str, topic: str) -> tuple[int, int]:
+    """The server answers after half a minute at most, finished or not: ask until it is."""
+    before: int | None = None
+    while True:
+        answer = call(url, "POST", path(topic, "compact"))
+        before = answer["bytes_before"] if before is None else before
+        if answer["outcome"] != "running":
+            return before, answer["bytes"]

@@ -1,4 +1,4 @@
-"""Client verbs that look: topics, stats, forecast."""
+"""Client verbs that look at a topic: stats, forecast."""
 
 from __future__ import annotations
 
@@ -7,83 +7,98 @@ from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Topic, Url, call, path, show, when
+from turtlemq.cli.call import URL, AsJson, Topic, Url, amount, call, console, path, print_table, show, table
+from turtlemq.cli.times import seconds, when
+from turtlemq.cli.topics import groups_table
 
-STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
 BAR = " ▏▎▍▌▋▊▉█"
-
-
-def topics(url: Url = URL, as_json: AsJson = False) -> None:
-    """List all topics with their figures."""
-    found = call(url, "GET", path())["topics"]
-    if as_json:
-        show(found)
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("topic", *STATES, "bytes", box=None, pad_edge=False)
-    for one in found:
-        table.add_row(one["topic"], *(f"{one['stats'][state]:,}" for state in STATES), f"{one['stats']['bytes']:,}")
-    Console().print(table)
+LINES = 24  # of a forecast, where the bucket is not said
 
 
 def stats(
     topic: Topic,
     watch: Annotated[bool, typer.Option("--watch", help="Show them again every second, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(parser=seconds, metavar="S", help="With --watch: how often.")] = 1,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Figures of one topic and its groups."""
-    if as_json:
-        show(call(url, "GET", path(topic)))
+    """Figures of one topic and its groups. With --watch also as rates; with --watch --json an object a line.
+
+    turtlemq stats orders
+
+    turtlemq stats orders --watch
+    """
+    if not watch:
+        found = call(url, "GET", path(topic))
+        if as_json:
+            show(found)
+        else:
+            for made in _tables(found, None, 0):
+                print_table(made)
         return
-    from rich.console import Console
+    try:
+        _watch(url, topic, max(every, 0.1), as_json)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch(url: str, topic: str, every: float, as_json: bool) -> None:
+    from rich.console import Group
     from rich.live import Live
 
-    if not watch:
-        Console().print(_picture(call(url, "GET", path(topic))))
-        return
-    with Live(refresh_per_second=4) as live:
-        try:
-            while True:
-                live.update(_picture(call(url, "GET", path(topic))))
-                time.sleep(1)
-        except KeyboardInterrupt:
-            return
+    before: dict[str, Any] | None = None
+    at = time.monotonic()
+    with Live(console=console(), refresh_per_second=4, auto_refresh=not as_json) as live:
+        while True:
+            found = call(url, "GET", path(topic))
+            now = time.monotonic()
+            if as_json:
+                show(found)
+            else:
+                live.update(Group(*_tables(found, before, now - at)))
+            before, at = found, now
+            time.sleep(every)
 
 
-def _picture(found: dict[str, Any]) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-
+def _tables(found: dict[str, Any], before: dict[str, Any] | None, passed_s: float) -> list[Any]:
     figures = found["stats"]
-    table = Table("topic", found["topic"], box=None, pad_edge=False)
+    made = table("topic", found["topic"], *(["a second"] if before else []))
     for name, value in figures.items():
-        table.add_row(name, when(value) if name.endswith("_ms") else f"{value:,}")
-    groups = Table("group", "ready", "reserve", "history", "dead", "lag", box=None, pad_edge=False)
-    for name, one in found["groups"].items():
-        groups.add_row(name, *(f"{one[key]:,}" for key in ("ready", "reserve", "history", "dead", "lag")))
-    return Group(table, "", groups) if found["groups"] else table
+        text = when(value) if name.endswith("_ms") else amount(value) if name == "bytes" else f"{value:,}"
+        row = [name, text]
+        if before is not None and isinstance(value, int) and not name.endswith("_ms"):
+            rate = (value - (before["stats"].get(name) or 0)) / max(passed_s, 0.001)
+            row.append(f"{rate:+,.0f}" if round(rate) else "")
+        made.add_row(*row)
+    return [made, groups_table(found["groups"])] if found["groups"] else [made]
 
 
 def forecast(
     topic: Topic,
     hours: Annotated[float, typer.Option(help="How far to look ahead.", min=0.001)] = 24,
-    bucket: Annotated[float, typer.Option(help="Seconds of one line.", min=0.001)] = 3600,
+    bucket: Annotated[
+        float | None,
+        typer.Option(parser=seconds, metavar="S", help="Seconds of one line. (default: 24 lines)", show_default=False),
+    ] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """How much comes due when, as a picture."""
-    found = call(url, "GET", path(topic, "forecast", hours=hours, bucket=bucket))
+    """How much comes due when, as a picture.
+
+    turtlemq forecast orders --hours 24 --bucket 1h
+    """
+    size = bucket if bucket is not None else max(round(hours * 3600 / LINES, 3), 0.001)
+    found = call(url, "GET", path(topic, "forecast", hours=hours, bucket=size))
     if as_json:
         show(found)
         return
+    out = console()
     top = max([*found["counts"], 1])
     if found["overdue"]:
-        print(f"overdue {found['overdue']:,}")
+        out.print(f"overdue {found['overdue']:,}", style="red")
     for i, count in enumerate(found["counts"]):
-        print(f"{when(found['from_ms'] + i * found['bucket_ms'])[:19]}  {count:>10,}  {bar(count / top, 50)}".rstrip())
+        at, drawn = when(found["from_ms"] + i * found["bucket_ms"])[:19], bar(count / top, 50)
+        out.print(f"{at}  {count:>10,}" + (f"  [green]{drawn}" if drawn else ""), markup=True)
     if found["beyond"]:
         print(f"later {found['beyond']:,}")
 

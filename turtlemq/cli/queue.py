@@ -1,8 +1,7 @@
-"""Client verbs that move messages: put, fetch, ack, cancel."""
+"""Client verbs that move messages: put, fetch, ack, extend, cancel."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -11,32 +10,79 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Group, Topic, Url, answered, body_text, call, fail, path, progress, show, when
+from turtlemq.cli.call import (
+    URL,
+    AsJson,
+    Group,
+    Topic,
+    Url,
+    answered,
+    body_text,
+    call,
+    console,
+    fail,
+    path,
+    plain,
+    progress,
+    show,
+    with_body,
+)
+from turtlemq.cli.times import HELP, moment, seconds, when
 
-LINES = 1_000  # of a file in one request
+LINES = 1_000  # of a file in one request …
+LINE_BYTES = 4 << 20  # … and no more than about so many bytes
+DUE = f"When it is due: {HELP}."
 
 
 def put(
     topic: Topic,
-    body: Annotated[str | None, typer.Argument(help="The body: JSON, or any other text. '-' reads messages from stdin.")] = None,
-    delay: Annotated[float | None, typer.Option(help="Seconds to sleep.", min=0)] = None,
-    id_: Annotated[str | None, typer.Option("--id", help="An id of your own.")] = None,
-    ttr: Annotated[float | None, typer.Option(help="Seconds that a consumer may take.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file of messages, a JSON object a line (NDJSON).")] = None,
+    body: Annotated[
+        str | None, typer.Argument(help="The body: JSON, or any other text. '-' reads messages from stdin.", show_default=False)
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="S", help="Seconds to sleep, or 30m, 2h, 3d.", show_default=False)
+    ] = None,
+    due: Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help=DUE, show_default=False)] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="An id of your own.", show_default=False)] = None,
+    ttr: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="S", help="Seconds that a consumer may take.", show_default=False)
+    ] = None,
+    priority: Annotated[str | None, typer.Option(help="high, normal or low.", show_default=False)] = None,
+    expires: Annotated[
+        int | None,
+        typer.Option(parser=moment, metavar="TIME", help="Not delivered by then, it is dead.", show_default=False),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A file of messages, a JSON object a line (NDJSON).", show_default=False)
+    ] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Store a message, or many from a file. Prints their ids."""
+    """Store a message, or many from a file or stdin. Prints its id.
+
+    turtlemq put orders '{"close": 17}' --id order-17 --delay 30m
+
+    turtlemq put mails hello --due 2030-01-31T08:00 --priority high --header lang=en
+
+    turtlemq put orders --file orders.ndjson
+    """
     if (body is None) == (file is None):
         fail("give a BODY, or --file F.ndjson, or '-' for stdin", 2)
+    given = {"id": id_, "delay": delay, "due_ms": due, "ttr": ttr, "priority": priority, "expires_ms": expires}
+    message: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if header:
+        message["headers"] = _headers(header)
     if body is not None and body != "-":
-        given = {"body": _value(body), "id": id_, "delay": delay, "ttr": ttr}
-        message = {name: value for name, value in given.items() if value is not None or name == "body"}
-        answer = call(url, "POST", path(topic, "messages"), message)
+        answer = call(url, "POST", path(topic, "messages"), with_body(message, body))
         show(answer) if as_json else print(*answer["ids"], sep="\n")
+        if answer["duplicates"] and not as_json:
+            console(stderr=True).print("this id is there already; the first message is kept", style="yellow")
         return
-    if (delay, id_, ttr) != (None, None, None):
-        fail("--delay, --id and --ttr are for one BODY; a file says them in its lines", 2)
+    if message:
+        fail("options like --delay and --id are for one BODY; a file says them in its lines", 2)
     if file is None:
         _put_lines(url, topic, sys.stdin.buffer, 0, as_json)
         return
@@ -47,22 +93,27 @@ def put(
         fail(f"{file}: {error.strerror or error}")
 
 
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _headers(given: list[str]) -> dict[str, str]:
+    for one in given:
+        if "=" not in one:
+            fail(f"--header {one}: write NAME=TEXT", 2)
+    return {name: text for name, _, text in (one.partition("=") for one in given)}
 
 
 def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool) -> None:
-    created = duplicates = 0
+    created = duplicates = line = 0
     with progress() as shown:
-        task = shown.add_task("put", total=size or None)
+        task = shown.add_task(f"put {topic}", total=size or None)
         for lines in _batches(source):
             data = b"".join(lines)
-            with answered(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
-                answer = json.loads(response.read())
-            created, duplicates = created + answer["created"], duplicates + answer["duplicates"]
+            try:
+                with answered(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
+                    answer = json.loads(response.read())
+            except typer.Exit:
+                said = f"{created} created and {duplicates} duplicates before; nothing of lines {line + 1} to {line + len(lines)}"
+                console(stderr=True).print(f"turtlemq: {said}", style="red")
+                raise
+            created, duplicates, line = created + answer["created"], duplicates + answer["duplicates"], line + len(lines)
             shown.advance(task, len(data))
     if as_json:
         show({"created": created, "duplicates": duplicates})
@@ -71,43 +122,78 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
 
 
 def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
-    full = (line if line.endswith(b"\n") else line + b"\n" for line in source if line.strip())
-    while lines := list(itertools.islice(full, LINES)):
+    """Lines by the thousand, or fewer where they are long: memory does not grow with the file."""
+    lines: list[bytes] = []
+    room = LINE_BYTES
+    for line in source:
+        if not line.strip():
+            continue
+        lines.append(line if line.endswith(b"\n") else line + b"\n")
+        room -= len(line)
+        if len(lines) == LINES or room <= 0:
+            yield lines
+            lines, room = [], LINE_BYTES
+    if lines:
         yield lines
 
 
 def fetch(
     topic: Topic,
     count: Annotated[int, typer.Option("--max", help="How many at most.", min=1, max=10_000)] = 100,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the first.", min=0, max=60)] = 0,
-    ttr: Annotated[float | None, typer.Option(help="Seconds that you may take; then they come again.")] = None,
+    wait: Annotated[float, typer.Option(parser=seconds, metavar="S", help="Seconds to wait for the first, up to 60.")] = 0,
+    ttr: Annotated[
+        float | None,
+        typer.Option(parser=seconds, metavar="S", help="Seconds that you may take; then they come again.", show_default=False),
+    ] = None,
     group: Group = "default",
-    consumer: Annotated[str, typer.Option(help="Your name.")] = "",
-    auto: Annotated[bool, typer.Option("--auto-ack", help="They are settled before you get them: at most once.")] = False,
+    consumer: Annotated[str, typer.Option(help="Your name, for the record.")] = "",
+    ack_: Annotated[
+        str, typer.Option("--ack", metavar="manual|auto", help="auto: settled before you get them, at most once.")
+    ] = "manual",
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch messages that are due. With --json an object a line."""
-    asked = {"max": count, "wait": wait, "consumer": consumer, "ack": "auto" if auto else "manual"}
+    """Fetch messages that are due. With --json an object a line.
+
+    turtlemq fetch orders --max 10 --wait 30
+
+    turtlemq fetch orders --group audit --ack auto --json
+    """
+    if ack_ not in ("manual", "auto"):
+        fail(f"--ack is manual or auto, not {ack_!r}", 2)
+    asked: dict[str, Any] = {"max": count, "wait": wait, "consumer": consumer, "ack": ack_}
     if ttr is not None:
         asked["ttr"] = ttr
+    out = console()
     for message in call(url, "POST", path(topic, "groups", group, "fetch"), asked)["messages"]:
         if as_json:
             show(message)
+            continue
+        line = (plain(message["id"]), f"attempt {message['attempt']}", f"due {when(message['due_ms'])}", body_text(message))
+        if out.is_terminal:
+            out.print("  ".join(line), style="yellow" if message["attempt"] > 1 else None)
         else:
-            print(message["id"], f"attempt {message['attempt']}", f"due {when(message['due_ms'])}", body_text(message), sep="\t")
+            print(*line, sep="\t")
 
 
 def ack(
     topic: Topic,
-    ids: Annotated[list[str], typer.Argument(help="ID for a message that was handled, -ID for one that failed.")],
+    ids: Annotated[
+        list[str], typer.Argument(help="ID for a message that was handled, -ID for one that failed.", show_default=False)
+    ],
     group: Group = "default",
     error: Annotated[str, typer.Option(help="Why the failed ones failed.")] = "",
-    retry_delay: Annotated[float | None, typer.Option(help="Seconds until the failed ones come again.", min=0)] = None,
+    retry_delay: Annotated[
+        float | None,
+        typer.Option(parser=seconds, metavar="S", help="Seconds until the failed ones come again.", show_default=False),
+    ] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Acknowledge messages: turtlemq ack orders 17 -18"""
+    """Acknowledge messages: the first was handled, the second failed.
+
+    turtlemq ack orders order-17 -order-18 --error "no connection"
+    """
     asked: dict[str, Any] = {"acks": ids, "error": error}
     if retry_delay is not None:
         asked["retry_delay"] = retry_delay
@@ -118,24 +204,54 @@ def ack(
         print(f"{answer['acked']} acked, {answer['failed']} failed, {answer['dead']} dead, {len(answer['unknown'])} unknown")
 
 
-def cancel(
+def extend(
     topic: Topic,
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of messages.")] = None,
-    due_from_ms: Annotated[int | None, typer.Option(help="Instead of ids: all that are due from here on …")] = None,
-    due_to_ms: Annotated[int | None, typer.Option(help="… up to here, in epoch milliseconds.")] = None,
+    ids: Annotated[list[str], typer.Argument(help="Ids of messages that you hold.", show_default=False)],
+    ttr: Annotated[float, typer.Option(parser=seconds, metavar="S", help="Seconds from now that you may still take.")] = 60,
+    group: Group = "default",
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel messages that nobody has fetched yet. Exits with 1 if one could not be cancelled."""
-    times = {"due_from_ms": due_from_ms, "due_to_ms": due_to_ms}
+    """More time for messages that were fetched. Exits with 1 if the group does not hold one.
+
+    turtlemq extend orders order-17 --ttr 2m
+    """
+    answer = call(url, "POST", path(topic, "groups", group, "extend"), {"ids": ids, "ttr": ttr})
+    if as_json:
+        show(answer)
+    else:
+        print(f"{answer['extended']} extended, {len(answer['unknown'])} unknown")
+    raise typer.Exit(1 if answer["unknown"] else 0)
+
+
+def cancel(
+    topic: Topic,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of messages.", show_default=False)] = None,
+    due_from: Annotated[
+        int | None,
+        typer.Option(parser=moment, metavar="TIME", help="Instead of ids: all that are due from here on …", show_default=False),
+    ] = None,
+    due_to: Annotated[
+        int | None, typer.Option(parser=moment, metavar="TIME", help=f"… up to here: {HELP}.", show_default=False)
+    ] = None,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel messages that nobody has fetched yet. Exits with 1 if one could not be cancelled.
+
+    turtlemq cancel orders order-17 order-18
+
+    turtlemq cancel orders --due-from +1h --due-to +2h
+    """
+    times = {"due_from_ms": due_from, "due_to_ms": due_to}
     asked: dict[str, Any] = {name: value for name, value in times.items() if value is not None}
     if bool(ids) == bool(asked):
-        fail("give ids, or --due-from-ms and --due-to-ms", 2)
+        fail("give ids, or --due-from and --due-to", 2)
     answer = call(url, "POST", path(topic, "cancel"), {"ids": ids} if ids else asked)
     if as_json:
         show(answer)
     else:
         print(f"{answer['cancelled']} cancelled")
         for id_, state in answer["missed"].items():
-            print(f"{id_}: {state}", file=sys.stderr)
+            print(f"{plain(id_)}: {state}", file=sys.stderr)
     raise typer.Exit(1 if answer["missed"] else 0)

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from turtlemq import __version__
-from turtlemq.cli import dead, files, look, queue, serve
+from turtlemq.cli import backup, bench, config, dead, files, identity, look, message, queue, serve, topics
+from turtlemq.cli.call import AsJson, show
 
 app = typer.Typer(
     name="turtlemq",
@@ -31,15 +32,40 @@ def options(
     """TurtleMQ: a delayed message queue in plain files."""
 
 
+def version(as_json: AsJson = False) -> None:
+    """Say which version this is, and which file format it reads.
+
+    turtlemq version --json
+    """
+    import platform
+
+    from turtlemq.segment.format import VERSION
+
+    told = {"turtlemq": __version__, "format": VERSION, "python": platform.python_version()}
+    show(told) if as_json else print(f"turtlemq {__version__}, file format {VERSION}, Python {told['python']}")
+
+
 app.command()(serve.serve)
 app.command()(queue.put)
 app.command()(queue.fetch)
 app.command(context_settings={"ignore_unknown_options": True})(queue.ack)
+app.command()(queue.extend)
 app.command()(queue.cancel)
-app.command()(look.topics)
+app.command()(message.get)
+app.command("list")(message.list_)
+app.command()(message.reschedule)
+app.add_typer(topics.app, name="topics")
+app.add_typer(topics.groups, name="groups", help="Consumer groups of a topic: list, place, replay, delete.")
 app.command()(look.stats)
 app.command()(look.forecast)
 app.add_typer(dead.app, name="dead", help="Dead letters: list, count, requeue, delete, export.", no_args_is_help=True)
 app.command()(files.check)
 app.command()(files.inspect)
 app.command()(files.compact)
+app.command()(backup.backup)
+app.command()(backup.restore)
+app.command()(bench.bench)
+app.command()(config.config)
+app.command()(config.token)
+app.command()(version)
+identity.add_to(app)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import bson
 import numpy as np
 from bson.int64 import Int64
-from zlib_ng.zlib_ng import crc32
 
 from turtlemq.door import Door
 from turtlemq.errors import DiskFull
@@ -24,18 +22,23 @@ from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_ids, hash_seqs
 from turtlemq.segment.scan import Scan
 
 
-def flush(shelf: Shelf, memtable: Memtable) -> TablePart:
-    """Write the memtable's table. What tombstones have ended is left out; what was handed off is not, for a crash may bring
-    that back. 100 ns a message."""
+@dataclass(frozen=True, slots=True)
+class FlushJob:
+    """The order to write a memtable's table. Its columns do not change any more: another thread may read them."""
+
+    path: Path
+    cover: t.Cover
+    seq: I64
+    due_ms: I64
+    starts: I64
+    flags: U32
+    hashes: U64  # of own ids
+    alive: Mask
+
+
+def flush_job(shelf: Shelf, memtable: Memtable) -> FlushJob:
+    """What tombstones have ended up to now is left out; what was handed off is not, for a crash may bring that back."""
     n = memtable.count
-    alive = memtable.alive(np.arange(n))
-    flags = memtable.flags[:n]
-    hashes = np.zeros(n, np.uint64)
-    given = (flags & f.SERVER_ID) != 0
-    hashes[given] = hash_seqs(memtable.seq[:n][given])
-    if memtable.ids:
-        ordinals = np.fromiter(memtable.ids.values(), np.int64, len(memtable.ids))
-        hashes[ordinals] = np.fromiter(memtable.ids.keys(), np.uint64, len(memtable.ids))
     cover = t.Cover(
         base=memtable.base,
         generation=0,
@@ -45,10 +48,32 @@ def flush(shelf: Shelf, memtable: Memtable) -> TablePart:
         end=memtable.end,
         first_seq=memtable.first_seq,
         last_seq=memtable.last_seq,
-        killed_seq=memtable.last_seq,
+        killed_seq=shelf.memtable.last_seq,
     )
-    buffers = tabulate(cover, memtable.due[:n], memtable.starts[:n], flags, hashes, alive)
-    return _store(shelf, shelf.active, cover, buffers)
+    columns = (memtable.seq[:n], memtable.due[:n], memtable.starts[:n], memtable.flags[:n], memtable.hashes[:n])
+    return FlushJob(table_path(shelf.folder, cover.base, cover.first), cover, *columns, memtable.alive(np.arange(n)))
+
+
+def write_run(door: Door, job: FlushJob) -> None:
+    """Write the table. 100 ns a message."""
+    hashes = job.hashes.copy()
+    given = (job.flags & f.SERVER_ID) != 0
+    hashes[given] = hash_seqs(job.seq[given])
+    buffers = tabulate(job.cover, job.due_ms, job.starts, job.flags, hashes, job.alive)
+    door.replace(job.path, b"".join(buffers), durable=False)
+
+
+def open_run(shelf: Shelf, memtable: Memtable, job: FlushJob) -> TablePart:
+    """The run that was written, to stand in the memtable's place: what was ended or handed off meanwhile is so there, too."""
+    opened = t.open_table(shelf.door, job.path)
+    if opened is None or opened.cover != job.cover:
+        raise t.Damaged(f"{job.path.name}: what was written is not there any more.")
+    part = TablePart(shelf.folder, opened, memtable.path.name, False)
+    if memtable.dead is not None:
+        part.dead, part.dirty = memtable.dead, True
+    shelf.place(part, memtable.seq)
+    part.live = part.count_live()
+    return part
 
 
 def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, alive: Mask) -> list[bytes]:
@@ -125,9 +150,8 @@ def write_dead(shelf: Shelf, parts: Sequence[Part], *, all_of_them: bool = False
             "bits": b"" if part.dead is None else part.dead.data.tobytes(),
         }
         path = dead_path(shelf.folder, part.base, None if part.sealed else part.first)
-        data = bson.encode({**fields, "crc": Int64(crc32(bson.encode(fields)))})
         try:
-            shelf.door.replace(path, data, durable=False)
+            shelf.door.replace(path, f.encode_checked(fields), durable=False)
         except (DiskFull, OSError):
             return
         part.dirty, part.killed_seq = False, killed_seq
@@ -139,12 +163,11 @@ def read_dead(door: Door, folder: Path, part: TablePart) -> None:
     if not door.exists(path):
         return
     try:
-        fields: dict[str, Any] = bson.decode(door.read_all(path))
-        check = fields.pop("crc")
+        fields = f.decode_checked(door.read_all(path))[0]
         cover = t.Cover(**fields["cover"])
         same = replace(cover, killed_seq=part.killed_seq) == part.table.cover
-        if crc32(bson.encode(fields)) == check and same and cover.killed_seq <= part.killed_seq <= fields["killed_seq"]:
+        if same and cover.killed_seq <= part.killed_seq <= fields["killed_seq"]:
             part.dead = Bits(part.documents, np.frombuffer(fields["bits"], np.uint8).copy()) if fields["bits"] else None
             part.killed_seq = int(fields["killed_seq"])
-    except (bson.errors.InvalidBSON, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return

@@ -37,9 +37,14 @@ def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset
     if policy.should_roll(_load(index, shelf.active), index.settings):
         index.writer.commit()
         index.writer.roll()
-    waiting, loads = False, []
+    try:
+        index.writer.finish_flush()
+    except (OSError, t.Damaged):
+        pass  # the memtable serves on
+    flushing = {memtable.base for memtable in index.writer.frozen}
+    waiting, loads = bool(flushing), []
     for segment in list(shelf.segments.values()):
-        if segment is shelf.active or segment.base == busy:
+        if segment is shelf.active or segment.base == busy or segment.base in flushing:
             continue
         if segment.live:
             loads.append(_load(index, segment, segment.base in skip))
@@ -236,6 +241,7 @@ def drop(index: Index, base: int) -> bool:
     shelf.changed(base)
     shelf.arrange()
     shelf.counters.segments_dropped += 1
+    shelf.counters.bytes_dropped += segment.size
     try:
         door.sync_folder(shelf.folder)  # before tombstones for its documents may go
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import xxhash
 
-from turtlemq.errors import Conflict, InvalidId, UnknownMessage
+from turtlemq.errors import Conflict, DiskFull, InvalidId, UnknownMessage
 from turtlemq.index import build, firing, mend
 from turtlemq.index.limits import check_batch
 from turtlemq.index.look import browse, forecast
@@ -38,6 +38,7 @@ from turtlemq.model import (
 )
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, server_ids, server_seq
+from turtlemq.segment.table import Damaged
 
 Held = Callable[[Sequence[bytes], U64], Iterable[int]]  # ids and their hashes in, indexes of those that are known out
 P = ParamSpec("P")
@@ -151,7 +152,11 @@ class Index:
         if count < len(batch.bodies):
             columns = [None if column is None else [column[i] for i in fresh] for column in columns]
         every = f.CONTINUES | (f.SERVER_ID if hashes is None else 0)
-        flags: Any = [every] * count if batch.flags is None else [batch.flags[i] | every for i in fresh]
+        given = batch.flags if batch.flags is None or count == len(batch.bodies) else [batch.flags[i] for i in fresh]
+        if count < f.FEW:
+            flags: Any = [every] * count if given is None else [flag | every for flag in given]
+        else:
+            flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
         if hashes is not None and 0 in hashes:
             flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
         extras = None
@@ -159,7 +164,7 @@ class Index:
             flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
             extras = [_extras(batch, i) for i in fresh]
         if count >= f.FEW:
-            flags = np.array(flags, np.uint32)
+            flags = np.asarray(flags, np.uint32)
         flags[-1] ^= f.CONTINUES
         ids, bodies, due_ms, ttr_ms, hashes = columns
         return self.writer.stage(Columns(ids, bodies, due_ms, 0 if ttr_ms is None else ttr_ms, flags, extras, hashes), seq)
@@ -197,7 +202,7 @@ class Index:
     def get(self, id_: str) -> Found | None:
         """A message that sleeps, or that was handed off and is still in a file here."""
         hit = self.shelf.find(id_)
-        return None if hit is None else found(hit[2], self._state(hit[2]))
+        return None if hit is None or hit[2].flags & f.META else found(hit[2], self._state(hit[2]))
 
     def _state(self, document: f.Document) -> State:
         return State.READY if self.shelf.progress.covers_one(document.due_ms, document.seq) else State.SLEEP
@@ -217,8 +222,8 @@ class Index:
         for id_ in ids:
             if id_ in outcome:
                 continue
-            hit = self.shelf.find(id_)
-            if hit is None or hit[2].seq in self.writer.staged_kills:
+            hit = self._find_settled(id_)
+            if hit is None or hit[2].flags & f.META:  # a retry is the broker's own
                 outcome[id_] = State.UNKNOWN
             elif self._state(hit[2]) is State.READY:
                 outcome[id_] = State.READY
@@ -232,8 +237,22 @@ class Index:
             self.writer.stage(columns, self.writer.next_seq(0))
         return outcome
 
+    def _find_settled(self, id_: str) -> tuple[Part, int, f.Document] | None:
+        """The newest version of an id; where one that ends it is under way, that is waited for first."""
+        hit = self.shelf.find(id_)
+        if hit is not None and hit[2].seq in self.writer.staged_kills:
+            self.writer.commit()
+            hit = self.shelf.find(id_)
+        return hit
+
+    def reschedule(self, id_: str, now_ms: int, **changes: Any) -> Found:
+        """Give a sleeper another due time (`due_ms`), `body` (`json` or bytes) or `headers`, durably."""
+        found = self.stage_reschedule(id_, now_ms, **changes)
+        self.writer.commit()
+        return found
+
     @mending
-    def reschedule(
+    def stage_reschedule(
         self,
         id_: str,
         now_ms: int,
@@ -243,9 +262,9 @@ class Index:
         json: bool | None = None,
         headers: dict[str, str] | None = None,
     ) -> Found:
-        """Give a sleeper another due time, body or headers, durably: a new version that ends the old one in the same write."""
-        hit = self.shelf.find(id_)
-        if hit is None or hit[2].seq in self.writer.staged_kills:
+        """The part of `reschedule` before the commit: a new version that ends the old one in the same write."""
+        hit = self._find_settled(id_)
+        if hit is None or hit[2].flags & f.META:
             raise UnknownMessage(f"{id_!r}: {UnknownMessage.__doc__}")
         old = hit[2]
         if self._state(old) is State.READY:
@@ -268,7 +287,6 @@ class Index:
         columns.purpose = "rescheduled"
         columns.kills = [(old.seq, old.due_ms)]
         self.writer.stage(columns, seq)
-        self.writer.commit()
         headers = message.headers or {}
         return found(
             replace(old, seq=seq, due_ms=message.due_ms, flags=columns.flags[0], body=message.body, headers=headers), State.SLEEP
@@ -311,6 +329,10 @@ class Index:
             if self.writer.stopped is None:
                 self.writer.commit()
                 self.writer.sync()
+                try:
+                    self.writer.finish_flush(wait=True)
+                except (DiskFull, OSError, Damaged):
+                    pass  # opening makes that table
                 build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
         finally:
             self.writer.shut()
@@ -329,9 +351,10 @@ def _column(values: list[int]) -> list[int] | I64:
 
 
 def found(document: f.Document, state: State) -> Found:
-    """A document as callers see it."""
+    """A document as callers see it. A retry sleeps for one group under an id of its own."""
+    group, _, id_ = document.id.rpartition("/") if document.flags & f.META else ("", "", document.id)
     return Found(
-        id=document.id,
+        id=id_,
         state=state,
         due_ms=document.due_ms,
         created_ms=document.created_ms,
@@ -341,6 +364,7 @@ def found(document: f.Document, state: State) -> Found:
         body=document.body,
         expires_ms=document.expires_ms,
         headers=document.headers,
+        group=group,
     )
 
 

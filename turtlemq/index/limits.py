@@ -61,8 +61,9 @@ def _check_bodies(bodies: Sequence[bytes]) -> int:
 
 def _check_flags(flags: Sequence[int]) -> None:
     _check_range(flags, 0, f.USER_FLAGS, InvalidMessage, "flags")
-    for i, flag in enumerate(flags):
+    for flag in set(flags):
         if flag & f.PRIORITY == f.PRIORITY:
+            i = list(flags).index(flag)
             raise InvalidMessage(f"message {i}: there is no priority {f.PRIORITY}", index=i)
 
 
@@ -72,7 +73,8 @@ def _check_range(values: Any, low: int, high: int, error: type[InvalidMessage | 
     for i, value in enumerate(values):
         if isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_) and low <= value <= high:
             continue
-        raise error(f"message {i}: {name} is a whole number from {low} to {high}, this one is {values[i]!r}", index=i)
+        shown = value.item() if isinstance(value, np.generic) else value
+        raise error(f"message {i}: {name} is a whole number from {low} to {high}, this one is {shown!r:.80}", index=i)
 
 
 def _in_range(values: Any, low: int, high: int) -> bool:

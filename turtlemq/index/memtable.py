@@ -1,7 +1,7 @@
 """The memtable: the end of the active segment, in memory until there is enough of it for a run on disk.
 
-Columns by ordinal; sorted runs of keys that merge in tiers; a SortedList for keys that come one by one; a dict from the hashes
-of producers' own ids. 30 B a document and 100 B more for an own id, for at most `run_messages` documents.
+Columns by ordinal; sorted runs of keys that merge in tiers; a SortedList for keys that come one by one; a hash table over the
+hashes of producers' own ids. 40 B a document and 20 B more for an own id, for at most `run_messages` documents.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from turtlemq.door import Door
 from turtlemq.index.parts import Array, Cursor, Part
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.hashes import Hashes
 
 _SMALL_MAX = 512  # single keys gathered before they become a run: SortedList.add 2 µs, a run 20 µs
 
@@ -29,13 +30,14 @@ class Memtable(Part):
         self.first_seq, self.last_seq, self.killed_seq = next_seq, next_seq - 1, next_seq - 1  # what ends others comes after them
         self.cursors: list[Cursor] = []
         self.small: SortedList[int] = SortedList()
-        self.ids: dict[int, int] = {}
+        self.ids = Hashes()  # of own ids, over `hashes`
         self.live = 0
         self._kills: list[int] = []
         self._room = 1024
         self.seq: I64 = np.empty(1024, np.int64)
         self.due: I64 = np.empty(1024, np.int64)
         self.flags: U32 = np.empty(1024, np.uint32)
+        self.hashes: U64 = np.empty(1024, np.uint64)  # of own ids; 0 for others
         self.starts: I64 = np.full(1025, start, np.int64)  # document i lies in [starts[i], starts[i + 1])
 
     @property
@@ -69,11 +71,9 @@ class Memtable(Part):
         if not first:
             self.first_seq = int(seqs[0])
         self.count, self.last_seq = last, int(seqs[-1])
+        self.hashes[first:last] = 0 if hashes is None else hashes
         if hashes is not None:
-            if 0 in hashes:
-                self.ids.update((h, first + i) for i, h in enumerate(hashes) if h)
-            else:
-                self.ids.update(zip(hashes, range(first, last), strict=True))
+            self.ids.add(self.hashes, first, last)
         if n < f.FEW:
             return self._add_few(first, dues, flags)
         marked = self.flags[first:last]
@@ -95,7 +95,7 @@ class Memtable(Part):
 
     def _reserve(self, size: int) -> None:
         size = self._room = max(size, 4 * self._room)
-        for name in ("seq", "due", "flags", "starts"):
+        for name in ("seq", "due", "flags", "hashes", "starts"):
             old = getattr(self, name)
             new = np.empty(size + (name == "starts"), old.dtype)
             new[: self.count + (name == "starts")] = old[: self.count + (name == "starts")]
@@ -143,14 +143,13 @@ class Memtable(Part):
         return int(self.starts[ordinal]), int(self.starts[ordinal + 1])
 
     def find(self, hash_: int) -> Sequence[int]:
-        ordinal = self.ids.get(hash_)
+        ordinal = self.ids.find(self.hashes, hash_)
         return () if ordinal is None else (ordinal,)
 
     def find_many(self, hashes: U64, mask: U64) -> list[tuple[int, int]]:
-        if self.ids.keys().isdisjoint(hashes.tolist()):
-            return []
-        found = map(self.ids.get, hashes.tolist())
-        return [(i, ordinal) for i, ordinal in enumerate(found) if ordinal is not None]
+        found = self.ids.find_many(self.hashes, hashes)
+        hits = np.flatnonzero(found >= 0)
+        return list(zip(hits.tolist(), found[hits].tolist(), strict=True))
 
     def find_seq(self, seq: int) -> int | None:
         """The document with this seq. O(log n)."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from turtlemq.door import Door
-from turtlemq.errors import Corrupt, NotOurs
+from turtlemq.errors import NotOurs
 from turtlemq.index import build
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
@@ -80,30 +80,20 @@ def _open_segment(shelf: Shelf, base: int, last: bool) -> Segment | None:
     path = shelf.folder / names.segment(KIND, base)
     size = shelf.door.size(path)
     blank = f.encode_header(f.FileHeader(KIND, shelf.topic, base))
+    torn = last and size <= len(blank) and log.never_synced(shelf.door.read_all(path), blank)
     try:
-        header, start = log.read_header(shelf.door, path)
-    except Corrupt as error:
-        if last and size <= len(blank) and _torn(shelf.door.read_all(path), blank):
-            shelf.door.remove(path)
-            return None
-        if isinstance(error, NotOurs) and not _looks_like_ours(shelf, path, len(blank)):
+        header, start = log.try_header(shelf.door, path, KIND, shelf.topic, base)
+    except NotOurs:
+        if not torn:
             raise
+        header, start = None, 0
+    if header is None and torn:
+        shelf.door.remove(path)
+        return None
+    if header is None:
         shelf.damage(Damage(path.name, 0, len(blank), "its header is damaged"))
-        return Segment(base, path, -1, False, size, len(blank))  # documents begin at the same place in any case
-    if (header.kind, header.topic, header.base) != (KIND, shelf.topic, base):
-        raise NotOurs(f"{path.name} says it is {header.kind} {header.base} of topic {header.topic!r}. Move it back there.")
+        return Segment(base, path, -1, False, size, start)
     return Segment(base, path, header.generation, header.sealed, size, start, header.killed_seq)
-
-
-def _torn(data: bytes, blank: bytes) -> bool:
-    """Can this be what a power cut left of a header? Its last two fields differ from file to file."""
-    known = blank[: blank.index(b"killed_seq")]
-    return all(byte in (0, expected) for byte, expected in zip(data, known, strict=False))
-
-
-def _looks_like_ours(shelf: Shelf, path: Path, start: int) -> bool:
-    """Are there documents of ours behind a header that cannot be read?"""
-    return bool(shelf.door.read(path, start + 4, len(f.MARK)) == f.MARK)
 
 
 def _open_parts(shelf: Shelf, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:

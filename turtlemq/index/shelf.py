@@ -193,11 +193,14 @@ class Shelf:
                     return part, ordinal, document
         return None
 
-    def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
-        """Which of many ids are held, as index → seq of the document. The Bloom filters keep this at 0.5 µs an id."""
+    def find_many(self, ids: Sequence[bytes], hashes: U64, after_seq: int = -1) -> dict[int, int]:
+        """Which of many ids are held, as index → seq of the document. The Bloom filters keep this at 0.5 µs an id. Parts in which
+        nothing is newer than `after_seq` are passed over."""
         held: dict[int, int] = {}
         mask = t.bloom_mask(hashes)
         for part in reversed(self.parts):
+            if part.last_seq <= after_seq:
+                continue
             candidates = [c for c in part.find_many(hashes, mask) if c[0] not in held]
             if not candidates:
                 continue

@@ -3,12 +3,14 @@
 What is published is durable: nothing can be found, handed off or counted that a power cut could still take back. A failed
 commit drops the whole group and leaves file and memory as they were.
 
-Thread contract: `Group.run` touches nothing but the file and may run on a committer thread; all else belongs to one thread.
+Thread contract: `Group.run` touches nothing but the file and may run on a committer's thread; all else belongs to one thread.
+A committer takes a group, gives it a way to `wait` for the run, and calls `land` when it is over. Whoever else must write
+meanwhile commits as ever: that waits for the group under way, and lands it, first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, zip_longest
@@ -23,9 +25,11 @@ from turtlemq.index.memtable import Memtable
 from turtlemq.index.mend import mending, retire
 from turtlemq.index.parts import Part
 from turtlemq.index.shelf import KIND, Segment, Shelf
+from turtlemq.jobs import Inline, Job, Worker
 from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
+from turtlemq.segment.table import Damaged
 
 _BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # a document without id and body
 _POSITION_MAX = (1 << 32) - 1  # tables keep positions in 32 bits
@@ -67,9 +71,24 @@ class Group:
     batches: list[_Batch] = field(default_factory=list)
     ids: set[bytes] = field(default_factory=set)  # own ids in it
     error: BaseException | None = None  # why nothing of it was stored
+    failure: BaseException | None = None  # what the run met
+    wait: Callable[[], object] | None = None  # blocks until the run is over, where it runs elsewhere
+    then: list[Callable[[], None]] = field(default_factory=list)  # called when it is published, or dropped with an `error`
 
     def run(self, sync: bool = True) -> None:
-        """Write and sync. Raises DiskFull with the file as it was; any other error means that nobody knows."""
+        """Write and sync. A failure is kept for `land`: DiskFull leaves the file as it was; any other means that nobody knows."""
+        try:
+            self._write(sync)
+        except BaseException as error:  # noqa: BLE001 - it may be another thread's; `land` raises it where it is heard
+            self.failure = error
+
+    def finish(self, error: BaseException | None) -> None:
+        """Tell those who wait for it."""
+        self.error = error
+        for call in self.then:
+            call()
+
+    def _write(self, sync: bool) -> None:
         try:
             self.door.write(self.fd, self.path, self.offset, self.buffers)
         except DiskFull:  # what was cut off again must not come back with a power cut
@@ -85,6 +104,8 @@ class Writer:
     def __init__(self, shelf: Shelf, settings: Settings, last_seq: int) -> None:
         self.shelf, self.settings, self.door = shelf, settings, shelf.door
         self.last_seq = last_seq
+        self.flusher: Worker = Inline()
+        self.frozen: list[Memtable] = []  # full, and not on disk yet
         self.staged_ids: set[bytes] = set()
         self.staged_kills: set[int] = set()
         self.stopped: BaseException | None = None
@@ -95,6 +116,7 @@ class Writer:
         self._documents = shelf.active.documents  # of the active segment, staged ones included
         self._unsynced = False
         self._flush_at = settings.run_messages
+        self._flush: tuple[build.FlushJob, Job] | None = None  # under way
 
     def next_seq(self, now_ms: int) -> int:
         """A hybrid logical clock: wall time above, a counter below, and never a number twice."""
@@ -143,37 +165,52 @@ class Writer:
             self._group = Group(self.door, self._fd, self.shelf.active.path, self._end)
         return self._group
 
+    @property
+    def pending(self) -> Group | None:
+        """The last group that is not durable yet: when it has landed, so has everything that was staged up to now."""
+        return self._group or self._flying
+
     def take(self) -> Group | None:
-        """The staged group, to be run and then published or dropped. One at a time."""
-        assert self._flying is None, "publish or drop the group before this one"
+        """The staged group, to be run and then landed. One at a time: none while another is under way."""
+        if self._flying is not None or self._group is None:
+            return None
         self._flying, self._group = self._group, None
         return self._flying
 
     def commit(self, sync: bool = True) -> None:
-        """Make everything staged durable and visible. One write, one fdatasync."""
+        """Make everything staged durable and visible. One write, one fdatasync. Raises if that failed for what is staged here, or
+        for what was under way before, which takes with it what was staged behind it."""
+        if self._flying is not None:
+            self.land(self._flying)
         group = self.take()
-        if group is None:
-            return
-        try:
+        if group is not None:
             group.run(sync)
-        except BaseException as error:
-            raise self.drop(error) from error
-        self._unsynced = not sync
-        self.publish(group)
+            self.land(group, sync)
 
-    def drop(self, error: BaseException) -> BaseException:
+    def land(self, group: Group, synced: bool = True) -> None:
+        """A taken group has run, or is waited for: publish it, or drop it and raise what its callers shall hear."""
+        if group is not self._flying:
+            return
+        if group.wait is not None:
+            group.wait()
+        if group.failure is not None:
+            raise self._drop(group.failure) from group.failure
+        self._unsynced = not synced
+        self._publish_group(group)
+
+    def _drop(self, error: BaseException) -> BaseException:
         """Forget everything staged after a failed commit. Returns what the callers shall hear."""
         heard = error if isinstance(error, DiskFull) else self.stop(error)
-        for group in (self._flying, self._group):
-            if group is not None:
-                group.error = heard
+        dropped = [group for group in (self._flying, self._group) if group is not None]
         self._flying = self._group = None
         self._end, self._documents = self.shelf.active.size, self.shelf.active.documents
         self.staged_ids.clear()
         self.staged_kills.clear()
+        for group in dropped:
+            group.finish(heard)
         return heard
 
-    def publish(self, group: Group) -> None:
+    def _publish_group(self, group: Group) -> None:
         """Let committed documents be found, fired and counted."""
         shelf = self.shelf
         self._flying = None
@@ -181,10 +218,13 @@ class Writer:
             for batch in group.batches:
                 self._publish(batch)
         except OSError as error:  # it is durable, but what it ends cannot be looked up: opening again will work it in
-            raise self.stop(error) from error
+            heard = self.stop(error)
+            group.finish(heard)
+            raise heard from error
         if group.ids:
             self.staged_ids -= group.ids
-        if shelf.memtable.count >= self._flush_at:
+        group.finish(None)
+        if shelf.memtable.count >= self._flush_at or (self._flush is not None and self._flush[1].done()):
             self._flush_if_room()
 
     def _publish(self, batch: _Batch) -> None:
@@ -207,8 +247,11 @@ class Writer:
     def _flush_if_room(self) -> None:
         """A full disk only delays the flush: the documents are durable already."""
         try:
-            self.flush()
-        except (DiskFull, OSError):
+            if self.shelf.memtable.count >= self._flush_at:
+                self._freeze()
+            self.finish_flush()
+            self._flush_at = self.settings.run_messages
+        except (DiskFull, OSError, Damaged):
             self._flush_at = self.shelf.memtable.count + self.settings.run_messages // 4
 
     def sync(self) -> None:
@@ -221,21 +264,41 @@ class Writer:
             self._unsynced = False
 
     def flush(self) -> None:
-        """The memtable becomes a run on disk, and a new one begins behind it. On failure all is as it was."""
-        memtable = self.shelf.memtable
+        """The memtable becomes a run on disk, and a new one begins behind it. Where that fails it serves on from memory."""
+        self._freeze()
+        self.finish_flush(wait=True)
+
+    def _freeze(self) -> None:
+        """The memtable changes no more but for what is ended in it; a new one begins behind it."""
+        memtable, segment = self.shelf.memtable, self.shelf.active
         if not memtable.count:
             return
         self.sync()  # an index must never speak of documents that a power cut could take back
-        build.write_dead(self.shelf, self.shelf.parts)
-        part = build.flush(self.shelf, memtable)
-        self.shelf.place(part, memtable.seq)
-        part.live = part.count_live()
-        segment = self.shelf.active
-        following = Memtable(segment.path, segment.base, part.first + part.documents, segment.size, part.last_seq + 1)
-        segment.parts = [*(p for p in segment.parts if p is not memtable), part, following]
-        retire(memtable)
-        self._flush_at = self.settings.run_messages
+        memtable.spill()
+        number = memtable.first + memtable.count
+        segment.parts = [*segment.parts, Memtable(segment.path, segment.base, number, segment.size, memtable.last_seq + 1)]
+        self.frozen.append(memtable)
         self.shelf.arrange()
+
+    def finish_flush(self, wait: bool = False) -> None:
+        """Have tables written for memtables that are frozen, by `flusher`, one at a time; put those that are written in their
+        place. Raises if one could not be written: it serves on from memory, and is tried again."""
+        while self.frozen:
+            if self._flush is None:
+                job = build.flush_job(self.shelf, self.frozen[0])
+                self._flush = job, self.flusher.submit(build.write_run, self.door.fresh(), job)
+            if not (wait or self._flush[1].done()):
+                return
+            (job, writing), self._flush = self._flush, None
+            writing.result()
+            frozen = self.frozen[0]
+            part = build.open_run(self.shelf, frozen, job)
+            segment = self.shelf.segments[frozen.base]
+            segment.parts = [part if p is frozen else p for p in segment.parts]
+            del self.frozen[0]
+            retire(frozen)
+            self.shelf.arrange()
+            build.write_dead(self.shelf, self.shelf.parts)
 
     def _roll_if_full(self, count: int, size: int) -> None:
         active = self.shelf.active
@@ -256,7 +319,7 @@ class Writer:
 
     def _roll(self) -> None:
         old = self.shelf.active
-        self.flush()
+        self._freeze()
         build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
         base = old.base + old.size
         path = self.shelf.folder / names.segment(KIND, base)
@@ -267,10 +330,11 @@ class Writer:
         start = len(f.encode_header(header))
         fresh = Segment(base, path, 0, False, start, start, self.last_seq)
         fresh.parts.append(Memtable(path, base, 0, start, self.last_seq + 1))
-        old.parts = [part for part in old.parts if not isinstance(part, Memtable)]
+        old.parts = [part for part in old.parts if part.documents]
         self.shelf.segments[base] = fresh
         self.shelf.arrange()
         self._end, self._documents = start, 0
+        self._flush_if_room()
 
     def shut(self) -> None:
         """Close the descriptor."""

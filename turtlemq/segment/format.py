@@ -66,6 +66,8 @@ _TAIL = Struct("<5sq5sq5sII4si")
 _MIDDLE = Struct("<7siB")  # the id's NUL, the body's type and name, its length, its binary subtype
 _END_OF_ID = b"\0" + _BODY
 FEW = 24  # below this many documents, loops beat arrays
+_SHARE_SUMS = 64  # checksums by length pay where this many documents share one
+_SUMS_AT_ONCE = 4096  # documents copied at once for that
 _BLANK = _HEAD.pack(0, _CRC, 0) + _TAIL.pack(_DUE, 0, _SEQ, 0, _OPT, 0, 0, _ID, 0)
 _TEMPLATE = np.frombuffer(_BLANK, np.uint8)
 _TEMPLATE_ROW = np.frombuffer(b"\0" + _BLANK, np.uint8)
@@ -78,6 +80,9 @@ _FIELDS = ((AT_CRC, _CRC), (AT_DUE, _DUE), (AT_SEQ, _SEQ), (AT_TTR, _OPT), (AT_I
 _CONSTANT = np.concatenate(  # the byte columns that are the same in every document: types and names of the fields
     [np.arange(at - len(name), at) for at, name in _FIELDS]
 )
+_CONSTANT_BITS = np.zeros(PREFIX_BYTES, np.uint8)
+_CONSTANT_BITS[_CONSTANT] = 0xFF
+_WORDS, _WORD_BITS = _TEMPLATE.view("<u4"), _CONSTANT_BITS.view("<u4")  # a prefix as words, and the bits that are in `_CONSTANT`
 _NAMED = itemgetter(*(slice(at - len(name), at) for at, name in _FIELDS))
 MARK = _CRC  # what stands at byte 4 of every document
 BODY = _BODY  # what stands before the length of its body, at the end
@@ -146,9 +151,22 @@ def _rows(matrix: U8) -> list[bytes]:
     return [data[i : i + width] for i in range(0, len(data), width)]
 
 
-def _sums(view: memoryview, starts: I64, ends: I64) -> list[int]:
-    """Checksums of the documents in [start, end). 0.15 µs each, most of it Python's."""
-    return [crc32(view[a:b]) for a, b in zip((starts + CHECKED_FROM).tolist(), ends.tolist(), strict=True)]
+def _sums(view: memoryview, starts: I64, ends: I64) -> list[int] | U32:
+    """Checksums of the documents in [start, end). 0.07 µs each where many have one length, else 0.15 µs, most of it Python's."""
+    first, sizes = starts + CHECKED_FROM, ends - starts - CHECKED_FROM
+    widths: list[int] = []
+    if len(starts) >= _SHARE_SUMS and int(ends.max()) <= len(view):
+        widths = [int(sizes[0])] if (sizes == sizes[0]).all() else np.unique(sizes).tolist()
+    if not widths or len(widths) * _SHARE_SUMS > len(starts):
+        return [crc32(view[a:b]) for a, b in zip(first.tolist(), ends.tolist(), strict=True)]
+    sums = np.empty(len(starts), np.uint32)
+    for width in widths:
+        mine = np.flatnonzero(sizes == width) if len(widths) > 1 else np.arange(len(sizes))
+        windows = _windows(view, width)
+        for i in range(0, len(mine), _SUMS_AT_ONCE):
+            some = mine[i : i + _SUMS_AT_ONCE]
+            sums[some] = np.fromiter(map(crc32, windows[first[some]].tolist()), np.uint32, len(some))
+    return sums
 
 
 def _encode_few(
@@ -298,10 +316,9 @@ def _windows(buffer: bytes | bytearray | memoryview, width: int) -> np.ndarray[A
 
 def well_formed(heads: np.ndarray[Any, np.dtype[Any]]) -> Mask:
     """Which prefixes carry the right field types and names, and an id that fits into the document."""
-    rows = heads.view(np.uint8).reshape(len(heads), PREFIX_BYTES)
-    named: Mask = (rows[:, _CONSTANT] == _TEMPLATE[_CONSTANT]).all(axis=1)
+    odd = (heads.view("<u4").reshape(len(heads), len(_WORDS)) ^ _WORDS) & _WORD_BITS
     fits: Mask = (heads["idlen"] >= 1) & (heads["idlen"] <= heads["len"] - PREFIX_BYTES - 1)
-    return named & fits
+    return fits & ~odd.any(axis=1) if odd.any() else fits
 
 
 def well_formed_one(data: bytes) -> bool:

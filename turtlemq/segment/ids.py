@@ -75,6 +75,13 @@ def hash_id(id_: str) -> int:
     return int(xxhash.xxh3_64_intdigest(id_.encode())) or 1 if seq is None else int(_mix(np.array([seq], np.uint64))[0])
 
 
+def hash_texts(ids: Sequence[bytes]) -> U64:
+    """Hashes of ids that cannot be a server's, such as group/id. 0.15 µs each."""
+    found: U64 = np.fromiter(map(xxhash.xxh3_64_intdigest, ids), np.uint64, len(ids))
+    found[found == 0] = 1
+    return found
+
+
 def hash_ids(buffer: memoryview, starts: I64, ends: I64) -> U64:
     """xxh3 of ids in a buffer, none of which a server gave. 0.2 µs each."""
     digest = xxhash.xxh3_64_intdigest

@@ -33,6 +33,20 @@ def is_topic(name: str) -> bool:
     return _TOPIC.fullmatch(name) is not None
 
 
+def dropped(name: str) -> str:
+    """What the folder of a topic is called while it is being removed: no topic's name.
+
+    >>> dropped("orders"), is_dropped(dropped("orders")), is_topic(dropped("orders"))
+    ('.orders.deleted', True, False)
+    """
+    return f".{name}{DELETED}"
+
+
+def is_dropped(name: str) -> bool:
+    """Is this what is left of such a folder after a crash?"""
+    return name.startswith(".") and name.endswith(DELETED)
+
+
 def check_topic(name: object) -> str:
     """The name itself, if it is one.
 

@@ -9,7 +9,8 @@ verified when the block is first used, and whatever does not fit is thrown away 
     positions          byte offset of every document by ordinal, and where the last one ends
     ids                hash42 << 22 | ordinal, sorted, with a table of buckets
     bloom              one 64-bit word a probe, 12 bits a key: 2 % of foreign ids pass
-    kills              ordinals of the documents that end others
+    kills              ordinals of the documents that end others; in the ready log, of those that not every group sees
+    owners             in the ready log: for each of these, the hash of its group's name
     checksums          one CRC-32 for each block before
 
 `ordinal` counts documents of the covered bytes; in a sealed segment it is the rank in due order.
@@ -61,7 +62,9 @@ class Damaged(Corrupt):
     """An index file is damaged. It is built again from its segment."""
 
 
-def build(cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, kills: I64) -> list[bytes]:
+def build(
+    cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, kills: I64, owners: U64 | None = None
+) -> list[bytes]:
     """The file as buffers. `keys` are sorted; `hashes[i]` belongs to ordinal `hashed[i]`. 60 ns a message, mostly sorting."""
     ids = np.sort(((hashes >> np.uint64(ORDINAL_BITS)) << np.uint64(ORDINAL_BITS)) | hashed.astype(np.uint64))
     sections: dict[str, np.ndarray[Any, Any]] = {"keys": keys}
@@ -72,6 +75,8 @@ def build(cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, kil
     sections["buckets"] = _buckets(ids)
     sections["bloom"] = _bloom(np.sort(hashes))
     sections["kills"] = kills.astype(np.uint32)
+    if owners is not None:
+        sections["owners"] = owners
     buffers: list[bytes] = []
     places: dict[str, list[int]] = {}
     at = BLOCK
@@ -286,6 +291,15 @@ class Table:
             return np.empty(0, np.int64)
         self._touch("kills", 0, count, 4)
         return self._array("kills", "<u4").astype(np.int64)
+
+    def owners(self) -> U64 | None:
+        """Whose the documents in `kills` are, in the ready log; None in a table that does not say."""
+        if "owners" not in self._places:
+            return None
+        owners: U64 = self._array("owners", "<u8")
+        if len(owners):
+            self._touch("owners", 0, len(owners), 8)
+        return owners
 
     def verify(self) -> None:
         """Check every block."""

@@ -11,8 +11,10 @@ from msgspec import Meta, Struct
 from turtlemq.engine import Engine
 from turtlemq.model import DUE_MS_MAX
 from turtlemq.segment import names
-from turtlemq.server.http import SERVICE, answer, engine_of, group_of, read_as, topic_of
+from turtlemq.server.guard import GUARD
+from turtlemq.server.http import SERVICE, answer, check_topics, engine_of, group_of, read_as, topic_of
 from turtlemq.server.loop import now_ms
+from turtlemq.server.meter import in_slices
 from turtlemq.server.settings import Asked, to_flat, to_nested
 
 COMPACT_S_MAX = 30  # then the answer says that it goes on by itself
@@ -42,9 +44,10 @@ def describe(engine: Engine, topic: str) -> dict[str, Any]:
 
 
 async def list_topics(request: web.Request) -> web.Response:
-    """GET /v1/topics"""
-    engine = engine_of(request)
-    return answer({"topics": [describe(engine, name) for name in sorted(engine.topics)]})
+    """GET /v1/topics: those on which one has a right."""
+    engine, guard = engine_of(request), request.app[GUARD]
+    names = [name for name in sorted(engine.topics) if guard.may(request, name)]
+    return answer({"topics": await in_slices(describe(engine, name) for name in names if name in engine.topics)})
 
 
 async def put_topic(request: web.Request) -> web.Response:
@@ -52,6 +55,7 @@ async def put_topic(request: web.Request) -> web.Response:
     topic = names.check_topic(request.match_info["topic"])
     changes = to_flat(await read_as(request, Asked))
     engine = engine_of(request)
+    check_topics(request, topic)
     engine.configure(topic, **changes)
     request.app[SERVICE].stir()
     return answer(describe(engine, topic))
@@ -87,7 +91,7 @@ async def compact(request: web.Request) -> web.Response:
 
 async def put_group(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}/groups/{group}"""
-    topic, group = topic_of(request, use=True), group_of(request)
+    topic, group = topic_of(request, use=True), group_of(request, use=True)
     start = (await read_as(request, Place)).start
     engine = engine_of(request)
     known = topic in engine.topics and group in engine.topics[topic].broker.groups

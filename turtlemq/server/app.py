@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
 from turtlemq.errors import TurtleError, Unavailable
-from turtlemq.server import admin, graveyard, metrics, work
+from turtlemq.server import admin, backup, graveyard, metrics, openapi, pages, status, trace, work
 from turtlemq.server.command import command
 from turtlemq.server.config import Config
-from turtlemq.server.http import CONFIG, SERVICE, answer, refusal, refuse_other_sites, set_deadline
+from turtlemq.server.errors import DeadlineExceeded
+from turtlemq.server.flow import Flow
+from turtlemq.server.guard import GUARD, Guard
+from turtlemq.server.http import CONFIG, SERVICE, answer, let_go, refusal, refuse_other_sites, set_deadline
 from turtlemq.server.loop import Service
+from turtlemq.server.watch import Watch
 
-log = logging.getLogger("turtlemq")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _TOPIC = "/v1/topics/{topic}"
@@ -24,24 +25,28 @@ _GROUP = _TOPIC + "/groups/{group}"
 _PLAIN = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "INVALID_ARGUMENT", 415: "UNSUPPORTED_MEDIA_TYPE"}
 
 
-async def healthz(_: web.Request) -> web.Response:
-    """GET /healthz: the process is alive."""
-    return answer({"status": "alive"})
-
-
-async def readyz(request: web.Request) -> web.Response:
-    """GET /readyz: it serves."""
-    _ = request.app[SERVICE].engine  # says why not
-    return answer({"status": "ready"})
-
-
 def routes() -> list[web.RouteDef]:
-    """Every path there is."""
-    found = [
-        web.get("/healthz", healthz),
-        web.get("/readyz", readyz),
+    """Every path there is. They are tried one after the other, so those of daily work come first."""
+    found = [web.post(f"{_TOPIC}/messages", work.produce), web.get(f"{_TOPIC}/messages", work.browse)]
+    for base in (_TOPIC, _GROUP):
+        found += [
+            web.post(f"{base}/fetch", work.fetch),
+            web.post(f"{base}/ack", work.ack),
+            web.post(f"{base}/extend", work.extend),
+        ]
+    return [
+        *found,
+        web.get("/", pages.dashboard),
+        web.get("/docs", pages.docs),
+        web.get("/pages/{file}", pages.file),
+        web.get("/openapi.json", openapi.openapi),
+        web.get("/healthz", status.healthz),
+        web.get("/readyz", status.readyz),
         web.get("/metrics", metrics.metrics),
+        web.get("/v1/status", status.status),
         web.post("/v1/command", command),
+        web.post("/v1/backup", backup.pin),
+        web.delete("/v1/backup", backup.unpin),
         web.get("/v1/topics", admin.list_topics),
         web.put(_TOPIC, admin.put_topic),
         web.get(_TOPIC, admin.get_topic),
@@ -50,8 +55,6 @@ def routes() -> list[web.RouteDef]:
         web.put(_GROUP, admin.put_group),
         web.get(_GROUP, admin.get_group),
         web.delete(_GROUP, admin.drop_group),
-        web.post(f"{_TOPIC}/messages", work.produce),
-        web.get(f"{_TOPIC}/messages", work.browse),
         web.get(f"{_TOPIC}/messages/{{id}}", work.look),
         web.delete(f"{_TOPIC}/messages/{{id}}", work.remove),
         web.patch(f"{_TOPIC}/messages/{{id}}", work.patch),
@@ -63,55 +66,70 @@ def routes() -> list[web.RouteDef]:
         web.post(f"{_TOPIC}/dead/requeue", graveyard.requeue),
         web.post(f"{_TOPIC}/dead/delete", graveyard.delete),
     ]
-    for base in (_TOPIC, _GROUP):
-        found += [
-            web.post(f"{base}/fetch", work.fetch),
-            web.post(f"{base}/ack", work.ack),
-            web.post(f"{base}/extend", work.extend),
-        ]
-    return found
 
 
 def make_app(service: Service, config: Config) -> web.Application:
     """The application around a service."""
     app = web.Application(middlewares=[_around], client_max_size=config.max_body_bytes)
-    app[SERVICE], app[CONFIG], app[metrics.REQUESTS] = service, config, Counter()
+    app[SERVICE], app[CONFIG], app[metrics.SHOWN] = service, config, metrics.Shown()
+    app.on_response_prepare.append(trace.stamp)
+    app.cleanup_ctx.extend((service.meter.heartbeat, Watch(service)))
+    app[GUARD] = Guard(config.allowed_hosts, config.tokens)
+    service.flow = Flow(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
+    service.waiters_max = config.max_waiting
     app.add_routes(routes())
     return app
 
 
 @web.middleware
 async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
-    response = await _answered(request, handler)
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource is not None else "other"
-    request.app[metrics.REQUESTS][request.method if resource else "other", route, response.status] += 1
-    return response
+    trace.begin(request)
+    status = None
+    try:
+        response = await _answered(request, handler)
+        status = response.status
+        return response
+    finally:
+        let_go(request)
+        trace.finish(request, status)
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        request.app[GUARD].admit(request)
         refuse_other_sites(request)
         set_deadline(request)
         return await handler(request)
     except TurtleError as error:
-        if error.status >= 500 and not isinstance(error, Unavailable):
-            log.error("event=request_failed code=%s path=%s error=%s", error.code, request.path, error)
-        return refusal(error)
+        if error.status >= 500 and not isinstance(error, Unavailable | DeadlineExceeded):
+            trace.failed(request, error.code, error)
+        return _refused(request, error)
     except web.HTTPException as error:
-        return _plain(error)
+        return _plain(request, error)
     except ConnectionError:
         raise  # nobody is there to be answered
-    except Exception as error:
-        log.exception("event=request_failed path=%s", request.path)
-        return refusal(TurtleError(f"{TurtleError.__doc__} ({type(error).__name__})"))
+    except Exception as error:  # noqa: BLE001 - it is logged and answered
+        trace.failed(request, TurtleError.code, error, trace=True)
+        return _refused(request, TurtleError(f"{TurtleError.__doc__} ({type(error).__name__})"))
 
 
-def _plain(error: web.HTTPException) -> web.Response:
+def _refused(request: web.Request, error: TurtleError) -> web.Response:
+    request.app[SERVICE].meter.rejected[error.code] += 1
+    if trace.STARTED in request:  # a stream is half sent: all that can be said now is that it is not whole
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError
+    error.details["request_id"] = request[trace.REQUEST_ID]  # all requests of a commit that failed get the same error
+    return refusal(error)
+
+
+def _plain(request: web.Request, error: web.HTTPException) -> web.Response:
     """aiohttp's own refusals, in our shape."""
     body: dict[str, Any] = {"code": _PLAIN.get(error.status, "INVALID_ARGUMENT"), "message": error.text or error.reason}
     if error.status == 404:
-        body["message"] = "there is nothing at this path; see docs/HTTP.md"
+        body["message"] = "there is nothing at this path; see /docs"
+    body["request_id"] = request[trace.REQUEST_ID]
+    request.app[SERVICE].meter.rejected[body["code"]] += 1
     response = answer({"error": body}, error.status)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]

@@ -9,15 +9,16 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from turtlemq.engine import GROUP, Engine
 from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage, UnknownTopic
-from turtlemq.index.limits import check_batch, check_ids
+from turtlemq.index.limits import check_ids
 from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.segment import names
 from turtlemq.server.deliver import delivered
-from turtlemq.server.http import CONFIG, SERVICE, answer, engine_of, read_as
-from turtlemq.server.loop import Want, now_ms
-from turtlemq.server.messages import due_time
-from turtlemq.server.work import cancel_ids
+from turtlemq.server.guard import ANY, COMMANDS, GUARD
+from turtlemq.server.http import CONFIG, SERVICE, answer, check_topics, engine_of, read_as, throttle
+from turtlemq.server.loop import Service, Want, now_ms
+from turtlemq.server.messages import check_due, due_time
+from turtlemq.server.work import cancel_ids, rules_of
 
 
 class Command(Struct, rename={"ttr": "TTR"}):
@@ -50,9 +51,11 @@ async def command(request: web.Request) -> web.Response:
             raise InvalidArgument(f"{asked.command} needs a topic")
         if asked.topic is not None:
             names.check_topic(asked.topic)
+            request.app[GUARD].require(request, asked.topic, COMMANDS.get(asked.command, ANY))
             creates = names_topic and request.app[CONFIG].auto_create_topics
             if asked.topic not in service.engine.topics and not creates:
                 raise UnknownTopic(f"there is no topic {asked.topic!r}")
+            check_topics(request, asked.topic)
         out = await _run(request, asked)
     except TurtleError as error:
         return answer(Answer(False, f"{error.code}: {error}"))
@@ -61,20 +64,23 @@ async def command(request: web.Request) -> web.Response:
 
 
 async def _run(request: web.Request, asked: Command) -> Answer:
-    engine = engine_of(request)
+    service = request.app[SERVICE]
     match asked.command:
         case "add":
-            return _add(engine, asked)
+            assert asked.topic is not None
+            check_due(due_time(asked.delay, None, now := now_ms()), now, rules_of(request, asked.topic))
+            throttle(request, asked.topic, 1)
+            return await _add(service, asked)
         case "pop":
             return await _pop(request, asked)
         case "finish":
-            return _finish(engine, asked)
+            return _finish(service.engine, asked, _topics(request, asked))
         case "delete":
-            return _delete(engine, asked)
+            return await _delete(service, asked, _topics(request, asked))
     raise InvalidArgument(f"unknown command {asked.command!r:.80}; there are: add, pop, finish, delete")
 
 
-def _add(engine: Engine, asked: Command) -> Answer:
+async def _add(service: Service, asked: Command) -> Answer:
     assert asked.topic is not None
     if isinstance(asked.body, UnsetType):
         raise InvalidArgument("add needs a body")
@@ -88,8 +94,9 @@ def _add(engine: Engine, asked: Command) -> Answer:
         ttr_ms=[max(1, round(asked.ttr * 1000)) if asked.ttr else 0],
         flags=[f.JSON],
     )
-    check_batch(batch)
-    return Answer(id=engine.submit(asked.topic, batch, now).ids[0])
+    found, receipt = service.engine.stage(asked.topic, batch, now)
+    await service.landed(found)
+    return Answer(id=receipt.ids[0])
 
 
 async def _pop(request: web.Request, asked: Command) -> Answer:
@@ -103,24 +110,29 @@ async def _pop(request: web.Request, asked: Command) -> Answer:
     return Answer(id=message.id, value=message.body_base64 if isinstance(message.body, UnsetType) else message.body)
 
 
-def _topics(engine: Engine, asked: Command) -> list[str]:
+def _topics(request: web.Request, asked: Command) -> list[str]:
+    """Where to look for the message: in the topic that was named, else in all on which one has the right."""
     if asked.id is None:
         raise InvalidArgument(f"{asked.command} needs an id")
     check_ids([asked.id])
-    return [asked.topic] if asked.topic is not None else sorted(engine.topics)
+    if asked.topic is not None:
+        return [asked.topic]
+    guard = request.app[GUARD]
+    return [topic for topic in sorted(engine_of(request).topics) if guard.may(request, topic, COMMANDS[asked.command])]
 
 
-def _finish(engine: Engine, asked: Command) -> Answer:
-    for topic in _topics(engine, asked):
+def _finish(engine: Engine, asked: Command, topics: list[str]) -> Answer:
+    for topic in topics:
         assert asked.id is not None
         if engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
             return Answer(id=asked.id)
     raise UnknownMessage(f"{asked.id!r} is not in reserve")
 
 
-def _delete(engine: Engine, asked: Command) -> Answer:
-    for topic in _topics(engine, asked):
+async def _delete(service: Service, asked: Command, topics: list[str]) -> Answer:
+    engine = service.engine
+    for topic in topics:
         assert asked.id is not None
-        if cancel_ids(engine, topic, [asked.id])[0] or engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+        if (await cancel_ids(service, topic, [asked.id]))[0] or engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
             return Answer(id=asked.id)
     raise UnknownMessage(f"{asked.id!r} is neither asleep, ready nor in reserve")

@@ -7,77 +7,209 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
-from turtlemq.model import Settings
-from turtlemq.settings import check_settings
+from turtlemq.model import TTR_MS_MAX, Settings
+from turtlemq.server.guard import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
+from turtlemq.server.settings import Asked, to_flat, to_nested
+from turtlemq.settings import RATE_MAX, RATE_MIN, check_settings
 
 PREFIX = "TURTLEMQ_"
-NOT_YET = ("allowed_hosts", "tokens", "tls_cert", "tls_key", "grpc_port")
-_ELSEWHERE = ("TURTLEMQ_URL",)  # the command line's own
+NOT_YET = ("grpc_port",)
+ELSEWHERE = ("TURTLEMQ_URL", "TURTLEMQ_TOKEN", "TURTLEMQ_CACERT", "TURTLEMQ_CONFIG")  # the command line's own
+HIDDEN = "(hidden)"
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything in force. `defaults` are settings for topics that have none of their own, by their names in topic.toml."""
+    """Everything in force. `defaults` are settings of topics that have none of their own, as in PUT /v1/topics/{topic}."""
 
-    data: str = "data"
-    host: str = "127.0.0.1"
+    data: Annotated[str, Meta(min_length=1)] = "data"
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8878
+    allowed_hosts: Annotated[tuple[str, ...], Meta(max_length=HOSTS_MAX)] = LOOPBACK
+    tls_cert: str = ""
+    tls_key: str = ""
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=TOKENS_MAX)] = ()
     auto_create_topics: bool = True
     reject_past: bool = False
-    max_delay_days: Annotated[float, Meta(ge=0)] = 0  # 0: as far as the format reaches, May 2109
+    max_delay_days: Annotated[float, Meta(ge=0, le=50_000)] = 0  # 0: as far as the format reaches, May 2109
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 64 << 20
+    max_held_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 512 << 20  # of all requests under way
+    max_topics: Annotated[int, Meta(ge=1, le=1_000_000)] = 100_000
+    max_groups: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000  # of one topic
+    max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    max_waiting: Annotated[int, Meta(ge=0, le=1_000_000)] = 15_000  # long polls
+    body_timeout_s: Annotated[float, Meta(ge=0.1, le=3_600)] = 30  # and a second more for each 64 KiB that came
+    client_produce_per_s: Annotated[float, Meta(ge=0, le=RATE_MAX)] = 0  # messages of one token or address; 0: no limit
+    client_burst: Annotated[int, Meta(ge=0, le=1 << 40)] = 0  # 0: those of one second
     tick_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0  # ticks are at least this far apart; 0: exactly when something is due
+    beat_ms: Annotated[int, Meta(ge=10, le=60_000)] = 5_000
     max_delivery_retries: Annotated[int, Meta(ge=0, le=999_999)] | None = None
-    retry_delay_ms: Annotated[int, Meta(ge=0)] | None = None
+    retry_delay_ms: Annotated[int, Meta(ge=0, le=TTR_MS_MAX)] | None = None
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    slow_request_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 1_000  # log requests that take longer, waits left out; 0: none
     defaults: dict[str, Any] = {}
 
     def topic_defaults(self) -> Settings:
         """Settings of topics that have none of their own."""
-        changes = dict(self.defaults)
+        _known(self.defaults, Asked, "defaults")
+        try:
+            changes = to_flat(msgspec.convert(self.defaults, Asked))
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(f"defaults: {error}") from None
         if self.max_delivery_retries is not None:
             changes.setdefault("max_attempts", self.max_delivery_retries + 1)
         if self.retry_delay_ms is not None:
             changes.setdefault("backoff_base_ms", self.retry_delay_ms)
-        _known(changes, list(Settings.__dataclass_fields__), "defaults")
+        changes.setdefault("beat_ms", self.beat_ms)
         return check_settings(replace(Settings(), **changes))
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None) -> Config:
     """The configuration in force. Unknown names are errors, with a guess at what was meant."""
-    names = list(Config.__struct_fields__)
+    return resolve(flags, environ, file)[0]
+
+
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None) -> tuple[Config, dict[str, str]]:
+    """The configuration in force, and where each value that was told came from.
+
+    >>> resolve({}, {"TURTLEMQ_ALLOWED_HOSTS": "10.0.0.0/8, ::1"}, None)[1]
+    {'allowed_hosts': 'TURTLEMQ_ALLOWED_HOSTS'}
+    """
     told: dict[str, Any] = {}
-    if file is not None:
+    origins: dict[str, str] = {}
+    for name, value, origin in (*_from_file(file), *_from_environment(environ), *_from_flags(flags)):
+        told[name], origins[name] = _typed(name, value, origin), origin
+    config = Config(**told)
+    for name, check in _CHECKS.items():
         try:
-            told |= tomllib.loads(file.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InvalidArgument(f"{file} cannot be read as TOML: {error}") from error
-        _known(told, names, str(file))
-    said = {key.removeprefix(PREFIX).lower(): key for key in environ if key.startswith(PREFIX) and key not in _ELSEWHERE}
-    _known(said, [name for name in names if name != "defaults"], "the environment")
-    told |= {name: environ[key] for name, key in said.items()}
-    told |= {name: value for name, value in flags.items() if value is not None}
+            check(config)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{origins[name]}: {error}" if name in origins else str(error)) from None
+    return config, origins
+
+
+def _from_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
+    if file is None:
+        return
     try:
-        config = msgspec.convert(told, Config, strict=False)
+        told = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidArgument(f"{file} cannot be read as TOML: {error}") from error
+    _known(told, Config, str(file))
+    yield from ((name, value, str(file)) for name, value in told.items())
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    said = {key.removeprefix(PREFIX).lower(): key for key in environ if key.startswith(PREFIX) and key not in ELSEWHERE}
+    _known(said, Config, "the environment")
+    for name, key in said.items():
+        yield name, _parsed(name, environ[key], key), key
+
+
+def _parsed(name: str, text: str, key: str) -> Any:
+    """A list of words with commas; tables as JSON. Numbers and truths are made by their types."""
+    if name == "allowed_hosts":
+        return [one.strip() for one in text.split(",") if one.strip()]
+    if name not in ("tokens", "defaults"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{key} is given as JSON: {error}") from None
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    yield from ((name, value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None)
+
+
+def _typed(name: str, value: Any, origin: str) -> Any:
+    kind = {field.name: field.type for field in msgspec.structs.fields(Config)}[name]
+    try:
+        return msgspec.convert(value, kind, strict=not origin.startswith(PREFIX))
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"configuration: {error}") from error
-    config.topic_defaults()
-    return config
+        raise InvalidArgument(f"{origin}: {name}: {error}") from None
 
 
-def _known(told: Mapping[str, Any], names: list[str], where: str) -> None:
-    for name in told:
+def _known(told: Mapping[str, Any], kind: type[Struct], where: str) -> None:
+    """Refuse names that are none, here and in the tables below."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for name, value in told.items():
         if name in NOT_YET:
             raise InvalidArgument(f"{where}: {name} is not available yet")
-        if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            guess = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(names)}"
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            guess = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(fields)}"
             raise InvalidArgument(f"{where}: unknown setting {name!r}{guess}")
+        inner = fields[name]
+        if isinstance(inner, type) and issubclass(inner, Struct) and isinstance(value, dict):
+            _known(value, inner, f"{where}: {name}")
+
+
+def _check_tls(config: Config) -> None:
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise InvalidArgument("tls_cert and tls_key go together: the files of the certificate (with its chain) and of its key")
+
+
+def _check_client_rate(config: Config) -> None:
+    if 0 < config.client_produce_per_s < RATE_MIN:
+        raise InvalidArgument(f"client_produce_per_s is at least {RATE_MIN}, or 0 for no limit")
+
+
+def _check_held(config: Config) -> None:
+    if config.max_held_bytes < 2 * config.max_body_bytes:
+        raise InvalidArgument("max_held_bytes is at least twice max_body_bytes: a body is held packed and unpacked")
+
+
+_CHECKS = {
+    "max_body_bytes": _check_held,
+    "allowed_hosts": lambda config: networks_of(config.allowed_hosts),
+    "tokens": lambda config: check_tokens(config.tokens),
+    "tls_cert": _check_tls,
+    "client_produce_per_s": _check_client_rate,
+    "defaults": Config.topic_defaults,
+}
+
+
+# For people
+
+
+def in_force(config: Config, origins: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Every setting with its value and where it came from, `defaults` one by one. What is secret is hidden.
+
+    >>> in_force(Config(port=1), {"port": "--port"})["port"]
+    (1, '--port')
+    """
+    out = {name: (getattr(config, name), origins.get(name, "default")) for name in Config.__struct_fields__ if name != "defaults"}
+    shown = [{**msgspec.to_builtins(token), "hash": HIDDEN} for token in config.tokens]
+    out["tokens"] = shown, out["tokens"][1]
+    told = dict(_leaves(config.defaults))
+    settings = config.topic_defaults()
+    if config.max_delivery_retries is None:
+        out["max_delivery_retries"] = settings.max_attempts - 1, origins.get("defaults", "default")
+    if config.retry_delay_ms is None:
+        out["retry_delay_ms"] = settings.backoff_base_ms, origins.get("defaults", "default")
+    for name, value in _leaves(to_nested(settings)):
+        out[f"defaults.{name}"] = value, origins["defaults"] if name in told else origins.get(_SHORT.get(name, ""), "default")
+    return out
+
+
+_SHORT = {"max_attempts": "max_delivery_retries", "backoff.base": "retry_delay_ms", "beat": "beat_ms"}
+
+
+def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from struct import Struct as Struct_
 from typing import Any
 
 import bson
@@ -15,7 +14,7 @@ from turtlemq.broker import delivery
 from turtlemq.broker.broker import Reserved
 from turtlemq.broker.delivery import Piece
 from turtlemq.dead import DeadLetter
-from turtlemq.model import I64, SEQ_COUNTER_BITS, Found
+from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
 from turtlemq.views import MessageView
 
@@ -23,7 +22,7 @@ PRIORITY_NAMES = {0: "normal", 1: "high", 2: "low", 3: "normal"}
 _NO_HEADERS: dict[str, str] = {}
 
 
-class Delivered(Struct):
+class Delivered(Struct, gc=False):
     """A message as a consumer gets it."""
 
     id: str
@@ -40,10 +39,11 @@ class Delivered(Struct):
 
 def delivered(out: Reserved) -> list[Delivered]:
     """The messages of a fetch. 1 µs each; 10 µs where one has headers or was tried before and slept since."""
-    return [message for piece, until in zip(out.pieces, out.until_ms, strict=True) for message in _of_piece(piece, until)]
+    return [message for piece, until in zip(out.pieces, out.until_ms, strict=True) for message in of_piece(piece, until)]
 
 
-def _of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
+def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
+    """Those of one read."""
     held, buffer = piece.held, piece.read.buffer
     heads = piece.read.heads[piece.which]
     starts = piece.read.starts[piece.which]
@@ -80,14 +80,7 @@ def _of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
         )
 
 
-# A delivered message in BSON, field by field. One with headers, or a body that is no bytes and no text, is made by the library.
-_NUMBERS = Struct_("<8sq12sq10sq16sq9si")
-_NAMES = (b"\x12due_ms\0", b"\x12created_ms\0", b"\x12ready_ms\0", b"\x12lease_until_ms\0", b"\x10attempt\0")
-_ID, _NOTHING = b"\x02id\0", b"\x03headers\0\x05\0\0\0\0"
-_PRIORITY = {
-    name: b"\x02priority\0" + (len(name) + 1).to_bytes(4, "little") + name.encode() + b"\0" for name in ("normal", "high", "low")
-}
-_LENGTH, _BINARY, _TEXT = Struct_("<i").pack, Struct_("<6siB").pack, Struct_("<6si").pack
+# In BSON, one by one
 
 
 def as_bson(messages: list[Delivered]) -> bytes:
@@ -96,45 +89,36 @@ def as_bson(messages: list[Delivered]) -> bytes:
 
 
 def _bson_of(message: Delivered) -> bytes:
-    if isinstance(message.body, UnsetType):
-        assert not isinstance(message.body_base64, UnsetType)
-        value: Any = message.body_base64
-    else:
-        try:
-            value = msgspec.json.decode(message.body)
-        except (msgspec.DecodeError, RecursionError):  # a number beyond all floats
-            return _slow_bson(message, {"body_json": bytes(message.body).decode()})
-    if message.headers or not isinstance(value, bytes | str):
-        return _slow_bson(message, {"body": value})
-    if isinstance(value, bytes):
-        body = _BINARY(b"\x05body\0", len(value), 0) + value
-    else:
-        text = value.encode()
-        body = _TEXT(b"\x02body\0", len(text) + 1) + text + b"\0"
-    id_ = message.id.encode()
-    due, created, ready, lease, attempt = _NAMES
-    times = (due, message.due_ms, created, message.created_ms, ready, message.ready_ms, lease, message.lease_until_ms)
-    numbers = _NUMBERS.pack(*times, attempt, message.attempt)
-    rest = b"".join((_ID, _LENGTH(len(id_) + 1), id_, b"\0", _NOTHING, numbers, _PRIORITY[message.priority], body, b"\0"))
-    return _LENGTH(len(rest) + 4) + rest
-
-
-def _slow_bson(message: Delivered, body: dict[str, Any]) -> bytes:
     fields: dict[str, Any] = {
-        "id": message.id,
-        "headers": message.headers,
         "due_ms": Int64(message.due_ms),
         "created_ms": Int64(message.created_ms),
         "ready_ms": Int64(message.ready_ms),
         "lease_until_ms": Int64(message.lease_until_ms),
         "attempt": message.attempt,
+        "headers": message.headers,
         "priority": message.priority,
+        "id": message.id,
     }
+    if isinstance(message.body, UnsetType):
+        return bson.encode({**fields, "body": message.body_base64})
+    rest = bson.encode(fields)[4:-1] + bson_body(bytes(message.body)) + b"\0"
+    return (len(rest) + 4).to_bytes(4, "little") + rest
+
+
+def bson_body(text: bytes) -> bytes:
+    """A JSON body as an element; what BSON does not have comes as text under another name.
+
+    >>> bson_body(b'"x"'), bson_body(b"1e999")
+    (b'\\x02body\\x00\\x02\\x00\\x00\\x00x\\x00', b'\\x02body_json\\x00\\x06\\x00\\x00\\x001e999\\x00')
+    """
     try:
-        return bson.encode({**fields, **body})
-    except (bson.errors.BSONError, OverflowError, ValueError, RecursionError):  # a number or a name that BSON does not have
-        assert not isinstance(message.body, UnsetType)
-        return bson.encode({**fields, "body_json": bytes(message.body).decode()})
+        value = msgspec.json.decode(text)
+        if isinstance(value, str):
+            told = value.encode()
+            return b"\x02body\0" + (len(told) + 1).to_bytes(4, "little") + told + b"\0"
+        return bson.encode({"body": value})[4:-1]
+    except (msgspec.DecodeError, bson.errors.BSONError, OverflowError, ValueError, RecursionError):
+        return bson.encode({"body_json": text.decode()})[4:-1]
 
 
 # Looking
@@ -163,19 +147,18 @@ def view(message: MessageView) -> dict[str, Any]:
     }
 
 
-def sleeper(message: Found) -> dict[str, Any]:
-    """One line of a listing. A message that sleeps before another attempt of one group says which."""
-    group, _, id_ = message.id.rpartition("/")
+def listed(message: MessageView) -> dict[str, Any]:
+    """One line of a listing. A message that sleeps before another attempt of one group, or is dead in one, says which."""
     return {
-        "id": id_,
-        "state": message.state.value,
+        "id": message.id,
+        "state": message.state,
         "due_ms": message.due_ms,
         "created_ms": message.created_ms,
-        **body_fields(message.body, bool(message.flags & f.JSON)),
+        **body_fields(message.body, message.json),
         "headers": message.headers,
-        "priority": PRIORITY_NAMES[message.flags & f.PRIORITY],
+        "priority": PRIORITY_NAMES[message.priority],
         "expires_ms": message.expires_ms,
-        **({"group": group} if group else {}),
+        **({"group": next(iter(message.groups))} if message.groups else {}),
     }
 
 

@@ -41,7 +41,43 @@ class DeadlineExceeded(TurtleError):
     code, status = "DEADLINE_EXCEEDED", 504
 
 
+class Unauthenticated(TurtleError):
+    """This server wants a token, and this one is missing or not known: send the header Authorization: Bearer TOKEN."""
+
+    code, status = "UNAUTHENTICATED", 401
+
+
 class Forbidden(TurtleError):
     """A page of another site may not use this server from somebody's browser."""
 
     code, status = "FORBIDDEN", 403
+
+
+class HostNotAllowed(TurtleError):
+    """Clients of this address are not served; allowed_hosts of the server's configuration says which are."""
+
+    code, status = "HOST_NOT_ALLOWED", 403
+
+
+class RequestTimeout(TurtleError):
+    """The body came too slowly; nothing was done."""
+
+    code, status = "REQUEST_TIMEOUT", 408
+
+
+class RateLimited(TurtleError):
+    """This is faster than the rate that was set; nothing was stored. Try again after retry_after_ms."""
+
+    code, status = "RATE_LIMITED", 429
+
+    def __init__(self, message: str | None = None, *, retry_after_ms: int, **details: object) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **details)
+
+
+class Overloaded(TurtleError):
+    """The server has more to do than it can; nothing was done. Try again after retry_after_ms."""
+
+    code, status = "OVERLOADED", 429
+
+    def __init__(self, message: str | None = None, *, retry_after_ms: int, **details: object) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **details)

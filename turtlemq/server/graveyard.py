@@ -18,7 +18,8 @@ from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.deliver import letter
 from turtlemq.server.http import SERVICE, answer, engine_of, query, read_as, topic_of
 from turtlemq.server.loop import now_ms
-from turtlemq.server.messages import due_time
+from turtlemq.server.messages import check_due, due_time
+from turtlemq.server.work import rules_of
 
 PAGE = 500
 Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
@@ -89,13 +90,20 @@ async def summary(request: web.Request) -> web.Response:
     return answer({"total": counts.total(), "errors": dict(counts.most_common())})
 
 
+def _lines(page: list[DeadLetter]) -> bytes:
+    return b"".join([_line(letter(one)) + b"\n" for one in page])
+
+
 async def export(request: web.Request) -> web.StreamResponse:
     """GET /v1/topics/{topic}/dead/export"""
     topic, asked = topic_of(request), query(request, Which)
+    found = pages(request, topic, _filter(asked))
+    first = await anext(found)  # what is to be refused is refused before the answer begins
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
-    async for page in pages(request, topic, _filter(asked)):
-        await response.write(b"".join([_line(letter(one)) + b"\n" for one in page]))
+    await response.write(_lines(first))
+    async for page in found:
+        await response.write(_lines(page))
     await response.write_eof()
     return response
 
@@ -120,7 +128,8 @@ async def requeue(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/requeue"""
     topic = topic_of(request)
     asked = await read_as(request, Requeue)
-    start = due_time(asked.delay, asked.due_ms, now_ms())
+    start = due_time(asked.delay, asked.due_ms, now := now_ms())
+    check_due(start, now, rules_of(request, topic))
     letters, unknown = await _chosen(request, topic, asked)
     if not 0 <= start + (len(letters) / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
         raise InvalidArgument("the last of them would be due after May 2109, or the first before 1970")

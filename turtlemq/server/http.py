@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 
 from turtlemq.engine import GROUP, Engine
 from turtlemq.errors import InvalidArgument, TooLarge, TurtleError, UnknownTopic
 from turtlemq.index.limits import check_ids
+from turtlemq.model import Settings
 from turtlemq.segment import names
 from turtlemq.server.config import Config
-from turtlemq.server.errors import DeadlineExceeded, Forbidden, InvalidJson, UnsupportedMediaType
+from turtlemq.server.errors import (
+    DeadlineExceeded,
+    Forbidden,
+    InvalidJson,
+    RequestTimeout,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+from turtlemq.server.guard import name_of
 from turtlemq.server.loop import Service
+from turtlemq.server.unpack import ENCODINGS, unpacked
 
 T = TypeVar("T")
 
@@ -25,10 +35,11 @@ SERVICE = web.AppKey("service", Service)
 CONFIG = web.AppKey("config", Config)
 BUDGET = "X-Turtlemq-Budget-Ms"
 DEADLINE = "deadline"
+HELD = "held"
 JSON_TYPES = ("application/json", "")
-ENCODINGS = ("", "identity", "gzip", "deflate")
+SLOWEST = 64 << 10  # bytes a second: a body may take body_timeout_s, and a second more for each so many that came
 _INDEX = re.compile(r"\[(\d+)\]")
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
 # Out
@@ -36,13 +47,17 @@ _encode = msgspec.json.Encoder().encode
 
 def answer(value: Any, status: int = 200) -> web.Response:
     """A JSON answer."""
-    return web.Response(body=_encode(value), status=status, content_type="application/json")
+    return web.Response(body=encode(value), status=status, content_type="application/json")
 
 
 def refusal(error: TurtleError, status: int | None = None) -> web.Response:
     """An error as the contract shapes it."""
     body = {"error": {"code": error.code, "message": str(error), **error.details}}
     response = answer(body, status or error.status)
+    if isinstance(error, Unauthenticated):
+        response.headers["WWW-Authenticate"] = 'Bearer realm="turtlemq"'
+    elif isinstance(error, RequestTimeout):
+        response.force_close()
     if "retry_after_ms" in error.details:
         response.headers["Retry-After"] = str(-(-int(str(error.details["retry_after_ms"])) // 1000))
     return response
@@ -56,19 +71,64 @@ async def read(request: web.Request, types: tuple[str, ...] = JSON_TYPES) -> byt
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     packed = request.headers.get("Content-Encoding", "").strip().lower()
     if packed not in ENCODINGS:
-        raise UnsupportedMediaType(f"Content-Encoding {packed!r:.80} is not understood; send gzip or the plain bytes")
+        raise UnsupportedMediaType(f"Content-Encoding {packed!r:.80} is not understood; send zstd, gzip or the plain bytes")
     if kind not in types and request.can_read_body:
         wanted = ", ".join(name for name in types if name)
         raise UnsupportedMediaType(f"Content-Type {kind!r:.80} is not understood here; send {wanted} (curl: --json, or -H)")
-    try:
-        data = await request.read()
-    except HTTPRequestEntityTooLarge:
-        raise TooLarge(f"a request body has at most {request.app[CONFIG].max_body_bytes:,} bytes") from None
-    except (HttpProcessingError, web.RequestPayloadError) as error:
-        raise InvalidArgument(f"the body cannot be unpacked: {error}") from None
-    if asyncio.get_running_loop().time() >= request.get(DEADLINE, float("inf")):
-        raise DeadlineExceeded
+    data = await _received(request)
+    if packed not in ("", "identity"):
+        data = await unpacked(data, packed, request.app[CONFIG].max_body_bytes, partial(_hold, request))
+    check_deadline(request)
     return data
+
+
+async def _received(request: web.Request) -> bytes:
+    """The bytes of the body, if they are not too many and come fast enough. Most have come already, with the head."""
+    content, config = request.content, request.app[CONFIG]
+    if (request.content_length or 0) > config.max_body_bytes:
+        raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")
+    try:
+        if content.is_eof() and not content.exception():
+            data = content.read_nowait(-1)
+            _hold(request, len(data))
+        else:
+            data = await _arriving(request, config)
+    except (HttpProcessingError, web.RequestPayloadError) as error:
+        raise InvalidArgument(f"the body cannot be read: {error}") from None
+    if len(data) > config.max_body_bytes:
+        raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")
+    return data
+
+
+def _hold(request: web.Request, count: int) -> None:
+    """Count bytes of this request until it is answered."""
+    request.app[SERVICE].flow.held.take(count)
+    request[HELD] = request.get(HELD, 0) + count
+
+
+def let_go(request: web.Request) -> None:
+    """The request was answered: its bytes count no more."""
+    request.app[SERVICE].flow.held.give(request.get(HELD, 0))
+
+
+async def _arriving(request: web.Request, config: Config) -> bytes:
+    """The body, as it comes. A client that sends a byte now and then is not waited for."""
+    content, parts, size = request.content, [], 0
+    end = asyncio.get_running_loop().time() + config.body_timeout_s
+    budget = float(request.get(DEADLINE, float("inf")))
+    try:
+        async with asyncio.timeout_at(min(end, budget)) as clock:
+            while size <= config.max_body_bytes and (part := await content.readany()):
+                _hold(request, len(part))
+                parts.append(part)
+                size += len(part)
+                clock.reschedule(min(end + size / SLOWEST, budget))
+    except TimeoutError:
+        if asyncio.get_running_loop().time() >= budget:
+            raise DeadlineExceeded from None
+        content.feed_eof()  # the rest is not waited for either
+        raise RequestTimeout(f"the body came too slowly: {size:,} bytes in {config.body_timeout_s:g} s and more") from None
+    return b"".join(parts)
 
 
 def refuse_other_sites(request: web.Request) -> None:
@@ -90,6 +150,12 @@ def set_deadline(request: web.Request) -> None:
         raise DeadlineExceeded
 
 
+def check_deadline(request: web.Request) -> None:
+    """Refuse to begin what its caller does not wait for any more."""
+    if DEADLINE in request and time_left(request) <= 0:
+        raise DeadlineExceeded
+
+
 def time_left(request: web.Request) -> float:
     """Seconds until the caller gives up; infinite if it did not say."""
     return float(request.get(DEADLINE, float("inf"))) - asyncio.get_running_loop().time()
@@ -97,6 +163,8 @@ def time_left(request: web.Request) -> float:
 
 def check_text(data: bytes) -> None:
     """JSON is UTF-8."""
+    if data.isascii():
+        return
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -162,12 +230,38 @@ def topic_of(request: web.Request, use: bool = False) -> str:
     engine = engine_of(request)
     if name not in engine.topics and not (use and request.app[CONFIG].auto_create_topics):
         raise UnknownTopic(f"there is no topic {name!r}")
+    check_topics(request, name)
     return name
 
 
-def group_of(request: web.Request) -> str:
-    """The group of the path, or the default one."""
-    return names.check_group(request.match_info.get("group", GROUP))
+def check_topics(request: web.Request, name: str) -> None:
+    """A topic that is there, or one for which there is room."""
+    topics, most = engine_of(request).topics, request.app[CONFIG].max_topics
+    if name not in topics and len(topics) >= most:
+        raise InvalidArgument(f"there are {len(topics):,} topics already, as many as max_topics allows; delete some first")
+
+
+def settings_of(request: web.Request, topic: str) -> Settings:
+    """The settings of a topic, or those that it would have."""
+    engine = engine_of(request)
+    found = engine.topics.get(topic)
+    return engine.settings if found is None else found.broker.settings
+
+
+def throttle(request: web.Request, topic: str, count: int) -> None:
+    """Let so many messages of this client into a topic, or raise `RateLimited`. Free where no rate is set."""
+    flow, settings = request.app[SERVICE].flow, settings_of(request, topic)
+    if settings.rate_produce_per_s or flow.client_rate:
+        flow.produce(topic, settings, name_of(request), count, asyncio.get_running_loop().time())
+
+
+def group_of(request: web.Request, use: bool = False) -> str:
+    """The group of the path, or the default one; with `use`, one that is there or for which there is room."""
+    name = names.check_group(request.match_info.get("group", GROUP))
+    topic = engine_of(request).topics.get(request.match_info["topic"]) if use else None
+    if topic is not None and name not in topic.broker.groups and len(topic.broker.groups) >= request.app[CONFIG].max_groups:
+        raise InvalidArgument(f"the topic has {len(topic.broker.groups):,} groups already, as many as max_groups allows")
+    return name
 
 
 def id_of(request: web.Request) -> str:

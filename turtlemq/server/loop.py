@@ -7,20 +7,22 @@ the next tick sets it anew. Never early: a tick at `now` hands out only what is 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from turtlemq.broker.broker import Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError, Unavailable
-
-log = logging.getLogger("turtlemq")
+from turtlemq.server import logs
+from turtlemq.server.commit import Committer
+from turtlemq.server.errors import Overloaded
+from turtlemq.server.flow import Flow
+from turtlemq.server.meter import Meter
+from turtlemq.topic import Topic
 
 NAP_MS = 1_000  # the longest sleep of the timer, so that a clock that was set is noticed
-GONE = "the consumer went away before it was answered"
+UNCOMMITTED_MAX = 256 << 20  # bytes of requests that may wait for their commit
 
 
 def now_ms() -> int:
@@ -52,13 +54,21 @@ class Service:
     """The engine, its timer, and those who wait. Serves from `start` to `drain`."""
 
     def __init__(self, tick_ms: int = 0) -> None:
-        self.waiting: dict[tuple[str, str], deque[Waiter]] = {}
+        self.waiting: dict[str, dict[str, dict[Waiter, None]]] = {}  # by topic and group, the first come first
         self.stopping = False
+        self.meter = Meter()
+        self.flow = Flow()
+        self.waiters, self.waiters_max = 0, 15_000  # long polls
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._troubled: set[str] = set()
+        self._stirred: set[str] = set()  # topics in which something may have become ready
+        self._paused: dict[str, float] = {}  # topics whose rate lets nothing flow, and until when
+        self._committer: Committer | None = None
+        self._uncommitted = 0  # bytes of requests that wait for their commit
+        self._commit_s = 0.001  # how long one takes, about
 
     @property
     def serving(self) -> bool:
@@ -76,24 +86,63 @@ class Service:
     def start(self, engine: Engine) -> None:
         """Serve with an engine that is open."""
         self._engine = engine
+        self._committer = Committer(self._landed, self._observe_commit)
         self.stir()
 
     def drain(self) -> None:
         """Serve no more: long polls are answered with nothing, and no tick comes."""
         self.stopping = True
-        for queue in self.waiting.values():
-            for waiter in queue:
-                if not waiter.future.done():
-                    waiter.future.set_result(Reserved())
+        for waiter in [w for groups in self.waiting.values() for queue in groups.values() for w in queue]:
+            if not waiter.future.done():
+                waiter.future.set_result(Reserved())
         self.waiting.clear()
         for handle in (self._soon, self._timer):
             if handle is not None:
                 handle.cancel()
 
+    def close(self) -> None:
+        """End the threads, once all requests are answered."""
+        if self._committer is not None:
+            self._committer.close()
+
+    # Committing
+
+    def admit(self, size: int) -> None:
+        """Refuse a request of so many bytes that would wait behind too many others."""
+        if self._uncommitted and self._uncommitted + size > UNCOMMITTED_MAX:
+            raise Overloaded(
+                f"{self._uncommitted:,} bytes wait to be written already; nothing was stored. Try again in a moment.",
+                retry_after_ms=max(1, round(2000 * self._commit_s)),
+            )
+
+    async def landed(self, topic: Topic, size: int = 0) -> None:
+        """Returns when everything that was staged in a topic up to now is durable and visible; raises if it was not stored."""
+        assert self._committer is not None, "it serves"
+        self._uncommitted += size
+        try:
+            await self._committer.landed(topic)
+        finally:
+            self._uncommitted -= size
+
+    def _landed(self, topic: Topic) -> None:
+        if self._engine is not None and self._engine.topics.get(topic.name) is topic:
+            self._engine.changed(topic, now_ms())
+            self.tick_soon()
+
+    def _observe_commit(self, seconds: float, size: int) -> None:
+        self.meter.commit.add(seconds)
+        self.meter.commit_bytes.add(size)
+        self._commit_s += (seconds - self._commit_s) / 16
+
     # Time
 
-    def stir(self) -> None:
-        """Something changed: tick as soon as the caller is done."""
+    def stir(self, *topics: str) -> None:
+        """Something changed in these topics, or in any: tick as soon as the caller is done, and see who waits there."""
+        self._stirred.update(topics or self.waiting)
+        self.tick_soon()
+
+    def tick_soon(self) -> None:
+        """Something is to happen at another time now."""
         if self._soon is None and not self.stopping:
             self._soon = asyncio.get_running_loop().call_soon(self._tick)
 
@@ -105,41 +154,37 @@ class Service:
         if not self.serving:
             return
         now = now_ms()
-        when: int | None = now + NAP_MS
+        begun = time.perf_counter()
+        engine = self.engine
         try:
-            when = self.engine.tick(now)
+            engine.tick(now)
             self._report_trouble()
-            if self._answer_waiting(now):
-                self.stir()  # new leases may end before anything else happens
-        except Exception:
-            log.exception("event=tick_failed")
-        self._arm(when)
+            self._stirred |= engine.woken
+            self._answer_waiting(now)
+        except Exception as error:  # noqa: BLE001 - logged; the next tick may do better
+            logs.error("tick_failed", error)
+        self.meter.tick.add(time.perf_counter() - begun)
+        self._arm(engine.next_wake())
 
     def _arm(self, when: int | None) -> None:
-        """Tick again at `when`, or when a message somebody waits for is to be tried again."""
+        """Tick again at `when`, or when a rate lets the next message flow; at once if somebody is to be looked after."""
         exact = time.time_ns() / 1e6
-        times = [exact + NAP_MS, *self._retries(int(exact))]
+        wait_ms = float(NAP_MS)
         if when is not None:
-            times.append(max(when, exact + self._tick_ms))
-        wait_ms = min(times) - exact
-        if wait_ms <= 0:
-            self.stir()
+            wait_ms = min(wait_ms, max(when - exact, self._tick_ms))
+        if self._paused:
+            wait_ms = min(wait_ms, 1000 * (min(self._paused.values()) - time.monotonic()))
+        if wait_ms <= 0 or self._stirred:
+            self.tick_soon()
         else:
             self._timer = asyncio.get_running_loop().call_later(math.ceil(wait_ms) / 1000, self._tick)
-
-    def _retries(self, now: int) -> list[int]:
-        times = []
-        for topic, name in self.waiting:
-            found = self.engine.topics.get(topic)
-            group = found.broker.groups.get(name) if found is not None else None
-            if group is not None and (at := group.next_retry(now)) is not None:
-                times.append(at)
-        return times
 
     def _report_trouble(self) -> None:
         trouble = self.engine.trouble
         for name in trouble.keys() - self._troubled:
-            log.error("event=topic_in_trouble topic=%s error=%s", name, trouble[name])
+            logs.error("topic_in_trouble", topic=name, error=trouble[name])
+        for name in self._troubled - trouble.keys():
+            logs.info("topic_recovered", topic=name)
         self._troubled = set(trouble)
 
     # Waiting
@@ -147,12 +192,15 @@ class Service:
     async def fetch(self, want: Want, wait_s: float) -> Reserved:
         """What is ready; if nothing is, what becomes ready within `wait_s`."""
         out = self._reserve(want)
-        self.stir()
+        self.tick_soon()
         if len(out) or wait_s <= 0:
             return out
+        if self.waiters >= self.waiters_max:
+            raise Overloaded(f"{self.waiters:,} long polls wait already; nothing was fetched", retry_after_ms=1_000)
+        self.waiters += 1
         waiter = Waiter(want, asyncio.get_running_loop().create_future())
-        queue = self.waiting.setdefault((want.topic, want.group), deque())
-        queue.append(waiter)
+        self.waiting.setdefault(want.topic, {}).setdefault(want.group, {})[waiter] = None
+        self._stirred.add(want.topic)
         try:
             async with asyncio.timeout(wait_s):
                 return await asyncio.shield(waiter.future)
@@ -162,6 +210,7 @@ class Service:
             self._give_back(waiter)
             raise
         finally:
+            self.waiters -= 1
             self._leave(waiter)
 
     def _taken(self, waiter: Waiter) -> Reserved:
@@ -170,53 +219,73 @@ class Service:
 
     def _give_back(self, waiter: Waiter) -> None:
         """A consumer went away with messages in its hands: they come again at once."""
-        out = self._taken(waiter)
-        if len(out) and not waiter.want.auto and self.serving:
-            acks = ["-" + id_ for id_ in out.ids]
-            self.engine.ack(waiter.want.topic, waiter.want.group, acks, now_ms(), retry_delay_ms=0, error=GONE)
-            self.stir()
+        self.give_back(waiter.want, self._taken(waiter))
+
+    def give_back(self, want: Want, out: Reserved) -> None:
+        """They come again at once, to whoever is there, and this was no attempt."""
+        if len(out) and not want.auto and self.serving:
+            self.engine.give_back(want.topic, want.group, out.ids, now_ms())
+            self.stir(want.topic)
 
     def _leave(self, waiter: Waiter) -> None:
-        key = (waiter.want.topic, waiter.want.group)
-        queue = self.waiting.get(key)
-        if queue is not None and waiter in queue:
-            queue.remove(waiter)
-            if not queue:
-                del self.waiting[key]
+        topic, group = waiter.want.topic, waiter.want.group
+        groups = self.waiting.get(topic, {})
+        queue = groups.get(group, {})
+        queue.pop(waiter, None)
+        if not queue:
+            groups.pop(group, None)
+        if not groups:
+            self.waiting.pop(topic, None)
 
     def _reserve(self, want: Want) -> Reserved:
-        return self.engine.reserve(
-            want.topic, want.group, want.count, now_ms(), ttr_ms=want.ttr_ms, consumer=want.consumer, auto=want.auto
+        settings, now = self.engine.topic(want.topic).broker.settings, time.monotonic()
+        count = self.flow.room(want.topic, want.group, settings, want.count, now)
+        if not count:
+            return Reserved()
+        out = self.engine.reserve(
+            want.topic, want.group, count, now_ms(), ttr_ms=want.ttr_ms, consumer=want.consumer, auto=want.auto
         )
+        self.flow.delivered(want.topic, want.group, settings, len(out), now)
+        return out
 
-    def _answer_waiting(self, now: int) -> bool:
-        """Give what is ready to those who wait, the first come first. Returns whether anybody got something."""
-        served = False
-        for key in list(self.waiting):
-            queue = self.waiting[key]
-            while queue and self._has_ready(*key, now):
-                waiter = queue[0]
-                try:
-                    out = self._reserve(waiter.want)
-                except (TurtleError, OSError) as error:
-                    queue.popleft()
-                    if not waiter.future.done():
-                        waiter.future.set_exception(error)
-                    continue
-                if not len(out):
-                    served |= out.more  # it has passed over what is gone, and goes on with the next tick
-                    break  # else as much is in flight as the topic allows
-                queue.popleft()
+    def _answer_waiting(self, now: int) -> None:
+        """Give what is ready to those who wait, the first come first, in topics where something has changed."""
+        clock = time.monotonic()
+        changed = self._stirred | {topic for topic, until in self._paused.items() if until <= clock}
+        self._stirred = set()
+        for topic in changed:
+            self._paused.pop(topic, None)
+            for group, queue in list(self.waiting.get(topic, {}).items()):
+                self._answer_queue(topic, group, queue, now)
+
+    def _answer_queue(self, topic: str, group: str, queue: dict[Waiter, None], now: int) -> None:
+        while queue and self._has_ready(topic, group, now):
+            waiter = next(iter(queue))
+            try:
+                out = self._reserve(waiter.want)
+            except (TurtleError, OSError) as error:
+                self._leave(waiter)
+                if not waiter.future.done():
+                    waiter.future.set_exception(error)
+                continue
+            if not len(out):
+                if out.more:  # it has passed over what is gone, and goes on with the next tick
+                    self._stirred.add(topic)
+                return  # else as much is in flight as the topic allows
+            self._leave(waiter)
+            if waiter.future.done():  # it has just gone
+                self.give_back(waiter.want, out)
+            else:
                 waiter.future.set_result(out)
-                served = True
-            if not queue:
-                del self.waiting[key]
-        return served
 
     def _has_ready(self, topic: str, name: str, now: int) -> bool:
         """Would a fetch bring anything? O(1)."""
         found = self.engine.topics.get(topic)
         if found is None:
+            return False
+        clock = time.monotonic()
+        if pause := self.flow.pause(topic, name, found.broker.settings, clock):
+            self._paused[topic] = min(self._paused.get(topic, math.inf), clock + pause)
             return False
         group = found.broker.groups.get(name)
         if group is None:

@@ -1,46 +1,38 @@
 """What producers send, as the columns of a batch: JSON, NDJSON or BSON in, each checked with the index of the first bad item.
 
 A JSON body is stored as the very text that came, so it comes back as the same value; bytes are stored as they are.
+A big batch is read in slices, so that others get their turn; nothing of it counts before all of it was read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-import bson
 import msgspec
-from bson.codec_options import CodecOptions, DatetimeConversion
-from msgspec import UNSET, Raw, Struct, UnsetType
+import numpy as np
+from msgspec import UNSET, Raw, UnsetType
 
-from turtlemq.errors import InvalidFireAt, InvalidId, InvalidMessage, TooLarge, TurtleError
-from turtlemq.model import BATCH_MESSAGES_MAX, TTR_MS_MAX, Batch, Priority
+from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge
+from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.errors import ExceedsMaxDelay, InvalidBson, InvalidJson
-from turtlemq.server.http import check_text, index_in, whole_or
+from turtlemq.server import bson_in
+from turtlemq.server.columns import Columns, Common, extend, of_messages, refused
+from turtlemq.server.errors import ExceedsMaxDelay
+from turtlemq.server.http import check_text, whole_or
 
 JSON, NDJSON, BSON = "application/json", "application/x-ndjson", "application/bson"
 TYPES = (JSON, NDJSON, BSON, "")
 DELAY_S_MAX = 200 * 365 * 86_400
-PRIORITIES = {"normal": Priority.NORMAL, "high": Priority.HIGH, "low": Priority.LOW}
-_RAW: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+SLICE_MESSAGES = 2_000  # read at once: 1 ms at most, if they are small
+_SLICED_BYTES = 256 << 10  # shorter JSON is read as a whole
+_SLICE_BYTES_MIN, _SLICE_BYTES_MAX = 16 << 10, 1 << 20
+_CUTS_MAX = 4  # places that are tried for a cut
 
 
-class Common(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a message that JSON and BSON share."""
-
-    id: str | None = None
-    delay: float | None = None
-    due_ms: int | None = None
-    ttr: float | None = None
-    priority: Literal["high", "normal", "low"] = "normal"
-    expires_ms: int | None = None
-    headers: dict[str, str] | None = None
-
-
-class JsonMessage(Common, forbid_unknown_fields=True, kw_only=True):
+class JsonMessage(Common, forbid_unknown_fields=True, kw_only=True, gc=False):
     """A message in JSON."""
 
     body: Raw | UnsetType = UNSET
@@ -53,12 +45,6 @@ class Envelope(JsonMessage, forbid_unknown_fields=True, kw_only=True):
     messages: list[JsonMessage] | UnsetType = UNSET
 
 
-class BsonMessage(Common, forbid_unknown_fields=True, kw_only=True):
-    """A message in BSON. Its body is a binary, or a value that JSON has as well."""
-
-    body: Any = UNSET
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the server says about due times."""
@@ -69,25 +55,113 @@ class Rules:
 
 _envelope = msgspec.json.Decoder(Envelope)
 _message = msgspec.json.Decoder(JsonMessage)
-M = TypeVar("M", bound=Common)
+_messages = msgspec.json.Decoder(list[JsonMessage])
 
 
 def decode_batch(data: bytes, kind: str, now_ms: int, rules: Rules) -> Batch:
     """A request body as a batch."""
-    if kind == BSON:
-        return _batch(*_from_bson(data), now_ms, rules)
-    check_text(data)
-    return _batch(*_bodies(_from_lines(data) if kind == NDJSON else _from_json(data)), now_ms, rules)
+    steps = decode_slices(data, kind, now_ms, rules)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            batch: Batch = done.value
+            return batch
+
+
+def decode_slices(data: bytes, kind: str, now_ms: int, rules: Rules) -> Generator[None, None, Batch]:
+    """The same in steps of a millisecond or so, for a caller that has other things to do in between. It returns the batch."""
+    columns: Columns | None = None
+    for part in _bson(data) if kind == BSON else _json(data, kind == NDJSON):
+        if columns is None:
+            columns = part
+        else:
+            extend(columns, part)
+            yield
+        if len(columns) > BATCH_MESSAGES_MAX:
+            raise TooLarge(f"a batch holds at most {BATCH_MESSAGES_MAX:,} messages, this one has more")
+    return _batch(Columns([], []) if columns is None else columns, now_ms, rules)
+
+
+def _bson(data: bytes) -> Iterator[Columns]:
+    bounds = bson_in.documents(data)
+    for first in range(0, max(1, len(bounds) - 1), SLICE_MESSAGES):
+        yield bson_in.columns(data, bounds[first : first + SLICE_MESSAGES + 1], first)
 
 
 # JSON
+
+
+def _json(data: bytes, lines: bool) -> Iterator[Columns]:
+    done = 0
+    for messages in _in_slices(data, lines):
+        yield of_messages(messages, *_bodies(messages, done))
+        done += len(messages)
+
+
+def _in_slices(data: bytes, lines: bool) -> Iterator[list[JsonMessage]]:
+    done = 0
+    if len(data) > _SLICED_BYTES:
+        for some in _slices(data, lines):
+            if some is None:
+                break
+            yield some
+            done += len(some)
+        else:
+            return
+    if not data.isascii():
+        check_text(data)
+    yield (_from_lines(data) if lines else _from_json(data))[done:]
+
+
+def _slices(data: bytes, lines: bool) -> Iterator[list[JsonMessage] | None]:
+    """Messages by the thousand; None where that does not go on, because no cut was found or something is wrong.
+
+    A cut is a guess. But what was cut off can only be read as whole messages if it is whole messages: then so is the rest."""
+    if lines:
+        at, end, cut = 0, len(data), re.compile(rb"(\n)")
+    else:
+        opening, closing = _OPENING.match(data), _CLOSING.search(data, max(0, len(data) - 64))
+        if opening is None or closing is None:
+            yield None
+            return
+        at, end = opening.end(), closing.start()
+        cut = re.compile(rb"(\})\s*,\s*(?=" + re.escape(data[at : at + 6]) + b")")  # messages begin alike
+    size = _SLICE_BYTES_MIN
+    while at < end:
+        found, next_at = _cut_off(data, at, end, size, cut, lines)
+        yield found or None
+        if not found:
+            return
+        size = min(max(_SLICE_BYTES_MIN, (next_at - at) // len(found) * SLICE_MESSAGES), _SLICE_BYTES_MAX)
+        at = next_at
+
+
+def _cut_off(data: bytes, at: int, end: int, size: int, cut: re.Pattern[bytes], lines: bool) -> tuple[list[JsonMessage], int]:
+    """Messages of about so many bytes, or none, and where the next one begins."""
+    next_at = at + size
+    for _ in range(_CUTS_MAX):
+        place = cut.search(data, next_at, end)
+        stop, next_at = (end, end) if place is None else (place.end(1), place.end())
+        some = data[at:stop] if lines else b"[%b]" % data[at:stop]
+        try:
+            if not some.isascii():
+                some.decode()
+            return (_message.decode_lines(some) if lines else _messages.decode(some)), next_at
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if place is None:
+                break
+    return [], at
+
+
+_OPENING, _CLOSING = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[\s*'), re.compile(rb"\]\s*\}\s*\Z")
 
 
 def _from_json(data: bytes) -> list[JsonMessage]:
     try:
         found = _envelope.decode(data)
     except (msgspec.DecodeError, RecursionError) as wrong:
-        raise _refused(whole_or(data, wrong)) from None
+        raise refused(whole_or(data, wrong)) from None
     if found.messages is UNSET:
         return [found]
     if found != Envelope(messages=found.messages):
@@ -107,121 +181,87 @@ def _from_lines(data: bytes) -> list[JsonMessage]:
         try:
             out.append(_message.decode(line))
         except (msgspec.DecodeError, RecursionError) as wrong:
-            raise _refused(whole_or(line, wrong), len(out)) from None
+            raise refused(whole_or(line, wrong), len(out)) from None
     return out
 
 
-def _refused(wrong: Exception, index: int | None = None) -> TurtleError:
-    """Which error it is, by the field that msgspec names."""
-    where = {"index": index} if index is not None else index_in(str(wrong))
-    said = f"message {where['index']}: {wrong}" if where else str(wrong)
-    if not isinstance(wrong, msgspec.ValidationError):
-        return InvalidJson(said, **where)
-    field = str(wrong).rpartition(".")[2].rstrip("`") if " - at " in str(wrong) else ""
-    kinds: dict[str, type[TurtleError]] = {"delay": InvalidFireAt, "due_ms": InvalidFireAt, "id": InvalidId}
-    return kinds.get(field, InvalidMessage)(said, **where)
-
-
-def _bodies(messages: Sequence[JsonMessage]) -> tuple[Sequence[JsonMessage], list[bytes], list[int]]:
+def _bodies(messages: Sequence[JsonMessage], first: int) -> tuple[list[bytes], list[int]]:
+    """Bodies and their flags. 0.1 µs each where all are of one kind."""
+    raws, coded = [m.body for m in messages], [m.body_base64 for m in messages]
+    values, plain = len(raws) - raws.count(UNSET), len(coded) - coded.count(None)
+    if values == len(messages) and not plain:
+        return list(map(bytes, raws)), [f.JSON] * values  # type: ignore[arg-type]
     bodies: list[bytes] = []
     flags: list[int] = []
-    for i, message in enumerate(messages):
-        if not isinstance(message.body, UnsetType):
-            if message.body_base64 is not None:
+    for i, (raw, code) in enumerate(zip(raws, coded, strict=True), first):
+        if not isinstance(raw, UnsetType):
+            if code is not None:
                 raise InvalidMessage(f"message {i}: it has body or body_base64, not both", index=i)
-            bodies.append(bytes(message.body))
+            bodies.append(bytes(raw))
             flags.append(f.JSON)
-        elif message.body_base64 is not None:
-            bodies.append(message.body_base64)
+        elif code is not None:
+            bodies.append(code)
             flags.append(0)
         else:
             raise InvalidMessage(f'message {i}: it has no "body" (any JSON value) and no "body_base64" (bytes)', index=i)
-    return messages, bodies, flags
-
-
-# BSON
-
-
-def _from_bson(data: bytes) -> tuple[Sequence[BsonMessage], list[bytes], list[int]]:
-    try:
-        documents = bson.decode_all(data, _RAW)
-    except (bson.errors.InvalidBSON, bson.errors.InvalidDocument, ValueError, OverflowError, RecursionError) as wrong:
-        raise _first_bad_document(data, wrong) from None
-    try:
-        messages = msgspec.convert(documents, list[BsonMessage])
-    except (msgspec.ValidationError, RecursionError) as wrong:
-        raise _refused(wrong) from None
-    bodies: list[bytes] = []
-    flags: list[int] = []
-    for i, message in enumerate(messages):
-        if message.body is UNSET:
-            raise InvalidMessage(f'message {i}: it has no "body"', index=i)
-        plain = isinstance(message.body, bytes)
-        bodies.append(bytes(message.body) if plain else _as_json(message.body, i))
-        flags.append(0 if plain else f.JSON)
-    return messages, bodies, flags
-
-
-def _first_bad_document(data: bytes, wrong: Exception) -> InvalidBson:
-    """Walk the documents up to the one that is none."""
-    at = index = 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "little", signed=True)
-        try:
-            bson.decode(data[at : at + length], _RAW) if 5 <= length <= len(data) - at else bson.decode(b"")
-        except (bson.errors.BSONError, ValueError, OverflowError, RecursionError) as error:
-            return InvalidBson(f"document {index} at byte {at} is no BSON: {error}", index=index)
-        at, index = at + length, index + 1
-    return InvalidBson(f"the body is no BSON: {wrong}")
-
-
-def _as_json(value: Any, i: int) -> bytes:
-    def refuse(inner: Any) -> Any:
-        raise TypeError(f"{type(inner).__name__} has no JSON form; send such a body as a binary")
-
-    try:
-        return json.dumps(value, default=refuse, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as wrong:
-        raise InvalidMessage(f"message {i}: {wrong}", index=i) from None
+    return bodies, flags
 
 
 # Columns
 
 
-def _batch(messages: Sequence[Common], bodies: list[bytes], flags: list[int], now_ms: int, rules: Rules) -> Batch:
-    if len(messages) > BATCH_MESSAGES_MAX:
-        raise TooLarge(f"a batch holds at most {BATCH_MESSAGES_MAX:,} messages, this one {len(messages):,}")
-    ids = [m.id for m in messages]
-    ttr = [m.ttr for m in messages]
-    expires = [m.expires_ms for m in messages]
-    headers = [m.headers for m in messages]
-    if any(m.priority != "normal" for m in messages):
-        flags = [flag | PRIORITIES[m.priority] for flag, m in zip(flags, messages, strict=True)]
+def _batch(columns: Columns, now_ms: int, rules: Rules) -> Batch:
+    expires = columns.expires_ms
     return Batch(
-        bodies=bodies,
-        due_ms=_due_times(messages, now_ms, rules),
-        ids=_or_none(ids),
-        ttr_ms=None if _or_none(ttr) is None else [_ttr_ms(value, i) for i, value in enumerate(ttr)],
-        flags=flags,
-        expires_ms=_or_none(expires),
-        headers=_or_none(headers),
+        bodies=columns.bodies,
+        due_ms=_due_times(columns, now_ms, rules),
+        ids=columns.ids,
+        ttr_ms=None if columns.ttr is None else _ttr_column(columns.ttr),
+        flags=columns.flags if any(columns.flags) else None,
+        expires_ms=expires.tolist() if isinstance(expires, np.ndarray) else expires,
+        headers=columns.headers,
     )
 
 
-def _or_none(column: list[Any]) -> list[Any] | None:
-    """A column, or None if there is nothing in it."""
-    return None if column.count(None) == len(column) else column
+def _due_times(columns: Columns, now_ms: int, rules: Rules) -> list[int] | I64:
+    """When each is due. 0.05 µs where all say it in one way, 0.3 µs otherwise."""
+    due: Any = _due_array(columns, now_ms) if len(columns) >= f.FEW else None
+    if due is None:
+        nothing = [None] * len(columns)
+        delays, times = nothing if columns.delay is None else columns.delay, nothing if columns.due_ms is None else columns.due_ms
+        due = [due_time(delay, at, now_ms, i) for i, (delay, at) in enumerate(zip(delays, times, strict=True))]
+    if not len(due):
+        return []
+    first, last = (due.min(), due.max()) if isinstance(due, np.ndarray) else (min(due), max(due))
+    if rules.max_delay_ms and last - now_ms > rules.max_delay_ms:
+        i = next(i for i, at in enumerate(due) if at - now_ms > rules.max_delay_ms)
+        raise ExceedsMaxDelay(f"message {i}: it may sleep for at most {rules.max_delay_ms / 1000:,.15g} s here", index=i)
+    if rules.reject_past and first < now_ms:
+        i = next(i for i, at in enumerate(due) if at < now_ms)
+        raise InvalidFireAt(f"message {i}: it was due {now_ms - due[i]} ms ago, and this server refuses the past", index=i)
+    return due  # type: ignore[no-any-return]
 
 
-def _due_times(messages: Sequence[Common], now_ms: int, rules: Rules) -> list[int]:
-    out = [due_time(m.delay, m.due_ms, now_ms, i) for i, m in enumerate(messages)]
-    if out and rules.max_delay_ms and max(out) - now_ms > rules.max_delay_ms:
-        i = next(i for i, due in enumerate(out) if due - now_ms > rules.max_delay_ms)
-        raise ExceedsMaxDelay(f"message {i}: it may sleep for at most {rules.max_delay_ms / 86_400_000:g} days here", index=i)
-    if out and rules.reject_past and min(out) < now_ms:
-        i = next(i for i, due in enumerate(out) if due < now_ms)
-        raise InvalidFireAt(f"message {i}: it was due {now_ms - out[i]} ms ago, and this server refuses the past", index=i)
-    return out
+def _due_array(columns: Columns, now_ms: int) -> I64 | None:
+    """Due times, if all messages say it in one way and rightly."""
+    delay, due_ms = columns.delay, columns.due_ms
+    if delay is None:
+        try:
+            return np.full(len(columns), now_ms) if due_ms is None else np.asarray(due_ms, np.int64)
+        except (TypeError, OverflowError):  # some say nothing, or no time that there ever is
+            return None
+    seconds = np.asarray(delay, np.float64)  # None is no number, and no number is in any range
+    if due_ms is not None or not ((seconds >= 0) & (seconds <= DELAY_S_MAX)).all():
+        return None
+    return now_ms + np.rint(seconds * 1000).astype(np.int64)
+
+
+def check_due(due_ms: int, now_ms: int, rules: Rules) -> None:
+    """The rules for one message alone."""
+    if rules.max_delay_ms and due_ms - now_ms > rules.max_delay_ms:
+        raise ExceedsMaxDelay(f"a message may sleep for at most {rules.max_delay_ms / 1000:,.15g} s here")
+    if rules.reject_past and due_ms < now_ms:
+        raise InvalidFireAt(f"that was {now_ms - due_ms} ms ago, and this server refuses the past")
 
 
 def due_time(delay_s: float | None, due_ms: int | None, now_ms: int, i: int | None = None) -> int:
@@ -239,6 +279,10 @@ def due_time(delay_s: float | None, due_ms: int | None, now_ms: int, i: int | No
     if i is None:
         raise InvalidFireAt(said)
     raise InvalidFireAt(f"message {i}: {said}", index=i)
+
+
+def _ttr_column(seconds: Any) -> list[int]:
+    return [_ttr_ms(value, i) for i, value in enumerate(seconds if isinstance(seconds, list) else seconds.tolist())]
 
 
 def _ttr_ms(ttr_s: float | None, i: int) -> int:

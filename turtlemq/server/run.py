@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import multiprocessing
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from turtlemq import __version__
+from turtlemq.backup import unpin
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
+from turtlemq.server import logs
 from turtlemq.server.app import make_app
 from turtlemq.server.config import Config
+from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
 from turtlemq.server.loop import Service
 from turtlemq.worker import ProcessWorker
 
-log = logging.getLogger("turtlemq")
-
+GC_THRESHOLDS = 20_000, 50, 50  # a batch makes thousands of objects, and none of them in circles
+SWITCH_S = 0.001  # a committer that has synced must not wait for long until it may say so
 DRAIN_S = 1.5  # how long requests under way may take once a stop was asked for
 WORKER_S = 1.5  # how long a seal under way may take then; one that is cut off is done again
 
 
 def serve(config: Config) -> int:
     """Run the server. Returns the process's exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logs.set_up(config.log_format, config.log_level)
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     try:
         import uvloop
@@ -49,44 +53,38 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 async def _serve(config: Config) -> int:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    tls, loop, stop = tls_of(config), asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service, worker = Service(config.tick_ms), ProcessWorker()
-    runner = web.AppRunner(
-        make_app(service, config), access_log=None, handler_cancellation=True, shutdown_timeout=DRAIN_S, keepalive_timeout=75
-    )
+    runner = runner_for(make_app(service, config), DRAIN_S)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=1024)
+        site = Site(runner, config, tls)
         try:
             await site.start()
         except OSError as error:
             print(f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}", file=sys.stderr)
             return 1
         host, port = runner.addresses[0][:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if tls is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"TurtleMQ listens on {url}, data in {config.data}", flush=True)
-        _warn_if_open(host)
+        warn_if_open(config, host)
         return await _until_stopped(config, service, runner, worker, stop)
     finally:
         await runner.cleanup()
 
 
-def _warn_if_open(host: str) -> None:
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
-        log.warning("event=open_to_all host=%s: anybody who reaches this address can read and write every message", host)
-
-
 async def _until_stopped(
     config: Config, service: Service, runner: web.AppRunner, worker: ProcessWorker, stop: asyncio.Event
 ) -> int:
+    flusher = ThreadPoolExecutor(1, "flush")
+
     def opened() -> Engine:
-        return Engine.open(Path(config.data), worker=worker, settings=config.topic_defaults())
+        engine = Engine.open(Path(config.data), worker=worker, flusher=flusher, settings=config.topic_defaults())
+        unpin(engine.door, engine.root)  # of a backup that was cut off
+        return engine
 
     try:
         engine = await asyncio.get_running_loop().run_in_executor(None, opened)
@@ -95,18 +93,19 @@ async def _until_stopped(
         return 1
     service.start(engine)
     gc.collect()
-    gc.freeze()
-    log.info("event=ready topics=%d was_clean=%s", len(engine.topics), engine.was_clean)
-    for topic, damage in engine.damage().items():
-        for one in damage:
-            log.error("event=damage topic=%s %s", topic, one)
+    gc.freeze()  # nothing of this will go
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_S)
+    logs.info("ready", topics=len(engine.topics), was_clean=engine.was_clean, version=__version__)
     await stop.wait()
-    log.info("event=stopping")
+    logs.info("stopping")
     service.drain()
     await runner.cleanup()
+    service.close()
     engine.close()
+    flusher.shutdown()
     await asyncio.get_running_loop().run_in_executor(None, _end, worker)
-    log.info("event=stopped")
+    logs.info("stopped")
     return 0
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from turtlemq.errors import InvalidArgument
 from turtlemq.model import Settings
 
-NOT_YET = ("max_delay", "rate")
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]  # the engine's own limits are narrower; this one keeps sums finite
 
 
 class Backoff(Struct, forbid_unknown_fields=True, frozen=True):
     """How long a failed message waits: base × factor^n seconds, up to max."""
 
-    base: float | UnsetType = UNSET
+    base: Seconds | UnsetType = UNSET
     factor: float | UnsetType = UNSET
-    max: float | UnsetType = UNSET
+    max: Seconds | UnsetType = UNSET
     jitter: str | UnsetType = UNSET
 
 
@@ -35,22 +34,31 @@ class Dead(Struct, forbid_unknown_fields=True, frozen=True):
     max_count: int | UnsetType = UNSET
 
 
+class Rate(Struct, forbid_unknown_fields=True, frozen=True):
+    """Messages a second: taken in (with a burst that was saved up), and given to each group. 0: no limit."""
+
+    produce_per_s: float | UnsetType = UNSET
+    burst: int | UnsetType = UNSET
+    deliver_per_s: float | UnsetType = UNSET
+
+
 class Asked(Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of PUT /v1/topics/{topic}: what is left out stays as it is."""
 
-    ttr: float | UnsetType = UNSET
+    ttr: Seconds | UnsetType = UNSET
     max_attempts: int | UnsetType = UNSET
     backoff: Backoff = Backoff()
     retention: Retention = Retention()
     dead: Dead = Dead()
+    rate: Rate = Rate()
+    max_delay: Seconds | UnsetType = UNSET
     segment_bytes: int | UnsetType = UNSET
     compact_live_ratio: float | UnsetType = UNSET
     max_in_flight: int | UnsetType = UNSET
     delivery: str | UnsetType = UNSET
     ack_durability: str | UnsetType = UNSET
     group_expire_hours: float | UnsetType = UNSET
-    max_delay: Any = UNSET
-    rate: Any = UNSET
+    beat: Seconds | UnsetType = UNSET
 
 
 def to_flat(asked: Asked) -> dict[str, Any]:
@@ -59,9 +67,6 @@ def to_flat(asked: Asked) -> dict[str, Any]:
     >>> to_flat(Asked(ttr=1.5, backoff=Backoff(base=2)))
     {'ttr_ms': 1500, 'backoff_base_ms': 2000}
     """
-    for name in NOT_YET:
-        if getattr(asked, name) is not UNSET:
-            raise InvalidArgument(f"{name} is not available yet; leave it out")
     flat = {
         "ttr_ms": _ms(asked.ttr),
         "max_attempts": asked.max_attempts,
@@ -79,6 +84,11 @@ def to_flat(asked: Asked) -> dict[str, Any]:
         "delivery": asked.delivery,
         "ack_durability": asked.ack_durability,
         "group_expire_hours": asked.group_expire_hours,
+        "max_delay_ms": _ms(asked.max_delay),
+        "rate_produce_per_s": asked.rate.produce_per_s,
+        "rate_burst": asked.rate.burst,
+        "rate_deliver_per_s": asked.rate.deliver_per_s,
+        "beat_ms": _ms(asked.beat),
     }
     return {name: value for name, value in flat.items() if value is not UNSET}
 
@@ -98,6 +108,12 @@ def to_nested(settings: Settings) -> dict[str, Any]:
             "max": settings.backoff_max_ms / 1000,
             "jitter": settings.backoff_jitter,
         },
+        "max_delay": settings.max_delay_ms / 1000,
+        "rate": {
+            "produce_per_s": settings.rate_produce_per_s,
+            "burst": settings.rate_burst,
+            "deliver_per_s": settings.rate_deliver_per_s,
+        },
         "retention": {"history_hours": settings.history_hours, "history_bytes": settings.history_bytes},
         "segment_bytes": settings.segment_bytes,
         "compact_live_ratio": settings.compact_live_ratio,
@@ -106,4 +122,5 @@ def to_nested(settings: Settings) -> dict[str, Any]:
         "delivery": settings.delivery,
         "ack_durability": settings.ack_durability,
         "group_expire_hours": settings.group_expire_hours,
+        "beat": settings.beat_ms / 1000,
     }

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from turtlemq import views
+from turtlemq.broker.cancel import BEFORE, CANCELLED
 from turtlemq.engine import Engine
-from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, TooLarge, UnknownMessage
-from turtlemq.index.limits import check_batch, check_ids
-from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
-from turtlemq.server import deliver
+from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
+from turtlemq.index.limits import check_ids
+from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX, Batch
+from turtlemq.server import deliver, trace
 from turtlemq.server.errors import InvalidAckList
+from turtlemq.server.fetched import fetched_bson, fetched_json
 from turtlemq.server.http import (
     CONFIG,
     SERVICE,
     answer,
+    check_deadline,
     decode,
     engine_of,
     group_of,
@@ -25,11 +33,13 @@ from turtlemq.server.http import (
     query,
     read,
     read_as,
+    settings_of,
+    throttle,
     time_left,
     topic_of,
 )
-from turtlemq.server.loop import Want, now_ms
-from turtlemq.server.messages import BSON, DELAY_S_MAX, TYPES, Rules, decode_batch, due_time
+from turtlemq.server.loop import Service, Want, now_ms
+from turtlemq.server.messages import BSON, DELAY_S_MAX, JSON, TYPES, Rules, check_due, decode_slices, due_time
 
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
 Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
@@ -97,43 +107,83 @@ class Outlook(Struct, forbid_unknown_fields=True):
     hours: Annotated[float, Meta(gt=0, le=24 * 366 * 90)] = 24
 
 
-def rules_of(request: web.Request) -> Rules:
-    """What this server says about due times."""
-    config = request.app[CONFIG]
-    return Rules(config.reject_past, int(config.max_delay_days * 86_400_000))
+def rules_of(request: web.Request, topic: str) -> Rules:
+    """What server and topic say about due times: the shorter of both limits."""
+    config, own_ms = request.app[CONFIG], settings_of(request, topic).max_delay_ms
+    server_ms = int(config.max_delay_days * 86_400_000)
+    return Rules(config.reject_past, min(own_ms, server_ms) if own_ms and server_ms else own_ms or server_ms)
 
 
 async def produce(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/messages"""
-    topic = topic_of(request, use=True)
+    topic, service = topic_of(request, use=True), request.app[SERVICE]
     data = await read(request, TYPES)
-    engine, now = engine_of(request), now_ms()
+    service.admit(len(data))
+    now = now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
-    batch = decode_batch(data, kind, now, rules_of(request))
-    if topic not in engine.topics:
-        check_batch(batch)  # a refused batch makes no topic
-    receipt = engine.submit(topic, batch, now)
-    request.app[SERVICE].stir()
+    batch = await _decoded(request, decode_slices(data, kind, now, rules_of(request, topic)))
+    throttle(request, topic, len(batch))
+    found, receipt = service.engine.stage(topic, batch, now)
+    await service.landed(found, len(data))
     duplicates = receipt.duplicates
+    service.meter.produce_batch.add(len(receipt.ids))
     out = {"ids": receipt.ids, "created": len(receipt.ids) - duplicates, "duplicates": duplicates, "durable": "fsync"}
     return answer(out, 201)
+
+
+async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) -> Batch:
+    """A batch decoded in steps, between which others get their turn. Nothing is done for a caller who has given up meanwhile."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            batch: Batch = done.value
+            return batch
+        await asyncio.sleep(0)
+        check_deadline(request)
 
 
 # Consuming
 
 
+class Delivery(web.Response):
+    """Fetched messages on their way. If they cannot be sent, because nobody is there any more, they go back at once."""
+
+    def __init__(self, give_back: Callable[[], None], **parts: Any) -> None:
+        super().__init__(**parts)
+        self._give_back = give_back
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        with self._or_back():
+            return await super().prepare(request)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        with self._or_back():
+            await super().write_eof(data)
+
+    @contextmanager
+    def _or_back(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._give_back()
+            raise
+
+
 async def fetch(request: web.Request) -> web.Response:
     """POST …/fetch"""
-    topic, group = topic_of(request, use=True), group_of(request)
+    topic, group = topic_of(request, use=True), group_of(request, use=True)
     asked = await read_as(request, Fetch)
     service = request.app[SERVICE]
     service.engine.topic(topic, create=True)
     ttr_ms = None if asked.ttr is None else max(1, round(asked.ttr * 1000))
     want = Want(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto")
-    out = deliver.delivered(await service.fetch(want, min(asked.wait, time_left(request))))
+    found = await trace.waited(request, service.fetch(want, min(asked.wait, time_left(request))))
+    service.meter.fetch_batch.add(len(found))
+    back = partial(service.give_back, want, found)
     if BSON in request.headers.get("Accept", ""):
-        return web.Response(body=deliver.as_bson(out), content_type=BSON)
-    return answer({"messages": out})
+        return Delivery(back, body=fetched_bson(found), content_type=BSON)
+    return Delivery(back, body=fetched_json(found), content_type=JSON)
 
 
 async def ack(request: web.Request) -> web.Response:
@@ -145,7 +195,8 @@ async def ack(request: web.Request) -> web.Response:
     if now + (delay_ms or 0) > DUE_MS_MAX:
         raise InvalidArgument("retry_delay reaches beyond May 2109")
     out = engine_of(request).ack(topic, group, asked.acks, now, retry_delay_ms=delay_ms, error=asked.error)
-    request.app[SERVICE].stir()
+    request.app[SERVICE].meter.ack_batch.add(len(asked.acks))
+    request.app[SERVICE].stir(topic)
     return answer(out)
 
 
@@ -159,9 +210,10 @@ def parse_acks(data: bytes) -> Ack:
     asked = Ack(found) if isinstance(found, list) else found
     if len(asked.acks) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"an ack list holds at most {BATCH_MESSAGES_MAX:,} ids, this one {len(asked.acks):,}")
-    for i, id_ in enumerate(asked.acks):
-        if not id_ or id_ == "-":
-            raise InvalidAckList(f"entry {i} names no message: {id_!r}", index=i)
+    for nobody in ("", "-"):
+        if nobody in asked.acks:
+            i = asked.acks.index(nobody)
+            raise InvalidAckList(f"entry {i} names no message: {nobody!r}", index=i)
     return asked
 
 
@@ -172,7 +224,7 @@ async def extend(request: web.Request) -> web.Response:
     engine = engine_of(request)
     ttr_ms = engine.topic(topic).broker.settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
     extended, unknown = engine.extend(topic, group, asked.ids, ttr_ms, now_ms())
-    request.app[SERVICE].stir()
+    request.app[SERVICE].tick_soon()
     return answer({"extended": extended, "unknown": unknown})
 
 
@@ -199,8 +251,7 @@ async def look(request: web.Request) -> web.Response:
 async def remove(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}/messages/{id}"""
     topic, id_ = topic_of(request), id_of(request)
-    missed = cancel_ids(engine_of(request), topic, [id_])[1]
-    request.app[SERVICE].stir()
+    missed = (await cancel_ids(request.app[SERVICE], topic, [id_]))[1]
     if id_ in missed:
         state = state_of(engine_of(request), topic, id_)
         raise Conflict(f"{id_!r} can no longer be cancelled: it is in state {state}", state=state)
@@ -215,9 +266,7 @@ async def patch(request: web.Request) -> web.Response:
     changes: dict[str, Any] = {}
     if asked.due_ms is not None or asked.delay is not None:
         changes["due_ms"] = due_time(asked.delay, asked.due_ms, now)
-        longest = rules_of(request)
-        if longest.reject_past and changes["due_ms"] < now:
-            raise InvalidFireAt("that is in the past, and this server refuses the past")
+        check_due(changes["due_ms"], now, rules_of(request, topic))
     if not isinstance(asked.body, UnsetType):
         changes |= {"body": bytes(asked.body), "json": True}
     elif asked.body_base64 is not None:
@@ -227,27 +276,27 @@ async def patch(request: web.Request) -> web.Response:
     if not changes:
         raise InvalidArgument("nothing to change: give due_ms or delay, body or body_base64, headers")
     try:
-        found = engine.reschedule(topic, id_, now, **changes)
+        place, found = engine.stage_reschedule(topic, id_, now, **changes)
     except (UnknownMessage, Conflict) as error:
         state = state_of(engine, topic, id_)
         raise Conflict(f"{id_!r} no longer sleeps, so it cannot be changed: it is in state {state}", state=state) from error
-    request.app[SERVICE].stir()
+    await request.app[SERVICE].landed(place)
     return answer({"outcome": "rescheduled" if "due_ms" in changes else "edited", "due_ms": found.due_ms})
 
 
 # Many messages
 
 
-def cancel_ids(engine: Engine, topic: str, ids: list[str]) -> tuple[int, dict[str, str]]:
+async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int, dict[str, str]]:
     """Cancel, and tell how many are cancelled now, and the state of each that was not."""
     check_ids(ids)
-    broker = engine.topic(topic).broker
-    wanted = list(dict.fromkeys(ids))
-    places = {id_: broker.ready.find(id_) for id_ in wanted}
-    before = {id_ for id_, at in places.items() if at is not None and broker.state(at) == "cancelled"}
-    outcome = engine.cancel(topic, [id_ for id_ in wanted if id_ not in before], now_ms())
-    missed = {id_: state for id_, state in outcome.items() if state != "cancelled"} | dict.fromkeys(before, "cancelled")
-    return len(wanted) - len(missed), missed
+    engine = service.engine
+    found, staged = engine.stage_cancel(topic, ids)
+    await service.landed(found)
+    outcome = engine.cancelled(found, staged, now_ms())
+    service.stir()
+    missed = {id_: "cancelled" if state == BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
+    return len(outcome) - len(missed), missed
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -261,7 +310,7 @@ async def cancel(request: web.Request) -> web.Response:
         raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} ids are cancelled at once")
     try:
         if asked.ids is not None:
-            count, missed = cancel_ids(engine_of(request), topic, asked.ids)
+            count, missed = await cancel_ids(request.app[SERVICE], topic, asked.ids)
         else:
             last = DUE_MS_MAX if asked.due_to_ms is None else asked.due_to_ms
             count, missed = await _cancel_range(request, topic, asked.due_from_ms or 0, last), {}
@@ -276,20 +325,20 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
     while True:
         engine = engine_of(request)
         page, cursor = engine.browse(topic, first, last, PAGE, cursor)
-        outcome = engine.cancel(topic, [m.id for m in page if "/" not in m.id], now_ms())
+        found, staged = engine.stage_cancel(topic, [m.id for m in page if not m.group])
+        await request.app[SERVICE].landed(found)
+        outcome = engine.cancelled(found, staged, now_ms())
         count += sum(state == "cancelled" for state in outcome.values())
         if cursor is None:
             return count
-        await asyncio.sleep(0)
 
 
 async def browse(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/messages"""
     topic, asked = topic_of(request), query(request, Browse)
-    if asked.state != "sleep":
-        raise InvalidArgument("only state=sleep can be listed yet; dead letters are at …/dead")
-    found, cursor = engine_of(request).browse(topic, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
-    return answer({"messages": [deliver.sleeper(message) for message in found], "cursor": cursor})
+    place = engine_of(request).topic(topic)
+    found, cursor = views.browse(place, asked.state, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
+    return answer({"messages": [deliver.listed(message) for message in found], "cursor": cursor})
 
 
 async def forecast(request: web.Request) -> web.Response:

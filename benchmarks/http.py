@@ -1,0 +1,266 @@
+"""Over HTTP, one server process and one client process: durable rates in, fetch and acknowledge, lateness under load, and what
+connections that wait cost in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import uvloop
+
+from benchmarks import child, probe
+from benchmarks.load import BODY_BYTES, TOPIC
+from benchmarks.model import Figure, Goal, of_rounds
+from benchmarks.run import Benchmark, Run
+from benchmarks.wire import BSON, JSON, Connection, Server, for_seconds, ids_of, post, produce
+
+_KINDS = {"JSON": JSON, "BSON": BSON}
+_IN = {
+    "batches of 1,000, JSON": Goal("≥", 300_000),
+    "batches of 1,000, BSON": Goal("≥", 500_000),
+    "server CPU for a million, JSON": Goal("≤", 3.0),
+    "one by one, 64 connections": Goal("≥", 6_000),
+}
+_OUT = {"fetch and acknowledge, JSON": Goal("≥", 200_000), "fetch and acknowledge, BSON": Goal("≥", 400_000)}
+_LATE = {"p50": Goal("≤", 1.5), "p99": Goal("≤", 5.0), "p99.9": Goal("≤", 15.0)}
+_HOLD = {"10,000 long polls that wait": Goal("≤", 500.0), "growth over the second half of a steady run": Goal("≤", 20.0)}
+_DUE_S, _LOAD_S = 2_000, 100_000
+
+
+def _in(run: Run) -> Iterator[Figure]:
+    found = run.child("putting over HTTP", putting, folder=run.folder("http"), seconds=_seconds(run, 10), rounds=run.size.rounds)
+    for kind in _KINDS:
+        name = f"batches of 1,000, {kind}"
+        yield of_rounds(name, found[name], "msg/s", goal=_IN[name], note="durable, 4 connections")
+        name = f"server CPU for a million, {kind}"
+        yield of_rounds(name, found[name], "s", goal=_IN.get(name))
+        name = f"batches of 1,000, {kind}, bodies of 1,000 B"
+        yield of_rounds(name, found[name], "msg/s")
+    for count in (1, 64):
+        name = f"one by one, {count} connections"
+        yield of_rounds(name, found[name], "msg/s", goal=_IN.get(name), note="durable, JSON")
+
+
+def _seconds(run: Run, full: float) -> float:
+    """How long to measure: less where everything is small."""
+    return {"full": full, "quick": full / 4}.get(run.size.name, 0.2)
+
+
+def putting(folder: str, seconds: float, rounds: int) -> dict[str, list[float]]:
+    """Runs in a process of its own: rates in, kinds in turn."""
+    return uvloop.run(_putting(Server(folder), seconds / 5, rounds))
+
+
+async def _putting(server: Server, seconds: float, rounds: int) -> dict[str, list[float]]:
+    await server.ready()
+    connections = [await server.connect() for _ in range(64)]
+    found: dict[str, list[float]] = {}
+    for number in range(rounds):
+        for kind, type_ in _KINDS.items():
+            for size, more in ((BODY_BYTES, ""), (1_000, ", bodies of 1,000 B")):
+                request = produce(f"{TOPIC}-{kind}-{size}", type_, 1_000, size, delay=3600)
+                before, begin = server.cpu_seconds(), time.perf_counter()
+                count = 1_000 * len(await for_seconds(connections[:4], request, seconds))
+                rate = count / (time.perf_counter() - begin)
+                found.setdefault(f"batches of 1,000, {kind}{more}", []).append(rate)
+                cpu = (server.cpu_seconds() - before) / count * 1e6
+                found.setdefault(f"server CPU for a million, {kind}{more}", []).append(cpu)
+        for some in (1, 64):
+            request, begin = produce(TOPIC, JSON, 1, BODY_BYTES, delay=3600), time.perf_counter()
+            count = len(await for_seconds(connections[:some], request, seconds))
+            found.setdefault(f"one by one, {some} connections", []).append(count / (time.perf_counter() - begin))
+        child.say((number + 1) / rounds)
+    return found
+
+
+# Out
+
+
+def _out(run: Run) -> Iterator[Figure]:
+    count = run.size.round_batches * run.size.batch
+    found = run.child("fetching over HTTP", draining, folder=run.folder("http"), count=count, rounds=run.size.rounds)
+    for name, rates in found.items():
+        yield of_rounds(name, rates, "msg/s", goal=_OUT[name], note="4 connections, batches of 1,000")
+
+
+def draining(folder: str, count: int, rounds: int) -> dict[str, list[float]]:
+    """Runs in a process of its own: what is due is fetched and acknowledged."""
+    return uvloop.run(_draining(Server(folder), count, rounds))
+
+
+async def _draining(server: Server, count: int, rounds: int) -> dict[str, list[float]]:
+    await server.ready()
+    connections = [await server.connect() for _ in range(4)]
+    found: dict[str, list[float]] = {}
+    for number in range(rounds):
+        for kind, type_ in _KINDS.items():
+            topic = f"{TOPIC}-{kind}-{number}"
+            batch = min(1_000, count)
+            request = produce(topic, type_, batch, BODY_BYTES)
+            for _ in range(count // batch):
+                await connections[0].good(request)
+            await asyncio.sleep(0.5)  # handed off
+            begin = time.perf_counter()
+            done = sum(await asyncio.gather(*(_drain(connection, topic, type_) for connection in connections)))
+            found.setdefault(f"fetch and acknowledge, {kind}", []).append(done / (time.perf_counter() - begin))
+            assert done == count // batch * batch, "each came once"
+        child.say((number + 1) / rounds)
+    return found
+
+
+async def _drain(connection: Connection, topic: str, kind: str) -> int:
+    done = 0
+    request = post(f"/v1/topics/{topic}/fetch", b'{"max":1000}', accept=kind)
+    while ids := ids_of(await connection.good(request), kind):
+        await connection.good(post(f"/v1/topics/{topic}/ack", msgspec.json.encode(ids)))
+        done += len(ids)
+    return done
+
+
+# Lateness
+
+
+def _late(run: Run) -> Iterator[Figure]:
+    found = run.child("lateness under load", lateness, folder=run.folder("http"), seconds=_seconds(run, 40))
+    note = f"{found['count']:,.0f} due at {_DUE_S:,}/s while {found['load']:,.0f}/s come in; the latest {found['max']:.1f} ms"
+    for name, goal in _LATE.items():
+        yield Figure(name, found[name], "ms", goal=goal, note=note if name == "p50" else "")
+
+
+def lateness(folder: str, seconds: float) -> dict[str, float]:
+    """Runs in a process of its own: milliseconds from due to received."""
+    return uvloop.run(_lateness(Server(folder), seconds))
+
+
+async def _lateness(server: Server, seconds: float) -> dict[str, float]:
+    await server.ready()
+    stop = asyncio.Event()
+    late: list[float] = []
+    consumers = [asyncio.create_task(_watch(await server.connect(), late, stop)) for _ in range(4)]
+    begin = time.monotonic()
+    end = begin + seconds
+    timed = asyncio.create_task(_every(0.01, end, await server.connect(), lambda: _soon(_DUE_S // 100)))
+    load = produce("load", JSON, 1_000, BODY_BYTES, delay=86_400)
+    loads = [asyncio.create_task(_every(0.04, end, await server.connect(), lambda: load)) for _ in range(_LOAD_S // 25_000)]
+    sent = await timed * (_DUE_S // 100)
+    batches = sum([await task for task in loads])
+    taken = time.monotonic() - begin
+    for _ in range(200):
+        if len(late) < sent:
+            await asyncio.sleep(0.05)
+    stop.set()
+    await asyncio.gather(*consumers)
+    assert len(late) == sent, f"{sent} were sent, {len(late)} came"
+    assert min(late) >= 0, "never early"
+    found = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+    shares = {name: probe.percentile(late, share) for name, share in found.items()}
+    return {**shares, "max": max(late), "count": len(late), "load": 1_000 * batches / taken}
+
+
+def _soon(count: int) -> bytes:
+    """Messages due one after the other, a second from now."""
+    now = time.time_ns() // 1_000_000
+    messages = [{"body": "x" * (BODY_BYTES - 2), "due_ms": now + 1_000 + 10 * n // count} for n in range(count)]
+    return post("/v1/topics/timed/messages", msgspec.json.encode({"messages": messages}))
+
+
+async def _every(interval: float, end: float, connection: Connection, request: Any) -> int:
+    """A request at each beat, late ones at once. How many there were."""
+    beat, count = time.monotonic(), 0
+    while beat < end:
+        await asyncio.sleep(max(0.0, beat - time.monotonic()))
+        await connection.good(request())
+        beat, count = beat + interval, count + 1
+    return count
+
+
+class _Due(msgspec.Struct):
+    id: str
+    due_ms: int
+
+
+class _Dues(msgspec.Struct):
+    messages: list[_Due]
+
+
+async def _watch(connection: Connection, late: list[float], stop: asyncio.Event) -> None:
+    fetch = post("/v1/topics/timed/fetch", b'{"max":1000,"wait":0.5}')
+    decoder = msgspec.json.Decoder(_Dues)
+    while not stop.is_set():
+        data = await connection.good(fetch)
+        now = time.time_ns() / 1e6
+        found = decoder.decode(data).messages
+        late += [now - message.due_ms for message in found]
+        if found:
+            await connection.good(post("/v1/topics/timed/ack", msgspec.json.encode([message.id for message in found])))
+
+
+# Memory
+
+
+def _hold(run: Run) -> Iterator[Figure]:
+    count = {"full": 10_000, "quick": 10_000}.get(run.size.name, 20)
+    name = "10,000 long polls that wait"
+    found = run.child(name, holding, folder=run.folder("http"), count=count)
+    yield Figure(name, found["bytes"] / 1e6, "MB", goal=_HOLD[name], note=f"{count:,} polls, the whole process")
+    name = "growth over the second half of a steady run"
+    seconds = {"full": 600.0, "quick": 20.0}.get(run.size.name, 0.5)
+    found = run.child(name, steady, folder=run.folder("http"), seconds=seconds)
+    note = f"{found['count']:,.0f} messages in and out in {seconds:,.0f} s; at the end {found['end'] / 1e6:,.0f} MB"
+    yield Figure(name, (found["end"] - found["half"]) / 1e6, "MB", goal=_HOLD[name], note=note)
+
+
+def holding(folder: str, count: int) -> dict[str, float]:
+    """Runs in a process of its own: anonymous memory of a server on which so many wait."""
+    return uvloop.run(_holding(Server(folder), count))
+
+
+async def _holding(server: Server, count: int) -> dict[str, float]:
+    await server.ready()
+    poll = post("/v1/topics/quiet/fetch", b'{"max":1,"wait":60}')
+    polls = []
+    for n in range(count):
+        polls.append(asyncio.create_task((await server.connect()).good(poll)))
+        if n % 500 == 0:
+            await asyncio.sleep(0.05)
+            child.say(n / count)
+    await asyncio.sleep(1)
+    assert not any(task.done() for task in polls), "all of them wait"
+    taken = server.anonymous_bytes()
+    await (await server.connect()).good(produce("quiet", JSON, min(count, 5_000), 10))
+    done, _ = await asyncio.wait(polls, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert done, "they are woken"
+    return {"bytes": taken}
+
+
+def steady(folder: str, seconds: float) -> dict[str, float]:
+    """Runs in a process of its own: messages come in, become due and are acknowledged, at a steady rate."""
+    return uvloop.run(_steady(Server(folder), seconds))
+
+
+async def _steady(server: Server, seconds: float) -> dict[str, float]:
+    await server.ready()
+    end = time.monotonic() + seconds
+    request = produce("steady", JSON, 500, BODY_BYTES, delay=1)
+    sending = asyncio.create_task(_every(0.02, end, await server.connect(), lambda: request))
+    connection, half, count = await server.connect(), 0, 0
+    fetch = post("/v1/topics/steady/fetch", b'{"max":1000,"wait":0.2}')
+    while not sending.done():
+        ids = ids_of(await connection.good(fetch), JSON)
+        if ids:
+            await connection.good(post("/v1/topics/steady/ack", msgspec.json.encode(ids)))
+        count += len(ids)
+        if not half and time.monotonic() > end - seconds / 2:
+            half = server.anonymous_bytes()
+        child.say(1 - max(0.0, end - time.monotonic()) / seconds)
+    await sending
+    return {"half": half, "end": server.anonymous_bytes(), "count": count}
+
+
+http_in = Benchmark("http-in", "producers over HTTP, durable: batches, single messages", _IN, _in)
+http_out = Benchmark("http-out", "consumers over HTTP: fetch and acknowledge what is due", _OUT, _out)
+http_late = Benchmark("http-late", "lateness from due to received, over HTTP, while others produce", _LATE, _late)
+http_hold = Benchmark("http-hold", "memory of the server: waiting consumers, a steady run", _HOLD, _hold)

@@ -1,0 +1,134 @@
+"""A server process, and a client that speaks HTTP to it over bare streams, with requests that were encoded before: what is
+measured is the server, not the client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import msgspec
+
+from benchmarks.child import ROOT
+from benchmarks.probe import anonymous_bytes
+
+JSON, BSON = "application/json", "application/bson"
+TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+class Server:
+    """`turtlemq serve` on a free port. It ends with the process group of the measuring process."""
+
+    def __init__(self, folder: str) -> None:
+        command = [sys.executable, "-m", "turtlemq", "serve", "--data", folder, "--port", "0"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TURTLEMQ_")}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.port = int(line.split(",")[0].rpartition(":")[2])
+
+    async def ready(self) -> None:
+        """Wait until it serves."""
+        request = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
+        for _ in range(3_000):
+            if (await (await self.connect()).call(request))[0] == 200:
+                return
+            await asyncio.sleep(0.01)
+        raise TimeoutError("the server does not get ready")
+
+    async def connect(self) -> Connection:
+        return Connection(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
+
+    def cpu_seconds(self) -> float:
+        """Processor time so far, of its threads together."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_S
+
+    def anonymous_bytes(self) -> int:
+        return anonymous_bytes(self.process.pid)
+
+
+class Connection:
+    """One connection, kept open."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def call(self, request: bytes) -> tuple[int, bytes]:
+        """Status and body of an answer."""
+        self._writer.write(request)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        size = int(head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
+        return int(head[9:12]), await self._reader.readexactly(size)
+
+    async def good(self, request: bytes) -> bytes:
+        """The body of an answer that must be a good one."""
+        status, data = await self.call(request)
+        if status >= 300:
+            raise RuntimeError(f"{status}: {data[:300]!r}")
+        return data
+
+
+def post(path: str, data: bytes, kind: str = JSON, accept: str = JSON) -> bytes:
+    """A request's bytes."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nAccept: {accept}\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def produce(topic: str, kind: str, count: int, body_bytes: int, **fields: Any) -> bytes:
+    """The request that puts so many messages with bodies of so many bytes: JSON text, or binaries."""
+    path = f"/v1/topics/{topic}/messages"
+    if kind == BSON:
+        return post(path, bson.encode({**fields, "body": b"x" * body_bytes}) * count, BSON)
+    messages = [{"body": "x" * (body_bytes - 2), **fields}] * count
+    return post(path, json.dumps({"messages": messages} if count > 1 else messages[0]).encode())
+
+
+class _Id(msgspec.Struct):
+    id: str
+
+
+class _Fetched(msgspec.Struct):
+    messages: list[_Id]
+
+
+_fetched = msgspec.json.Decoder(_Fetched)
+
+
+def ids_of(data: bytes, kind: str) -> list[str]:
+    """The ids in the answer to a fetch."""
+    return list(_bson_ids(data)) if kind == BSON else [message.id for message in _fetched.decode(data).messages]
+
+
+def _bson_ids(data: bytes) -> Iterator[str]:
+    at = 0
+    while at < len(data):
+        found = data.index(b"\x02id\0", at) + 4
+        size = int.from_bytes(data[found : found + 4], "little")
+        yield data[found + 4 : found + 3 + size].decode()
+        at += int.from_bytes(data[at : at + 4], "little")
+
+
+async def for_seconds(connections: list[Connection], request: bytes, seconds: float) -> list[float]:
+    """The same request again and again on each connection. How long each took."""
+    end, times = time.perf_counter() + seconds, []
+
+    async def one(connection: Connection) -> None:
+        begin = time.perf_counter()
+        while begin < end:
+            await connection.good(request)
+            now = time.perf_counter()
+            times.append(now - begin)
+            begin = now
+
+    await asyncio.gather(*map(one, connections))
+    return times

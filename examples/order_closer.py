@@ -1,0 +1,114 @@
+"""Close orders that are not paid within 30 minutes.
+
+When an order is placed, a message is put that wakes up in half an hour; when it is paid, that message is cancelled. So what wakes
+up is unpaid. Who wins when the payment comes in the very second in which the order is closed? The database: closing is a
+transaction that only closes what is open, and `Dedup` makes it happen once though a message may come twice.
+
+    python examples/order_closer.py --fast
+"""
+
+from __future__ import annotations
+
+import argparse
+import sqlite3
+import tempfile
+import threading
+from pathlib import Path
+
+from turtlemq.client import Client, Consumer, Dedup, Message, Producer, errors, new_id
+
+TOPIC = "order-closer"
+
+
+class Shop:
+    """The shop's own database."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self.open() as database:
+            database.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT)")
+
+    def open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=30)
+
+    def place(self, order: int) -> None:
+        with self.open() as database:
+            database.execute("INSERT INTO orders VALUES (?, 'open')", (order,))
+
+    def pay(self, order: int) -> bool:
+        """True if it was still open."""
+        with self.open() as database:
+            return database.execute("UPDATE orders SET state = 'paid' WHERE id = ? AND state = 'open'", (order,)).rowcount == 1
+
+    def states(self) -> dict[int, str]:
+        with self.open() as database:
+            return dict(database.execute("SELECT id, state FROM orders"))
+
+
+def closer(run: str, order: int) -> str:
+    """The id of the message that closes an order. A real shop has ids that are never used again, and needs no `run`."""
+    return f"order-{order}-{run}"
+
+
+def pay(client: Client, shop: Shop, run: str, order: int) -> None:
+    """The customer pays: nothing is to be closed any more."""
+    if not shop.pay(order):
+        print(f"order {order}: paid too late, the money goes back")
+        return
+    print(f"order {order}: paid")
+    try:
+        client.cancel(TOPIC, closer(run, order))
+    except errors.Conflict as conflict:  # it woke up already; the closer will find the order paid
+        print(f"order {order}: its closer is in state {conflict.state}")
+
+
+def close(shop: Shop, message: Message) -> None:
+    """The half hour is over."""
+    order = message.body["order"]
+    database = shop.open()
+    try:
+        with Dedup(database).once(message) as first:
+            done = (
+                database.execute("UPDATE orders SET state = 'closed' WHERE id = ? AND state = 'open'", (order,))
+                if first
+                else None
+            )
+            if done is not None and done.rowcount:
+                print(f"order {order}: closed, the goods go back")
+    finally:
+        database.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", help="address of the server (else TURTLEMQ_URL, else this machine)")
+    parser.add_argument("--orders", type=int, default=6, help="how many orders are placed; every third is paid")
+    parser.add_argument("--fast", action="store_true", help="one second in place of 30 minutes")
+    args = parser.parse_args()
+    delay = 1.0 if args.fast else 1800.0
+    done = threading.Event()
+
+    with tempfile.TemporaryDirectory() as folder, Client(args.url) as client:
+        shop = Shop(Path(folder) / "shop.db")
+        run = new_id()
+
+        def handle(message: Message) -> None:
+            if message.headers.get("run") == run:  # else a run that was broken off has left it
+                close(shop, message)
+            if "open" not in shop.states().values():
+                done.set()
+
+        with Producer(TOPIC, client) as producer:
+            for order in range(args.orders):
+                shop.place(order)
+                producer.put({"order": order}, id=closer(run, order), delay=delay, headers={"run": run})
+        print(f"{args.orders} orders placed; they are closed in {delay:g} s")
+        with Consumer(TOPIC, handle, client, wait=5, concurrency=1):
+            for order in range(0, args.orders, 3):
+                pay(client, shop, run, order)
+            done.wait()
+        print(f"at the end: {shop.states()}")
+
+
+if __name__ == "__main__":
+    main()

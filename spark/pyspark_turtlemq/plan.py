@@ -1,0 +1,183 @@
+"""The plan of a read: which files at which lengths, and which slices of them each task takes. Made once, at one moment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+
+from pyspark_turtlemq import forecast, journals, lives, pins
+from pyspark_turtlemq.documents import Slice
+from pyspark_turtlemq.options import Options
+from pyspark_turtlemq.parts import Ended, Log, Opener, Part
+from pyspark_turtlemq.wanted import Wanted
+from turtlemq.backup import check_format
+from turtlemq.door import Door
+from turtlemq.errors import Corrupt
+from turtlemq.model import DUE_MS_MAX, ORDINAL_BITS
+from turtlemq.segment import format as f
+from turtlemq.segment import names
+from turtlemq.segment import table as t
+
+Piece = Slice | journals.Stretch | forecast.Tables | lives.Lives
+_LEAST = 4 << 20  # bytes: what a task costs is not worth less
+
+
+@dataclass(slots=True)
+class Plan:
+    """Pieces for each task, and the moment that they belong to."""
+
+    tasks: list[list[Piece]]
+    snapshot: str = ""
+    bytes: int = 0
+    documents: int = 0
+    damaged: list[str] = field(default_factory=list)
+    pins: pins.Pins | None = None  # where they were taken for this plan alone
+
+    def release(self) -> None:
+        """Let go of the files. Whoever reads a plan elsewhere leaves that to `pins.sweep`."""
+        if self.pins is not None:
+            self.pins.release()
+
+
+def clean_marks(options: Options) -> dict[str, dict[str, object]]:
+    """What a proper stop said of each topic: then nothing is torn. Read first of all: a server removes it when it starts."""
+    try:
+        data = (options.path / names.CLEAN).read_bytes()
+        return dict(f.decode_checked(data)[0]["topics"])
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def make(options: Options, wanted: Wanted) -> Plan:
+    """Pin what is needed, open it, and cut it into slices of about total / tasks bytes."""
+    check_format(Door(), options.path)
+    topics = [topic for topic in options.topics() if wanted.allows("topic", topic)]
+    if wanted.nothing:
+        return Plan([])
+    marks = clean_marks(options)
+    if options.snapshot:
+        pinned = pins.load(options.path, options.snapshot)
+    else:
+        pinned = pins.take(options.path, topics, pins.NEEDED[options.kind], pin=options.pin)
+    pieces: list[Piece] = []
+    plan = Plan([], pinned.name, pins=None if options.snapshot else pinned)
+    for topic in topics:
+        if topic in pinned.topics:
+            opener = Opener(pinned.topics[topic], marks.get(topic))
+            try:
+                pieces += _pieces(opener, options, wanted, plan)
+            finally:
+                opener.close()
+    _report(plan, options)
+    plan.bytes = sum(piece.bytes for piece in pieces)
+    plan.documents = sum(piece.last - piece.first for piece in pieces if isinstance(piece, Slice))
+    plan.tasks = share(pieces, options.partitions or len(os.sched_getaffinity(0)))
+    return plan
+
+
+def _report(plan: Plan, options: Options) -> None:
+    if not plan.damaged:
+        return
+    if options.mode == "FAILFAST":
+        raise Corrupt(f"{plan.damaged[0]}. Restore the file from a backup, or read with mode PERMISSIVE.")
+    print(f"turtlemq: {len(plan.damaged)} damaged stretches, the first: {plan.damaged[0]}", file=sys.stderr)
+
+
+def _pieces(opener: Opener, options: Options, wanted: Wanted, plan: Plan) -> list[Piece]:
+    topic = opener.pinned.topic
+    if options.kind == "messages":
+        size = sum(file.size for files in opener.pinned.files.values() for file in files.values())
+        return [lives.Lives(opener.pinned, opener.clean, size)]
+    if options.kind in ("reserve", "history"):
+        return [journals.Stretch(topic, options.kind, *found) for found in opener.journal(options.kind)]
+    if options.kind == "ready":
+        log = opener.ready()
+    else:
+        log = opener.sleepers("dead" if options.kind == "dead" else "delay")
+        if options.kind != "dead":
+            log.progress = opener.ready().progress
+    if options.kind == "forecast":
+        return [forecast.tables(topic, log, options.bucket_ms)] if log.parts else []
+    plan.damaged += [f"{d.topic}/{d.file}: {d.length} bytes at position {d.position}: {d.reason}" for d in log.damage]
+    return [piece for part in log.parts if (piece := _slice(part, log, wanted)) is not None]
+
+
+def _slice(part: Part, log: Log, wanted: Wanted) -> Slice | None:
+    """The documents of a part that can be wanted: in a sealed segment and in the ready log they lie together."""
+    first, last = 0, part.cover.documents
+    table = part.open()
+    if part.log == "ready":
+        first, last = _ready_range(part, table, wanted)
+    elif part.sealed:
+        low, high = wanted.range("dropped" if part.log == "dead" else "due")
+        if low > 0 or high < DUE_MS_MAX:
+            first = table.rank(max(low, 0) << ORDINAL_BITS)
+            last = table.rank((max(min(high, DUE_MS_MAX), 0) + 1) << ORDINAL_BITS)
+    return _cut(part, table, log, first, last) if first < last else None
+
+
+def _ready_range(part: Part, table: t.Table, wanted: Wanted) -> tuple[int, int]:
+    """Offsets and ready times both rise."""
+    begin = part.cover.first_seq
+    low, high = wanted.range("offset")
+    first, last = max(0, low - begin), min(part.cover.documents, high - begin + 1)
+    low, high = wanted.range("ready")
+    if low > 0:
+        first = max(first, table.rank(low << ORDINAL_BITS))
+    if high < DUE_MS_MAX:
+        last = min(last, table.rank((max(high, 0) + 1) << ORDINAL_BITS))
+    return first, last
+
+
+def _cut(part: Part, table: t.Table, log: Log, first: int, last: int) -> Slice:
+    size = table.place(last - 1)[1] - table.place(first)[0]
+    dues = (0, DUE_MS_MAX)
+    if part.sealed and len(log.ended.seqs):
+        top = min(last, len(table)) - 1
+        ends = [int(table.slice(rank, rank + 1)[0]) >> ORDINAL_BITS for rank in (first, top)] if top >= first else [0, -1]
+        dues = (ends[0], ends[1])
+    ended = log.ended.within(part.cover.first_seq, part.cover.last_seq, dues) if part.log != "ready" else Ended()
+    return Slice(part, first, last, size, ended, log.progress)
+
+
+# Tasks
+
+
+def share(pieces: list[Piece], tasks: int) -> list[list[Piece]]:
+    """Pieces in order, for so many tasks of like size."""
+    total = sum(piece.bytes for piece in pieces)
+    tasks = max(1, min(tasks, total // _LEAST + 1))
+    limit = max(1, -(-total // tasks))
+    found: list[list[Piece]] = [[]]
+    room = limit
+    for piece in pieces:
+        rest: Piece | None = piece
+        while rest is not None:
+            if room <= 0 and len(found) < tasks:
+                found.append([])
+                room = limit
+            now, rest = _split(rest, room) if len(found) < tasks else (rest, None)
+            found[-1].append(now)
+            room -= now.bytes
+    return [task for task in found if task]
+
+
+def _split(piece: Piece, room: int) -> tuple[Piece, Piece | None]:
+    """As much of a slice of documents as fits, one at least. Stretches of journals stay whole."""
+    if piece.bytes <= room + _LEAST // 4 or not isinstance(piece, Slice):
+        return piece, None
+    table = piece.part.open()
+    begin = table.place(piece.first)[0]
+    low, high = piece.first + 1, piece.last
+    while low < high:
+        middle = (low + high) // 2
+        if table.place(middle - 1)[1] - begin < room:
+            low = middle + 1
+        else:
+            high = middle
+    if low >= piece.last:
+        return piece, None
+    middle_byte = table.place(low)[0]
+    first = Slice(piece.part, piece.first, low, middle_byte - begin, piece.ended, piece.progress)
+    return first, Slice(piece.part, low, piece.last, piece.bytes - first.bytes, piece.ended, piece.progress)

@@ -1,0 +1,98 @@
+"""The data source itself: what Spark calls. Reading is planned in `plan`, done in `documents`, `journals` and `lives`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, Not
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pyspark_turtlemq import columns as c
+from pyspark_turtlemq import options, plan
+from pyspark_turtlemq.table import rows
+from pyspark_turtlemq.wanted import Wanted, push
+from turtlemq.errors import InvalidArgument
+
+
+@dataclass
+class Task(InputPartition):
+    """What one task reads."""
+
+    pieces: list[Any]
+
+
+class Source(DataSource):
+    """`spark.read.format("turtlemq")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "turtlemq"
+
+    def schema(self) -> str:
+        return options.ddl(options.parse(self.options))
+
+    def reader(self, schema: StructType) -> Reader:
+        return Reader(options.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        from pyspark_turtlemq.stream import StreamReader
+
+        return StreamReader(checked(options.parse(self.options), schema), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from pyspark_turtlemq.writer import Writer, terms
+
+        return Writer(terms(self.options, schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        from pyspark_turtlemq.writer import StreamWriter, terms
+
+        return StreamWriter(terms(self.options, schema, overwrite, streaming=True))
+
+
+class Reader(DataSourceReader):
+    """A batch read."""
+
+    def __init__(self, told: options.Options, schema: StructType) -> None:
+        self.options, self.schema = checked(told, schema), schema
+        self.wanted = Wanted()
+
+    def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802 - Spark's name
+        """Filters narrow what is read. All go back to Spark too, for they may let through more than was asked for."""
+        for one in filters:
+            if not isinstance(one, Not):
+                push(self.wanted, type(one).__name__, tuple(one.attribute), getattr(one, "value", None))
+            yield one
+
+    def partitions(self) -> list[InputPartition]:
+        made = plan.make(self.options, self.wanted)
+        return [Task(pieces) for pieces in made.tasks] or [Task([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        yield from rows(partition.pieces, self.options, self.wanted, arrow_schema(self.schema))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def checked(told: options.Options, schema: StructType) -> options.Options:
+    """Options for the schema that was asked for: some of the columns that there are, with their types."""
+    body = told.body
+    if "body" in schema.names and body == "none":
+        kinds = {"binary": "binary", "string": "string"}
+        body = kinds.get(schema["body"].dataType.simpleString(), "json")
+    told = replace(told, body=body)
+    there = c.offered(told.kind, told.body, told.body_schema)
+    for one in schema:
+        if one.name not in there:
+            raise InvalidArgument(f"kind {told.kind!r} has no column {one.name!r}; it has: {', '.join(there)}")
+        type_ = one.dataType.simpleString()
+        if type_ != there[one.name] and one.name != "body":
+            raise InvalidArgument(f"column {one.name!r} is of type {there[one.name]}, not {type_}")
+    return told

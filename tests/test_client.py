@@ -1,0 +1,429 @@
+"""The rules of the client, without any wire: retries, gathering, what a consumer holds; and the bytes that it makes and reads."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import bson
+import pytest
+from bson.int64 import Int64
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.serving import ROOT, environment
+from turtlemq.client import errors, flow, wire
+from turtlemq.client.desk import STOPPED, AckList, Desk, Retry, Terms
+from turtlemq.client.flow import Entry, Gather, Pause, Rules, Send
+from turtlemq.client.wire import Answer, Message, Out, Request
+
+
+class World:
+    """A clock that goes on only with pauses, dice that say one thing, and a server that is a function."""
+
+    def __init__(self, server: Callable[[Send], Answer | Exception], *, roll: float = 1.0, latency_s: float = 0.0) -> None:
+        self.server, self.now, self.latency_s = server, 1000.0, latency_s
+        self.rules = Rules(now=lambda: self.now, roll=lambda: roll, budget_s=10.0, try_s=3.0)
+        self.sent: list[Send] = []
+        self.pauses: list[float] = []
+
+    def play(self, steps: Any) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    self.pauses.append(step.seconds)
+                    self.now += step.seconds
+                    step = steps.send(None)
+                    continue
+                self.sent.append(step)
+                self.now += self.latency_s
+                got = self.server(step)
+                step = steps.throw(got) if isinstance(got, Exception) else steps.send(got)
+        except StopIteration as end:
+            return end.value
+
+
+def refusal(status: int, code: str, **details: Any) -> Answer:
+    return Answer(status, {}, wire.to_json({"error": {"code": code, "message": "no", **details}}))
+
+
+GOOD = Answer(200, {}, b"{}")
+ASK = Request("GET", "/")
+CUT = errors.ConnectionFailed("cut")
+
+
+# Retries
+
+
+@pytest.mark.parametrize("bad", [CUT, refusal(503, "UNAVAILABLE"), refusal(429, "OVERLOADED"), Answer(502, {}, b"proxy says no")])
+def test_what_may_pass_is_tried_again_after_growing_pauses(bad: Any) -> None:
+    answers = [bad] * 4 + [GOOD]
+    world = World(lambda _: answers.pop(0))
+    assert world.play(flow.exchange(lambda _: ASK, world.rules, world.now + 10)) is GOOD
+    assert world.pauses == [0.05, 0.1, 0.2, 0.4]
+    assert [send.budget_ms for send in world.sent] == pytest.approx([10_000, 9_950, 9_850, 9_650, 9_250], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "INVALID_ID"), (404, "UNKNOWN_TOPIC"), (507, "DISK_FULL"), (504, "DEADLINE_EXCEEDED")]
+)
+def test_what_will_not_pass_is_raised_at_once(status: int, code: str) -> None:
+    world = World(lambda _: refusal(status, code, index=3))
+    with pytest.raises(errors.BY_CODE[code]) as met:
+        world.play(flow.exchange(lambda _: ASK, world.rules, world.now + 10))
+    assert (met.value.index, met.value.status, len(world.sent)) == (3, status, 1)
+
+
+def test_a_patient_caller_tries_again_whatever_the_server_says_of_itself() -> None:
+    answers: list[Any] = [refusal(500, "INTERNAL"), refusal(507, "DISK_FULL"), CUT, GOOD]
+    world = World(lambda _: answers.pop(0))
+    assert world.play(flow.exchange(lambda _: ASK, world.rules, flow.FOREVER, patient=True)) is GOOD
+    assert {send.budget_ms for send in world.sent} == {None}
+
+
+def test_the_server_says_how_long_to_wait() -> None:
+    answers = [refusal(429, "RATE_LIMITED", retry_after_ms=1500), Answer(503, {"retry-after": "2"}, b""), GOOD]
+    world = World(lambda _: answers.pop(0), roll=0.0)
+    world.play(flow.exchange(lambda _: ASK, world.rules, world.now + 10))
+    assert world.pauses == [1.5, 2.0]
+
+
+@settings(deadline=None)
+@given(roll=st.floats(0, 1), latency=st.floats(0.01, 4), budget=st.floats(0.01, 20))
+def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: float) -> None:
+    world = World(lambda _: CUT, roll=roll, latency_s=0.0)
+    start = world.now
+
+    def serve(send: Send) -> Exception:
+        world.now += min(latency, send.timeout_s)
+        return CUT
+
+    world.server = serve
+    with pytest.raises(errors.TimedOut) as met:
+        world.play(flow.exchange(lambda _: ASK, world.rules, start + budget))
+    assert world.now <= start + budget + 1e-6
+    assert met.value.__cause__ is CUT or not world.sent
+    assert all(send.budget_ms is not None and 0 < send.budget_ms <= budget * 1000 + 1 for send in world.sent)
+
+
+# Delivering what was gathered
+
+
+class Promise:
+    def __init__(self) -> None:
+        self.said: Any = None
+
+    def done(self) -> bool:
+        return self.said is not None
+
+    def set_result(self, result: str, /) -> None:
+        self.said = result
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self.said = exception
+
+
+def entries(world: World, count: int) -> list[Entry]:
+    return [Entry(Out(str(i), b"x", put_s=world.now), Promise(), world.now + 10) for i in range(count)]
+
+
+def said(batch: list[Entry]) -> list[Any]:
+    return [entry.promise.said for entry in batch]  # type: ignore[attr-defined]
+
+
+@settings(deadline=None)
+@given(count=st.integers(1, 40), bad=st.sets(st.integers(0, 39), max_size=9), named=st.booleans(), seed=st.integers(0, 99))
+def test_exactly_the_bad_messages_fail(count: int, bad: set[int], named: bool, seed: int) -> None:
+    """Whether or not the server says which one it is, and however often the connection breaks in between."""
+    stored: list[str] = []
+    dice = random.Random(seed)
+
+    def serve(send: Send) -> Answer | Exception:
+        ids = [found["id"] for found in bson.decode_all(send.request.body or b"")]
+        if dice.random() < 0.2:
+            return CUT
+        wrong = [i for i, id_ in enumerate(ids) if int(id_) in bad]
+        if wrong:
+            return refusal(400, "INVALID_FIRE_AT", **({"index": wrong[0]} if named else {}))
+        stored.extend(ids)
+        return Answer(201, {}, wire.to_json({"ids": ids, "created": len(ids)}))
+
+    world = World(serve, roll=0.0)
+    batch = entries(world, count)
+    world.play(flow.deliver("t", batch, world.rules))
+    good = [str(i) for i in range(count) if i not in bad]
+    assert stored == good  # once each, in order
+    for i, outcome in enumerate(said(batch)):
+        assert outcome == str(i) if i not in bad else isinstance(outcome, errors.InvalidFireAt)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "INVALID_TOPIC"), (401, "UNAUTHENTICATED"), (404, "UNKNOWN_TOPIC"), (507, "DISK_FULL")]
+)
+def test_an_error_of_the_request_is_told_to_all_after_one_try(status: int, code: str) -> None:
+    world = World(lambda _: refusal(status, code))
+    batch = entries(world, 5)
+    world.play(flow.deliver("t", batch, world.rules))
+    assert len(world.sent) == 1
+    assert {type(outcome) for outcome in said(batch)} == {errors.BY_CODE[code]}
+    assert len({id(outcome) for outcome in said(batch)}) == 5  # each has its own, for each may be raised
+
+
+def test_those_with_more_time_go_on_when_that_of_others_is_over() -> None:
+    world = World(lambda _: CUT)
+    early, late = entries(world, 3), entries(world, 3)
+    for entry in late:
+        entry.deadline_s += 60
+
+    def serve(send: Send) -> Answer | Exception:
+        ids = [found["id"] for found in bson.decode_all(send.request.body or b"")]
+        return Answer(201, {}, wire.to_json({"ids": ids})) if world.now > 1020 else CUT
+
+    world.server = serve
+    world.play(flow.deliver("t", early + late, world.rules))
+    assert {type(outcome) for outcome in said(early)} == {errors.TimedOut}
+    assert said(late) == ["0", "1", "2"]
+
+
+# Gathering
+
+
+def test_a_batch_goes_by_count_by_bytes_by_time_or_in_a_hurry() -> None:
+    world = World(lambda _: GOOD)
+    gather = Gather(3, 1000, 0.5, 100, 10_000)
+    some = entries(world, 4)
+    assert gather.due_s() is None
+    gather.add(some[0])
+    assert gather.due_s() == world.now + 0.5
+    gather.add(some[1])
+    gather.add(some[2])
+    assert gather.due_s() == 0.0
+    gather.add(some[3])
+    assert gather.take() == some[:3]
+    assert gather.due_s() == world.now + 0.5
+    mark = gather.hurry()
+    assert gather.due_s() == 0.0
+    assert gather.take() == some[3:]
+    gather.settled(some[3:])
+    assert not gather.past(mark)
+    gather.settled(some[:3])
+    assert gather.past(mark)
+    assert (gather.held_bytes, gather.waiting_bytes) == (0, 0)
+    gather.add(Entry(Out("big", b"x" * 5000), Promise(), 0.0))
+    assert gather.due_s() == 0.0
+    assert len(gather.take()) == 1
+
+
+# What a consumer holds
+
+
+def desk(*ids: str, now: float = 100.0, **terms: Any) -> Desk:
+    made = Desk(Terms("t", **{"ttr": 10.0, **terms}))
+    made.arrived([Message(id=id_) for id_ in ids], now)
+    return made
+
+
+def ids_of(job: Any) -> list[str]:
+    return [held.message.id for held in job]
+
+
+def test_a_message_is_handled_and_acknowledged() -> None:
+    one = desk("a", "b")
+    job = one.next(101)
+    assert ids_of(job) == ["a"]
+    one.finished(job, {}, 102)
+    one.finished(one.next(102), {"b": Retry("later", delay=5)}, 103)
+    assert one.acks_due_s() == 102 + one.terms.ack_linger_s
+    assert one.take_acks() == [AckList(["a", "-b"], 5, "later")]
+    assert one.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0}
+    assert not one.idle
+    one.acked(2)
+    assert one.idle
+
+
+def test_different_failures_are_told_apart() -> None:
+    one = desk("a", "b", "c", batch=3)
+    one.finished(one.next(101), {"a": ValueError("x"), "b": ValueError("y"), "c": "x" * 9999}, 101)
+    assert [(acks.acks, acks.error) for acks in one.take_acks()] == [
+        (["-a"], "ValueError: x"),
+        (["-b"], "ValueError: y"),
+        (["-c"], "x" * 4000),
+    ]
+
+
+def test_what_waited_longer_than_its_lease_is_not_handled() -> None:
+    one = desk("a", "b")
+    assert one.next(109.5) == []
+    assert one.counts["lost"] == 2
+    assert not one.held
+
+
+def test_leases_are_extended_together_and_in_time() -> None:
+    one = desk("a", "b")
+    one.next(100)
+    due = one.extend_due_s(100)
+    assert due is not None
+    assert 100 < due < 105
+    one.arrived([Message(id="c")], due - 0.1)
+    assert sorted(one.to_extend(due)) == ["a", "b", "c"]  # the new one goes along
+    one.extended(["a", "b"], [], due)
+    assert one.holds("a", due + 9.9)
+    assert not one.holds("a", due + 10.1)
+    assert (one.extend_due_s(due) or 0) > 0
+
+
+def test_a_lost_lease_is_noticed() -> None:
+    one = desk("a", "b", "c", "d")
+    first, second = one.next(100), one.next(100)
+    one.extended(["a", "b", "c", "d"], ["a", "b", "c"], 104)
+    assert ids_of(one.next(105)) == ["d"]  # c is another's by now
+    one.finished(first, {"a": ValueError()}, 106)  # its failure is not told: that would be the other's
+    one.finished(second, {}, 106)  # but that it is done, is
+    assert one.take_acks() == [AckList(["b"])]
+    assert one.counts["lost"] == 3
+
+
+def test_a_message_that_comes_again_while_it_is_handled_is_not_handled_twice() -> None:
+    one = desk("a")
+    job = one.next(100)
+    one.arrived([Message(id="a", attempt=2)], 120)
+    assert one.next(120) == []
+    one.finished(job, {"a": ValueError("x")}, 125)
+    assert one.take_acks() == [AckList(["-a"], None, "ValueError: x")]
+
+
+def test_a_handler_that_takes_too_long_is_given_up() -> None:
+    one = desk("a", limit_s=20)
+    one.next(100)
+    one.extended(["a"], [], 115)
+    assert one.to_extend(119) == ["a"]
+    assert one.to_extend(121) == []
+    assert one.extend_due_s(121) is None
+
+
+def test_it_asks_for_more_when_half_is_gone() -> None:
+    one = desk(*"abcdefgh", prefetch=8)
+    assert one.room() == 0
+    for _ in range(4):
+        one.finished(one.next(100), {}, 100)
+    assert one.room() == 4
+    one.next(100)
+    assert one.room() == 4  # what is being handled counts
+    one.stopping = True
+    assert one.room() == 0
+
+
+def test_what_nobody_began_is_given_back() -> None:
+    one = desk("a", "b", "c")
+    one.next(100)
+    one.give_back(101)
+    assert one.take_acks() == [AckList(["-b", "-c"], 0.0, STOPPED)]
+
+
+def test_at_most_once_holds_and_tells_nothing() -> None:
+    one = desk("a", "b", mode="at-most-once")
+    job = one.next(500)
+    assert ids_of(job) == ["a"]
+    one.finished(job, {"a": ValueError()}, 501)
+    assert (one.held, one.take_acks(), one.extend_due_s(501)) == ({}, [], None)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"concurrency": 0}, {"ttr": 0}, {"wait": 61}, {"batch": 200}, {"mode": "never"}, {"prefetch": 0}, {"ack_linger_s": 20}],
+)
+def test_terms_that_make_no_sense(bad: Any) -> None:
+    with pytest.raises(ValueError, match=" or "):
+        Terms("t", **bad)
+
+
+# Bytes
+
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+
+
+@settings(deadline=None)
+@given(
+    body=st.binary(max_size=50),
+    delay=st.none() | st.floats(0, 1e9),
+    ttr=st.none() | st.floats(0.1, 1e6),
+    priority=st.none() | st.sampled_from(wire.PRIORITIES),
+    expires=st.none() | st.integers(0, 2**41),
+    headers=st.none() | st.dictionaries(names, texts, max_size=3),
+)
+def test_our_bson_is_bson(body: bytes, headers: dict[str, str] | None, expires: int | None, **fields: Any) -> None:
+    out = wire.outgoing(body, "ü-1", headers=headers, expires=expires, **fields)
+    (found,) = bson.decode_all(wire.as_bson([out], out.put_s))
+    wanted = {"id": "ü-1", **fields, "expires_ms": expires, "headers": headers or None, "body": body}
+    assert found == {name: value for name, value in wanted.items() if value is not None}
+
+
+@pytest.mark.parametrize("body", [b"bytes", "json"])
+def test_what_lingers_and_what_is_tried_again_is_due_when_it_was_to_be(body: Any) -> None:
+    out = wire.outgoing(body, "a", delay=60.0, put_s=1000.0)
+    for later, left in ((0.0, 60.0), (0.5, 59.5), (70.0, 0.0)):
+        request = wire.produce("t", [out], 1000.0 + later)
+        assert request.body is not None
+        (found,) = bson.decode_all(request.body) if request.kind == wire.BSON else json.loads(request.body)["messages"]
+        assert found["delay"] == left
+
+
+documents = st.fixed_dictionaries(
+    {"due_ms": st.integers(0, 2**41).map(Int64), "created_ms": st.integers(0, 2**41).map(Int64)}
+    | {"ready_ms": st.integers(0, 2**41).map(Int64), "lease_until_ms": st.integers(0, 2**41).map(Int64)}
+    | {"attempt": st.integers(1, 99), "headers": st.just({}) | st.dictionaries(names, texts, max_size=2)}
+    | {"priority": st.sampled_from(wire.PRIORITIES), "id": names, "body": st.binary(max_size=40) | texts | st.integers(0, 99)}
+)
+
+
+@settings(deadline=None)
+@given(st.lists(documents, max_size=5), st.booleans())
+def test_fetched_bson_is_read_in_any_order_of_fields(found: list[dict[str, Any]], turned: bool) -> None:
+    if turned:
+        found = [dict(reversed(document.items())) for document in found]
+    read = wire.from_bson(b"".join(map(bson.encode, found)))
+    assert [{name: getattr(message, name) for name in ("id", "headers", "attempt", "due_ms", "body")} for message in read] == [
+        {name: document[name] for name in ("id", "headers", "attempt", "due_ms", "body")} for document in found
+    ]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_broken_bson_is_a_bad_answer_and_nothing_else(data: bytes) -> None:
+    good = bson.encode(
+        {"due_ms": Int64(1), "created_ms": Int64(1), "ready_ms": Int64(1), "lease_until_ms": Int64(1), "attempt": 1}
+    )
+    for some in (data, good[:-1] + data, good + data):
+        try:
+            wire.from_bson(some)
+        except errors.BadAnswer:
+            pass
+
+
+def test_a_value_that_bson_does_not_have_comes_as_json() -> None:
+    (found,) = wire.from_bson(bson.encode({"id": "a", "body_json": str(2**70)}))
+    assert found.body == 2**70
+
+
+# The package
+
+
+def test_every_code_of_the_docs_has_its_class() -> None:
+    table = (ROOT / "docs/HTTP.md").read_text("utf-8").partition("## Errors")[2].partition("## Produce")[0]
+    codes = set(re.findall(r"`([A-Z][A-Z_]{4,})`", table)) - {"NOT_FOUND", "METHOD_NOT_ALLOWED", "INTERNAL"}
+    assert len(codes) > 15
+    assert codes <= set(errors.BY_CODE)
+
+
+def test_importing_the_client_loads_nothing_heavy() -> None:
+    heavy = ("aiohttp", "asyncio", "bson", "numpy", "pymongo", "rich", "typer", "uvloop", "turtlemq.engine", "turtlemq.model")
+    program = f"import sys, turtlemq.client; print(*sorted(set({heavy!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split(), done.stderr) == ([], "")

@@ -1,0 +1,274 @@
+"""Group commit: requests of one moment share a write and a sync, on a thread; everybody else who must write waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.doors import Failing
+from turtlemq.door import Door
+from turtlemq.engine import Engine
+from turtlemq.errors import Conflict, DiskFull, Stopped, UnknownMessage
+from turtlemq.model import Batch, Settings
+from turtlemq.server.commit import Committer
+from turtlemq.server.errors import Overloaded
+from turtlemq.server.loop import UNCOMMITTED_MAX, Service
+
+T = TypeVar("T")
+SMALL = Settings(segment_bytes=16_384, run_messages=64)
+
+
+class Slow(Door):
+    """Syncs of delay segments wait for `gate`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.syncs = 0
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        if name == "fdatasync" and path is not None and path.name.startswith("delay"):
+            self.syncs += 1
+            if threading.current_thread() is not threading.main_thread():
+                assert self.gate.wait(20)
+        return action(*args)
+
+
+def batch(*ids: str, due_ms: int = 10**9) -> Batch:
+    return Batch([b"x" * 20] * len(ids), [due_ms] * len(ids), list(ids))
+
+
+class Server:
+    """An engine with a committer, as the service has them."""
+
+    def __init__(self, folder: Path, door: Door, settings: Settings = SMALL) -> None:
+        self.engine = Engine.open(folder, door=door, settings=settings)
+        self.commits: list[int] = []
+        self.committer = Committer(lambda topic: self.engine.changed(topic, 0), lambda _, size: self.commits.append(size))
+
+    async def put(self, *ids: str, due_ms: int = 10**9, now_ms: int = 0, topic: str = "t") -> list[bool]:
+        found, receipt = self.engine.stage(topic, batch(*ids, due_ms=due_ms), now_ms)
+        await self.committer.landed(found)
+        return list(receipt.created)
+
+    async def cancel(self, id_: str, now_ms: int = 0) -> str:
+        found, staged = self.engine.stage_cancel("t", [id_])
+        await self.committer.landed(found)
+        return self.engine.cancelled(found, staged, now_ms)[id_]
+
+    async def move(self, id_: str, due_ms: int) -> None:
+        found, _ = self.engine.stage_reschedule("t", id_, 0, due_ms=due_ms)
+        await self.committer.landed(found)
+
+    def close(self) -> None:
+        self.committer.close()
+        self.engine.close()
+
+
+def test_requests_gather_while_a_group_is_written(tmp_path: Path) -> None:
+    door = Slow()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        first = asyncio.create_task(server.put("a"))
+        await asyncio.sleep(0.05)
+        others = [asyncio.create_task(server.put(f"b{n}")) for n in range(50)]
+        again = asyncio.create_task(server.put("a"))
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in (first, again, *others)), "not answered before it is durable, nor is a duplicate"
+        assert server.engine.get("t", "a") is None, "nor seen"
+        before = door.syncs
+        door.gate.set()
+        assert await first == [True]
+        assert await again == [False]
+        assert all([await task == [True] for task in others])
+        assert door.syncs - before == 1, "fifty requests, one sync"
+        assert server.engine.stats("t").sleep == 51
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_who_must_write_at_once_waits_for_the_group_under_way(tmp_path: Path) -> None:
+    door = Slow()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        door.gate.set()
+        await server.put("a")
+        door.gate.clear()
+        tasks = [asyncio.create_task(server.put("b"))]
+        await asyncio.sleep(0.05)
+        tasks.append(asyncio.create_task(server.put("c")))  # gathers behind it
+        await asyncio.sleep(0.05)
+        threading.Timer(0.1, door.gate.set).start()
+        assert server.engine.cancel("t", ["a", "b", "c"], 0) == {"a": "cancelled", "b": "unknown", "c": "unknown"}
+        assert server.engine.stats("t").sleep == 2, "both groups have landed on the way"
+        assert [await task for task in tasks] == [[True], [True]]
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_two_changes_of_one_message_come_one_after_the_other(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = Server(tmp_path / "d", Door())
+        await server.put("a")
+        await asyncio.gather(server.move("a", 50), server.move("a", 60), server.move("a", 70))
+        found = server.engine.get("t", "a")
+        assert found is not None
+        assert found.due_ms == 70
+        assert sorted(await asyncio.gather(server.cancel("a"), server.cancel("a"))) != ["cancelled", "cancelled"]
+        assert server.engine.stats("t").sleep == 0
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_full_disk_is_heard_by_all_who_are_in_the_group(tmp_path: Path) -> None:
+    door = Failing()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        await server.put("a")
+        door.at, door.how = len(door.calls), "ENOSPC"
+        heard = await asyncio.gather(*(server.put(f"b{n}") for n in range(9)), return_exceptions=True)
+        assert {type(one) for one in heard} == {DiskFull}
+        assert await server.put("b1") == [True], "nothing of it was stored, and room has come back"
+        assert server.engine.stats("t").sleep == 2
+        assert server.engine.check() == []
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -> None:
+    door = Failing()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        await server.put("a")
+        door.at, door.how = len(door.calls) + 1, "EIO"
+        with pytest.raises(Stopped):
+            await server.put("b")
+        assert door.failed is not None
+        assert "fdatasync" in door.failed
+        with pytest.raises(Stopped):
+            await server.put("c")
+        assert await server.put("a", topic="other") == [True], "other topics go on"
+        server.close()
+
+    asyncio.run(story())
+    engine = Engine.open(tmp_path / "d", settings=SMALL)
+    assert engine.get("t", "a") is not None
+    assert engine.get("t", "c") is None
+    engine.close()
+
+
+def test_a_cancelled_request_leaves_the_others_alone(tmp_path: Path) -> None:
+    door = Slow()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        gone, stays = asyncio.create_task(server.put("a")), asyncio.create_task(server.put("b"))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        door.gate.set()
+        assert await stays == [True]
+        assert server.engine.stats("t").sleep == 2
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_too_much_waiting_is_refused(tmp_path: Path) -> None:
+    door = Slow()
+
+    async def story() -> None:
+        service = Service()
+        service.start(Engine.open(tmp_path / "d", door=door))
+        service.admit(UNCOMMITTED_MAX + 1)  # alone, anything goes that the limit on bodies let through
+        found, _ = service.engine.stage("t", batch("a"), 0)
+        task = asyncio.create_task(service.landed(found, UNCOMMITTED_MAX))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded) as refused:
+            service.admit(1)
+        assert int(str(refused.value.details["retry_after_ms"])) >= 1
+        door.gate.set()
+        await task
+        service.admit(1)
+        engine = service.engine
+        service.drain()
+        service.close()
+        engine.close()
+
+    asyncio.run(story())
+
+
+class Client:
+    """One of many at once: what it was told is what must be true."""
+
+    def __init__(self, server: Server, number: int) -> None:
+        self.server, self.chance, self.number = server, random.Random(number), number
+        self.asleep: dict[str, int] = {}
+
+    async def live(self, steps: int) -> None:
+        for step in range(steps):
+            id_ = f"{self.number}.{step}"
+            known = self.chance.choice(list(self.asleep)) if self.asleep else None
+            what = self.chance.random()
+            if known is None or what < 0.6:
+                due = self.chance.randrange(1, 2_000)
+                assert await self.server.put(id_, due_ms=due) == [True]
+                self.asleep[id_] = due
+            elif what < 0.75:
+                if await self.server.cancel(known) == "cancelled":
+                    del self.asleep[known]
+            elif what < 0.9:
+                try:
+                    await self.server.move(known, 3_000)
+                    self.asleep[known] = 3_000
+                except (Conflict, UnknownMessage):
+                    pass
+            else:
+                self.server.engine.submit("t", batch(id_ + "s", due_ms=5_000), 0)
+                self.asleep[id_ + "s"] = 5_000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_at_once_while_segments_roll_and_messages_fire(tmp_path: Path, seed: int) -> None:
+    """Everything that a client was told is true, also after a restart; ready messages come once."""
+    got: list[str] = []
+
+    async def story() -> dict[str, int]:
+        server = Server(tmp_path / "d", Door())
+        clients = [Client(server, 100 * seed + n) for n in range(12)]
+        living = [asyncio.create_task(client.live(60)) for client in clients]
+        now = 0
+        while not all(task.done() for task in living):
+            now += 5
+            server.engine.tick(min(now, 1_999))
+            got.extend(server.engine.reserve("t", "g", 50, min(now, 1_999), auto=True).ids) if "t" in server.engine.topics else 0
+            await asyncio.sleep(0)
+        for task in living:
+            await task
+        assert server.engine.check() == []
+        server.close()
+        return {id_: due for client in clients for id_, due in client.asleep.items()}
+
+    told = asyncio.run(story())
+    engine = Engine.open(tmp_path / "d", settings=SMALL)
+    assert engine.check() == []
+    while engine.tick(10_000) in range(10_001):
+        pass
+    while len(out := engine.reserve("t", "g", 500, 10_000, auto=True)):
+        got += out.ids
+    assert sorted(got) == sorted(set(got)), "none twice"
+    assert set(got) == set(told), "all that sleep, and nothing that was cancelled"
+    engine.close()

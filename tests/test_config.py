@@ -1,0 +1,237 @@
+"""Configuration: what beats what, what is refused, what is shown; and docs/CONFIGURATION.md says the truth."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.serving import ROOT, running
+from turtlemq.cli.verbs import app
+from turtlemq.errors import InvalidArgument
+from turtlemq.model import Settings
+from turtlemq.server.config import HIDDEN, Config, in_force, load, resolve
+from turtlemq.server.guard import NEEDS, hash_of, new_token
+from turtlemq.server.settings import Asked, to_flat, to_nested
+
+DOC = (ROOT / "docs/CONFIGURATION.md").read_text("utf-8")
+
+
+def cli(*args: str, **env: str) -> Result:
+    return CliRunner().invoke(app, list(args), env={"COLUMNS": "200", **env})
+
+
+def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text('host = "::1"\nport = 1\ntick_ms = 1\n[defaults]\nttr = 5\n[defaults.backoff]\nbase = 3\n')
+    config, origins = resolve({"port": 3, "data": None}, {"TURTLEMQ_PORT": "2", "TURTLEMQ_TICK_MS": "2", "PATH": "x"}, file)
+    assert (config.host, config.port, config.tick_ms, config.data) == ("::1", 3, 2, "data")
+    assert origins == {"host": str(file), "port": "--port", "tick_ms": "TURTLEMQ_TICK_MS", "defaults": str(file)}
+    shown = in_force(config, origins)
+    assert shown["port"] == (3, "--port")
+    assert shown["data"] == ("data", "default")
+    assert shown["defaults.ttr"] == (5, str(file))
+    assert shown["defaults.backoff.base"] == (3, str(file))
+    assert shown["retry_delay_ms"] == (3000, str(file))
+    assert shown["defaults.backoff.factor"] == (2, "default")
+
+
+def test_every_setting_can_be_told_by_the_environment() -> None:
+    token = {"name": "a", "hash": hash_of(new_token()), "rights": ["admin"], "topics": ["x*"]}
+    told: dict[str, Any] = {
+        "data": "d",
+        "host": "h",
+        "port": 1,
+        "allowed_hosts": "10.0.0.0/8, ::1",
+        "tls_cert": "c",
+        "tls_key": "k",
+        "tokens": json.dumps([token]),
+        "auto_create_topics": "false",
+        "reject_past": "1",
+        "max_delay_days": 0.5,
+        "max_body_bytes": 2048,
+        "max_held_bytes": 1 << 21,
+        "max_topics": 5,
+        "max_groups": 6,
+        "max_connections": 5,
+        "max_waiting": 0,
+        "body_timeout_s": 1.5,
+        "client_produce_per_s": 2.5,
+        "client_burst": 7,
+        "tick_ms": 10,
+        "beat_ms": 100,
+        "log_format": "json",
+        "log_level": "error",
+        "slow_request_ms": 5,
+        "max_delivery_retries": 3,
+        "retry_delay_ms": 250,
+        "defaults": json.dumps({"ttr": 1.5, "rate": {"deliver_per_s": 9}}),
+    }
+    assert set(told) == set(Config.__struct_fields__)
+    config, origins = resolve({}, {f"TURTLEMQ_{name.upper()}": str(value) for name, value in told.items()}, None)
+    plain = Config()
+    assert [name for name in told if getattr(config, name) == getattr(plain, name)] == []
+    assert origins == {name: f"TURTLEMQ_{name.upper()}" for name in told}
+    assert config.allowed_hosts == ("10.0.0.0/8", "::1")
+    settings = config.topic_defaults()
+    assert (settings.max_attempts, settings.backoff_base_ms, settings.beat_ms, settings.ttr_ms) == (4, 250, 100, 1500)
+    assert settings.rate_deliver_per_s == 9
+
+
+def test_names_of_the_command_line_are_not_settings_of_the_server() -> None:
+    names = ("URL", "TOKEN", "CACERT", "CONFIG")
+    assert load({}, {f"TURTLEMQ_{name}": "x" for name in names}, None) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prot = 1", "did you mean port?"),
+        ("allowed_host = []", "did you mean allowed_hosts?"),
+        ("colour = 1", "there are: data, host"),
+        ("[defaults]\nttr_ms = 5", "did you mean ttr?"),
+        ("[defaults]\nbackof = {}", "did you mean backoff?"),
+        ("[defaults.rate]\nproduce = 5", "rate: unknown setting 'produce'; did you mean produce_per_s?"),
+        ("[defaults]\nttr = -1", "ttr"),
+        ("[defaults]\nttr = nan", "ttr"),
+        ("[defaults]\nmax_attempts = 0", "max_attempts"),
+        ('[defaults]\ndelivery = "maybe"', "at-least-once"),
+        ("defaults = 5", "defaults: Expected `object`"),
+        ("port = 'x'", "port: Expected `int`"),
+        ("port = 70000", "port: Expected `int` <= 65535"),
+        ("reject_past = 1", "reject_past: Expected `bool`"),
+        ("tick_ms = -1", "tick_ms"),
+        ("beat_ms = 1", "beat_ms"),
+        ("max_delay_days = inf", "max_delay_days"),
+        ("body_timeout_s = 0", "body_timeout_s"),
+        ("max_connections = 0", "max_connections"),
+        ("max_body_bytes = 1000000000", "max_held_bytes is at least twice"),
+        ("client_produce_per_s = 1e-9", "client_produce_per_s"),
+        ("allowed_hosts = ['x']", "allowed_hosts: 'x' is no address"),
+        ("tls_cert = 'a.pem'", "tls_cert and tls_key go together"),
+        ("tokens = [{name = 'a'}]", "missing required field `hash`"),
+        ("grpc_port = 1", "not available yet"),
+        ("= 1", "TOML"),
+        ("\xff", "TOML"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "t.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidArgument, match=re.escape(said)) as error:
+        load({}, {}, file)
+    assert str(file) in str(error.value), "and where"
+    found = cli("config", "--config", str(file))
+    assert found.exit_code == 2
+
+
+def test_a_wrong_environment_says_what_is_wrong() -> None:
+    for name, text, said in (
+        ("PROT", "1", "did you mean port?"),
+        ("PORT", "x", "TURTLEMQ_PORT: port"),
+        ("TOKENS", "{", "as JSON"),
+        ("DEFAULTS", "[]", "TURTLEMQ_DEFAULTS"),
+        ("REJECT_PAST", "perhaps", "TURTLEMQ_REJECT_PAST"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            load({}, {f"TURTLEMQ_{name}": text}, None)
+    with pytest.raises(InvalidArgument, match=r"nothing\.toml cannot be read"):
+        load({}, {}, Path("nothing.toml"))
+
+
+def test_settings_are_the_same_in_both_forms() -> None:
+    import msgspec
+
+    odd = Settings(ttr_ms=1500, max_delay_ms=5000, rate_produce_per_s=2.5, rate_burst=7, rate_deliver_per_s=3, beat_ms=250)
+    flat = to_flat(msgspec.convert(to_nested(odd), Asked))
+    assert flat == {name: getattr(odd, name) for name in flat}
+    assert set(Settings.__dataclass_fields__) - set(flat) == {"segment_messages", "run_messages"}, "of the engine's own"
+
+
+# The command line
+
+
+def test_config_shows_what_is_in_force_and_no_secret(tmp_path: Path) -> None:
+    made = cli("token", "shop", "--right", "produce", "--topic", "orders*", "--topic", "mail.eu")
+    assert made.exit_code == 0
+    (secret,) = re.findall(r"tmq_\S+", made.stderr)
+    assert secret not in made.stdout
+    file = tmp_path / "t.toml"
+    file.write_text("port = 7\n" + made.stdout)
+    (token,) = load({}, {}, file).tokens
+    assert (token.name, token.hash, token.rights, token.topics) == ("shop", hash_of(secret), ("produce",), ("orders*", "mail.eu"))
+    for args in (("--json",), ()):
+        found = cli("config", "--config", str(file), "--host", "::1", *args, TURTLEMQ_TICK_MS="5")
+        assert found.exit_code == 0, found.output
+        assert token.hash.rpartition(":")[2] not in found.output
+        assert secret not in found.output
+        assert "shop" in found.output
+    shown = json.loads(cli("config", "--json", TURTLEMQ_CONFIG=str(file), TURTLEMQ_TICK_MS="5").stdout)
+    assert shown["port"] == {"value": 7, "from": str(file)}
+    assert shown["tick_ms"] == {"value": 5, "from": "TURTLEMQ_TICK_MS"}
+    assert shown["tokens"]["value"][0]["hash"] == HIDDEN
+    assert shown["defaults.rate.burst"] == {"value": 0, "from": "default"}
+    assert set(Config.__struct_fields__) - {"defaults"} <= set(shown)
+
+
+@pytest.mark.parametrize("args", [("a/b",), ("",), ("a", "--right", "fetch"), ("a", "--topic", "x y"), ("a", "--topic", "")])
+def test_tokens_that_cannot_be(args: tuple[str, ...]) -> None:
+    found = cli("token", *args)
+    assert (found.exit_code, "tmq_" in found.output) == (2, False)
+
+
+def test_a_token_without_rights() -> None:
+    assert json.loads(cli("token", "prometheus", "--right", "none", "--json").stdout)["rights"] == []
+
+
+def test_a_token_from_the_command_line_opens_the_server(tmp_path: Path) -> None:
+    made = json.loads(cli("token", "me", "--json").stdout)
+    secret = made.pop("token")
+    (tmp_path / "t.toml").write_text('data = "elsewhere"\n')
+    with running(tmp_path / "data", TURTLEMQ_CONFIG=str(tmp_path / "t.toml"), TURTLEMQ_TOKENS=json.dumps([made])) as server:
+        refused = cli("put", "orders", "1", TURTLEMQ_URL=server.url)
+        assert (refused.exit_code, "UNAUTHENTICATED" in refused.output) == (1, True)
+        assert cli("put", "orders", "1", "--url", server.url, "--token", secret).exit_code == 0
+        assert cli("put", "orders", "2", TURTLEMQ_URL=server.url, TURTLEMQ_TOKEN=secret).exit_code == 0
+        assert cli("dead", "summary", "orders", "--url", server.url, "--token", secret).exit_code == 0
+        assert cli("put", "orders", "3", TURTLEMQ_URL=server.url).exit_code == 1, "an option is not remembered"
+        assert secret not in server.log
+    assert not (tmp_path / "elsewhere").exists(), "a flag beats the file"
+
+
+# docs/CONFIGURATION.md
+
+
+def test_the_file_in_the_docs_is_complete_and_says_the_defaults(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", DOC, re.MULTILINE | re.DOTALL)
+    (tmp_path / "t.toml").write_text(text)
+    found, origins = resolve({}, {}, tmp_path / "t.toml")
+    assert set(origins) == set(Config.__struct_fields__) - {"tokens"}, "a list that was begun here could not be added to"
+    plain = in_force(Config(), {})
+    assert {name: value for name, (value, _) in in_force(found, origins).items()} == {
+        name: value for name, (value, _) in plain.items()
+    }
+    leaves = {name for name in plain if name.startswith("defaults.")}
+    assert {name for name, (_, origin) in in_force(found, origins).items() if origin != "default"} >= leaves
+
+
+def test_the_rights_in_the_docs_are_those_of_the_table() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.*`(?:GET|POST|PUT).*) \|$", DOC, re.MULTILINE)
+    said: dict[str, str] = {}
+    for right, cell in rows:
+        for method, path in re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (\S+)`", cell):
+            said[f"{method} {path.replace('…', '/v1/topics/{topic}')}"] = right
+    words = {
+        ("open",): "none, not",
+        ("token",): "any token",
+        ("all",): "any token for topics `*`",
+        ("produce", "consume", "admin"): "any right",
+    }
+    words |= {("produce", "admin"): "`produce`", ("consume", "admin"): "`consume`", ("admin",): "`admin`"}
+    assert set(said) == set(NEEDS)
+    for route, needed in NEEDS.items():
+        assert said[route].startswith(words[needed]), route

@@ -1,0 +1,224 @@
+"""A crowd at one topic: a thousand consumers who ack, fail, hang up, fall asleep or want more time; thousands who only wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import resource
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.serving import Server, running
+
+CONSUMERS, MESSAGES, BATCH, PRODUCERS = 1_000, 20_000, 100, 8
+GROUPS = ("red", "green", "blue")
+WAITING = 2_000
+LONG_S = 30  # a lease that does not end during the test, or not for those who do not sleep
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8_192)), hard))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+class Wire:
+    """A connection that speaks just enough HTTP."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, port: int) -> AsyncIterator[Wire]:
+        wire = cls(*await asyncio.open_connection("127.0.0.1", port))
+        try:
+            yield wire
+        finally:
+            wire._writer.close()
+            with contextlib.suppress(OSError):
+                await wire._writer.wait_closed()
+
+    def send(self, path: str, value: Any) -> None:
+        body = json.dumps(value).encode()
+        head = f"POST /v1/topics/crowd{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+
+    async def receive(self) -> Any:
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        body = await self._reader.readexactly(length)
+        assert head.startswith(b"HTTP/1.1 20"), (head, body)
+        return json.loads(body)
+
+    async def call(self, path: str, value: Any) -> Any:
+        self.send(path, value)
+        return await self.receive()
+
+
+@dataclass
+class Holding:
+    """A message in somebody's hands, by the server's clock, which is ours too."""
+
+    attempt: int
+    from_ms: int
+    until_ms: int  # its lease
+    let_go_ms: int | None = None  # when the holder began to say that it is done with it
+
+
+@dataclass
+class Book:
+    """Everything that anybody saw."""
+
+    sent: set[str] = field(default_factory=set)
+    held: dict[tuple[str, str], list[Holding]] = field(default_factory=lambda: defaultdict(list))
+    acked: dict[str, Counter[str]] = field(default_factory=lambda: {group: Counter() for group in GROUPS})
+    deeds: Counter[str] = field(default_factory=Counter)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def receive(self, group: str, found: list[dict[str, Any]], ttr_ms: int) -> dict[str, Holding]:
+        got, out = now_ms(), {}
+        for message in found:
+            holding = Holding(message["attempt"], message["lease_until_ms"] - ttr_ms, message["lease_until_ms"])
+            assert holding.from_ms >= message["due_ms"], f"early: {message}"
+            assert got >= message["due_ms"], f"early: {message}"
+            self.held[group, message["id"]].append(holding)
+            out[message["id"]] = holding
+        return out
+
+    def settle(self, group: str, acks: list[str], answer: dict[str, Any]) -> None:
+        good = [id_ for id_ in acks if not id_.startswith("-") and id_ not in answer["unknown"]]
+        assert answer["acked"] == len(good)
+        assert answer["dead"] == 0
+        self.acked[group].update(good)
+        if len(self.sent) == MESSAGES and all(len(acked) == MESSAGES for acked in self.acked.values()):
+            self.done.set()
+
+    def check(self) -> None:
+        for group, acked in self.acked.items():
+            assert set(acked) == self.sent, f"{group} lacks {len(self.sent - set(acked))} messages"
+            assert set(acked.values()) == {1}, f"{group}: acknowledged more than once"
+        for (group, id_), holdings in self.held.items():
+            holdings.sort(key=lambda holding: holding.attempt)
+            for one, other in pairwise(holdings):
+                assert one.attempt < other.attempt, f"{id_} was given twice to {group} as attempt {one.attempt}"
+                free_ms = one.until_ms if one.let_go_ms is None else min(one.until_ms, one.let_go_ms)
+                assert other.from_ms >= free_ms, f"{id_} was held by two of {group}: {one} {other}"
+
+
+async def produce(port: int, book: Book, number: int) -> None:
+    dice = random.Random(number)
+    async with Wire.to(port) as wire:
+        for batch in range(MESSAGES // PRODUCERS // BATCH):
+            ids = [f"{number}-{batch}-{i}" for i in range(BATCH)]
+            messages = [{"id": id_, "body": id_, "delay": dice.choice([0, dice.random()])} for id_ in ids]
+            assert (await wire.call("/messages", {"messages": messages}))["created"] == BATCH
+            book.sent.update(ids)
+
+
+async def consume(port: int, book: Book, number: int) -> None:
+    """Until all is done. What kind of consumer one is depends on the number."""
+    dice, group = random.Random(number), GROUPS[number % len(GROUPS)]
+    path, kind = f"/groups/{group}", "good good good good good good fails hangs_up falls_asleep extends".split()[number // 3 % 10]
+    ttr = 0.6 if kind in ("hangs_up", "falls_asleep", "extends") else LONG_S
+    while not book.done.is_set():
+        async with Wire.to(port) as wire:
+            while not book.done.is_set():
+                wire.send(f"{path}/fetch", {"max": dice.randint(1, 40), "wait": dice.choice([1, 4]), "ttr": ttr})
+                if kind == "hangs_up" and dice.random() < 0.5:
+                    await asyncio.sleep(dice.choice([0, dice.random() / 10]))
+                    book.deeds[kind] += 1
+                    break
+                held = book.receive(group, (await wire.receive())["messages"], round(ttr * 1000))
+                if kind == "falls_asleep" and held and dice.random() < 0.3:
+                    book.deeds[kind] += 1
+                    await asyncio.sleep(2 * ttr)
+                    continue
+                if held:
+                    await _finish(wire, path, book, dice, group, kind, held)
+
+
+async def _finish(
+    wire: Wire, path: str, book: Book, dice: random.Random, group: str, kind: str, held: dict[str, Holding]
+) -> None:
+    if kind == "extends":
+        asked_ms = now_ms()
+        answer = await wire.call(f"{path}/extend", {"ids": list(held), "ttr": LONG_S})
+        for id_ in held.keys() - set(answer["unknown"]):
+            if now_ms() < held[id_].until_ms:  # else it may be somebody else's by now
+                held[id_].until_ms = asked_ms + LONG_S * 1000
+                book.deeds[kind] += 1
+        await asyncio.sleep(0.8)  # the first lease is over by now
+    acks = [f"-{id_}" if kind == "fails" and dice.random() < 0.3 else id_ for id_ in held]
+    book.deeds["fails"] += sum(id_.startswith("-") for id_ in acks)
+    for holding in held.values():
+        holding.let_go_ms = now_ms()
+    book.settle(group, acks, await wire.call(f"{path}/ack", {"acks": acks, "retry_delay": dice.choice([0, 0.05])}))
+
+
+@pytest.mark.slow
+def test_a_thousand_consumers_share_a_topic(tmp_path: Path) -> None:
+    """No message is lost, early, held by two of a group at once, or settled twice."""
+
+    async def crowd(server: Server, book: Book) -> None:
+        async with asyncio.timeout(150), asyncio.TaskGroup() as tasks:
+            for number in range(CONSUMERS):
+                tasks.create_task(consume(server.port, book, number))
+            for number in range(PRODUCERS):
+                tasks.create_task(produce(server.port, book, number))
+
+    with running(tmp_path / "data") as server:
+        backoff = {"base": 0.05, "factor": 1, "max": 0.05}
+        server.ok("PUT", "/v1/topics/crowd", {"max_attempts": 1_000, "max_in_flight": 1_000_000, "backoff": backoff})
+        for group in GROUPS:
+            server.ok("PUT", f"/v1/topics/crowd/groups/{group}", {"start": "earliest"})
+        book = Book()
+        run_loop(crowd(server, book))
+        book.check()
+        assert min(book.deeds[kind] for kind in ("fails", "hangs_up", "falls_asleep", "extends")) > 0, book.deeds
+        stats = server.ok("GET", "/v1/topics/crowd")["stats"]
+        assert [stats[state] for state in ("sleep", "ready", "reserve", "dead")] == [0, 0, 0, 0], stats
+        assert "Traceback" not in server.log
+
+
+def all_wait(server: Server) -> None:
+    end = time.monotonic() + 60
+    while server.ok("GET", "/v1/status")["long_polls"] < WAITING:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_thousands_of_long_polls_are_answered_by_a_stop(tmp_path: Path) -> None:
+    async def wait(server: Server) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            wires = [await stack.enter_async_context(Wire.to(server.port)) for _ in range(WAITING)]
+            for number, wire in enumerate(wires):
+                wire.send(f"/groups/{GROUPS[number % 3]}/fetch", {"wait": 60})
+            await asyncio.get_running_loop().run_in_executor(None, all_wait, server)
+            server.process.send_signal(signal.SIGTERM)
+            answers = await asyncio.gather(*(wire.receive() for wire in wires))
+            assert answers == [{"messages": []}] * WAITING
+        assert server.process.wait(5) == 0
+
+    with running(tmp_path / "data") as server:
+        run_loop(wait(server))
+        assert "Traceback" not in server.log
+    assert (tmp_path / "data" / "CLEAN").exists()

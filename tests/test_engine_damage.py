@@ -1,0 +1,251 @@
+"""Damaged bytes in the files of the broker: named, contained, never served; and crash cuts at every byte of a short story."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_engine_faults import SETTINGS, Quick, _fields, abandon, messages
+from turtlemq.dead import Filter
+from turtlemq.engine import Engine
+from turtlemq.errors import NotOurs
+from turtlemq.model import Message, Priority, Settings
+from turtlemq.segment import format as f
+from turtlemq.segment.scan import scan
+
+
+class Bare(Quick):
+    """Syncs nothing, and has no room for ballast."""
+
+    def free_bytes(self, path: Path) -> int:
+        return 0
+
+
+def reopen(root: Path, **changes: Any) -> Engine:
+    return Engine.open(root / "data", door=Bare(), settings=Settings(**{**_fields(SETTINGS), **changes}))
+
+
+def folder(root: Path) -> Path:
+    return root / "data" / "topic" / "t"
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x41
+    path.write_bytes(data)
+
+
+def _lived(root: Path) -> list[str]:
+    """A topic with something in every file, stopped properly. Returns the ids that are still to come."""
+    engine = reopen(root)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(9), 0)
+    engine.tick(10)
+    ids = engine.reserve("t", "g", 5, 10, ttr_ms=100).ids
+    engine.ack("t", "g", [*ids[:2], f"-{ids[2]}"], 11, error="no")
+    again = engine.reserve("t", "g", 9, 50, ttr_ms=100).ids
+    assert again[0] == "m2"
+    engine.ack("t", "g", ["-m2"], 51, error="no")
+    assert engine.stats("t").dead == 1
+    engine.submit("t", messages(3, 20, due=500_000), 60)
+    engine.close()
+    return [*ids[3:], *again[1:], "m20", "m21", "m22"]
+
+
+def _drain(engine: Engine) -> list[str]:
+    got: list[str] = []
+    for now in (600_000, 700_000, 800_000):
+        engine.tick(now)
+        out = engine.reserve("t", "g", 100, now).ids
+        engine.ack("t", "g", out, now)
+        got += out
+    return got
+
+
+@pytest.mark.parametrize("kind", ["ready", "reserve", "history", "delay", "dead/delay"])
+@pytest.mark.parametrize("at", [6, 30, 120])
+def test_a_damaged_header_is_named_and_everything_behind_it_is_served(tmp_path: Path, kind: str, at: int) -> None:
+    expected = _lived(tmp_path)
+    path = folder(tmp_path) / f"{kind}_0000000000.bson"
+    flip(path, at)
+    (folder(tmp_path) / "offset").unlink()
+    engine = reopen(tmp_path)
+    assert any(d.file == path.name and d.position == 0 for d in engine.damage()["t"])
+    assert [letter.id for letter in engine.topic("t").dead.all(Filter())] == ["m2"]
+    assert sorted(_drain(engine)) == sorted(expected)
+    assert engine.stats("t").history == 2 + len(expected)
+    abandon(engine)
+    engine = reopen(tmp_path)
+    assert _drain(engine) == [], "what was written since is there as well"
+    assert engine.stats("t").history == 2 + len(expected)
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["delay_0000000000.bson", "dead/delay_0000000000.bson"])
+@pytest.mark.parametrize("at", [0, 6, 40])
+def test_a_damaged_header_of_a_file_with_nothing_in_it_costs_nothing(tmp_path: Path, name: str, at: int) -> None:
+    engine = reopen(tmp_path)
+    engine.topic("t", create=True)
+    engine.close()
+    flip(folder(tmp_path) / name, at)
+    engine = reopen(tmp_path)
+    assert len(engine.damage()["t"]) == 1
+    engine.submit("t", messages(2), 0)
+    engine.place_group("t", "g", "earliest", 0)
+    assert _drain(engine) == ["m0", "m1"]
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["ready", "reserve", "history", "delay"])
+def test_a_file_that_was_never_ours_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    _lived(tmp_path)
+    (folder(tmp_path) / f"{kind}_0000000000.bson").write_bytes(b"%PDF-1.7 something else altogether" * 40)
+    with pytest.raises(NotOurs, match=kind):
+        reopen(tmp_path)
+
+
+def test_after_a_proper_stop_a_flip_in_the_last_batch_is_damage_and_not_a_torn_tail(tmp_path: Path) -> None:
+    engine = reopen(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    for n in range(3):
+        engine.submit("t", messages(4, 4 * n, due=10 + n), 0)
+        engine.tick(10 + n)
+    engine.close()
+    path = folder(tmp_path) / "ready_0000000000.bson"
+    flip(path, path.read_bytes().rindex(b"m9\0") + 12)
+    engine = reopen(tmp_path)
+    assert [d.file for d in engine.damage()["t"]] == [path.name]
+    assert _drain(engine) == [f"m{n}" for n in range(12) if n != 9], "nothing was handed off a second time"
+    assert engine.groups("t")["g"].ready == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_damaged_head_of_the_last_batch_hands_nothing_off_twice(tmp_path: Path, crash: bool) -> None:
+    engine = reopen(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    for n in range(3):
+        engine.submit("t", messages(4, 4 * n, due=10 + n), 0)
+        engine.tick(10 + n)
+    engine.close()
+    path = folder(tmp_path) / "ready_0000000000.bson"
+    flip(path, _heads(path)[-1] + 20)
+    engine = reopen(tmp_path)
+    assert any(d.file == path.name for d in engine.damage()["t"])
+    if crash:
+        abandon(engine)
+        engine = reopen(tmp_path)
+    assert _drain(engine) == [f"m{n}" for n in range(12)]
+    engine.close()
+
+
+def _heads(path: Path) -> list[int]:
+    data = path.read_bytes()
+    found = scan(data, f.decode_header(data, path.name)[1], len(data), sealed=True)
+    return [int(at) for at, flags in zip(found.positions, found.flags, strict=True) if flags & f.HANDOFF]
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_damaged_head_of_a_batch_of_a_segment_before_the_last_loses_no_message(
+    tmp_path: Path, which: int, tables: bool
+) -> None:
+    engine = reopen(tmp_path, segment_bytes=4096)
+    engine.place_group("t", "g", "earliest", 0)
+    for n in range(0, 80, 4):
+        engine.submit("t", messages(4, n, due=10 + n), n)
+        engine.tick(10 + n)
+    engine.close()
+    files = sorted(folder(tmp_path).glob("ready_*.bson"))
+    assert len(files) > 2
+    flip(files[1], _heads(files[1])[which] + 20)
+    if not tables:
+        for table in folder(tmp_path).glob("ready_*.run"):
+            table.unlink()
+        (folder(tmp_path) / "offset").unlink()
+    engine = reopen(tmp_path, segment_bytes=4096)
+    assert _drain(engine) == [f"m{n}" for n in range(80)]
+    assert tables or any(d.file == files[1].name for d in engine.damage()["t"])
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["reserve", "history"])
+def test_after_a_proper_stop_a_flip_in_the_last_event_is_reported_and_the_checkpoint_is_believed(
+    tmp_path: Path, kind: str
+) -> None:
+    expected = _lived(tmp_path)
+    path = folder(tmp_path) / f"{kind}_0000000000.bson"
+    flip(path, path.stat().st_size - 30)
+    size = path.stat().st_size
+    engine = reopen(tmp_path)
+    assert path.stat().st_size == size, "nothing is cut off"
+    assert sorted(_drain(engine)) == sorted(expected)
+    assert engine.stats("t").history == 2 + len(expected)
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ready", "reserve", "history", "delay"])
+def test_a_process_that_ends_at_any_byte_leaves_a_state_that_was_or_is_to_be(tmp_path: Path, kind: str) -> None:
+    """Files grow one after the other; here the last write to each is cut at every byte, or every fifth; the others are whole."""
+    engine = reopen(tmp_path / "story")
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", [*messages(3), Message(b"", 90_000, id="later")], 0)
+    engine.tick(10)
+    engine.ack("t", "g", engine.reserve("t", "g", 1, 10).ids, 11)
+    engine.topics["t"].beat()
+    before = {path.name: path.stat().st_size for path in folder(tmp_path / "story").glob("*.bson")}
+    steps: dict[str, Callable[[], object]] = {
+        "delay": lambda: engine.submit("t", messages(2, 3, due=20), 12),
+        "ready": lambda: (engine.submit("t", messages(2, 3, due=20), 12), engine.tick(20)),
+        "reserve": lambda: engine.reserve("t", "g", 2, 21, ttr_ms=50),
+        "history": lambda: engine.ack("t", "g", engine.reserve("t", "g", 2, 21, ttr_ms=50).ids, 22),
+    }
+    steps[kind]()
+    abandon(engine)
+    name = f"{kind}_0000000000.bson"
+    whole = (folder(tmp_path / "story") / name).stat().st_size
+    for cut in [*range(before[name], whole, 1 if kind in ("ready", "history") else 5), whole]:
+        shutil.copytree(tmp_path / "story", tmp_path / "cut")
+        os.truncate(folder(tmp_path / "cut") / name, cut)
+        engine = reopen(tmp_path / "cut")
+        assert engine.check() == [], cut
+        assert "t" not in engine.damage(), cut
+        got = [id_ for id_ in _drain(engine) if id_ != "later"]
+        assert len(got) == len(set(got)), (cut, got)
+        assert "m0" not in got, "it was acknowledged before the last sync"
+        sent = {"m3", "m4"} if kind == "ready" or (kind == "delay" and cut == whole) else set()
+        acked = {"m1", "m2"} if kind == "history" and cut == whole else set()
+        assert set(got) == {"m1", "m2", *sent} - acked, cut
+        engine.close()
+        shutil.rmtree(tmp_path / "cut")
+
+
+def test_messages_of_a_lease_whose_record_is_damaged_come_again(tmp_path: Path) -> None:
+    engine = reopen(tmp_path, ack_durability="fsync", max_attempts=5)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", [*messages(10), *(Message(b"", 10, id=f"h{n}", priority=Priority.HIGH) for n in range(3))], 0)
+    engine.tick(10)
+    engine.topics["t"].beat()
+    path = folder(tmp_path) / "reserve_0000000000.bson"
+    begins = path.stat().st_size
+    first = engine.reserve("t", "g", 4, 11, ttr_ms=10**6).ids
+    engine.ack("t", "g", first[:1], 12)
+    second = engine.reserve("t", "g", 4, 13, ttr_ms=10**6).ids
+    engine.ack("t", "g", second[:1], 14)
+    abandon(engine)
+    flip(path, begins + 100)
+    engine = reopen(tmp_path, ack_durability="fsync", max_attempts=5)
+    assert any(d.file == path.name for d in engine.damage()["t"])
+    assert engine.groups("t")["g"].reserve == 3, "those of the second lease"
+    got = engine.reserve("t", "g", 100, 20).ids
+    everybody = {f"m{n}" for n in range(10)} | {f"h{n}" for n in range(3)}
+    assert len(got) == len(set(got))
+    assert set(got) == everybody - set(second) - set(first[:1])
+    assert engine.check() == []
+    engine.close()

@@ -1,0 +1,533 @@
+"""Who may do what, over real connections: addresses, tokens, TLS, and clients that hold the door open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import hmac
+import ipaddress
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.serving import Answer, Server, run, running
+from turtlemq.errors import InvalidArgument
+from turtlemq.server import guard as guarding
+from turtlemq.server import listen
+from turtlemq.server.app import routes
+from turtlemq.server.config import Config, load
+from turtlemq.server.errors import Unauthenticated
+from turtlemq.server.guard import ALL, NEEDS, OPEN, TOKEN, Guard, Token, client_of, hash_of, new_token, pattern_of
+from turtlemq.server.http import SERVICE
+from turtlemq.server.listen import tls_of
+from turtlemq.server.loop import Service
+from turtlemq.server.operations import OPERATIONS
+
+PEOPLE: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
+    "producer": (("produce",), ("orders*", "mail.*")),
+    "consumer": (("consume",), ("orders",)),
+    "owner": (("admin",), ("orders",)),
+    "watcher": ((), ("*",)),
+    "root": (("admin",), ("*",)),
+}
+SECRETS = {name: new_token() for name in PEOPLE}
+TOKENS = {name: Token(name, hash_of(SECRETS[name]), rights, topics) for name, (rights, topics) in PEOPLE.items()}
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {SECRETS[name]}"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that wants tokens, and serves only two addresses."""
+    folder = tmp_path_factory.mktemp("security")
+    entries = [
+        f"[[tokens]]\nname = {json.dumps(token.name)}\nhash = {json.dumps(token.hash)}\n"
+        f"rights = {json.dumps(token.rights)}\ntopics = {json.dumps(token.topics)}\n"
+        for token in TOKENS.values()
+    ]
+    (folder / "t.toml").write_text('allowed_hosts = ["127.0.0.1", "127.0.0.4/31"]\n' + "".join(entries))
+    with running(folder / "data", "--config", str(folder / "t.toml")) as found:
+        yield found
+        for secret in SECRETS.values():
+            assert secret not in found.log
+            assert hash_of(secret).rpartition(":")[2] not in found.log
+
+
+def as_(server: Server, name: str, method: str, path: str, value: Any = None) -> Answer:
+    return server.call(method, path, value, headers=bearer(name))
+
+
+# Addresses
+
+
+def test_only_allowed_hosts_are_served(server: Server) -> None:
+    for source, status in (("127.0.0.1", 200), ("127.0.0.5", 200), ("127.0.0.2", 403)):
+        assert server.call("GET", "/readyz", source=source).status == status
+        assert server.call("GET", "/v1/topics", headers=bearer("root"), source=source).status == status
+    refused = server.call("POST", "/v1/topics/orders/messages", {"body": 1}, headers=bearer("root"), source="127.0.0.2")
+    assert (refused.status, refused.code) == (403, "HOST_NOT_ALLOWED")
+    assert "127.0.0.2" in refused.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "yes", "no"),
+    [
+        (None, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"], ["10.0.0.1", "::2", "::ffff:10.0.0.1", "", "x"]),
+        ("10.0.0.0/8,fe80::/10", ["10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0"], ["127.0.0.1", "11.0.0.1", "fec0::1"]),
+        ("*", ["1.2.3.4", "2001:db8::1", "127.0.0.1"], ["", "nobody"]),
+        ("192.0.2.7, 2001:db8::/32", ["192.0.2.7", "2001:db8:1::1"], ["192.0.2.8", "2001:db9::1"]),
+    ],
+)
+def test_hosts_from_the_environment(hosts: str | None, yes: list[str], no: list[str]) -> None:
+    found = Guard(load({}, {} if hosts is None else {"TURTLEMQ_ALLOWED_HOSTS": hosts}, None).allowed_hosts)
+    assert [host for host in yes if not found.allows(host)] == []
+    assert [host for host in no if found.allows(host)] == []
+
+
+@pytest.mark.parametrize("hosts", ["localhost", "10.0.0.1/8", "", "1.2.3", "10.0.0.0/33", "**"])
+def test_hosts_that_are_none(hosts: str) -> None:
+    with pytest.raises(InvalidArgument, match="TURTLEMQ_ALLOWED_HOSTS: allowed_hosts"):
+        load({}, {"TURTLEMQ_ALLOWED_HOSTS": hosts}, None)
+
+
+def test_who_is_not_allowed_in_cannot_hold_the_door_open(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 20, ("127.0.0.2", 0)) as idle:
+        assert idle.recv(1) == b"", "closed, without a word from either side"
+
+
+def test_a_page_of_somebody_elses_domain_that_leads_here_reads_nothing(narrow: Server) -> None:
+    for host, status in (("evil.example", 403), (f"evil.example:{narrow.port}", 403), ("localhost", 200), ("127.0.0.1", 200)):
+        answer = narrow.call("GET", "/v1/topics", headers={"Host": host})
+        assert (answer.status, answer.status == 403 and answer.code) == (status, status == 403 and "FORBIDDEN")
+
+
+def test_one_client_is_an_address_or_a_network_of_ipv6() -> None:
+    assert client_of("10.0.0.1") == client_of("::ffff:10.0.0.1") != client_of("10.0.0.2")
+    assert client_of("2001:db8::1") == client_of("2001:db8::ffff:1") != client_of("2001:db8:0:1::1")
+
+
+# Tokens
+
+
+def test_every_route_is_in_the_table_of_rights_and_nothing_else_is() -> None:
+    assert {f"{route.method} {route.path}" for route in routes()} == set(NEEDS)
+
+
+def test_the_openapi_document_says_what_needs_no_token() -> None:
+    said = {f"{operation.method} {operation.path}": operation.open for operation in OPERATIONS}
+    assert {route for route, is_open in said.items() if is_open} == {route for route in said if NEEDS[route] is OPEN}
+
+
+def allowed(name: str, needed: tuple[str, ...]) -> bool:
+    """Whether somebody may use an endpoint, for topic `orders`, by the words of the table."""
+    rights, topics = PEOPLE[name]
+    if needed in (OPEN, TOKEN):
+        return True
+    if needed is ALL:
+        return "*" in topics
+    return not set(rights).isdisjoint(needed)
+
+
+def test_everybody_may_do_what_the_table_says_and_no_more(server: Server) -> None:
+    """With bodies that are no JSON, so that nothing happens; all of these people have `orders` among their topics."""
+    for route, needed in NEEDS.items():
+        method, _, path = route.partition(" ")
+        path = path.format(topic="orders", group="g", id="a", file="x") if "backup" not in path else path
+        data = None if method in ("GET", "DELETE") else b"{"
+        without = server.call(method, path, data=data)
+        assert (without.status == 401) == (needed is not OPEN), (route, without.status)
+        for name in PEOPLE:
+            if method == "DELETE" and allowed(name, needed):
+                continue  # it would do it
+            if "backup" in path and name == "owner":
+                continue  # see below
+            answer = server.call(method, path, data=data, headers=bearer(name))
+            assert (answer.status == 403) == (not allowed(name, needed)), (route, name, answer.status, answer.data)
+            assert answer.status != 401
+
+
+def test_what_is_about_all_topics_needs_a_right_on_all(server: Server) -> None:
+    assert as_(server, "owner", "POST", "/v1/backup").code == "FORBIDDEN"
+    assert as_(server, "owner", "DELETE", "/v1/backup").code == "FORBIDDEN"
+    assert as_(server, "owner", "GET", "/metrics").code == "FORBIDDEN"
+    assert as_(server, "watcher", "GET", "/metrics").status == 200
+
+
+def test_rights_end_where_the_topics_end(server: Server) -> None:
+    message = {"body": 1}
+    for topic, status in (
+        ("orders", 201),
+        ("orders.eu", 201),
+        ("mail.de", 201),
+        ("mail", 403),
+        ("order", 403),
+        ("x.orders", 403),
+    ):
+        assert as_(server, "producer", "POST", f"/v1/topics/{topic}/messages", message).status == status, topic
+    assert as_(server, "consumer", "POST", "/v1/topics/orders.eu/fetch", {}).code == "FORBIDDEN"
+    assert as_(server, "producer", "POST", "/v1/topics/orders/fetch", {}).code == "FORBIDDEN"
+    assert as_(server, "root", "GET", "/v1/topics/order").code == "UNKNOWN_TOPIC", "a refused request makes no topic"
+    assert as_(server, "producer", "GET", "/v1/topics/secret").code == "FORBIDDEN", "and does not tell whether there is one"
+
+
+def test_only_topics_that_one_has_a_right_to_are_listed(server: Server) -> None:
+    for topic in ("orders", "orders.us", "mail.fr", "payroll"):
+        assert as_(server, "root", "PUT", f"/v1/topics/{topic}", {}).status == 200
+
+    def listed(name: str) -> set[str]:
+        return {one["topic"] for one in as_(server, name, "GET", "/v1/topics").json["topics"]}
+
+    assert listed("consumer") == listed("owner") == {"orders"}
+    assert {"orders", "orders.us", "mail.fr"} <= listed("producer")
+    assert "payroll" not in listed("producer")
+    assert listed("watcher") == set(), "it has no right at all"
+    assert "payroll" in listed("root")
+
+
+def test_the_command_protocol_obeys(server: Server) -> None:
+    def said(name: str, **command: Any) -> Any:
+        return as_(server, name, "POST", "/v1/command", command).json
+
+    assert server.call("POST", "/v1/command", {"command": "pop", "topic": "orders"}).status == 401
+    assert said("consumer", command="add", topic="orders", id="c1", body=1)["error"].startswith("FORBIDDEN")
+    assert said("producer", command="add", topic="orders", id="c1", body=1)["success"]
+    assert said("producer", command="pop", topic="orders")["error"].startswith("FORBIDDEN")
+    popped = said("consumer", command="pop", topic="orders")
+    while popped["id"] != "c1":
+        popped = said("consumer", command="pop", topic="orders")
+    assert not said("producer", command="finish", id="c1")["success"], "looks only where it has the right"
+    assert said("consumer", command="finish", id="c1")["success"]
+    assert said("root", command="add", topic="payroll", id="p1", body=1, delay=60)["success"]
+    assert "UNKNOWN_MESSAGE" in said("producer", command="delete", id="p1")["error"], "and does not find what is elsewhere"
+    assert said("consumer", command="finish", id="p1", topic="payroll")["error"].startswith("FORBIDDEN")
+    assert said("root", command="delete", id="p1")["success"]
+
+
+WRONG: list[str | None] = [
+    None,
+    "",
+    "Bearer",
+    "Bearer ",
+    "Bearer tmq_",
+    f"Basic {SECRETS['root']}",
+    SECRETS["root"],
+    f"Bearer {SECRETS['root'][:-1]}",
+    f"Bearer {SECRETS['root']}x",
+    f"Bearer {new_token()}",
+    f"Bearer {SECRETS['root'][:21]}{SECRETS['owner'][21:]}",
+    f"Bearer {TOKENS['root'].hash}",
+    f"Bearer {TOKENS['root'].hash.rpartition(':')[2]}",
+    "Bearer " + "x" * 5_000,
+]
+
+
+def test_what_is_no_token_here(server: Server) -> None:
+    for header in WRONG:
+        refused = server.call("GET", "/v1/topics", headers={} if header is None else {"Authorization": header})
+        assert (refused.status, refused.code) == (401, "UNAUTHENTICATED"), header
+        assert refused.headers["WWW-Authenticate"].startswith("Bearer")
+        assert SECRETS["root"] not in refused.data.decode()
+
+
+def test_the_scheme_may_be_written_in_any_case(server: Server) -> None:
+    assert server.call("GET", "/v1/topics", headers={"Authorization": f"bearer  {SECRETS['root']}"}).status == 200
+
+
+def test_a_token_is_compared_once_in_constant_time_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+
+    def compare(left: str, right: str) -> bool:
+        compared.append((len(left), len(right)))
+        return hmac.compare_digest(left, right)
+
+    class Module:
+        compare_digest = staticmethod(compare)
+
+    monkeypatch.setattr(guarding, "hmac", Module)
+    found = Guard(tokens=TOKENS.values())
+    assert found.identify(f"Bearer {SECRETS['root']}").name == "root"
+    for wrong in (new_token(), SECRETS["root"][:21] + "x" * 43, "tmq_0000000000000000_" + "0" * 43):
+        with pytest.raises(Unauthenticated):
+            found.identify(f"Bearer {wrong}")
+    assert compared == [(64, 64)] * 4
+
+
+def test_tokens_are_never_alike_and_their_hashes_do_not_hold_them() -> None:
+    some = [new_token() for _ in range(100)]
+    assert len(set(some)) == 100
+    assert all(token[21:] not in hash_of(token) for token in some)
+    with pytest.raises(InvalidArgument):
+        hash_of("secret")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hash": "sha256:1:2"}, "its hash"),
+        ({"hash": SECRETS["root"]}, "its hash"),
+        ({"rights": ["fetch"]}, "rights"),
+        ({"topics": ["a/b"]}, "topics"),
+        ({"topics": []}, "topics"),
+        ({"name": ""}, "name"),
+        ({"right": ["admin"]}, "unknown field"),
+    ],
+)
+def test_a_token_that_could_not_work_is_refused_at_the_start(change: dict[str, Any], said: str) -> None:
+    entry = {"name": "a", "hash": hash_of(SECRETS["root"]), "rights": ["admin"]} | change
+    with pytest.raises(InvalidArgument, match=said) as error:
+        load({}, {"TURTLEMQ_TOKENS": json.dumps([entry])}, None)
+    assert SECRETS["root"] not in str(error.value)
+    twice = [entry | {"hash": hash_of(SECRETS["root"]), "rights": [], "topics": ["*"], "name": "a"}] * 2
+    with pytest.raises(InvalidArgument):
+        load({}, {"TURTLEMQ_TOKENS": json.dumps(twice)}, None)
+
+
+def test_patterns_are_not_regular_expressions() -> None:
+    assert not pattern_of(["a.c"])("abc")
+    assert pattern_of(["a*b*c"])("a.b.c")
+    assert not pattern_of(["*"])("a\nb")
+
+
+# TLS
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """One for 127.0.0.1 that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "turtle")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    none = serialization.NoEncryption()
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, none)
+    (folder / "key.pem").write_bytes(text)
+    locked = serialization.BestAvailableEncryption(b"password")
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    (folder / "locked.pem").write_bytes(text)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.mark.slow
+def test_tls_and_the_command_line_over_it(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=str(cert))
+    token = Token("me", hash_of(SECRETS["root"]), ("produce", "consume"))
+    tokens = json.dumps([{"name": "me", "hash": token.hash, "rights": token.rights}])
+    files: dict[str, Any] = {"TURTLEMQ_TLS_CERT": str(cert), "TURTLEMQ_TLS_KEY": str(key), "TURTLEMQ_TOKENS": tokens}
+    with running(tmp_path / "data", tls=trust, **files) as server:
+        assert server.call("POST", "/v1/topics/t/messages", {"body": 1}, headers=bearer("root")).status == 201
+        old = ssl.create_default_context(cafile=str(cert))
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning, match="deprecated"):
+            old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+        for context in (old, ssl.create_default_context()):  # too old, and not trusting it
+            with pytest.raises(ssl.SSLError), socket.create_connection(("127.0.0.1", server.port), 10) as plain:
+                context.wrap_socket(plain, server_hostname="127.0.0.1")
+        with socket.create_connection(("127.0.0.1", server.port), 10) as plain:
+            plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"HTTP" not in plain.recv(100)
+        given = {"TURTLEMQ_URL": server.url, "TURTLEMQ_CACERT": str(cert), "TURTLEMQ_TOKEN": SECRETS["root"]}
+        assert run("put", "t", "2", **given).returncode == 0
+        options = ("--cacert", str(cert), "--token", SECRETS["root"], "--url", server.url)
+        fetched = run("fetch", "t", "--json", *options)
+        assert [json.loads(line)["body"] for line in fetched.stdout.splitlines()] == [1, 2]
+        refused = run("put", "t", "3", TURTLEMQ_URL=server.url, TURTLEMQ_CACERT=str(cert))
+        assert refused.returncode == 1
+        assert "UNAUTHENTICATED" in refused.stderr
+        untrusted = run("put", "t", "3", TURTLEMQ_URL=server.url)
+        assert untrusted.returncode == 1
+        assert "certificate" in untrusted.stderr
+        assert "event=tokens_in_the_clear" not in server.log
+
+
+def test_tls_files_that_do_not_work_are_named(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, other = certificate(tmp_path / "other")
+    for first, second, said in (
+        (cert, tmp_path / "nothing.pem", "nothing.pem cannot be read"),
+        (tmp_path, key, "cannot be read"),
+        (cert, other, "no certificate and its key"),
+        (key, key, "no certificate and its key"),
+        (cert, tmp_path / "locked.pem", "password"),
+        (cert, "", "go together"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            tls_of(load({}, {"TURTLEMQ_TLS_CERT": str(first), "TURTLEMQ_TLS_KEY": str(second)}, None))
+    done = run("serve", "--data", str(tmp_path / "data"), TURTLEMQ_TLS_CERT=str(cert), TURTLEMQ_TLS_KEY=str(other))
+    assert (done.returncode, "no certificate and its key" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+# Open doors
+
+
+def test_a_server_that_listens_beyond_this_machine_without_tokens_says_so_loudly(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--host", "0.0.0.0", TURTLEMQ_ALLOWED_HOSTS="127.0.0.0/8,10.0.0.0/8") as server:
+        assert server.log.count("!!  ") >= 4
+        assert "asks nobody for a token" in server.log
+        assert "10.0.0.0/8" in server.log
+        assert "event=open_to_all" in server.log
+
+
+def test_with_tokens_it_says_only_that_they_can_be_read_on_the_way(tmp_path: Path) -> None:
+    tokens = json.dumps([{"name": "me", "hash": TOKENS["root"].hash, "rights": ["admin"]}])
+    with running(tmp_path / "data", "--host", "0.0.0.0", TURTLEMQ_ALLOWED_HOSTS="*", TURTLEMQ_TOKENS=tokens) as server:
+        assert "!!" not in server.log
+        assert "event=tokens_in_the_clear" in server.log
+
+
+# Clients that hold the door
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("narrow")
+    with running(folder / "data", TURTLEMQ_MAX_CONNECTIONS="4", TURTLEMQ_BODY_TIMEOUT_S="0.3") as found:
+        yield found
+        assert "Traceback" not in found.log
+
+
+def answer_to(server: Server, data: bytes) -> bytes:
+    """All that comes back on a connection until the server closes it."""
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(data)
+        out = b""
+        while chunk := connection.recv(65_536):
+            out += chunk
+        return out
+
+
+def test_a_connection_too_many_is_told_so(narrow: Server) -> None:
+    with ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(socket.create_connection(("127.0.0.1", narrow.port), 20))
+        refused = narrow.call("GET", "/healthz")
+        assert (refused.status, refused.code, refused.headers["Retry-After"]) == (429, "OVERLOADED", "1")
+        assert refused.json["error"]["retry_after_ms"] == 1000
+    end = time.monotonic() + 10
+    while narrow.call("GET", "/healthz").status != 200:
+        assert time.monotonic() < end, "connections that were closed still count"
+
+
+@pytest.mark.parametrize("head", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+def test_a_body_that_comes_too_slowly_is_not_waited_for(narrow: Server, head: str) -> None:
+    start = "POST /v1/topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    body = "5\r\n{'bod\r\n" if "chunked" in head else '{"bod'
+    out = answer_to(narrow, f"{start}{head}\r\n\r\n{body}".encode())
+    assert out.startswith(b"HTTP/1.1 408 ")
+    assert b"REQUEST_TIMEOUT" in out
+    assert narrow.call("GET", "/v1/topics/slow").status == 404
+
+
+@pytest.mark.parametrize("body", ["5\r\n{'bod\r\nZZ\r\n", "5\r\ntoo long for five\r\n", "-1\r\n"])
+def test_chunks_that_are_none(narrow: Server, body: str) -> None:
+    head = "POST /v1/topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked"
+    out = answer_to(narrow, f"{head}\r\n\r\n{body}".encode())
+    assert out.split(maxsplit=2)[1] == b"400", out
+    assert b"INVALID_" in out
+
+
+def test_a_body_in_pieces_is_read_whole(narrow: Server) -> None:
+    pieces = [b'{"body": "', *[b"x" * 10_000 for _ in range(30)], b'"}']
+    head = "POST /v1/topics/pieces/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", narrow.port), 20) as connection:
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        for piece in pieces:
+            connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        connection.sendall(b"0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 201 ")
+    assert len(narrow.fetch("pieces")[0]["body"]) == 300_000
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /" + "x" * 9_000 + " HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + "x" * 9_000 + "\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: x\r\n" + "".join(f"X{i}: 1\r\n" for i in range(200)) + "\r\n",
+    ],
+)
+def test_heads_are_bounded(narrow: Server, head: str) -> None:
+    out = answer_to(narrow, head.encode())
+    assert out.split(maxsplit=2)[1] == b"400"
+    assert json.loads(out.partition(b"\r\n\r\n")[2])["error"]["code"] == "INVALID_ARGUMENT"
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fetched messages go back then: sending them is cancelled, as if it had gone away."""
+    monkeypatch.setattr(listen, "ANSWER_S", 0.2)
+    monkeypatch.setattr(listen, "SLOWEST", 1 << 40)
+    cancelled = asyncio.Event()
+
+    class Large(web.Response):
+        async def write_eof(self, data: bytes = b"") -> None:
+            try:
+                await super().write_eof(data)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    async def large(_: web.Request) -> web.Response:
+        return Large(body=b"x" * (64 << 20))
+
+    async def story() -> int:
+        app = web.Application()
+        app[guarding.GUARD], app[SERVICE] = Guard(), Service()
+        app.router.add_get("/", large)
+        runner = listen.runner_for(app, 1)
+        await runner.setup()
+        await listen.Site(runner, Config(port=0), None).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2], limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await cancelled.wait()
+        size = 0
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(1 << 20):
+                size += len(chunk)
+        writer.close()
+        await runner.cleanup()
+        return size
+
+    assert asyncio.run(asyncio.wait_for(story(), 30)) < 64 << 20
+
+
+def test_a_head_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(listen._LIMITS, "keepalive_timeout", 0.3)
+
+    async def story() -> bytes:
+        app = web.Application()
+        app[guarding.GUARD], app[SERVICE] = Guard(), Service()
+        runner = listen.runner_for(app, 1)
+        await runner.setup()
+        await listen.Site(runner, Config(port=0), None).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+        writer.write(b"GET / HTTP/1.1\r\n")
+        answer = asyncio.create_task(reader.read())
+        while not answer.done():  # a little more of it all the time
+            writer.write(b"X: y\r\n")
+            await asyncio.wait([answer], timeout=0.05)
+        writer.close()
+        await runner.cleanup()
+        return answer.result() if answer.exception() is None else b""
+
+    assert asyncio.run(asyncio.wait_for(story(), 30)) == b""

@@ -1,0 +1,193 @@
+"""`turtlemq topics …` and `turtlemq groups …`: what there is, and its settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from turtlemq.cli.call import URL, AsJson, Topic, Url, Yes, amount, call, fail, path, print_table, show, sure, table
+from turtlemq.cli.times import HELP, moment
+
+STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
+
+app = typer.Typer(invoke_without_command=True)
+groups = typer.Typer(no_args_is_help=True)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME=VALUE…", help="Settings, such as ttr=30 or backoff.base=2.", show_default=False),
+]
+GroupName = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
+
+
+@app.callback()
+def topics(context: typer.Context, url: Url = URL, as_json: AsJson = False) -> None:
+    """Topics: list them (without a verb), create, change settings, delete.
+
+    turtlemq topics
+    """
+    if context.invoked_subcommand is None:
+        _list(url, as_json)
+
+
+@app.command("list")
+def list_topics(url: Url = URL, as_json: AsJson = False) -> None:
+    """List all topics with their figures."""
+    _list(url, as_json)
+
+
+def _list(url: str, as_json: bool) -> None:
+    found = call(url, "GET", path())["topics"]
+    if as_json:
+        show(found)
+        return
+    made = table("topic", *STATES, "size")
+    for one in found:
+        made.add_row(one["topic"], *(f"{one['stats'][state]:,}" for state in STATES), amount(one["stats"]["bytes"]))
+    print_table(made)
+    if not found:
+        print("no topics yet; the first put makes one: turtlemq put orders hello")
+
+
+@app.command()
+def create(topic: Topic, settings: Settings = None, url: Url = URL, as_json: AsJson = False) -> None:
+    """Create a topic, with settings of its own if you like.
+
+    turtlemq topics create orders ttr=30 max_attempts=5
+    """
+    if any(one["topic"] == topic for one in call(url, "GET", path())["topics"]):
+        fail(f"there is a topic {topic!r} already; change it with: turtlemq topics set {topic} NAME=VALUE")
+    _put(url, topic, settings or [], as_json)
+
+
+@app.command("set")
+def set_(topic: Topic, settings: Settings = None, url: Url = URL, as_json: AsJson = False) -> None:
+    """Change settings of a topic; without any, print those in force.
+
+    turtlemq topics set orders backoff.base=2 backoff.max=600 delivery=at-most-once
+    """
+    if settings:
+        call(url, "GET", path(topic))  # it must be there: a misspelt name makes no topic
+        _put(url, topic, settings, as_json)
+        return
+    _print_settings(call(url, "GET", path(topic)), as_json)
+
+
+def _put(url: str, topic: str, settings: list[str], as_json: bool) -> None:
+    _print_settings(call(url, "PUT", path(topic), nested(settings)), as_json)
+
+
+def nested(settings: list[str]) -> dict[str, Any]:
+    """Settings of a command line as the server takes them.
+
+    >>> nested(["ttr=30", "backoff.base=2", "backoff.jitter=full"])
+    {'ttr': 30, 'backoff': {'base': 2, 'jitter': 'full'}}
+    """
+    out: dict[str, Any] = {}
+    for one in settings:
+        name, sign, text = one.partition("=")
+        if not sign or not name:
+            fail(f"{one!r} is no setting; write NAME=VALUE, such as ttr=30", 2)
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        outer, dot, inner = name.partition(".")
+        if dot:
+            out.setdefault(outer, {})[inner] = value
+        else:
+            out[outer] = value
+    return out
+
+
+def _print_settings(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show(found)
+        return
+    made = table("setting", found["topic"], left=2)
+    for name, value in found["settings"].items():
+        for inner, one in value.items() if isinstance(value, dict) else [("", value)]:
+            made.add_row(f"{name}.{inner}" if inner else name, str(one))
+    print_table(made)
+
+
+@app.command()
+def delete(topic: Topic, yes: Yes = False, url: Url = URL, as_json: AsJson = False) -> None:
+    """Delete a topic with everything in it, for good.
+
+    turtlemq topics delete orders --yes
+    """
+    sure(f"Delete the topic {topic!r} with all its messages?", yes)
+    answer = call(url, "DELETE", path(topic))
+    show(answer) if as_json else print(f"{topic} {answer['outcome']}")
+
+
+# Groups
+
+
+@groups.command("list")
+def list_groups(topic: Topic, url: Url = URL, as_json: AsJson = False) -> None:
+    """List the groups of a topic with their figures.
+
+    turtlemq groups list orders
+    """
+    found = call(url, "GET", path(topic))["groups"]
+    if as_json:
+        show(found)
+        return
+    print_table(groups_table(found))
+
+
+def groups_table(found: dict[str, Any]) -> Any:
+    """Groups with their figures."""
+    columns = ("ready", "reserve", "history", "dead", "lag")
+    made = table("group", *columns)
+    for name, one in found.items():
+        made.add_row(name, *(f"{one[key]:,}" for key in columns))
+    return made
+
+
+@groups.command()
+def place(
+    topic: Topic,
+    group: GroupName,
+    start: Annotated[str, typer.Option(metavar="earliest|latest|TIME", help=f"Where it goes on; TIME is {HELP}.")] = "earliest",
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """Create a group, or move it.
+
+    turtlemq groups place orders audit --start latest
+    """
+    where = start if start in ("earliest", "latest") else {"ready_ms": moment(start)}
+    answer = call(url, "PUT", path(topic, "groups", group), {"start": where})
+    stats = answer["stats"]
+    show(answer) if as_json else print(f"{group} stands at {stats['offset']:,}, {stats['lag']:,} before the end")
+
+
+@groups.command()
+def replay(
+    topic: Topic,
+    group: GroupName,
+    since: Annotated[str, typer.Option(metavar="TIME", help=f"From when on: {HELP}.", show_default=False)],
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """Let a group see again what became ready since a time, as far as history is kept.
+
+    turtlemq groups replay orders audit --since -2h
+    """
+    place(topic, group, start=str(moment(since)), url=url, as_json=as_json)
+
+
+@groups.command("delete")
+def delete_group(topic: Topic, group: GroupName, yes: Yes = False, url: Url = URL, as_json: AsJson = False) -> None:
+    """Forget a group, so that it holds nothing back.
+
+    turtlemq groups delete orders audit --yes
+    """
+    sure(f"Forget the group {group!r} of {topic!r}, and where it stands?", yes)
+    answer = call(url, "DELETE", path(topic, "groups", group))
+    show(answer) if as_json else print(f"{group} {answer['outcome']}")

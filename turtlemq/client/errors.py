@@ -1,0 +1,231 @@
+"""What can go wrong for a client: a class for each code of the HTTP contract, and a few for what happens on this side.
+
+Everything is a `ClientError`. What the server refused is a `Refused`, with `code`, `status`, `details` and, for one item of many,
+`index`; what never got an answer is a `ConnectionFailed` or, when the time was over, a `TimedOut`.
+
+>>> refused(404, "UNKNOWN_TOPIC", "there is no topic 'x'")
+UnknownTopic("there is no topic 'x'")
+>>> type(refused(418, "TEAPOT", "?")) is Refused  # a code that this client does not know yet
+True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ClientError(Exception):
+    """Something went wrong between you and the server."""
+
+    code = ""
+    status = 0
+    tries = 0  # how often it was tried
+
+    def __init__(self, message: str | None = None, **details: Any) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+        self.details = details
+
+    @property
+    def index(self) -> int | None:
+        """Which of the messages or ids that were sent it is about, if it is about one."""
+        return self.details.get("index")
+
+    def at(self, index: int | None) -> ClientError:
+        """A copy of its own for another caller, about the item that it knows as `index`.
+
+        >>> InvalidId("no id", index=7).at(0).index
+        0
+        """
+        details = {name: value for name, value in self.details.items() if name != "index"}
+        out = type(self)(str(self), **details, **({} if index is None else {"index": index}))
+        out.code, out.status, out.__cause__ = self.code, self.status, self.__cause__
+        return out
+
+
+class ConnectionFailed(ClientError):
+    """No answer came: the server cannot be reached, or the connection broke. Whether the request was done is not known."""
+
+
+class TimedOut(ClientError):
+    """The time was over before an answer came. Whether the request was done is not known; with the same id, put it again."""
+
+
+class BufferFull(ClientError):
+    """The producer holds as many messages as it may, and none of them was confirmed in time. Wait, or put fewer."""
+
+
+class Closed(ClientError):
+    """This client, producer or consumer was closed; make a new one."""
+
+
+class BadAnswer(ClientError):
+    """The answer is not one of a TurtleMQ server. Is the address right?"""
+
+
+class Refused(ClientError):
+    """The server refused the request and changed nothing."""
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """How long the server asks to wait, if it does."""
+        said = self.details.get("retry_after_ms")
+        return None if said is None else max(0.0, float(said) / 1000)
+
+
+class InvalidJson(Refused):
+    """The body is not JSON."""
+
+    code, status = "INVALID_JSON", 400
+
+
+class InvalidBson(Refused):
+    """The body is not a row of BSON documents."""
+
+    code, status = "INVALID_BSON", 400
+
+
+class InvalidTopic(Refused):
+    """A topic or group is named with 1 to 200 of A-Z a-z 0-9 . _ - and starts with a letter or digit."""
+
+    code, status = "INVALID_TOPIC", 400
+
+
+class InvalidId(Refused):
+    """An id is 1 to 200 bytes of printable text that does not start with '-' and holds no '/'."""
+
+    code, status = "INVALID_ID", 400
+
+
+class InvalidMessage(Refused):
+    """A field of the message is not what the contract says."""
+
+    code, status = "INVALID_MESSAGE", 400
+
+
+class InvalidFireAt(Refused):
+    """A due time is no time, or one that this server refuses."""
+
+    code, status = "INVALID_FIRE_AT", 400
+
+
+class ExceedsMaxDelay(Refused):
+    """The message would sleep longer than this server allows."""
+
+    code, status = "EXCEEDS_MAX_DELAY", 400
+
+
+class InvalidAckList(Refused):
+    """An ack list is a list of ids, '-' before each that failed."""
+
+    code, status = "INVALID_ACK_LIST", 400
+
+
+class InvalidArgument(Refused):
+    """An argument is outside its limits."""
+
+    code, status = "INVALID_ARGUMENT", 400
+
+
+class Unauthenticated(Refused):
+    """No token, or one that the server does not know. Give token=… or set TURTLEMQ_TOKEN."""
+
+    code, status = "UNAUTHENTICATED", 401
+
+
+class Forbidden(Refused):
+    """The token has no right to this."""
+
+    code, status = "FORBIDDEN", 403
+
+
+class HostNotAllowed(Refused):
+    """The server does not serve this address; see its setting allowed_hosts."""
+
+    code, status = "HOST_NOT_ALLOWED", 403
+
+
+class UnknownTopic(Refused):
+    """There is no such topic."""
+
+    code, status = "UNKNOWN_TOPIC", 404
+
+
+class UnknownGroup(Refused):
+    """There is no such group."""
+
+    code, status = "UNKNOWN_GROUP", 404
+
+
+class UnknownMessage(Refused):
+    """The topic holds no message with this id."""
+
+    code, status = "UNKNOWN_MESSAGE", 404
+
+
+class RequestTimeout(Refused):
+    """The request did not come in time; nothing was done."""
+
+    code, status = "REQUEST_TIMEOUT", 408
+
+
+class Conflict(Refused):
+    """The message is not in a state that allows this."""
+
+    code, status = "CONFLICT", 409
+
+    @property
+    def state(self) -> str:
+        """The state that it is in."""
+        return str(self.details.get("state", ""))
+
+
+class TooLarge(Refused):
+    """A message, batch or body is over its limit."""
+
+    code, status = "TOO_LARGE", 413
+
+
+class UnsupportedMediaType(Refused):
+    """The server does not understand this kind of body."""
+
+    code, status = "UNSUPPORTED_MEDIA_TYPE", 415
+
+
+class RateLimited(Refused):
+    """Too many requests: the limit of the topic or of this client is reached."""
+
+    code, status = "RATE_LIMITED", 429
+
+
+class Overloaded(Refused):
+    """The server has more work than it can take now."""
+
+    code, status = "OVERLOADED", 429
+
+
+class Unavailable(Refused):
+    """The server starts, stops, or is not the one that serves this topic."""
+
+    code, status = "UNAVAILABLE", 503
+
+
+class DeadlineExceeded(Refused):
+    """The time of the request was over before the server began; nothing was done."""
+
+    code, status = "DEADLINE_EXCEEDED", 504
+
+
+class DiskFull(Refused):
+    """The server's disk is full: nothing was stored."""
+
+    code, status = "DISK_FULL", 507
+
+
+BY_CODE: dict[str, type[Refused]] = {kind.code: kind for kind in Refused.__subclasses__()}
+
+
+def refused(status: int, code: str, message: str, **details: Any) -> Refused:
+    """The error that stands for an answer."""
+    out = BY_CODE.get(code, Refused)(message, **details)
+    out.code, out.status = code, status
+    return out

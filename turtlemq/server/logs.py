@@ -1,0 +1,138 @@
+"""The log: one line an event, `event=name key=value …` or a JSON object, on standard error. docs/OBSERVE.md lists the events.
+
+What is logged are names, counts, times and reasons; never a message's body, never a token. Whatever comes from outside is quoted
+and cut, so nobody can forge a line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Any
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+VALUE_CHARS_MAX = 4_000
+OFTEN_PER_S = 10  # lines of one event a second, for events that a client can cause
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,*()\[\]{}<>#?&;~^|$!-]+")
+_EVENT = re.compile(r"event=\w")
+_PAIR = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)", re.DOTALL)
+_log = logging.getLogger("turtlemq")
+
+
+def info(event: str, **fields: Any) -> None:
+    """Something that an operator may want to know."""
+    _emit(logging.INFO, event, fields)
+
+
+def warning(event: str, **fields: Any) -> None:
+    """Something to look at."""
+    _emit(logging.WARNING, event, fields)
+
+
+def error(event: str, trace: BaseException | None = None, **fields: Any) -> None:
+    """Something that is broken; `trace` adds where."""
+    _emit(logging.ERROR, event, fields, trace)
+
+
+def _emit(level: int, event: str, fields: dict[str, Any], trace: BaseException | None = None) -> None:
+    if _log.isEnabledFor(level):
+        info_ = None if trace is None else (type(trace), trace, trace.__traceback__)
+        _log.log(level, event, exc_info=info_, extra={"fields": fields})
+
+
+class Often:
+    """Lets a few of many alike through each second, and counts the rest.
+
+    >>> often = Often(); [often.passes("slow_request", 5.0) for _ in range(12)][8:]
+    [0, 0, None, None]
+    >>> often.passes("slow_request", 6.1)
+    2
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[float]] = {}  # since when, how many were logged, how many were not
+
+    def passes(self, event: str, now_s: float) -> int | None:
+        """None: leave it out. Else log it, with so many that were left out before."""
+        seen = self._seen.setdefault(event, [now_s, 0, 0])
+        if now_s - seen[0] >= 1:
+            left_out = int(seen[2])
+            self._seen[event] = [now_s, 1, 0]
+            return left_out
+        if seen[1] < OFTEN_PER_S:
+            seen[1] += 1
+            return 0
+        seen[2] += 1
+        return None
+
+
+# Lines
+
+
+def quoted(value: Any) -> str:
+    r"""A value as logfmt has it.
+
+    >>> print(quoted("orders"), quoted(True), quoted(None), quoted('no "room"\nleft'), quoted(""))
+    orders true null "no \"room\"\nleft" ""
+    """
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    text = str(value)
+    if _PLAIN.fullmatch(text):
+        return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "…"
+    return json.dumps(_cut(text), ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    if len(text) > VALUE_CHARS_MAX:
+        text = text[:VALUE_CHARS_MAX] + "…"
+    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)
+
+
+class Formatter(logging.Formatter):
+    """Both shapes. Records of libraries, which have no fields, are the event `log`."""
+
+    def __init__(self, shape: str = "text") -> None:
+        super().__init__()
+        self._shape = shape
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = self._fields(record)
+        if self._shape == "json":
+            return json.dumps({k: _json(v) for k, v in found.items()}, ensure_ascii=False)
+        return " ".join([f"{name}={quoted(value)}" for name, value in found.items()])
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        out: dict[str, Any] = {"ts": f"{whole}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
+        fields = getattr(record, "fields", None)
+        message = record.getMessage()
+        if isinstance(fields, dict):
+            out |= {"event": message, **fields}
+        elif _EVENT.match(message):  # written out by hand
+            out |= dict(_PAIR.findall(message))
+        else:
+            out |= {"event": "log", "logger": record.name, "message": message}
+        if record.exc_info and record.exc_info[0] is not None:
+            out.setdefault("error", f"{record.exc_info[0].__name__}: {record.exc_info[1]}")
+            out["trace"] = self.formatException(record.exc_info)
+        return out
+
+
+def _json(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "…"
+
+
+def set_up(shape: str = "text", level: str = "info") -> None:
+    """Send every record of the process to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter(shape))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(LEVELS[level])

@@ -1,0 +1,75 @@
+"""What the server counts of itself: requests, refusals, batches, commits, ticks, and how late the event loop is.
+
+One object, made with the service; whoever does the work adds to it, once for a request or a batch. What the engine counts itself
+(`turtlemq.tally`) is not repeated here. `metrics` shows both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from time import perf_counter
+from typing import TypeVar
+
+from turtlemq.tally import Histogram
+
+T = TypeVar("T")
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+FINE_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+MESSAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
+BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
+HEARTBEAT_S = 0.25
+SLICE_S = 0.002  # how long a page of figures may keep others waiting
+
+
+class Meter:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, int]] = Counter()  # by method, route and status
+        self.durations: dict[str, Histogram] = {}  # by route, in seconds; a long poll's wait is left out
+        self.rejected: Counter[str] = Counter()  # by error code
+        self.in_flight = 0
+        self.produce_batch = Histogram(MESSAGES)
+        self.fetch_batch = Histogram(MESSAGES)
+        self.ack_batch = Histogram(MESSAGES)
+        self.commit = Histogram(FINE_SECONDS)  # one write and one fdatasync
+        self.commit_bytes = Histogram(BYTES)
+        self.tick = Histogram(FINE_SECONDS)
+        self.lag = Histogram(FINE_SECONDS)  # how late a timer of the event loop rings
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request is over."""
+        self.requests[method, route, status] += 1
+        found = self.durations.get(route)
+        if found is None:
+            found = self.durations[route] = Histogram(SECONDS)
+        found.add(seconds)
+
+    async def heartbeat(self, _: object) -> AsyncIterator[None]:
+        """Feel the event loop's pulse for as long as the application runs."""
+        task = asyncio.create_task(self._beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            wanted = perf_counter() + HEARTBEAT_S
+            await asyncio.sleep(HEARTBEAT_S)
+            self.lag.add(max(0.0, perf_counter() - wanted))
+
+
+async def in_slices(items: Iterable[T]) -> list[T]:
+    """All of them; others get their turn every few milliseconds."""
+    out: list[T] = []
+    end = perf_counter() + SLICE_S
+    for item in items:
+        out.append(item)
+        if perf_counter() >= end:
+            await asyncio.sleep(0)
+            end = perf_counter() + SLICE_S
+    return out

@@ -1,0 +1,83 @@
+// What both pages need: elements without HTML strings (so nothing a producer sent can become markup), calls, the token, the theme.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined) node.append(child instanceof Node ? child : String(child));
+  }
+  return node;
+}
+
+export const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+export const byId = (id) => document.getElementById(id);
+
+export const token = {
+  get: () => sessionStorage.getItem("turtlemq-token") || "",
+  set: (value) => (value ? sessionStorage.setItem("turtlemq-token", value) : sessionStorage.removeItem("turtlemq-token")),
+};
+
+export class Refused extends Error {
+  constructor(status, error) {
+    super(error.message || `status ${status}`);
+    this.status = status;
+    this.code = error.code || "";
+  }
+}
+
+export async function call(path, body) {
+  const headers = {};
+  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const sent = { headers, cache: "no-store", signal: AbortSignal.timeout(15000) };
+  if (body !== undefined) Object.assign(sent, { method: "POST", body: JSON.stringify(body) });
+  const response = await fetch(path, sent);
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Refused(response.status, answer.error || {});
+  return answer;
+}
+
+export function theme(button) {
+  const stored = localStorage.getItem("turtlemq-theme");
+  if (stored) document.documentElement.dataset.theme = stored;
+  button.addEventListener("click", () => {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const next = (document.documentElement.dataset.theme || system) === "dark" ? "light" : "dark";
+    document.documentElement.dataset.theme = next;
+    localStorage.setItem("turtlemq-theme", next);
+  });
+}
+
+export const count = (n) => (n === null || n === undefined ? "–" : Number(n).toLocaleString("en-US"));
+
+export function short(n) {
+  if (n === null || n === undefined) return "–";
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e4]]) {
+    if (Math.abs(n) >= size) return `${(n / (unit === "k" ? 1e3 : size)).toFixed(1)}${unit}`;
+  }
+  return count(Math.round(n * 10) / 10);
+}
+
+export function bytes(n) {
+  if (n === null || n === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let i = 0;
+  while (n >= 1024 && i < units.length - 1) (n /= 1024), i++;
+  return `${n >= 100 || i === 0 ? Math.round(n) : n.toFixed(1)} ${units[i]}`;
+}
+
+export function span(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${ms < 10 ? Math.round(ms * 10) / 10 : Math.round(ms)} ms`;
+  const s = ms / 1000;
+  if (s < 120) return `${s < 10 ? s.toFixed(1) : Math.round(s)} s`;
+  if (s < 7200) return `${Math.round(s / 60)} min`;
+  if (s < 172800) return `${Math.round(s / 3600)} h`;
+  return `${Math.round(s / 86400)} days`;
+}
