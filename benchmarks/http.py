@@ -28,6 +28,7 @@ _OUT = {"fetch and acknowledge, JSON": Goal("≥", 200_000), "fetch and acknowle
 _LATE = {"p50": Goal("≤", 1.5), "p99": Goal("≤", 5.0), "p99.9": Goal("≤", 15.0)}
 _HOLD = {"10,000 long polls that wait": Goal("≤", 500.0), "growth over the second half of a steady run": Goal("≤", 20.0)}
 _DUE_S, _LOAD_S = 2_000, 100_000
+_LOADERS, _CONSUMERS = 4, 2
 
 
 def _in(run: Run) -> Iterator[Figure]:
@@ -139,12 +140,15 @@ async def _lateness(server: Server, seconds: float) -> dict[str, float]:
     await server.ready()
     stop = asyncio.Event()
     late: list[float] = []
-    consumers = [asyncio.create_task(_watch(await server.connect(), late, stop)) for _ in range(4)]
+    consumers = [asyncio.create_task(_watch(await server.connect(), late, stop)) for _ in range(_CONSUMERS)]
     begin = time.monotonic()
     end = begin + seconds
     timed = asyncio.create_task(_every(0.01, end, await server.connect(), lambda: _soon(_DUE_S // 100)))
     load = produce("load", JSON, 1_000, BODY_BYTES, delay=86_400)
-    loads = [asyncio.create_task(_every(0.04, end, await server.connect(), lambda: load)) for _ in range(_LOAD_S // 25_000)]
+    interval, clients = 1_000 * _LOADERS / _LOAD_S, range(_LOADERS)
+    loads = [
+        asyncio.create_task(_every(interval, end, await server.connect(), lambda: load, interval * n / _LOADERS)) for n in clients
+    ]
     sent = await timed * (_DUE_S // 100)
     batches = sum([await task for task in loads])
     taken = time.monotonic() - begin
@@ -167,9 +171,9 @@ def _soon(count: int) -> bytes:
     return post("/v1/topics/timed/messages", msgspec.json.encode({"messages": messages}))
 
 
-async def _every(interval: float, end: float, connection: Connection, request: Any) -> int:
+async def _every(interval: float, end: float, connection: Connection, request: Any, offset: float = 0) -> int:
     """A request at each beat, late ones at once. How many there were."""
-    beat, count = time.monotonic(), 0
+    beat, count = time.monotonic() + offset, 0
     while beat < end:
         await asyncio.sleep(max(0.0, beat - time.monotonic()))
         await connection.good(request())

@@ -132,13 +132,13 @@ class Client:
         self.port = 0
         self._connection: http.client.HTTPConnection | None = None
 
-    def call(self, method: str, path: str, value: Any = None) -> Any:
-        """The answer; `Gone` if there was none."""
+    def call(self, method: str, path: str, value: Any = None, topic: str = "t") -> Any:
+        """The answer; `Gone` if there was none, None if there is no such topic."""
         try:
             if self._connection is None:
                 self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
             body = None if value is None else json.dumps(value)
-            self._connection.request(method, f"/v1/topics/t{path}", body, {"Content-Type": "application/json"})
+            self._connection.request(method, f"/v1/topics/{topic}{path}", body, {"Content-Type": "application/json"})
             response = self._connection.getresponse()
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -150,6 +150,8 @@ class Client:
             raise Gone
         with self.model.lock:
             self.model.answers[f"{method} {path.split('/')[-1] if method == 'POST' else ''}"] += 1
+        if response.status == 404 and topic != "t":
+            return None
         if response.status not in (200, 201):
             raise Violation(f"{method} {path}: {response.status} {data!r}")
         return json.loads(data)
@@ -163,7 +165,18 @@ class Client:
         """Do this and that until nobody answers."""
         self.port = port
         self.hang_up()
-        deeds = [self.put, self.put, self.put, self.consume, self.consume, self.consume, self.cancel, self.move, self.compact]
+        deeds = [
+            self.put,
+            self.put,
+            self.put,
+            self.consume,
+            self.consume,
+            self.consume,
+            self.cancel,
+            self.move,
+            self.compact,
+            self.drop,
+        ]
         with contextlib.suppress(Gone):
             for look in self.unsure:
                 look()
@@ -296,6 +309,25 @@ class Client:
         with self.model.lock:
             self.model.settled(group, acks, answer)
             self.model.maybe_acked[group] -= set(answer["unknown"])  # others have settled those, or will
+
+    def drop(self) -> None:
+        """A topic of one's own comes and goes, whole."""
+        topic, n = f"own{self.name}", 30
+        messages = [{"body": i, "delay": FAR_S} for i in range(n)]
+        self.unsure.append(lambda: self._is_whole(topic, n))
+        self.call("POST", "/messages", {"messages": messages}, topic)
+        if self.call("GET", "", None, topic)["stats"]["sleep"] != n:
+            raise Violation(f"{topic} is new, and holds what was in it before")
+        self.call("DELETE", "", None, topic)
+        if self.call("GET", "", None, topic) is not None:
+            raise Violation(f"{topic} was deleted, and is there")
+        self.unsure.pop()
+
+    def _is_whole(self, topic: str, n: int) -> None:
+        found = self.call("GET", "", None, topic)
+        if found is not None and found["stats"]["sleep"] not in (0, n):
+            raise Violation(f"{topic} is there by half: {found['stats']}")
+        self.call("DELETE", "", None, topic)
 
     def compact(self) -> None:
         if self.dice.random() < 0.1:

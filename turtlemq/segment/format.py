@@ -160,6 +160,12 @@ def _sums(view: memoryview, starts: I64, ends: I64) -> list[int] | U32:
     if not widths or len(widths) * _SHARE_SUMS > len(starts):
         return [crc32(view[a:b]) for a, b in zip(first.tolist(), ends.tolist(), strict=True)]
     sums = np.empty(len(starts), np.uint32)
+    if len(widths) == 1 and (np.diff(first) == (step := int(first[1] - first[0]))).all() and step >= widths[0]:
+        even = np.ndarray((len(first),), f"V{widths[0]}", view, int(first[0]), (step,))  # one behind the other: no copies
+        for i in range(0, len(even), _SUMS_AT_ONCE):
+            some = even[i : i + _SUMS_AT_ONCE]
+            sums[i : i + len(some)] = np.fromiter(map(crc32, some.tolist()), np.uint32, len(some))
+        return sums
     for width in widths:
         mine = np.flatnonzero(sizes == width) if len(widths) > 1 else np.arange(len(sizes))
         windows = _windows(view, width)

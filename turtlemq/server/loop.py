@@ -15,10 +15,12 @@ from turtlemq.broker.broker import Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import logs
+from turtlemq.server.alarm import Alarm
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.flow import Flow
 from turtlemq.server.meter import Meter
+from turtlemq.server.turns import Turns
 from turtlemq.topic import Topic
 
 NAP_MS = 1_000  # the longest sleep of the timer, so that a clock that was set is noticed
@@ -58,11 +60,12 @@ class Service:
         self.stopping = False
         self.meter = Meter()
         self.flow = Flow()
+        self.turns = Turns()
         self.waiters, self.waiters_max = 0, 15_000  # long polls
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
         self._soon: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._troubled: set[str] = set()
         self._stirred: set[str] = set()  # topics in which something may have become ready
         self._paused: dict[str, float] = {}  # topics whose rate lets nothing flow, and until when
@@ -87,6 +90,7 @@ class Service:
         """Serve with an engine that is open."""
         self._engine = engine
         self._committer = Committer(self._landed, self._observe_commit)
+        self._alarm = Alarm(self._tick)
         self.stir()
 
     def drain(self) -> None:
@@ -96,14 +100,15 @@ class Service:
             if not waiter.future.done():
                 waiter.future.set_result(Reserved())
         self.waiting.clear()
-        for handle in (self._soon, self._timer):
-            if handle is not None:
-                handle.cancel()
+        if self._soon is not None:
+            self._soon.cancel()
 
     def close(self) -> None:
         """End the threads, once all requests are answered."""
         if self._committer is not None:
             self._committer.close()
+        if self._alarm is not None:
+            self._alarm.close()
 
     # Committing
 
@@ -148,9 +153,6 @@ class Service:
 
     def _tick(self) -> None:
         self._soon = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if not self.serving:
             return
         now = now_ms()
@@ -169,15 +171,15 @@ class Service:
     def _arm(self, when: int | None) -> None:
         """Tick again at `when`, or when a rate lets the next message flow; at once if somebody is to be looked after."""
         exact = time.time_ns() / 1e6
-        wait_ms = float(NAP_MS)
+        at = exact + NAP_MS
         if when is not None:
-            wait_ms = min(wait_ms, max(when - exact, self._tick_ms))
+            at = min(at, max(when, exact + self._tick_ms))
         if self._paused:
-            wait_ms = min(wait_ms, 1000 * (min(self._paused.values()) - time.monotonic()))
-        if wait_ms <= 0 or self._stirred:
+            at = min(at, exact + 1000 * (min(self._paused.values()) - time.monotonic()))
+        if at <= exact or self._stirred:
             self.tick_soon()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(math.ceil(wait_ms) / 1000, self._tick)
+        elif self._alarm is not None:
+            self._alarm.at(at)
 
     def _report_trouble(self) -> None:
         trouble = self.engine.trouble
@@ -191,35 +193,40 @@ class Service:
 
     async def fetch(self, want: Want, wait_s: float) -> Reserved:
         """What is ready; if nothing is, what becomes ready within `wait_s`."""
-        out = self._reserve(want)
-        self.tick_soon()
-        if len(out) or wait_s <= 0:
-            return out
+        now = now_ms()
+        if not self._knows(want) or self._has_ready(want.topic, want.group, now):
+            out = self._reserve(want)
+            self.tick_soon()
+            if len(out):
+                return out
+        if wait_s <= 0:
+            return Reserved()
         if self.waiters >= self.waiters_max:
             raise Overloaded(f"{self.waiters:,} long polls wait already; nothing was fetched", retry_after_ms=1_000)
+        return await self._wait(want, wait_s)
+
+    async def _wait(self, want: Want, wait_s: float) -> Reserved:
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(want, loop.create_future())
         self.waiters += 1
-        waiter = Waiter(want, asyncio.get_running_loop().create_future())
         self.waiting.setdefault(want.topic, {}).setdefault(want.group, {})[waiter] = None
         self._stirred.add(want.topic)
+        self.tick_soon()
+        timer = loop.call_later(wait_s, _time_is_up, waiter.future)
         try:
-            async with asyncio.timeout(wait_s):
-                return await asyncio.shield(waiter.future)
-        except TimeoutError:
-            return self._taken(waiter)
+            return await waiter.future
         except asyncio.CancelledError:
-            self._give_back(waiter)
+            if waiter.future.done() and not waiter.future.cancelled():
+                self.give_back(want, waiter.future.result())  # it went away with messages in its hands
             raise
         finally:
+            timer.cancel()
             self.waiters -= 1
             self._leave(waiter)
 
-    def _taken(self, waiter: Waiter) -> Reserved:
-        """What a waiter was given in the very moment in which its time was up."""
-        return waiter.future.result() if waiter.future.done() else Reserved()
-
-    def _give_back(self, waiter: Waiter) -> None:
-        """A consumer went away with messages in its hands: they come again at once."""
-        self.give_back(waiter.want, self._taken(waiter))
+    def _knows(self, want: Want) -> bool:
+        """Is there this group already?"""
+        return want.group in self.engine.topic(want.topic).broker.groups
 
     def give_back(self, want: Want, out: Reserved) -> None:
         """They come again at once, to whoever is there, and this was no attempt."""
@@ -291,3 +298,8 @@ class Service:
         if group is None:
             return found.broker.ready.next_offset > found.broker.ready.first_offset
         return group.unfetched > 0 or (bool(group.waiting) and group.next_retry(now) is None)
+
+
+def _time_is_up(future: asyncio.Future[Reserved]) -> None:
+    if not future.done():
+        future.set_result(Reserved())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -44,6 +43,7 @@ from turtlemq.server.messages import BSON, DELAY_S_MAX, JSON, TYPES, Rules, chec
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
 Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
 PAGE = 1_000
+HEAVY_BYTES = 16 << 10  # of a request: what takes longer than a fraction of a millisecond waits for its turn
 FORECAST_BUCKETS_MAX = 100_000
 
 
@@ -119,10 +119,15 @@ async def produce(request: web.Request) -> web.Response:
     topic, service = topic_of(request, use=True), request.app[SERVICE]
     data = await read(request, TYPES)
     service.admit(len(data))
+    if len(data) > HEAVY_BYTES:
+        await service.turns.turn()
     now = now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
     batch = await _decoded(request, decode_slices(data, kind, now, rules_of(request, topic)))
     throttle(request, topic, len(batch))
+    if len(data) > HEAVY_BYTES:
+        await service.turns.turn()
+        check_deadline(request)
     found, receipt = service.engine.stage(topic, batch, now)
     await service.landed(found, len(data))
     duplicates = receipt.duplicates
@@ -139,7 +144,7 @@ async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) ->
         except StopIteration as done:
             batch: Batch = done.value
             return batch
-        await asyncio.sleep(0)
+        await request.app[SERVICE].turns.turn()
         check_deadline(request)
 
 

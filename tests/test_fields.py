@@ -1,0 +1,60 @@
+"""The variable fields of many documents at once are those that decoding one by one finds."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turtlemq.segment import fields as v
+from turtlemq.segment import format as f
+
+SEQS = st.integers(0, 1 << 62)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+DOCUMENTS = st.fixed_dictionaries(
+    {
+        "id": TEXTS,
+        "body": st.binary(max_size=40),
+        "of": st.none() | st.tuples(SEQS, SEQS),
+        "arrived": st.none() | SEQS,
+        "order": st.none() | SEQS,
+        "expires_ms": st.none() | st.integers(0, 1 << 41),
+        "headers": st.dictionaries(TEXTS, TEXTS, max_size=3),
+        "meta": st.none() | st.just({"attempt": 2, "error": "boom"}),
+    }
+)
+
+
+@given(st.lists(DOCUMENTS, min_size=1, max_size=30))
+def test_located_fields_are_those_of_decode(given_: list[dict[str, object]]) -> None:
+    data = b""
+    starts = []
+    for n, one in enumerate(given_):
+        optional = {name: one[name] for name in ("of", "arrived", "order", "expires_ms", "headers", "meta")}
+        flags = f.REPLACES if one["of"] or one["arrived"] is not None or one["order"] is not None else 0
+        flags |= (
+            (f.EXPIRES if one["expires_ms"] is not None else 0)
+            | (f.HEADERS if one["headers"] else 0)
+            | (f.META if one["meta"] else 0)
+        )
+        extra = f.extra_elements(**optional)  # type: ignore[arg-type]
+        starts.append(len(data))
+        data += bytes(f.encode([str(one["id"]).encode()], [one["body"]], [7], n, 0, [flags], [extra])[0])  # type: ignore[list-item]
+    view, at = memoryview(data), np.array(starts)
+    heads = f.prefixes(view, at)
+    ends = np.append(at[1:], len(data))
+    assert v.plausible(heads, ends - at).all()
+    assert not v.plausible(heads, ends - at - 1).any()
+    found = v.locate(view, at, heads)
+    for i, (start, end) in enumerate(zip(starts, ends.tolist(), strict=True)):
+        document = f.decode(view[start:end])
+        assert bytes(view[found.body[i] : found.body_end[i]]) == document.body
+        assert (found.arrived[i], found.order[i]) == (document.arrived, document.order)
+        assert (found.of[i], found.was[i]) == (document.of or (v.ABSENT, v.ABSENT))
+        assert found.expires[i] == (v.ABSENT if document.expires_ms is None else document.expires_ms)
+        assert (v.subdocument(view, int(found.headers[i])) if found.headers[i] >= 0 else {}) == document.headers
+        assert (v.subdocument(view, int(found.meta[i])) if found.meta[i] >= 0 else {}) == document.meta
+
+
+def test_pieces_of_one_width() -> None:
+    assert v.stretches(memoryview(b"abcdefgh"), np.array([1, 4]), 3) == b"bcdefg"
