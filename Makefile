@@ -11,13 +11,14 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+RUN_STAMP := $(VENV)/.run-done
 SPARK_STAMP := $(VENV)/.spark-done
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header
 ARGS ?=
 
-.PHONY: help setup spark run test check lint format lock bench bench-quick clean distclean browser
+.PHONY: help setup spark run test check lint format lock bench bench-quick bench-spark clean distclean browser
 
 help: ## list the targets
 	@echo "TurtleMQ. Usage: make TARGET [ARGS=\"...\"]"
@@ -31,8 +32,9 @@ setup: $(STAMP) ## make .venv with the locked packages and the turtlemq command 
 spark: $(SPARK_STAMP) ## add Spark, and a Java for it (about half a gigabyte; part of `make test`)
 	@:
 
-run: setup ## start the server (ARGS="--data DIR --port P")
-	@exec $(BIN)/turtlemq serve $(ARGS)
+# Only what the server itself needs, if nothing is there yet: a newcomer should not wait for test tools.
+run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) ## start the server (ARGS="--data DIR --port P")
+	@exec $(BIN)/python -m turtlemq serve $(ARGS)
 
 test: spark browser ## run the whole test suite (ARGS="-k name")
 	@exec $(BIN)/pytest -n auto --dist loadgroup $(ARGS)
@@ -62,13 +64,18 @@ bench: setup ## run the benchmarks
 bench-quick: setup ## run the benchmarks, small and in about a minute
 	@exec $(BIN)/python -m benchmarks --quick $(ARGS)
 
+bench-spark: spark ## measure the Spark source against Spark's own readers (ARGS=--quick)
+	@exec $(BIN)/python -m benchmarks.spark $(ARGS)
+
 lock: $(BIN)/python ## make the locks again from pyproject.toml (ARGS=--upgrade for newer versions)
 	@[ -x $(BIN)/uv ] || { echo "Installing uv into $(VENV)"; $(PIP) install --quiet uv; }
 	@echo "Locking: requirements.lock"
 	@$(COMPILE) $(ARGS) --extra dev pyproject.toml -o requirements.lock >/dev/null
+	@echo "Locking: requirements-run.lock"
+	@$(COMPILE) $(ARGS) -c requirements.lock pyproject.toml -o requirements-run.lock >/dev/null
 	@echo "Locking: requirements-spark.lock"
 	@$(COMPILE) $(ARGS) --extra dev --extra spark pyproject.toml -o requirements-spark.lock >/dev/null
-	@! grep -nE '://|--(extra-)?index-url|--find-links' requirements.lock requirements-spark.lock \
+	@! grep -nE '://|--(extra-)?index-url|--find-links' requirements.lock requirements-run.lock requirements-spark.lock \
 	  || { echo "A lock names a host: see the lines above."; exit 1; }
 
 clean: ## remove caches and build leftovers (never data/)
@@ -96,6 +103,11 @@ $(SPARK_STAMP): requirements-spark.lock $(STAMP)
 	@$(PIP) install --require-hashes -r requirements-spark.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-spark.lock); }
 	@$(BIN)/python -c "import pathlib, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'turtlemq-spark.pth').write_text('$(CURDIR)/spark\n')"
 	@echo "Java for Spark: $$($(BIN)/python -m pyspark_turtlemq.java)"
+	@touch $@
+
+$(RUN_STAMP): requirements-run.lock | $(BIN)/python
+	@echo "Installing what the server needs into $(VENV) (half a minute the first time)"
+	@$(PIP) install --require-hashes -r requirements-run.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-run.lock); }
 	@touch $@
 
 $(BIN)/python:
