@@ -17,7 +17,7 @@ from turtlemq.errors import TurtleError
 from turtlemq.index.writer import Group
 from turtlemq.topic import Topic
 
-THREADS = 4
+THREADS = 8  # syncs of several topics go on side by side
 
 
 class Committer:
