@@ -249,6 +249,20 @@ def test_a_filter_lets_the_same_rows_through(life: tuple[Engine, Path], column: 
     assert len(found) <= len(expected) + 1  # an end of a range may come along: Spark filters once more
 
 
+def test_conditions_in_words_are_kept_to_exactly(life: tuple[Engine, Path]) -> None:
+    cases: dict[str, Callable[[dict[str, Any]], bool]] = {
+        f"due_ms > {NOW + 700_535} and due_ms <= {NOW + 800_000}": lambda row: NOW + 700_535 < row["due_ms"] <= NOW + 800_000,
+        "state = 'sleep' AND id in ('rich', 'm41')": lambda row: row["state"] == "sleep" and row["id"] in ("rich", "m41"),
+        "group = 'default'": lambda row: row["group"] == "default",
+    }
+    for text, check in cases.items():
+        expected = [row for row in rows(life[1]) if check(row)]
+        assert rows(life[1], where=text) == expected != []
+    for text, says in (("due ~ 3", "no condition"), ("error = 'x'", "knows nothing of 'error'"), ("id > 'a'", "can be = or in")):
+        with pytest.raises(InvalidArgument, match=says):
+            rows(life[1], where=text)
+
+
 def test_a_due_range_of_a_sealed_segment_is_one_slice_of_bytes(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path / "data")
     engine.configure("t", segment_messages=1_000)
@@ -264,7 +278,8 @@ def test_a_due_range_of_a_sealed_segment_is_one_slice_of_bytes(tmp_path: Path) -
     assert [(piece.first, piece.last) for piece in pieces] == [(100, 110)]
     assert part.bytes * 10 < whole.bytes
     assert [row["id"] for row in rows(tmp_path / "data", wanted, columns="id,body")] == [f"m{n}" for n in range(100, 110)]
-    pins.sweep(tmp_path / "data", mine=True)
+    pins.forget(pins.owner())
+    assert not (tmp_path / "data" / pins.FOLDER).exists()
 
 
 def test_slices_for_any_number_of_tasks_hold_every_document_once(life: tuple[Engine, Path], monkeypatch: Any) -> None:

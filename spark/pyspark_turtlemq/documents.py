@@ -25,7 +25,7 @@ from turtlemq.segment import fields as v
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
 
-ROWS = 1 << 15  # of one Arrow batch: prefixes of 2 MB stay in the processor's cache
+ROWS = 1 << 14  # of one Arrow batch: prefixes of 1 MB stay in the processor's cache
 _BYTES = 64 << 20  # of the documents of one batch
 _PRIORITIES = pa.array(["normal", "high", "low", "normal"])
 _STATES = {  # by what became of a document: it is there, it was handed off, a tombstone ended it, a newer version did
@@ -107,13 +107,15 @@ class Chunk:
         self.damage: list[tuple[int, str]] = []
         heads, good = self._judge(starts, ends, int(ordinals[0]))
         rows = self._choose(heads, ordinals, table, good)
+        self.table, self.rows, self.starts, self.heads, self.ordinals = table, rows, starts, heads, ordinals
+        if len(rows) < len(heads):
+            self._pick(rows)
         if how.verified and len(rows):
-            same = f.checksums_match(view, starts[rows], heads[rows])
-            self.damage += [(at, "checksum does not match") for at in starts[rows][~same].tolist()]
-            rows = rows[same]
-        self.ordinals, self.table = ordinals[rows], table
-        self.rows, self.starts, self.heads = rows, starts[rows], heads if len(rows) == len(heads) else heads[rows]
-        self.codes = self.codes[rows]
+            same = f.checksums_match(view, self.starts, self.heads)
+            if not same.all():
+                self.damage += [(at, "checksum does not match") for at in self.starts[~same].tolist()]
+                self.rows = rows[same]
+                self._pick(np.flatnonzero(same))
         if "id" in how.wanted.texts:
             self._keep(pc.is_in(self.id(), pa.array(sorted(how.wanted.texts["id"]))))
         if "group" in how.wanted.texts:
@@ -122,17 +124,22 @@ class Chunk:
 
     def _keep(self, mask: pa.Array) -> None:
         kept = np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))
-        for name in ("rows", "starts", "heads", "ordinals", "codes"):
-            setattr(self, name, getattr(self, name)[kept])
+        self.rows = self.rows[kept]
+        self._pick(kept)
         for name in ("fields", "metas", "key"):
             self.__dict__.pop(name, None)
+
+    def _pick(self, kept: I64) -> None:
+        """Only these of the documents so far."""
+        self.starts, self.ordinals, self.codes = self.starts[kept], self.ordinals[kept], self.codes[kept]
+        self.heads = self.heads[kept]
 
     def _judge(self, starts: I64, ends: I64, first: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Mask]:
         """Prefixes, and which are those of documents. Stretches between documents of sleepers are damage."""
         inside = np.minimum(starts, max(len(self.view) - f.PREFIX_BYTES, 0))
         heads = f.prefixes(self.view, inside)
         stops = starts + heads["len"]
-        good = (heads["len"] >= f.DOCUMENT_BYTES_MIN) & (stops <= ends) & f.well_formed(heads)
+        good = v.plausible(heads, ends - starts)
         if not good.all():
             self.damage += [(at, "no document begins there") for at in starts[~good].tolist()]
         if self.log != "ready":

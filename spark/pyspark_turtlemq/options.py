@@ -6,19 +6,21 @@ import fnmatch
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlparse
 
 from pyspark_turtlemq import columns as c
+from pyspark_turtlemq.wanted import Wanted
+from pyspark_turtlemq.wanted import where as conditions
 from turtlemq.errors import InvalidArgument
 from turtlemq.segment import names
 
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 VERIFY = ("auto", "always", "never")
 OPTION_NAMES = (
-    "path topic kind columns body bodySchema bucket mode verify numPartitions pin snapshot startingOffsets failOnDataLoss "
-    "maxRowsPerBatch maxBytesPerBatch url token run batchRows refused refusedPath timeout"
+    "path topic kind columns where pushdown body bodySchema bucket mode verify numPartitions pin snapshot startingOffsets "
+    "failOnDataLoss maxRowsPerBatch maxBytesPerBatch url token run batchRows refused refusedPath timeout"
 ).split()
 _NAMES = {name.lower(): name for name in OPTION_NAMES}  # as people write them, by what Spark makes of them
 _SPARKS = ("checkpointlocation", "queryname", "outputmode", "paths")  # Spark's own, which it hands on
@@ -32,6 +34,8 @@ class Options:
     topic: tuple[str, ...] = ("*",)
     kind: str = "delay"
     columns: tuple[str, ...] = ()
+    where: Wanted = field(default_factory=Wanted)
+    pushdown: bool = False
     body: str = "none"
     body_schema: str = ""
     mode: str = "PERMISSIVE"
@@ -89,6 +93,8 @@ def parse(given: Mapping[str, str]) -> Options:
         topic=_topics(told.get("topic", "*")),
         kind=_one_of("kind", kind, tuple(c.KINDS)),
         columns=wanted,
+        where=conditions(told.get("where", ""), kind),
+        pushdown=_flag("pushdown", {"pushdown": "false", **told}),
         body=_one_of("body", body, ("none", *c.BODIES)),
         body_schema=told.get("bodySchema", ""),
         mode=_one_of("mode", told.get("mode", MODES[0]).upper(), MODES),

@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from dataclasses import dataclass
@@ -165,6 +166,7 @@ def _make(root: Path, name: str) -> Path | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / OWNER).write_text(owner())
+            _note(root)
             return folder
         except OSError as error:
             if error.errno in _NO_LINKS:
@@ -258,8 +260,38 @@ def owner() -> str:
             pid = above
             break
         above = stat[1]
+    return named(pid)
+
+
+def named(pid: int) -> str:
+    """A process by machine, number and begin."""
     stat = _stat(pid)
     return f"{os.uname().nodename} {pid} {stat[2] if stat else 0}"
+
+
+def _roots(told: str) -> Path:
+    """Where it is noted which data folders a session has pinned files of."""
+    return Path(tempfile.gettempdir()) / f"turtlemq-readers-{os.getuid()}-{'-'.join(told.split()[1:])}"
+
+
+def _note(root: Path) -> None:
+    path, line = _roots(owner()), f"{root}\n"
+    try:
+        if line not in (path.read_text() if path.exists() else ""):
+            with path.open("a") as file:
+                file.write(line)
+    except OSError:
+        return  # the next one who pins there cleans up
+
+
+def forget(told: str) -> None:
+    """Let go of everything that a session has pinned."""
+    try:
+        for root in _roots(told).read_text().splitlines():
+            sweep(Path(root), whose=told)
+        _roots(told).unlink()
+    except OSError:
+        return
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
@@ -282,8 +314,8 @@ def _gone(told: str) -> bool:
     return stat is None or str(stat[2]) != began
 
 
-def sweep(root: Path, *, mine: bool = False) -> int:
-    """Remove pins whose session is over, or that are too old; `mine`: also those of this session. Returns how many."""
+def sweep(root: Path, *, whose: str = "") -> int:
+    """Remove pins whose session is over, or that are too old, and those of the session `whose`. Returns how many."""
     removed = 0
     try:
         folders = sorted((root / FOLDER).iterdir())
@@ -295,7 +327,7 @@ def sweep(root: Path, *, mine: bool = False) -> int:
             told = (folder / OWNER).read_text() if not old else ""
         except OSError:
             continue  # another one is being made, or removed
-        if old or _gone(told) or (mine and told == owner()):
+        if old or _gone(told) or told == whose:
             shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     _remove_if_empty(root / FOLDER)

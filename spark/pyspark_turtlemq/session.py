@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark_turtlemq import java
+from pyspark_turtlemq import java, pins
 
 QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 CONF = {
@@ -38,10 +39,11 @@ def _home(package: str) -> Path:
 
 
 def turtlemq_session(name: str = "turtlemq", master: str | None = None, conf: dict[str, str] | None = None) -> Any:
-    """The session, made if there is none. `master` is all cores of this machine unless given; `conf` comes on top.
+    """The session, made if there is none. `master` is all cores of this machine unless given; `conf` comes on top. When the
+    program ends, so do the session's pins.
 
-    >>> spark = turtlemq_session()  # doctest: +SKIP
-    >>> spark.read.format("turtlemq").load("data").groupBy("topic", "state").count().show()  # doctest: +SKIP
+        spark = turtlemq_session()
+        spark.read.format("turtlemq").load("data").groupBy("topic", "state").count().show()
     """
     from pyspark.sql import SparkSession
 
@@ -58,4 +60,12 @@ def turtlemq_session(name: str = "turtlemq", master: str | None = None, conf: di
     builder = SparkSession.builder.appName(name).master(master or os.environ.get("SPARK_MASTER", f"local[{cores}]"))
     for key, value in told.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    if process is not None and process.pid not in _ENDING:
+        _ENDING.add(process.pid)
+        atexit.register(pins.forget, pins.named(process.pid))
+    return session
+
+
+_ENDING: set[int] = set()  # Java processes whose pins go when this one ends

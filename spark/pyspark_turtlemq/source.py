@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from pyspark_turtlemq import columns as c
 from pyspark_turtlemq import options, plan
 from pyspark_turtlemq.table import rows
-from pyspark_turtlemq.wanted import Wanted, push
+from pyspark_turtlemq.wanted import push
 from turtlemq.errors import InvalidArgument
 
 
@@ -36,7 +36,8 @@ class Source(DataSource):
         return options.ddl(options.parse(self.options))
 
     def reader(self, schema: StructType) -> Reader:
-        return Reader(options.parse(self.options), schema)
+        told = options.parse(self.options)
+        return PushingReader(told, schema) if told.pushdown else Reader(told, schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         from pyspark_turtlemq.stream import StreamReader
@@ -59,14 +60,7 @@ class Reader(DataSourceReader):
 
     def __init__(self, told: options.Options, schema: StructType) -> None:
         self.options, self.schema = checked(told, schema), schema
-        self.wanted = Wanted()
-
-    def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802 - Spark's name
-        """Filters narrow what is read. All go back to Spark too, for they may let through more than was asked for."""
-        for one in filters:
-            if not isinstance(one, Not):
-                push(self.wanted, type(one).__name__, tuple(one.attribute), getattr(one, "value", None))
-            yield one
+        self.wanted = told.where
 
     def partitions(self) -> list[InputPartition]:
         made = plan.make(self.options, self.wanted)
@@ -75,6 +69,18 @@ class Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
         yield from rows(partition.pieces, self.options, self.wanted, arrow_schema(self.schema))
+
+
+class PushingReader(Reader):
+    """One that takes Spark's own filters (option `pushdown`). Not the default: Spark 4.3 keeps the plan of a filtered read with
+    the DataFrame that was filtered, and takes it again for one without a filter, which then lacks rows."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802 - Spark's name
+        """Filters narrow what is read. All go back to Spark too, for they may let through more than was asked for."""
+        for one in filters:
+            if not isinstance(one, Not):
+                push(self.wanted, type(one).__name__, tuple(one.attribute), getattr(one, "value", None))
+            yield one
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

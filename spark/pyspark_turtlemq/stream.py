@@ -134,10 +134,12 @@ class Follower:
 
     def first(self, base: int) -> int:
         """The number of the first row of a segment, -1 if that cannot be told."""
-        file = self._file(base)
-        head = bytes(file.map()[self._start(base) : self._start(base) + (1 << 16)])
-        found = scan(head, 0, len(head), sealed=True)
-        return int(found.seq[0]) if len(found) else -1
+        head = bytes(self._file(base).map()[self._start(base) :][: f.PREFIX_BYTES])
+        if len(head) < f.PREFIX_BYTES:
+            return -1
+        found = f.prefixes(head, np.zeros(1, np.int64))
+        sure = f.well_formed(found)[0] and (self.kind != "ready" or found["flags"][0] & f.HANDOFF)
+        return int(found["seq"][0]) if sure else -1
 
     def _look(self, base: int, position: int, number: int, last: bool) -> None:
         file = self._file(base)

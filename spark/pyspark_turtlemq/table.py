@@ -1,6 +1,6 @@
 """Reading without Spark: the same rows as an Arrow table, in this process. For small things, and for tests.
 
->>> read_table("data", topic="orders", columns="id,due,state")  # doctest: +SKIP
+read_table("data", topic="orders", columns="id,due,state").to_pandas()
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def schema_of(told: options.Options) -> pa.Schema:
 def read_table(path: str | Path, wanted: Wanted | None = None, **given: Any) -> pa.Table:
     """What `spark.read.format("turtlemq").options(**given).load(path)` reads; `wanted`: filters as if pushed down."""
     told = options.parse({"path": str(path), **{name: str(value) for name, value in given.items()}})
-    wanted, schema = wanted or Wanted(), schema_of(told)
+    wanted, schema = wanted or told.where, schema_of(told)
     made = plan.make(told, wanted)
     try:
         found = [batch for pieces in made.tasks for batch in rows(pieces, told, wanted, schema)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from turtlemq.errors import InvalidArgument
 from turtlemq.model import I64, Mask
 
 MIN, MAX = -(1 << 63), (1 << 63) - 1
@@ -89,3 +91,60 @@ def _ends(value: Any, timestamp: bool) -> tuple[int, int] | None:
     if timestamp or isinstance(value, (bool, date)) or not isinstance(value, (int, np.integer)):
         return None
     return int(value), int(value)
+
+
+# The option `where`: conditions joined by AND, kept to exactly
+
+_EXACT = {
+    "delay": ("topic", "id", "group", "state", "due", "seq"),
+    "ready": ("topic", "id", "group", "state", "due", "seq", "offset", "ready"),
+    "dead": ("topic", "id", "group", "state", "dropped", "seq"),
+}
+_CONDITION = re.compile(r"""\s*(\w+)\s*(>=|<=|=|<|>|\bin\b)\s*(\([^)]*\)|'[^']*'|-?\d+)\s*(?:\band\b|$)""", re.IGNORECASE)
+_TEXT = re.compile(r"'([^']*)'")
+
+
+def where(text: str, kind: str) -> Wanted:
+    """Conditions as a person writes them.
+
+    >>> where("state = 'sleep' and due >= '1970-01-01T00:00:01Z' and due_ms < 3000", "delay").ranges
+    {'due': (1000, 2999)}
+    """
+    found, at = Wanted(), 0
+    while at < len(text):
+        match = _CONDITION.match(text, at)
+        if match is None:
+            raise InvalidArgument(f"option where: {text[at:]!r} is no condition like due_ms >= 1790000000000 or id in ('a', 'b')")
+        _narrow(found, kind, match[1], match[2].lower(), match[3])
+        at = match.end()
+    return found
+
+
+def _narrow(found: Wanted, kind: str, name: str, sign: str, value: str) -> None:
+    base = name.removesuffix("_ms")
+    if base not in _EXACT.get(kind, ()):
+        there = ", ".join(_EXACT.get(kind, ())) or "nothing"
+        raise InvalidArgument(f"option where knows nothing of {name!r} in kind {kind!r}, but of: {there}")
+    if base in TEXTS:
+        if sign not in ("=", "in"):
+            raise InvalidArgument(f"option where: {name} is text, and can be = or in")
+        found.choose(base, _TEXT.findall(value))
+        return
+    if sign == "in":
+        raise InvalidArgument(f"option where: {name} has ranges, not in")
+    number = _milliseconds(value)
+    low = {">=": number, ">": number + 1, "=": number}.get(sign, MIN)
+    high = {"<=": number, "<": number - 1, "=": number}.get(sign, MAX)
+    found.narrow(base, low, high)
+
+
+def _milliseconds(value: str) -> int:
+    """A number, or a time as ISO 8601 has it, in UTC unless it says otherwise."""
+    if not value.startswith("'"):
+        return int(value)
+    try:
+        at = datetime.fromisoformat(value.strip("'"))
+    except ValueError:
+        raise InvalidArgument(f"option where: {value} is no time like '2026-11-16T08:00:00Z'") from None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
