@@ -60,7 +60,7 @@ def test_every_verb_has_help(verb: str) -> None:
 
 
 def test_the_contract_s_verbs_are_there() -> None:
-    wanted = "serve put fetch ack cancel topics stats dead forecast check inspect compact backup restore bench config".split()
+    wanted = "serve put fetch ack cancel topics stats dead forecast check inspect compact backup restore bench report".split()
     assert {f"turtlemq {verb}" for verb in wanted} <= {name for name, _ in verbs()}
 
 

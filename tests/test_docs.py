@@ -45,7 +45,9 @@ def test_every_block_is_run_or_says_why_not() -> None:
     skipped = [f"{name(page)}:{b.line}: {b.skip}" for page, b in found if b.skip]
     wrong += [line for line in skipped if len(line.partition(": ")[2]) < 15]
     assert not wrong, "\n".join(wrong)
-    assert len(skipped) <= SKIPS_MAX, "\n".join(skipped)
+    elsewhere = [line for line in skipped if "run by tests/" in line]
+    assert all((ROOT / line.partition("run by ")[2]).exists() for line in elsewhere), "\n".join(elsewhere)
+    assert len(skipped) - len(elsewhere) <= SKIPS_MAX, "\n".join(skipped)
 
 
 def test_targets_of_make_that_pages_name_are_there() -> None:

@@ -46,6 +46,7 @@ RINGS = {
     "turtlemq.broker": "broker",
     "turtlemq.door": "door",
     "turtlemq.segment": "segment",
+    "turtlemq.segment.fields": "pure",
     "turtlemq.segment.format": "pure",
     "turtlemq.segment.hashes": "pure",
     "turtlemq.segment.ids": "pure",

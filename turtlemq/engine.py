@@ -261,7 +261,8 @@ class Engine:
         """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
         found = self.topic(topic)
         out = found.broker.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
-        self._touched(found, now_ms)
+        if not out.idle:
+            self._touched(found, now_ms, group)
         return out
 
     def ack(
@@ -277,7 +278,7 @@ class Engine:
         """A grouped list, `["MsgID1", "-MsgID2"]`: the first was handled, the second failed."""
         found = self.topic(topic)
         out = found.broker.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
-        self._touched(found, now_ms)
+        self._touched(found, now_ms, None if out.failed or out.dead else group)
         return out
 
     def extend(self, topic: str, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
@@ -416,11 +417,11 @@ class Engine:
         due_ms = topic.index.next_due()
         self._wake_before(topic.name, now_ms + CARE_MS if due_ms is None else min(due_ms, now_ms + CARE_MS))
 
-    def _touched(self, topic: Topic, now_ms: int) -> None:
-        """Consumers did something: leases end, and journals want to be synced."""
+    def _touched(self, topic: Topic, now_ms: int, group: str | None = None) -> None:
+        """Consumers did something: leases end, and journals want to be synced. `group`: nothing changed in others."""
         topic.touch(now_ms)
-        times = topic.wake_times(now_ms)
-        self._wake_before(topic.name, min((t for t in times if t is not None), default=now_ms + CARE_MS))
+        when_ms = topic.next_wake(now_ms, group)
+        self._wake_before(topic.name, now_ms + CARE_MS if when_ms is None else when_ms)
 
     def _wake_before(self, name: str, when_ms: int) -> None:
         if when_ms < self._when.get(name, when_ms + 1):

@@ -31,10 +31,10 @@ from turtlemq.index.mend import mending
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.jobs import Inline, Job, Worker
-from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Receipt, Settings, State
+from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_texts
-from turtlemq.tally import LATENESS_MS, Histogram
+from turtlemq.tally import FEW, LATENESS_MS, Histogram
 
 BEAT_LOOK_MS = 2  # how often to look whether a beat is over
 CARE_MS = 1_000  # how often housekeeping looks around
@@ -223,7 +223,7 @@ class Topic:
         if not now_ms < self._retention_at <= now_ms + RETENTION_MS:
             self._retention_at = now_ms + RETENTION_MS
             self._retain(now_ms)
-        return min((at for at in (wake, *self.wake_times(now_ms)) if at is not None), default=None)
+        return self._wake(wake)
 
     def _hand_off(self, now_ms: int) -> DiskFull | None:
         """A slice of what is due goes to the Broker. A full disk keeps it asleep, and must not keep leases from ending."""
@@ -235,19 +235,39 @@ class Topic:
                 self.broker.accept(due, now_ms)
             except DiskFull as error:
                 return error
-            self.lateness.add_many((now_ms - due.due_ms)[due.due_ms > due.seq >> SEQ_COUNTER_BITS])
+            self._note_lateness(due, now_ms)
             self.touch(now_ms)
         self.index.advance(due)
         self.stir(now_ms)
         return None
 
-    def wake_times(self, now_ms: int) -> tuple[int | None, ...]:
-        """When there may be something to do: what is due, syncs, housekeeping, leases that end, back-offs that are over."""
-        groups = self.broker.groups.values()
-        ends = [t for group in groups for t in (group.next_deadline(), group.next_retry(now_ms))]
-        beat = self._beat_at if self._saving is None else self._look_at
-        retention = self._retention_at if self.broker.dead.total() or may_go(self.broker) else None
-        return (self.index.next_due(), beat, self._care_at, *ends, retention)
+    def _note_lateness(self, due: Due, now_ms: int) -> None:
+        if len(due) >= FEW:
+            self.lateness.add_many((now_ms - due.due_ms)[due.due_ms > due.seq >> SEQ_COUNTER_BITS])
+            return
+        for due_ms, seq in zip(due.due_ms.tolist(), due.seq.tolist(), strict=True):
+            if due_ms > seq >> SEQ_COUNTER_BITS:
+                self.lateness.add(now_ms - due_ms)
+
+    def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
+        """When there may be something to do: what is due, syncs, housekeeping, leases that end, back-offs that are over;
+        with `name`, those of one group alone."""
+        first: int | None = None
+        groups = self.broker.groups
+        for group in groups.values() if name is None else (groups[name],) if name in groups else ():
+            for at in (group.next_deadline(), group.next_retry(now_ms)):
+                if at is not None and (first is None or at < first):
+                    first = at
+        return self._wake(first)
+
+    def _wake(self, first: int | None) -> int | None:
+        """The same, where `first` is when a group has something to do. Asked a thousand times a second: no lists."""
+        for at in (self.index.next_due(), self._beat_at if self._saving is None else self._look_at, self._care_at):
+            if at is not None and (first is None or at < first):
+                first = at
+        if first is not None and first <= self._retention_at:
+            return first
+        return self._retention_at if self.broker.dead.total() or may_go(self.broker) else first
 
     def stir(self, now_ms: int) -> None:
         """Something has changed: housekeeping may have work."""

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 from bson.int64 import Int64
+from sortedcontainers import SortedSet
 
 from turtlemq.broker import delivery, ends
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.ends import Ended
-from turtlemq.broker.group import Group, Held, moved
+from turtlemq.broker.group import NONE_HELD, Group, Held, moved
 from turtlemq.broker.journal import Journal, pack
 from turtlemq.broker.ready import ReadyLog
 from turtlemq.errors import InvalidArgument, UnknownGroup
@@ -48,6 +49,7 @@ class Reserved:
     pieces: list[Piece] = field(default_factory=list)
     until_ms: list[I64] = field(default_factory=list)  # for each piece, for each message
     more: bool = False  # nothing is here because so much was passed over: ask again at once
+    idle: bool = False  # nothing was there, and nothing has changed
 
     def __len__(self) -> int:
         return sum(len(piece.which) for piece in self.pieces)
@@ -98,7 +100,7 @@ class Broker:
     ) -> None:
         self.ready, self.reserve_log, self.history, self.settings = ready, reserve, history, settings
         self.groups: dict[str, Group] = {}
-        self.cancelled: set[int] = set()  # offsets cancelled while ready
+        self.cancelled: SortedSet[int] = SortedSet()  # offsets cancelled while ready
         self.again: set[int] = set()  # those of them that are a group's own retry of a message, which is counted elsewhere
         self.saved = (0, 0)  # bytes of the journals, documents of the ready log, at the last checkpoint
         self.levels = False  # the topic has used priorities
@@ -127,20 +129,24 @@ class Broker:
     def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Any) -> None:
         self.ready.accept(raw, starts, progress, now_ms)
         heads = f.prefixes(raw, starts)
-        flags = heads["flags"]
-        self.levels |= bool((flags & f.PRIORITY).any())
-        special = np.flatnonzero(flags & (f.META | f.NOTICE))
-        self.specials |= len(special) > 0
-        offsets = np.arange(self.ready.next_offset - len(starts), self.ready.next_offset)
-        read = log.Documents(raw, starts, heads, np.ones(len(starts), np.bool_))
-        own = log.Documents(raw, starts[special], heads[special], read.good[special])
+        some = int(np.bitwise_or.reduce(heads["flags"]))
+        self.levels |= bool(some & f.PRIORITY)
+        own = self._special(raw, starts, heads) if some & (f.META | f.NOTICE) else None
+        plain = len(starts) if own is None else len(starts) - len(own[1])
         for name, group in self.groups.items():
-            group.unfetched += len(starts) - len(special)
-            if len(special):
-                group.unfetched += int(delivery.visible(name, group, own, offsets[special], frozenset()).sum())
-        self.notices += int(((flags & f.NOTICE) != 0).sum())
+            group.unfetched += plain
+            if own is not None:
+                group.unfetched += int(delivery.visible(name, group, *own, frozenset()).sum())
         if self._unclaimed is not None:
-            self._unclaimed += len(starts) - len(special)
+            self._unclaimed += plain
+
+    def _special(self, raw: bytes, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[log.Documents, I64]:
+        """Those documents of the last batch that not every group sees, and their offsets."""
+        special = np.flatnonzero(heads["flags"] & (f.META | f.NOTICE))
+        self.specials = True
+        self.notices += int(((heads["flags"] & f.NOTICE) != 0).sum())
+        own = log.Documents(raw, starts[special], heads[special], np.ones(len(special), np.bool_))
+        return own, special + (self.ready.next_offset - len(starts))
 
     # Groups
 
@@ -175,7 +181,7 @@ class Broker:
 
     def count_visible(self, name: str, place: delivery.Place, first: int, last: int) -> int:
         """How many messages for a group lie in [first, last). Only its own retries are read."""
-        total = last - first - sum(first <= offset < last for offset in self.cancelled)
+        total = last - first - (self.cancelled.bisect_left(last) - self.cancelled.bisect_left(first))
         if not self.specials:
             return total
         special, own = self.ready.special(first, last, name, self.cancelled)
@@ -193,7 +199,7 @@ class Broker:
 
     def forget_cancelled(self) -> None:
         """Files of the ready log have gone, or it was opened: what was cancelled in them only counts."""
-        gone = {offset for offset in self.cancelled if offset < self.ready.first_offset}
+        gone = set(self.cancelled[: self.cancelled.bisect_left(self.ready.first_offset)])
         self.notices += len(gone) - len(gone & self.again)
         self.cancelled -= gone
         self.again -= gone
@@ -209,33 +215,33 @@ class Broker:
         self, name: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
     ) -> Reserved:
         """Hand out up to `count` messages under a lease; with `auto` they are settled, durably, before they are handed out."""
+        known = name in self.groups
         group = self.group(name, now_ms)
         group.seen_ms = now_ms
         room = min(count, self.settings.max_in_flight - group.in_flight)
         if room <= 0:
-            return Reserved()
+            return Reserved(idle=known)
         picked = delivery.pick(self.ready, group, self.cancelled, self.levels, room, now_ms)
+        if picked.nothing and picked.cursors == group.cursors:
+            group.credits = picked.credits
+            return Reserved(idle=known)
         out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces])
         out.more = not picked.pieces and picked.full
-        held, late = Held.join([piece.held for piece in picked.pieces]), Held.join(picked.expired)
-        until = np.concatenate([np.empty(0, np.int64), *out.until_ms])
+        held = Held.join([piece.held for piece in picked.pieces])
+        late = Held.join(picked.expired) if picked.expired else NONE_HELD
+        until = out.until_ms[0] if len(out.until_ms) == 1 else np.concatenate([np.empty(0, np.int64), *out.until_ms])
         try:
             if len(held) or len(late) or picked.passed:
-                self._journal_lease(group, Held.join([held, late]), until, consumer, picked, now_ms)
+                both = Held.join([held, late]) if len(late) else held
+                self._journal_lease(group, both, until, consumer, picked, now_ms)
         except BaseException:
             group.put_back(picked.retries)
             raise
         group.cursors, group.credits = picked.cursors, picked.credits
         group.wait_no_more(picked.retries)
         group.unfetched -= picked.passed
-        if len(until) and (until == until[0]).all():
-            group.lease(held, now_ms, int(until[0]), consumer)
-        else:
-            for moment in np.unique(until).tolist():
-                group.lease(held.pick(np.flatnonzero(until == moment)), now_ms, moment, consumer)
         if len(held):
-            group.tally.delivered += len(held)
-            self.wait.add_many(now_ms - held.ready_ms[held.attempts == 1])
+            self._lease(group, held, until, consumer, now_ms)
         if len(late):
             ends.expire(self, group, late, now_ms)
         if len(held) and (auto or self.settings.delivery == "at-most-once"):
@@ -245,16 +251,33 @@ class Broker:
             self.sync()
         return out
 
+    def _lease(self, group: Group, held: Held, until: I64, consumer: str, now_ms: int) -> None:
+        """A lease for all of them, or one for each moment at which some end."""
+        few = len(held) < f.FEW
+        one = not few and bool((until == until[0]).all())
+        moments = [int(until[0])] if one else sorted(set(until.tolist())) if few else np.unique(until).tolist()
+        for moment in moments:
+            mine = held if len(moments) == 1 else held.pick(np.flatnonzero(until == moment))
+            group.lease(mine, now_ms, moment, consumer)
+        group.tally.delivered += len(held)
+        if not few:
+            self.wait.add_many(now_ms - held.ready_ms[held.attempts == 1])
+            return
+        for ready_ms, attempt in zip(held.ready_ms.tolist(), held.attempts.tolist(), strict=True):
+            if attempt == 1:
+                self.wait.add(now_ms - ready_ms)
+
     def _ttr(self, piece: Piece, ttr_ms: int | None) -> I64:
-        own = piece.read.heads["ttr"][piece.which].astype(np.int64)
         if ttr_ms is not None:
-            return np.full(len(own), ttr_ms)
-        return np.where(own > 0, own, self.settings.ttr_ms)
+            return np.full(len(piece.which), ttr_ms)
+        own = piece.read.heads["ttr"][piece.which].astype(np.int64)
+        own[own == 0] = self.settings.ttr_ms
+        return own
 
     def _journal_lease(self, group: Group, held: Held, until: I64, consumer: str, picked: Picked, now_ms: int) -> None:
         """What is behind `until` is too late for a consumer: its lease ends at once."""
         group.changed_ms = now_ms
-        ending = np.concatenate([until, np.full(len(held) - len(until), now_ms)])
+        ending = until if len(until) == len(held) else np.concatenate([until, np.full(len(held) - len(until), now_ms)])
         self.reserve_log.append(
             now_ms,
             group.name,
@@ -283,10 +306,17 @@ class Broker:
         done, unknown = group.seek(handled) if whole is None else ([whole], [])
         acked = sum(len(which) for _, which in done)
         if acked:
-            held = Held.join([lease.held.pick(which) for lease, which in done])
-            reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in done])
+            if len(done) == 1:
+                lease, which = done[0]
+                held = lease.held if whole is not None else lease.held.pick(which, handled if acked == len(handled) else None)
+                reserved = np.full(acked, lease.reserved_ms)
+            else:
+                held = Held.join([lease.held.pick(which) for lease, which in done])
+                reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in done])
             self.settle(group, held, reserved, "acked", now_ms)
             group.close(done)
+        if not failed and not unknown and self.settings.ack_durability != "fsync":
+            return Acked(acked, 0, 0, unknown)
         lost, missing = group.seek(failed)
         outcome = [ends.fail(self, group, lease, which, retry_delay_ms, error, now_ms) for lease, which in lost]
         again, dead = sum(n for n, _ in outcome), sum(n for _, n in outcome)
@@ -391,7 +421,7 @@ class Broker:
 
     @property
     def _journaled(self) -> int:
-        return sum(map(sum, (self.reserve_log.position, self.history.position)))
+        return self.reserve_log.end + self.history.end
 
     def note_saved(self) -> None:
         """There is a checkpoint of everything so far."""

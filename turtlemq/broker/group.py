@@ -15,6 +15,7 @@ from itertools import repeat
 import numpy as np
 
 from turtlemq.model import I64, Mask, Priority
+from turtlemq.segment.format import FEW
 from turtlemq.tally import GroupTally
 
 LEVELS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
@@ -33,9 +34,9 @@ class Held:
     attempts: I64
     ids: list[str]
 
-    def pick(self, which: I64) -> Held:
-        """Some of them, in that order."""
-        if len(which) == len(self.ids) and np.array_equal(which, np.arange(len(which))):
+    def pick(self, which: I64, ids: Sequence[str] | None = None) -> Held:
+        """Some of them, in that order; `ids`: what they are called, where that is known."""
+        if len(which) == len(self.ids) and (which == np.arange(len(which))).all():
             return self
         return Held(
             self.offsets[which],
@@ -43,7 +44,7 @@ class Held:
             self.due_ms[which],
             self.ready_ms[which],
             self.attempts[which],
-            [self.ids[i] for i in which.tolist()],
+            [self.ids[i] for i in which.tolist()] if ids is None else list(ids),
         )
 
     def __len__(self) -> int:
@@ -56,8 +57,7 @@ class Held:
         if len(parts) == 1:
             return parts[0]
         if not parts:
-            nothing = np.empty(0, np.int64)
-            return Held(nothing, nothing, nothing, nothing, nothing, [])
+            return NONE_HELD
         return Held(
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.seqs for part in parts]),
@@ -66,6 +66,10 @@ class Held:
             np.concatenate([part.attempts for part in parts]),
             [id_ for part in parts for id_ in part.ids],
         )
+
+
+_NOTHING = np.empty(0, np.int64)
+NONE_HELD = Held(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, [])
 
 
 @dataclass(slots=True)
@@ -182,11 +186,13 @@ class Group:
 
     def seek(self, ids: Sequence[str]) -> tuple[list[tuple[Lease, I64]], list[str]]:
         """Which leases hold these ids, and in which slots; and the ids that the group does not hold in reserve."""
+        if not ids:
+            return [], []
         if (whole := self.whole(ids)) is not None:
             return [whole], []
+        if len(ids) < FEW and (few := self._seek_few(ids)):
+            return few, []
         found = np.fromiter(map(self.ids.get, ids, repeat(-1)), np.int64, len(ids))
-        if not len(found):
-            return [], []
         number = int(found[0]) >> _SLOT_BITS
         if number >= 0 and (found >> _SLOT_BITS == number).all():  # all in one lease, as they were handed out
             lease, which = self.leases[number], found & _SLOT_MASK
@@ -198,6 +204,19 @@ class Group:
         found = np.unique(found[found >= 0])
         numbers = found >> _SLOT_BITS
         return [(self.leases[n], found[numbers == n] & _SLOT_MASK) for n in np.unique(numbers).tolist()], unknown
+
+    def _seek_few(self, ids: Sequence[str]) -> list[tuple[Lease, I64]]:
+        """The same without arrays, where each id is held, and named once; nothing where it is not so."""
+        found = list(map(self.ids.get, ids, repeat(-1)))
+        if min(found) < 0 or len(set(found)) < len(found):
+            return []
+        numbers = {number >> _SLOT_BITS for number in found}
+        if len(numbers) == 1:
+            return [(self.leases[numbers.pop()], np.array([number & _SLOT_MASK for number in found]))]
+        by_lease: dict[int, list[int]] = {}
+        for number in sorted(found):
+            by_lease.setdefault(number >> _SLOT_BITS, []).append(number & _SLOT_MASK)
+        return [(self.leases[number], np.array(slots)) for number, slots in by_lease.items()]
 
     def slot(self, number: int) -> tuple[Lease, int]:
         """The lease and the place in it that an entry of `ids` stands for."""
@@ -232,6 +251,9 @@ class Group:
         ids = self.ids
         slot = lease.number << _SLOT_BITS
         if not self._shared:
+            if len(which) == len(held) == len(ids):  # nothing else is in anybody's hands, or it is not entered
+                self._ids = {}
+                return
             mine = held if len(which) == len(held) else [held[i] for i in which.tolist()]
             deque(map(ids.__delitem__, mine), maxlen=0)
             return
@@ -269,6 +291,10 @@ class Group:
         """A message is to come again."""
         self.waiting[offset] = waiting
         heappush(self._retries, (waiting.when_ms, offset))
+
+    def has_due_retries(self, now_ms: int) -> bool:
+        """Is a back-off over? Perhaps of a message that waits no more."""
+        return bool(self._retries) and self._retries[0][0] <= now_ms
 
     def due_retries(self, now_ms: int, count: int) -> list[tuple[int, Waiting]]:
         """Messages whose back-off is over, oldest first. They wait on until `wait_no_more`."""

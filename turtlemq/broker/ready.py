@@ -20,6 +20,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from turtlemq.broker.handoffs import encode_head, read_batches
+from turtlemq.broker.recent import Recent
 from turtlemq.broker.tail import Rows, Tail, owner
 from turtlemq.door import Door
 from turtlemq.errors import DiskFull, Stopped, TurtleError
@@ -31,6 +32,7 @@ from turtlemq.segment.ids import hash_id
 from turtlemq.segment.scan import scan
 
 KIND = "ready"
+_FEW_BYTES_MAX = 1 << 20
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -80,6 +82,7 @@ class ReadyLog:
         self.damage: list[Damage] = []
         self.stopped: BaseException | None = None
         self.tail = Tail(0, 0)
+        self.recent = Recent()
         self._fd = -1
         self._last_batch = (0, 0)  # documents of the tail before the last batch, and where its head lies
 
@@ -101,7 +104,9 @@ class ReadyLog:
             raise Stopped(f"{Stopped.__doc__} The cause was: {error}") from error
         first = self.next_offset
         self._last_batch = (self.tail.count, segment.size)
-        self.tail.add(starts + segment.size + len(head), ready_ms, raw, starts)
+        self.tail.add(segment.size + len(head), ready_ms, raw, starts)
+        if 0 < len(starts) < f.FEW:
+            self.recent.add(first, ready_ms, raw, starts.tolist())
         segment.size += len(head) + len(raw)
         self.tail.end = segment.size
         self.next_offset += len(starts)
@@ -187,6 +192,12 @@ class ReadyLog:
             except OSError as error:
                 raise self.stop(error) from error
         self.durable, self.durable_offset = self.progress, self.next_offset
+        self._rest()
+
+    def _rest(self) -> None:
+        """What is kept in memory for those who come at once need not be kept for others."""
+        self.tail.enter()
+        self.recent.clear()
 
     def unsynced(self) -> tuple[int, Path] | None:
         """A descriptor for whoever syncs this log elsewhere, and its file; None if nothing is to be synced."""
@@ -197,6 +208,7 @@ class ReadyLog:
         """Everything up to this offset was synced elsewhere."""
         if offset >= self.durable_offset:
             self.durable, self.durable_offset = progress, offset
+        self._rest()
 
     def stop(self, error: OSError) -> Stopped:
         """No more writes until the topic is opened again. Returns what the caller shall hear."""
@@ -233,7 +245,7 @@ class ReadyLog:
             starts.append(read.starts + size)
             heads.append(read.heads)
             good.append(read.good)
-            times.append(self.tail.ready_ms[ordinals] if table is None else _ready_times(table, ordinals))
+            times.append(self.tail.times(ordinals) if table is None else _ready_times(table, ordinals))
             size += len(read.buffer)
             if bytes_max is not None and size >= bytes_max:
                 break
@@ -244,6 +256,20 @@ class ReadyLog:
             return log.Documents(b"", nothing, np.empty(0, f.PREFIX), np.empty(0, np.bool_)), nothing
         joined = log.Documents(b"".join(buffers), np.concatenate(starts), np.concatenate(heads), np.concatenate(good))
         return joined, np.concatenate(times)
+
+    def few(self, first: int, last: int) -> list[tuple[bytes, int]] | None:
+        """`read` for a few documents that came last, without arrays: each in [first, last), and when it became ready. None: they
+        are too far back, too large, or damaged."""
+        found = self.recent.find(first, last)
+        tail_first = self.next_offset - self.tail.count
+        if found is not None or first < tail_first:
+            return found
+        places, times = self.tail.few(first - tail_first, last - tail_first)
+        if places[-1][1] - places[0][0] > _FEW_BYTES_MAX:
+            return None
+        read = log.read_few(self.door, self.segments[-1].path, places)
+        found = [(one[3], ready_ms) for one, ready_ms in zip(read, times, strict=True) if one is not None]
+        return found if len(found) == len(read) else None
 
     def _split(self, offsets: I64) -> list[tuple[Segment, t.Table | None, I64]]:
         """Rising offsets by segment and table (None for the tail), as ordinals there."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from bson.int64 import Int64
+from sortedcontainers import SortedSet
 
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker import delivery
@@ -91,7 +92,7 @@ def _replay(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlement
     for event in settlements:
         if event.fields["event"] == "cancel":
             torn |= _apply_cancel(broker, saved, event)
-    broker.cancelled, broker.again, broker.levels = saved.cancelled, saved.again, saved.levels
+    broker.cancelled, broker.again, broker.levels = SortedSet(saved.cancelled), saved.again, saved.levels
     broker.specials, broker.notices = saved.specials, saved.notices
     ended, expected, unsure = _ended(settlements), saved.numbers[0], set[str]()
     for event in leases:

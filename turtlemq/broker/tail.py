@@ -14,6 +14,9 @@ from turtlemq.segment import format as f
 from turtlemq.segment.hashes import Hashes
 from turtlemq.segment.ids import hash_id, hash_seqs
 
+_LATE_BYTES_MAX = 64 << 10  # of batches that are entered together: a small one alone costs 50 µs, in company 1 µs
+_LATE_MAX = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -33,6 +36,9 @@ class Tail:
         self.start = self.end = start  # bytes of the segment that it covers
         self.count = count
         self.last_ready_ms = last_ready_ms
+        self._entered = count  # documents that are in the columns
+        self._late: list[tuple[int, int, bytes, I64]] = []  # batches that are not, as `add` got them
+        self._late_bytes = 0
         self.starts: I64 = np.empty(1024, np.int64)
         self.ready_ms: I64 = np.empty(1024, np.int64)
         self.hashes: U64 = np.empty(1024, np.uint64)
@@ -40,32 +46,62 @@ class Tail:
         self._ids = Hashes()
         self._known = 0  # documents whose ids are entered there
 
-    def add(self, positions: I64, ready_ms: int, raw: bytes | memoryview, starts: I64) -> None:
-        """Documents of one batch: where they lie in the file, and their bytes."""
-        hashes, (special, owners) = document_hashes(raw, starts), specials(raw, starts)
-        self.extend(Rows(positions, np.full(len(positions), ready_ms), hashes, special, owners))
+    def add(self, at: int, ready_ms: int, raw: bytes, starts: I64) -> None:
+        """Documents of one batch: where in the file their bytes begin, and these. They are entered when somebody asks, or when
+        there are enough of them."""
+        if len(raw) > _LATE_BYTES_MAX:
+            self.enter()
+        self._late.append((at, ready_ms, raw, starts))
+        self._late_bytes += len(raw)
+        self.count += len(starts)
+        if len(starts):
+            self.last_ready_ms = ready_ms
+        if self._late_bytes > _LATE_BYTES_MAX or len(self._late) >= _LATE_MAX:
+            self.enter()
+
+    def enter(self) -> None:
+        """See `add`."""
+        late, self._late, self._late_bytes = self._late, [], 0
+        if not late:
+            return
+        counts = [len(starts) for _, _, _, starts in late]
+        positions = np.concatenate([starts + at for at, _, _, starts in late])
+        raw, starts = late[0][2], late[0][3]
+        if len(late) > 1:
+            sizes = [len(some) for _, _, some, _ in late]
+            raw = b"".join([some for _, _, some, _ in late])
+            starts = np.concatenate([some for _, _, _, some in late]) + np.repeat(np.cumsum(sizes) - sizes, counts)
+        ready_ms = np.repeat(np.array([ready_ms for _, ready_ms, _, _ in late], np.int64), counts)
+        special, owners = specials(raw, starts)
+        self._put(Rows(positions, ready_ms, document_hashes(raw, starts), special, owners))
 
     def extend(self, rows: Rows) -> None:
         """More documents, in order."""
-        positions, ready_ms = rows.starts, rows.ready_ms
-        self.special.frombytes((rows.special + self.count).astype(np.int64).tobytes())
+        self.enter()
+        self._put(rows)
+        self.count = self._entered
+        if len(rows.ready_ms):
+            self.last_ready_ms = int(rows.ready_ms[-1])
+
+    def _put(self, rows: Rows) -> None:
+        first = self._entered
+        self.special.frombytes((rows.special + first).astype(np.int64).tobytes())
         self.owners.frombytes(rows.owners.astype(np.uint64).tobytes())
-        last = self.count + len(positions)
+        last = first + len(rows.starts)
         if last > len(self.starts):
             size = max(last, 4 * len(self.starts))
             for name in ("starts", "ready_ms", "hashes"):
                 old = getattr(self, name)
                 new = np.empty(size, old.dtype)
-                new[: self.count] = old[: self.count]
+                new[:first] = old[:first]
                 setattr(self, name, new)
-        self.starts[self.count : last], self.ready_ms[self.count : last] = positions, ready_ms
-        self.hashes[self.count : last] = rows.hashes
-        self.count = last
-        if len(ready_ms):
-            self.last_ready_ms = int(ready_ms[-1])
+        self.starts[first:last], self.ready_ms[first:last] = rows.starts, rows.ready_ms
+        self.hashes[first:last] = rows.hashes
+        self._entered = last
 
     def rows(self, first: int, last: int) -> Rows:
         """Documents [first, last)."""
+        self.enter()
         low, high = bisect_left(self.special, first), bisect_left(self.special, last)
         special, owners = np.array(self.special[low:high], np.int64) - first, np.array(self.owners[low:high], np.uint64)
         return Rows(self.starts[first:last], self.ready_ms[first:last], self.hashes[first:last], special, owners)
@@ -79,15 +115,31 @@ class Tail:
 
     def places(self, ordinals: I64) -> tuple[I64, I64]:
         """Where documents begin, and where each ends at the latest."""
+        self.enter()
         ends = self.starts[np.minimum(ordinals + 1, self.count - 1)]
         return self.starts[ordinals], np.where(ordinals + 1 < self.count, ends, self.end)
 
+    def few(self, first: int, last: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """`places` and `times` of [first, last), without arrays."""
+        if last >= self._entered:
+            self.enter()
+        starts = self.starts[first:last].tolist()
+        end = self.end if last == self.count else int(self.starts[last])
+        return list(zip(starts, [*starts[1:], end], strict=True)), self.ready_ms[first:last].tolist()
+
+    def times(self, ordinals: I64) -> I64:
+        """When documents became ready."""
+        self.enter()
+        return self.ready_ms[ordinals]
+
     def rank(self, ready_ms: int) -> int:
         """How many became ready before a time."""
+        self.enter()
         return int(np.searchsorted(self.ready_ms[: self.count], ready_ms))
 
     def find_many(self, hashes: U64) -> list[tuple[int, int]]:
         """(index, ordinal) of candidates; the newest of each id."""
+        self.enter()
         if self._known < self.count:
             self._ids.add(self.hashes, self._known, self.count)
             self._known = self.count

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from turtlemq import __version__
-from turtlemq.cli import backup, bench, config, dead, files, identity, look, message, queue, serve, topics
+from turtlemq.cli import backup, bench, config, dead, files, identity, look, message, queue, report, serve, topics
 from turtlemq.cli.call import AsJson, show
 
 app = typer.Typer(
@@ -65,6 +65,7 @@ app.command()(files.compact)
 app.command()(backup.backup)
 app.command()(backup.restore)
 app.command()(bench.bench)
+app.command()(report.report)
 app.command()(config.config)
 app.command()(config.token)
 app.command()(version)

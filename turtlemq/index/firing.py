@@ -8,10 +8,12 @@ Cursors hold ranges of seqs that do not overlap, so a stable sort by due time of
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Any
 
 import numpy as np
 
-from turtlemq.index.parts import Cursor, Part
+from turtlemq.index.few import Few, few_keys
+from turtlemq.index.parts import Cursor, Part, SinglesCursor
 from turtlemq.index.shelf import Shelf
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
 from turtlemq.segment import format as f
@@ -24,12 +26,11 @@ def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_ma
     cursors = shelf.due_cursors(now_ms)
     if not cursors:
         return None
-    keys, source, more = _merge(cursors, now_ms, count_max)
-    taken = _Taken(cursors, keys, source)
+    taken, more = _take(cursors, now_ms, count_max)
     more |= taken.cut_to(bytes_max)
     taken.read(shelf)
     stop = taken.first_of(held_back) if held_back else taken.count
-    known = np.flatnonzero(taken.seq[:stop] >= 0)
+    known: Any = taken.known(stop)
     if stop < taken.count or more:
         more = True
         stop = int(known[-1]) + 1 if len(known) else (0 if stop < taken.count else stop)
@@ -41,9 +42,8 @@ def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_ma
     elif len(known):
         last = known[-1]
         progress = progress.add(Mark(shelf.memtable.last_seq, int(taken.due_ms[last]), int(taken.seq[last])))
-    keep = taken.in_order(known)
-    raw, starts = taken.join(keep)
-    return Due(raw, starts, taken.due_ms[keep], taken.seq[keep], progress, more, taken.moves(stop))
+    raw, starts, dues, seqs = taken.join(known)
+    return Due(raw, starts, dues, seqs, progress, more, taken.moves(stop))
 
 
 def advance(shelf: Shelf, handed: Due) -> None:
@@ -57,13 +57,27 @@ def advance(shelf: Shelf, handed: Due) -> None:
         except (Damaged, OSError):  # the next `due` tries again before it takes anything
             pass
         return
+    moved: list[Cursor] = []
     for cursor, pos, passed in handed.moves:
+        if pos == cursor.pos:
+            continue
         cursor.part.live -= passed
         try:
             cursor.move(pos)
         except Damaged:  # its old head is early enough: the next `due` meets the damage again and has it mended
             pass
-        shelf.push([cursor])
+        if not isinstance(cursor, SinglesCursor):
+            moved.append(cursor)
+    shelf.push(moved)
+
+
+def _take(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[_Taken | Few, bool]:
+    """The first keys of all cursors together, and whether there are more that are due."""
+    few = few_keys(cursors, (now_ms + 1) << ORDINAL_BITS)
+    if few is not None:
+        return Few(cursors, few[:count_max]), len(few) > count_max
+    keys, source, more = _merge(cursors, now_ms, count_max)
+    return _Taken(cursors, keys, source), more
 
 
 def _merge(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[U64, I64, bool]:
@@ -157,7 +171,11 @@ class _Taken:
         hits = np.flatnonzero(np.isin(self.seq, list(seqs)))
         return int(hits[0]) if len(hits) else self.count
 
-    def in_order(self, keep: I64) -> I64:
+    def known(self, stop: int) -> I64:
+        """Those before `stop` that are neither cancelled nor damaged."""
+        return np.flatnonzero(self.seq[:stop] >= 0)
+
+    def _in_order(self, keep: I64) -> I64:
         """Copies that compaction made stand where their originals stood among equal due times."""
         moved = keep[(self.flags[keep] & f.MOVED) != 0]
         if not len(moved):
@@ -168,8 +186,12 @@ class _Taken:
             order[i] = f.decode(view[int(self.at[i]) : int(self.at[i] + self.length[i])]).order
         return keep[np.lexsort((order[keep], self.due_ms[keep]))]
 
-    def join(self, keep: I64) -> tuple[bytes, I64]:
-        """The kept documents back to back, and where each begins."""
+    def join(self, keep: I64) -> tuple[bytes, I64, I64, I64]:
+        """The kept documents back to back, where each begins, their due times and seqs."""
+        keep = self._in_order(keep)
+        return *self._joined(keep), self.due_ms[keep], self.seq[keep]
+
+    def _joined(self, keep: I64) -> tuple[bytes, I64]:
         at, length = self.at[keep], self.length[keep]
         ends = np.cumsum(length)
         starts = ends - length

@@ -6,6 +6,7 @@ Not here: deciding what is due, writing, files other than reading documents.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +103,47 @@ class Cursor:
     def move(self, pos: int) -> None:
         self.pos = pos
         self.head = int(self.keys.slice(pos, pos + 1)[0]) >> ORDINAL_BITS if pos < len(self.keys) else None
+
+    def following(self, count: int) -> list[int]:
+        """The next keys, as plain numbers: for a few of them arrays cost more than they save."""
+        found: list[int] = self.keys.slice(self.pos, min(self.pos + count, len(self.keys))).tolist()
+        return found
+
+
+class Singles:
+    """Sorted keys of a plain list."""
+
+    def __init__(self, keys: list[int]) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, first: int, last: int) -> U64:
+        return np.array(self.keys[first:last], np.uint64)
+
+    def rank(self, key: int) -> int:
+        return bisect_left(self.keys, key)
+
+    def ranks(self, keys: U64) -> I64:
+        return np.searchsorted(self.slice(0, len(self.keys)), keys)
+
+
+class SinglesCursor(Cursor):
+    """The place before all keys of a memtable's list: those that are handed off leave the list. It stands on no heap, and is over
+    (not `alive`) when a key is added."""
+
+    __slots__ = ()
+    keys: Singles
+
+    def move(self, pos: int) -> None:
+        keys = self.keys.keys
+        del keys[:pos]
+        self.pos = 0
+        self.head = keys[0] >> ORDINAL_BITS if keys else None
+
+    def following(self, count: int) -> list[int]:
+        return self.keys.keys[:count]
 
 
 class Part:

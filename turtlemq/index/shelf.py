@@ -125,24 +125,28 @@ class Shelf:
         while heap and not _current(heap[0]):
             heappop(heap)
         first = heap[0][0] if heap else None
-        small = self.parts[-1].small if isinstance(self.parts[-1], Memtable) else ()
-        if small:
-            head = int(small[0]) >> ORDINAL_BITS
-            return head if first is None else min(first, head)
+        if self._memtable is not None and self._memtable.small:
+            head = self._memtable.small[0] >> ORDINAL_BITS
+            return head if first is None or head < first else first
         return first
 
     def due_cursors(self, now_ms: int) -> list[Cursor]:
         """Cursors with a key at or before now, oldest documents first. The heap is left as it is."""
-        memtable = self.memtable
-        if memtable.small and int(memtable.small[0]) >> ORDINAL_BITS <= now_ms:
-            self.push(memtable.spill())
-        found: dict[int, Cursor] = {}
-        while self.heap and self.heap[0][0] <= now_ms:
-            entry = heappop(self.heap)
-            if _current(entry):
-                found[id(entry[2])] = entry[2]
-        self.push(list(found.values()))
-        return sorted(found.values(), key=lambda cursor: (cursor.order, not cursor.late))
+        heap, memtable = self.heap, self.memtable
+        due: list[Cursor] = []
+        if heap and heap[0][0] <= now_ms:
+            found: dict[int, Cursor] = {}
+            while heap and heap[0][0] <= now_ms:
+                entry = heappop(heap)
+                if _current(entry):
+                    found[id(entry[2])] = entry[2]
+            due = list(found.values())
+            self.push(due)
+            if len(due) > 1:
+                due.sort(key=lambda cursor: (cursor.order, not cursor.late))
+        if memtable.small and memtable.small[0] >> ORDINAL_BITS <= now_ms:
+            due.append(memtable.singles())
+        return due
 
     # Finding documents
 

@@ -6,6 +6,7 @@ Every document that leaves here was checked against its checksum after it came f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def try_header(door: Door, path: Path, kind: str, topic: str, base: int) -> tupl
 def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | bytearray, I64]:
     """The byte ranges [start, end) of a file, near ones with one pread. Returns a buffer and where each range begins in it."""
     if len(starts) == 1:
-        return door.read(path, int(starts[0]), int(ends[0] - starts[0])), np.zeros(1, np.int64)
+        size = int(ends[0] - starts[0])
+        return door.read(path, int(starts[0]), size).ljust(size, b"\0"), np.zeros(1, np.int64)
     if (starts[1:] == ends[:-1]).all():  # one behind the other
         size = int(ends[-1] - starts[0])
         return door.read(path, int(starts[0]), size).ljust(size, b"\0"), starts - starts[0]
@@ -115,12 +117,22 @@ def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
     return Documents(buffer, at, heads, good)
 
 
+def read_few(door: Door, path: Path, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, bytes] | None]:
+    """`read_documents` without arrays: (due, seq, flags, document) for each place, None where it is not what was written. 1.5 µs
+    each where one pread gets all of them, else 2.5 µs."""
+    low, high = min(places)[0], max(places)[1]
+    sizes = [end - start for start, end in places]
+    if high - low <= sum(sizes) + _GAP_BYTES:
+        data = door.read(path, low, high - low).ljust(high - low, b"\0")
+        return [f.read_one(data, start - low, end - low) for start, end in places]
+    pieces = door.read_many(path, [start for start, _ in places], sizes)
+    return [f.read_one(piece.ljust(size, b"\0"), 0, size) for piece, size in zip(pieces, sizes, strict=True)]
+
+
 def read_document(door: Door, path: Path, start: int, end: int) -> bytes | None:
     """`read_documents` for a single one, without arrays: 3 µs. None if it is not what was written."""
-    data = door.read(path, start, end - start)
-    length = int.from_bytes(data[:4], "little", signed=True)
-    fits = f.DOCUMENT_BYTES_MIN <= length <= len(data)
-    return data[:length] if fits and f.well_formed_one(data) and f.checksum_matches(memoryview(data), 0, length) else None
+    found = f.read_one(door.read(path, start, end - start).ljust(end - start, b"\0"), 0, end - start)
+    return None if found is None else found[3]
 
 
 def read_prefixes(door: Door, path: Path, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:

@@ -45,21 +45,20 @@ def delivered(out: Reserved) -> list[Delivered]:
 def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
     """Those of one read."""
     held, buffer = piece.held, piece.read.buffer
-    heads = piece.read.heads[piece.which]
-    starts = piece.read.starts[piece.which]
     columns = (
         held.ids,
         piece.which.tolist(),
-        (starts + f.PREFIX_BYTES + heads["idlen"]).tolist(),
-        (starts + heads["len"] - 1).tolist(),
-        heads["flags"].tolist(),
+        piece.read.starts[piece.which].tolist(),
+        piece.read.heads[piece.which].tolist(),
         held.due_ms.tolist(),
         held.seqs.tolist(),
         held.ready_ms.tolist(),
         held.attempts.tolist(),
         until.tolist(),
     )
-    for id_, i, at, end, flags, due, seq, ready, attempt, lease in zip(*columns, strict=True):
+    for id_, i, start, head, due, seq, ready, attempt, lease in zip(*columns, strict=True):
+        length, _, _, _, _, flags, id_bytes = head
+        at, end = start + f.PREFIX_BYTES + id_bytes, start + length - 1
         if buffer[at : at + len(f.BODY)] == f.BODY:  # nothing between id and body
             body, headers, created = bytes(buffer[at + f.BODY_HEAD_BYTES : end]), _NO_HEADERS, seq >> SEQ_COUNTER_BITS
         else:

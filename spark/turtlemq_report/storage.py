@@ -1,0 +1,77 @@
+"""Who fills the disk: the files of a snapshot with their sizes, and how many messages of each segment sleep. From the tables."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pyspark_turtlemq.parts import Opener
+from pyspark_turtlemq.pins import ORDER, Pinned
+from turtlemq.door import Door
+from turtlemq.index.parts import TablePart
+from turtlemq.index.shelf import Shelf
+from turtlemq.model import Damage, Settings
+from turtlemq.segment import names
+
+SCHEMA = (
+    "topic string, log string, segment string, bytes bigint, table_bytes bigint, documents bigint, live bigint, "
+    "sealed boolean, last boolean, compact_live_ratio double"
+)
+
+
+class _Shelf(Shelf):
+    """A shelf that writes nothing."""
+
+    def damage(self, damage: Damage) -> None:
+        self.counters.damage.append(damage)
+
+
+def rows(opener: Opener) -> list[tuple[Any, ...]]:
+    """A row for each segment of a topic, in the order of `SCHEMA`."""
+    pinned = opener.pinned
+    counts = _counts(opener)
+    ratio = _ratio(pinned)
+    found: list[tuple[Any, ...]] = []
+    for log in ORDER:
+        segments = pinned.segments(log)
+        for base, file in segments:
+            documents, live, sealed = counts.get(base, (0, 0, False)) if log == "delay" else (None, None, None)
+            last = base == segments[-1][0]
+            found.append(
+                (pinned.topic, log, file.name, file.size, _tables(pinned, log, base), documents, live, sealed, last, ratio)
+            )
+    return found
+
+
+def _tables(pinned: Pinned, log: str, base: int) -> int:
+    known = [(names.parse(name), file) for name, file in pinned.files.get(log, {}).items()]
+    return sum(file.size for at, file in known if at is not None and at.base == base and at.what != "bson")
+
+
+def _ratio(pinned: Pinned) -> float:
+    """The topic's own setting, or the default."""
+    try:
+        told = tomllib.loads((pinned.source / "topic.toml").read_text("utf-8"))
+        return float(told.get("compact_live_ratio", Settings().compact_live_ratio))
+    except (OSError, ValueError, TypeError):
+        return Settings().compact_live_ratio
+
+
+def _counts(opener: Opener) -> dict[int, tuple[int, int, bool]]:
+    """By the base of each segment of sleepers: documents, how many of them sleep, and whether it is sealed."""
+    log = opener.sleepers()
+    door = Door()
+    shelf = _Shelf(door, Path(), opener.pinned.topic)
+    shelf.progress = opener.ready().progress
+    opened = [(part, TablePart(Path(part.file.path).parent, part.open(), part.file.name, part.sealed)) for part in log.parts]
+    shelf.parts = sorted((table for _, table in opened), key=lambda one: one.first_seq)
+    for _, table in opened:
+        shelf.place(table)
+    shelf.apply_kills(shelf.parts)
+    found: dict[int, tuple[int, int, bool]] = {}
+    for part, table in opened:
+        documents, live, _ = found.get(part.cover.base, (0, 0, False))
+        found[part.cover.base] = (documents + table.documents, live + table.count_live(), part.sealed)
+    door.shut()
+    return found
