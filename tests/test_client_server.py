@@ -376,10 +376,11 @@ def test_a_producer_keeps_to_the_rate_of_its_topic(client: Client, shell: Shell,
         puts = [producer.put(n) for n in range(60)]
         assert [put.result(WAIT_S) for put in puts] == [put.id for put in puts]
     assert sorted(message.body for message in client.fetch(topic, wait=5)) == list(range(60))
-    client.configure(topic, rate={"produce_per_s": 0.001, "burst": 1})
-    client.put(topic, b"the burst")
+    slow = f"{topic}.slow"
+    client.configure(slow, rate={"produce_per_s": 0.001, "burst": 1})
+    client.put(slow, b"the burst")
     with Client(server.url, timeout=0.5) as hasty, pytest.raises(errors.TimedOut, match="at once") as met:
-        hasty.put(topic, b"")
+        hasty.put(slow, b"")
     assert isinstance(met.value.__cause__, errors.RateLimited)
     assert (met.value.__cause__.retry_after_s or 0) > 10
 

@@ -181,7 +181,7 @@ class Broker:
 
     def count_visible(self, name: str, place: delivery.Place, first: int, last: int) -> int:
         """How many messages for a group lie in [first, last). Only its own retries are read."""
-        total = last - first - (self.cancelled.bisect_left(last) - self.cancelled.bisect_left(first))
+        total: int = last - first - (self.cancelled.bisect_left(last) - self.cancelled.bisect_left(first))
         if not self.specials:
             return total
         special, own = self.ready.special(first, last, name, self.cancelled)

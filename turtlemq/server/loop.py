@@ -58,6 +58,7 @@ class Service:
     def __init__(self, tick_ms: int = 0) -> None:
         self.waiting: dict[str, dict[str, dict[Waiter, None]]] = {}  # by topic and group, the first come first
         self.stopping = False
+        self.opened: frozenset[str] = frozenset()  # topics that were there from the start
         self.meter = Meter()
         self.flow = Flow()
         self.turns = Turns()
@@ -88,7 +89,7 @@ class Service:
 
     def start(self, engine: Engine) -> None:
         """Serve with an engine that is open."""
-        self._engine = engine
+        self._engine, self.opened = engine, frozenset(engine.topics)
         self._committer = Committer(self._landed, self._observe_commit)
         self._alarm = Alarm(self._tick)
         self.stir()

@@ -68,7 +68,7 @@ class Watch:
         for name, topic in list(engine.topics.items()):
             if name not in known:
                 known[name] = Known()
-                if not first:
+                if not first or name not in self._service.opened:
                     logs.info("topic_created", topic=name)
             self._compare(name, topic, known[name])
             yield
