@@ -264,10 +264,10 @@ def test_every_answer_has_a_request_id_and_a_sane_one_is_kept(server: Server) ->
 
 
 def test_slow_requests_are_logged_without_their_bodies(server: Server) -> None:
-    line = ""
+    line, named = "", {"X-Request-Id": "slow-one", "Authorization": "Bearer hidden"}
     while not line:  # of many in one second, some are left out
         body = {"messages": [{"body": "secret " * 50} for _ in range(2000)]}
-        server.ok("POST", "/v1/topics/slow/messages", body, headers={"X-Request-Id": "slow-one", "Authorization": "Bearer hidden"})
+        server.ok("POST", "/v1/topics/slow/messages", body, headers=named)
         found = [line for line in server.log.splitlines() if "event=slow_request" in line and "request_id=slow-one" in line]
         line = found[0] if found else ""
         time.sleep(0 if line else 0.3)
