@@ -16,7 +16,7 @@ import numpy as np
 
 from turtlemq.broker.policy import Extent
 from turtlemq.door import Door
-from turtlemq.errors import DiskFull, Stopped
+from turtlemq.errors import DiskFull
 from turtlemq.model import I64, Damage, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
@@ -45,7 +45,7 @@ def pack(values: I64 | list[int]) -> bytes:
     return np.asarray(values, _NUMBERS).tobytes()
 
 
-class Journal:
+class Journal(log.Stoppable):
     """The one writer of one kind of journal of a topic."""
 
     def __init__(self, door: Door, folder: Path, topic: str, kind: str, settings: Settings) -> None:
@@ -56,7 +56,6 @@ class Journal:
         self.damage: list[Damage] = []
         self.relief: Callable[[], bool] = bool  # called when the disk is full; true if there is room now
         self.state: Callable[[], dict[str, Any]] | None = None  # what each new file is to begin with
-        self.stopped: BaseException | None = None
         self.last_ms: dict[int, int] = {}  # when each file was last written to, as far as known
         self._paths: dict[int, Path] = {}  # by base: joining takes 10 µs
         self._fd = -1
@@ -178,11 +177,6 @@ class Journal:
             self._open_or_roll(at_ms, len(body) + _BARE_BYTES)
         self._write(at_ms, group, body)
 
-    def refuse_if_stopped(self) -> None:
-        """Nothing may be written once a write has failed and nobody knows what it left."""
-        if self.stopped is not None:
-            raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
-
     def _write(self, at_ms: int, group: str, body: bytes) -> None:
         barrier = 0 if self._dirty else f.BARRIER
         data, _ = f.encode([group.encode()], [body], [at_ms], self.number, 0, [barrier])
@@ -191,8 +185,7 @@ class Journal:
         except DiskFull:
             raise
         except OSError as error:
-            self.stopped = error
-            raise Stopped(f"{Stopped.__doc__} The cause was: {error}") from error
+            raise self.stop(error) from error
         self.number += 1
         self._dirty = True
         self.last_ms[self.bases[-1]] = max(at_ms, self.last_ms.get(self.bases[-1], at_ms))
@@ -240,11 +233,6 @@ class Journal:
     def synced(self, number: int) -> None:
         """Every event before this number was synced elsewhere."""
         self._dirty &= self.number != number
-
-    def stop(self, error: OSError) -> Stopped:
-        """No more writes until the topic is opened again. Returns what the caller shall hear."""
-        self.stopped = self.stopped or error
-        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
 
     def extents(self) -> list[Extent]:
         """Its files, as retention looks at them."""

@@ -23,7 +23,7 @@ from turtlemq.broker.handoffs import encode_head, read_batches
 from turtlemq.broker.recent import Recent
 from turtlemq.broker.tail import Rows, Tail, owner
 from turtlemq.door import Door
-from turtlemq.errors import DiskFull, Stopped, TurtleError
+from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Progress, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
@@ -69,7 +69,7 @@ class Segment:
         return sum(table.cover.documents for table in self.tables)
 
 
-class ReadyLog:
+class ReadyLog(log.Stoppable):
     """The one writer and reader of a topic's ready log. Opened by `recover.open_ready`."""
 
     kind = KIND
@@ -80,7 +80,6 @@ class ReadyLog:
         self.segments: list[Segment] = []
         self.next_offset = self.durable_offset = 0
         self.damage: list[Damage] = []
-        self.stopped: BaseException | None = None
         self.tail = Tail(0, 0)
         self.recent = Recent()
         self._fd = -1
@@ -100,8 +99,7 @@ class ReadyLog:
         except DiskFull:
             raise
         except OSError as error:
-            self.stopped = error
-            raise Stopped(f"{Stopped.__doc__} The cause was: {error}") from error
+            raise self.stop(error) from error
         first = self.next_offset
         self._last_batch = (self.tail.count, segment.size)
         self.tail.add(segment.size + len(head), ready_ms, raw, starts)
@@ -114,10 +112,6 @@ class ReadyLog:
         if self._last_batch[0] >= self.settings.run_messages:
             self._flush_if_room(*self._last_batch)
         return first
-
-    def refuse_if_stopped(self) -> None:
-        if self.stopped is not None:
-            raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
 
     def _segment_for(self, size: int, count: int) -> Segment:
         """The active segment, after a roll if the batch does not fit."""
@@ -209,11 +203,6 @@ class ReadyLog:
         if offset >= self.durable_offset:
             self.durable, self.durable_offset = progress, offset
         self._rest()
-
-    def stop(self, error: OSError) -> Stopped:
-        """No more writes until the topic is opened again. Returns what the caller shall hear."""
-        self.stopped = self.stopped or error
-        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
 
     def shut(self) -> None:
         """Close the descriptor."""

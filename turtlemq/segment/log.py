@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from turtlemq.door import Door
-from turtlemq.errors import Corrupt, NotOurs
+from turtlemq.errors import Corrupt, NotOurs, Stopped
 from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import scan as s
@@ -161,3 +161,19 @@ def scan_file(door: Door, path: Path, *, whole: bool = False, hint: I64 | None =
 def damage_of(path: Path, found: s.Scan) -> list[Damage]:
     """A scan's holes, named for people."""
     return [Damage(path.name, hole.position, hole.length, hole.reason) for hole in found.damaged]
+
+
+class Stoppable:
+    """A log that is not written any more once a write has failed and nobody knows what it left."""
+
+    stopped: BaseException | None = None
+
+    def refuse_if_stopped(self) -> None:
+        """Raise if it is."""
+        if self.stopped is not None:
+            raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
+
+    def stop(self, error: BaseException) -> Stopped:
+        """No more writes until the topic is opened again. Returns what the caller shall hear."""
+        self.stopped = self.stopped or error
+        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
