@@ -13,13 +13,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 RUN_STAMP := $(VENV)/.run-done
 SPARK_STAMP := $(VENV)/.spark-done
+BENCH_STAMP := $(VENV)/.bench-done
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header
 ARGS ?=
 SPARK_TESTS := tests/test_spark.py tests/test_report.py
 
-.PHONY: help setup spark run test check lint format lock bench bench-quick bench-spark clean distclean browser
+.PHONY: help setup spark run test trust soak check lint format lock bench bench-quick bench-setup bench-spark clean distclean browser
 
 help: ## list the targets
 	@echo "TurtleMQ. Usage: make TARGET [ARGS=\"...\"]"
@@ -37,9 +38,15 @@ spark: $(SPARK_STAMP) ## add Spark, and a Java for it (about half a gigabyte; pa
 run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) ## start the server (ARGS="--data DIR --port P")
 	@exec $(BIN)/python -m turtlemq serve $(ARGS)
 
-test: spark browser ## run the whole test suite (ARGS="-k name")
+test: spark browser bench-setup ## run the whole test suite (ARGS="-k name")
 	@$(BIN)/pytest -n auto --dist loadgroup $(SPARK_TESTS:%=--ignore=%) $(ARGS) || [ $$? -eq 5 ]
 	@for file in $(SPARK_TESTS); do echo "── $$file, on its own: Spark takes both cores"; $(BIN)/pytest $$file $(ARGS) || [ $$? -eq 5 ] || exit 1; done
+
+trust: setup ## try to break what is promised, at length: an hour or two (ARGS="damage --cases 500")
+	@exec $(BIN)/python -m tests.trust --write $(ARGS)
+
+soak: setup ## a steady mixed load with restarts, and a picture of it (ARGS="--minutes 240")
+	@exec $(BIN)/python -m tests.trust.soak $(ARGS)
 
 browser: ## install Chromium for the tests of the pages, where that is allowed
 	@sh tests/get_browser.sh
@@ -60,11 +67,14 @@ format: setup ## format the code and repair what ruff can
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench: setup ## run the benchmarks
+bench: bench-setup ## run the benchmarks: TurtleMQ, the peers and the machine's limits, with a report
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
-bench-quick: setup ## run the benchmarks, small and in about a minute
+bench-quick: bench-setup ## the same, small: in a few minutes
 	@exec $(BIN)/python -m benchmarks --quick $(ARGS)
+
+bench-setup: $(BENCH_STAMP) ## install the peers that the benchmarks compare with, where that is allowed
+	@sh benchmarks/peers/setup.sh
 
 bench-spark: spark ## measure the Spark source against Spark's own readers (ARGS=--quick)
 	@exec $(BIN)/python -m benchmarks.spark $(ARGS)
@@ -77,7 +87,9 @@ lock: $(BIN)/python ## make the locks again from pyproject.toml (ARGS=--upgrade 
 	@$(COMPILE) $(ARGS) -c requirements.lock pyproject.toml -o requirements-run.lock >/dev/null
 	@echo "Locking: requirements-spark.lock"
 	@$(COMPILE) $(ARGS) --extra dev --extra spark pyproject.toml -o requirements-spark.lock >/dev/null
-	@! grep -nE '://|--(extra-)?index-url|--find-links' requirements.lock requirements-run.lock requirements-spark.lock \
+	@echo "Locking: requirements-bench.lock"
+	@$(COMPILE) $(ARGS) -c requirements.lock --extra dev --extra bench pyproject.toml -o requirements-bench.lock >/dev/null
+	@! grep -nE '://|--(extra-)?index-url|--find-links' requirements.lock requirements-run.lock requirements-spark.lock requirements-bench.lock \
 	  || { echo "A lock names a host: see the lines above."; exit 1; }
 
 clean: ## remove caches and build leftovers (never data/)
@@ -105,6 +117,11 @@ $(SPARK_STAMP): requirements-spark.lock $(STAMP)
 	@$(PIP) install --require-hashes -r requirements-spark.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-spark.lock); }
 	@$(BIN)/python -c "import pathlib, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'turtlemq-spark.pth').write_text('$(CURDIR)/spark\n')"
 	@echo "Java for Spark: $$($(BIN)/python -m pyspark_turtlemq.java)"
+	@touch $@
+
+$(BENCH_STAMP): requirements-bench.lock $(STAMP)
+	@echo "Installing what the benchmarks need into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements-bench.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-bench.lock); }
 	@touch $@
 
 $(RUN_STAMP): requirements-run.lock | $(BIN)/python

@@ -14,6 +14,7 @@ from benchmarks.memory import disk, memory
 from benchmarks.restart import restart
 from benchmarks.run import Benchmark
 
+LONG = ("http-hold",)  # ten minutes at full size: only when it is named
 ALL: tuple[Benchmark, ...] = (
     append,
     durable,

@@ -20,7 +20,7 @@ from turtlemq.broker.broker import Reserved
 from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.fetched import fetched_bson, fetched_json
+from turtlemq.server.fetched import Buffer, fetched_bson, fetched_json
 from turtlemq.server.messages import BSON, JSON, NDJSON, JsonMessage, Rules, decode_batch, decode_slices
 
 _GOALS = {
@@ -122,7 +122,7 @@ def writes(folder: str, size: dict[str, Any]) -> dict[str, Any]:
         "any": _reserved(Path(folder) / "any", shape.batch, spread=BODY_BYTES // 2),
         "values": _reserved(Path(folder) / "values", shape.batch, values=True),
     }
-    works: dict[str, Callable[[], bytes]] = {
+    works: dict[str, Callable[[], Buffer]] = {
         "BSON out": lambda: fetched_bson(held["bytes"]),
         "BSON out, bodies of any length": lambda: fetched_bson(held["any"]),
         "BSON out, JSON bodies": lambda: fetched_bson(held["values"]),
@@ -130,8 +130,8 @@ def writes(folder: str, size: dict[str, Any]) -> dict[str, Any]:
         "JSON out, bytes": lambda: fetched_json(held["bytes"]),
         "JSON out, bytes of any length": lambda: fetched_json(held["any"]),
     }
-    assert len(bson.decode_all(works["BSON out"]())) == shape.batch, "every message is written"
-    assert len(json.loads(works["JSON out"]())["messages"]) == shape.batch, "every message is written"
+    assert len(bson.decode_all(bytes(works["BSON out"]()))) == shape.batch, "every message is written"
+    assert len(json.loads(bytes(works["JSON out"]()))["messages"]) == shape.batch, "every message is written"
     rates = _rates(dict(works), shape)
     return {name: (rates[name], len(work()) / shape.batch, None) for name, work in works.items()}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
 
-from benchmarks import probe
+from benchmarks import loopback, probe
 
 _MIB = 1 << 20
 _DOCUMENT_BYTES = 187  # of a body of 100 B
@@ -31,6 +31,8 @@ class Limits:
     crc_calls_s: float  # CRC-32 of one document at a time, called from Python
     writes_s: float  # pwrite of one document at a time, without a sync
     loops_s: float  # turns of an empty Python loop
+    loopback_bytes_s: float  # from one process to another
+    posts_s: float  # empty POSTs to an aiohttp server that does nothing, one bare connection
 
     def rows(self) -> list[tuple[str, str]]:
         """For people."""
@@ -43,11 +45,13 @@ class Limits:
             (f"CRC-32 of {_DOCUMENT_BYTES} B, from Python", f"{self.crc_calls_s / 1e6:,.1f} M/s"),
             (f"pwrite of {_DOCUMENT_BYTES} B, from Python", f"{self.writes_s / 1e6:,.2f} M/s"),
             ("empty Python loop", f"{self.loops_s / 1e6:,.0f} M/s"),
+            ("loopback, one connection", f"{self.loopback_bytes_s / 1e9:,.1f} GB/s"),
+            ("empty POST to aiohttp, one connection", f"{self.posts_s:,.0f}/s"),
         ]
 
 
 def measure(folder: Path, size: int) -> Limits:
-    """All limits, with files of `size` bytes in `folder`. Medians of three, about five seconds at 512 MiB."""
+    """All limits, with files of `size` bytes in `folder`. Medians of three, about ten seconds at 512 MiB."""
     path = folder / "limit"
     writes, reads = [], []
     for _ in range(3):
@@ -55,6 +59,7 @@ def measure(folder: Path, size: int) -> Limits:
         probe.evict([path])
         reads.append(size / probe.seconds(lambda: probe.warm([path])))
     source, target = memoryview(os.urandom(64 * _MIB)), memoryview(bytearray(64 * _MIB))
+    loopback_bytes_s, posts_s = loopback.measure(size)
     mebibyte, document = os.urandom(_MIB), os.urandom(_DOCUMENT_BYTES)
     return Limits(
         write_bytes_s=statistics.median(writes),
@@ -65,6 +70,8 @@ def measure(folder: Path, size: int) -> Limits:
         crc_calls_s=_rate(100_000, lambda: [crc32(document) for _ in range(100_000)]),
         writes_s=_rate(20_000, lambda: _pwrites(path, document, 20_000)),
         loops_s=_rate(1_000_000, _loop),
+        loopback_bytes_s=loopback_bytes_s,
+        posts_s=posts_s,
     )
 
 

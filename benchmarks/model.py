@@ -71,6 +71,21 @@ def of_rounds(name: str, rounds: Sequence[float], unit: str, **more: Any) -> Fig
     return Figure(name, statistics.median(rounds), unit, rounds=tuple(rounds), **more)
 
 
+def number(value: float) -> str:
+    """Three digits that count, or all of a big number.
+
+    >>> number(708248.98), number(0.1234), number(12.345), number(0), number(0.000123)
+    ('708,249', '0.123', '12.3', '0', '0.000123')
+    """
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size < 0.1:
+        return f"{value:.3g}"
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """How much of everything. The states of all sizes have one shape: twelve sealed segments and a tail in the active one."""

@@ -10,10 +10,26 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+TICKS_S = os.sysconf("SC_CLK_TCK")
+
 
 def anonymous_bytes(pid: int | str = "self") -> int:
     """Anonymous resident memory: what cannot be dropped, unlike pages of mapped files."""
     return _field(f"/proc/{pid}/status", "RssAnon:") * 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, and of those it has started and seen end; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICKS_S
+
+
+def shared_bytes(pid: int | str = "self") -> int:
+    """Resident memory that is shared between processes and belongs to no file on disk."""
+    return _field(f"/proc/{pid}/status", "RssShmem:") * 1024
 
 
 def disk_io() -> tuple[int, int]:

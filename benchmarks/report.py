@@ -1,31 +1,52 @@
-"""Results for people and for programs: a table on the terminal, JSON by date, and RESULTS.md after a full run."""
+"""Results for people and for programs: tables on the terminal, JSON by date, and RESULTS.md after a full run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import plots, quiet, sidebyside
+from benchmarks.contest import Contest, Told
 from benchmarks.machine import Limits
-from benchmarks.model import Figure, Size
+from benchmarks.model import Figure, Goal, Size, number
+from benchmarks.ranking import PARTS
+from benchmarks.works import CONNECTIONS
 
 FOLDER = Path(__file__).resolve().parent
+KEPT = FOLDER / "results"
 RESULTS = FOLDER / "RESULTS.md"
 _COLUMNS = ("benchmark", "figure", "value", "goal", "met", "of the limit", "note")
 
 NOT_SHOWN = """\
-- One topic, one thread, no server: HTTP, JSON and the committer's thread come on top.
-- Bodies of 100 random bytes and due times at random over a day. Messages that arrive in order of their due times fire faster.
-- Most figures are of a warm page cache. `cold` evicts the files first; it does not limit memory, so the kernel can still
+- Two processes on one machine: no network lies between client and server, and both share the processors. A queue in C that leaves
+  more of them to the client gains from that, one whose client has little to do as well.
+- One client process, written in Python for every queue (Node.js for BullMQ), on {connections} connections in batches.
+  Clients of other languages may get more out of a peer.
+- *Durable* is what each setting promises when a put is answered. TurtleMQ, Redis with `always`, PostgreSQL and beanstalkd with
+  `-f0` have synced by then; the others may lose what came last when the power goes. TurtleMQ syncs acknowledgements every few
+  seconds, not before it answers them: after a power cut, messages of that time may come again.
+- Own ids are looked up by TurtleMQ, so that none is stored twice; beanstalkd has no ids but its own. *Server's ids* are
+  the same work without that lookup.
+- beanstalkd delays by whole seconds: delays are rounded up when they are put, and its lateness counts from there. The row
+  *against the due time asked for* does not allow for that. All of its messages are due within the second after
+  the common instant, and its clock starts at the end of that second.
+- A queue that was too slow for its seconds is stopped where it is; the counts say where. The restart of such a queue is
+  told for a million by proportion.
+- Memory is that of a server at rest, all its processes together. While TurtleMQ seals a segment of four million messages,
+  a process of its own takes up to 0.5 GB for some seconds: see `memory` below.
+- Restarts are of a warm page cache, and of the whole process, its interpreter included.
+- The engine's figures are of one topic, one thread, no server; bodies of 100 random bytes, due times at random over a day.
+  Most are of a warm page cache. `cold` evicts the files first; it does not limit memory, so the kernel can still
   hold what is being written.
-- Seals share the machine's cores with the process that is measured. Virtual machines have noisy neighbours: compare ratios.
-- *Of the limit* is the share of what the machine did in the same run without TurtleMQ: 100 % cannot be passed in earnest, only
-  by noise or by the page cache.
+- Virtual machines have noisy neighbours: compare ratios. *Of the limit* is the share of what the machine did in the same run
+  without TurtleMQ: 100 % cannot be passed in earnest, only by noise or by the page cache.
 """
 
 
@@ -39,23 +60,12 @@ class Report:
     limits: Limits
     figures: list[tuple[str, Figure]]  # with the name of the benchmark
     seconds: float
+    contest: Contest | None = None
+    skipped: list[str] = field(default_factory=list)  # benchmarks for which no time was left
 
     @property
     def missed(self) -> list[tuple[str, Figure]]:
         return [(name, figure) for name, figure in self.figures if figure.met is False]
-
-
-def number(value: float) -> str:
-    """Three digits that count, or all of a big number.
-
-    >>> number(708248.98), number(0.1234), number(12.345), number(0)
-    ('708,249', '0.123', '12.3', '0')
-    """
-    if value == 0:
-        return "0"
-    size = abs(value)
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{digits}f}"
 
 
 def cells(benchmark: str, figure: Figure) -> tuple[str, ...]:
@@ -81,6 +91,15 @@ def table(figures: Sequence[tuple[str, Figure]], title: str) -> Table:
 
 def show(report: Report, console: Console) -> None:
     """Everything that a run has found."""
+    if report.figures:
+        _show_engine(report, console)
+    if report.contest is not None:
+        sidebyside.show(report.contest, report.limits, report.size.name, KEPT, console)
+    if report.skipped:
+        console.print(f"[bold red]No time was left for: {', '.join(report.skipped)}.[/] `--minutes` gives more.")
+
+
+def _show_engine(report: Report, console: Console) -> None:
     limits = Table("the machine's limits, in this run", "", title_justify="left")
     for row in report.limits.rows():
         limits.add_row(*row)
@@ -103,6 +122,8 @@ def as_json(report: Report) -> str:
         "machine": report.machine,
         "limits": asdict(report.limits),
         "figures": figures,
+        "contest": None if report.contest is None else asdict(report.contest),
+        "skipped": report.skipped,
     }
     return json.dumps(fields, indent=1, ensure_ascii=False)
 
@@ -115,27 +136,64 @@ def keep(report: Report, folder: Path) -> Path:
     return path
 
 
-def markdown(report: Report) -> str:
-    """RESULTS.md: the machine, its limits, the figures, and what they do not show."""
-    run = f"The last full run of `make bench`, {report.began:%d %B %Y}, {report.seconds / 60:.0f} minutes."
-    lines = [
-        "# Results",
-        "",
-        f"{run} Medians; ± is half the distance between the extremes of the rounds.",
-        "What each figure means: [docs/PERFORMANCE.md](../docs/PERFORMANCE.md).",
-        "",
-        *_markdown_table(("the machine", ""), report.machine.items()),
-        "",
-        *_markdown_table(("its limits in this run", ""), report.limits.rows()),
-        "",
-        *_markdown_table(_COLUMNS, [cells(name, figure) for name, figure in report.figures]),
-        "",
-        "## What these figures do not show",
-        "",
-        NOT_SHOWN.rstrip(),
-        "",
-    ]
-    return "\n".join(lines)
+def load(path: Path) -> Report:
+    """A run that was kept."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    figures = [(figure.pop("benchmark"), _figure(figure)) for figure in told["figures"]]
+    told["size"].pop("sleepers")
+    contest = told["contest"]
+    if contest is not None:
+        contest = Contest(**{**contest, "queues": [Told(**queue) for queue in contest["queues"]]})
+    began = datetime.fromisoformat(told["began"])
+    limits = Limits(**told["limits"])
+    return Report(began, Size(**told["size"]), told["machine"], limits, figures, told["seconds"], contest, told["skipped"])
+
+
+def _figure(told: dict[str, Any]) -> Figure:
+    del told["met"], told["share_of_limit"]
+    goal = told["goal"] and Goal(**told["goal"])
+    return Figure(**{**told, "goal": goal, "rounds": tuple(told["rounds"])})
+
+
+def write(report: Report, path: Path | None = None) -> None:
+    """RESULTS.md and its pictures."""
+    path = path or RESULTS
+    pictures = {} if report.contest is None else plots.draw(report.contest, report.size.name, path.parent / "plots")
+    path.write_text(markdown(report, pictures), encoding="utf-8")
+
+
+def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
+    """The goals first, then everything that was measured, the machine, and what the figures do not show."""
+    run = f"A {report.size.name} run of `make bench`, {report.began:%d %B %Y}, {report.seconds / 60:.0f} minutes."
+    lines = ["# Results", "", f"{run} Medians; ± is half the distance between the extremes of the rounds.", ""]
+    if report.contest is not None:
+        lines += _contest(report, report.contest, pictures or {})
+    lines += ["## The machine", "", *_markdown_table(("the machine", ""), report.machine.items()), ""]
+    lines += [*_markdown_table(("its limits in this run", ""), report.limits.rows()), ""]
+    if report.contest is not None:
+        shares = sidebyside.shares(report.contest, report.limits, report.size.name)
+        lines += [*_markdown_table(("TurtleMQ as a share of them", ""), shares), ""]
+    if report.figures:
+        lines += [f"## The engine alone, {report.size.sleepers:,} sleepers", ""]
+        lines += ["What each figure means: [docs/PERFORMANCE.md](../docs/PERFORMANCE.md).", ""]
+        lines += [*_markdown_table(_COLUMNS, [cells(name, figure) for name, figure in report.figures]), ""]
+    if report.skipped:
+        lines += [f"No time was left for: {', '.join(report.skipped)}.", ""]
+    return "\n".join([*lines, "## What these figures do not show", "", NOT_SHOWN.format(connections=CONNECTIONS).rstrip(), ""])
+
+
+def _contest(report: Report, contest: Contest, pictures: Mapping[str, Path]) -> list[str]:
+    size = report.size.name
+    lines = [f"**{warning}**", ""] if (warning := quiet.warning(contest.busy)) else []
+    lines += ["## Goals", "", *_markdown_table(sidebyside.GOAL_COLUMNS, sidebyside.goals(contest, size, KEPT)), ""]
+    lines += ["*Against it* is how many times better TurtleMQ is: below 1 the peer is ahead.", ""]
+    for title, picture in pictures.items():
+        lines += [f"![{title}]({picture.parent.name}/{picture.name})", ""]
+    lines += ["## Side by side", "", *_markdown_table(sidebyside.VERSION_COLUMNS, sidebyside.versions(contest)), ""]
+    for part in PARTS:
+        lines += [*_markdown_table(*sidebyside.part_rows(contest, part, size)), ""]
+    lines += [*_markdown_table(sidebyside.GROWTH_COLUMNS, sidebyside.growth_rows(contest)), ""]
+    return lines + [f"**Failed:** {failure}\n" for failure in contest.failed]
 
 
 def _markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:

@@ -9,17 +9,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import bson
 import msgspec
+import numpy as np
 
 from benchmarks.child import ROOT
 from benchmarks.probe import anonymous_bytes
 
 JSON, BSON = "application/json", "application/bson"
+_ID = b"\x02id\0"  # the type and name of an id, which nothing before it holds: there are no headers here
 TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -106,16 +107,25 @@ _fetched = msgspec.json.Decoder(_Fetched)
 
 def ids_of(data: bytes, kind: str) -> list[str]:
     """The ids in the answer to a fetch."""
-    return list(_bson_ids(data)) if kind == BSON else [message.id for message in _fetched.decode(data).messages]
+    return _bson_ids(data) if kind == BSON else [message.id for message in _fetched.decode(data).messages]
 
 
-def _bson_ids(data: bytes) -> Iterator[str]:
-    at = 0
+def _bson_ids(data: bytes) -> list[str]:
+    """Where all documents are alike, as columns: 0.06 µs each. Otherwise one by one: 0.6 µs."""
+    size = int.from_bytes(data[:4], "little")
+    if size and len(data) % size == 0:
+        rows = np.frombuffer(data, np.uint8).reshape(-1, size)
+        at = data.index(_ID) + len(_ID)
+        alike = rows[:, [0, 1, 2, 3, *range(at - len(_ID), at + 4)]]  # their lengths, where the id is, and its length
+        if (alike == alike[0]).all():
+            end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+            return rows[:, at + 4 : end].tobytes().decode()[:-1].split("\0")
+    ids, at = [], 0
     while at < len(data):
-        found = data.index(b"\x02id\0", at) + 4
-        size = int.from_bytes(data[found : found + 4], "little")
-        yield data[found + 4 : found + 3 + size].decode()
+        found = data.index(_ID, at) + len(_ID)
+        ids.append(data[found + 4 : found + 3 + int.from_bytes(data[found : found + 4], "little")].decode())
         at += int.from_bytes(data[at : at + 4], "little")
+    return ids
 
 
 async def for_seconds(connections: list[Connection], request: bytes, seconds: float) -> list[float]:

@@ -16,6 +16,14 @@ def messages(count: int, first: int = 0, due_ms: int = NOW + 1_000, **more: Any)
     return [Message(b"body %d" % n, due_ms + n, f"m{n}", **more) for n in range(first, first + count)]
 
 
+def rows(*args: Any, **options: Any) -> list[dict[str, Any]]:
+    """What the source reads, without Spark. Needs pyarrow."""
+    from pyspark_turtlemq.table import read_table
+
+    found: list[dict[str, Any]] = read_table(*args, **options).to_pylist()
+    return found
+
+
 def lived(root: Path) -> Engine:
     """A topic `life` in which everything has happened: rolled, sealed, compacted; cancelled, rescheduled, fetched, acknowledged,
     failed, dead, requeued. An open engine."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import threading
 import time
@@ -272,77 +271,6 @@ def test_a_backup_or_restore_that_was_cut_off_leaves_the_earlier_ones(tmp_path: 
 
 
 # Of a folder in use
-
-
-class Life:
-    """An engine that lives a random life: everything that moves, seals, compacts and removes files."""
-
-    def __init__(self, root: Path, seed: int) -> None:
-        self.random, self.now, self.ids = random.Random(seed), 1_000, list[str]()
-        self.engine = Engine.open(root)
-        small = {"segment_bytes": 4096, "compact_live_ratio": 0.6, "history_hours": 0.0003, "max_attempts": 2, "ttr_ms": 500}
-        self.engine.configure("t", **small)
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.random.choice([self._put, self._put, self._consume, self._consume, self._cancel, self._later, self._care])()
-
-    def _put(self) -> None:
-        ids = [f"{len(self.ids) + i}" for i in range(self.random.randrange(1, 30))]
-        self.ids += ids
-        due = [self.now + self.random.choice([0, 50, 2_000, 3_600_000]) for _ in ids]
-        self.engine.submit("t", [Message(b"z" * 50, due_ms=at, id=id_) for id_, at in zip(ids, due, strict=True)], self.now)
-
-    def _consume(self) -> None:
-        self.now += self.random.randrange(200)
-        self.engine.tick(self.now)
-        held = self.engine.reserve("t", self.random.choice(["a", "b"]), 20, self.now)
-        if held.ids and self.random.random() < 0.9:
-            for group in ("a", "b"):
-                self.engine.topics["t"].broker.group(group, self.now)
-                acks = [id_ if self.random.random() < 0.8 else f"-{id_}" for id_ in held.ids]
-                self.engine.ack("t", group, acks, self.now, retry_delay_ms=self.random.choice([0, 40_000]))
-
-    def _cancel(self) -> None:
-        if self.ids:
-            self.engine.cancel("t", self.random.choices(self.ids, k=5), self.now)
-
-    def _later(self) -> None:
-        self.now += self.random.randrange(5_000)
-        self.engine.tick(self.now)
-
-    def _care(self) -> None:
-        for _ in range(5):
-            self.engine.topics["t"].care()
-
-    def told(self, engine: Engine) -> dict[str, Any]:
-        views = {id_: engine.message("t", id_) for id_ in self.ids}
-        return {
-            id_: (view.state, view.due_ms, view.body, {name: group["state"] for name, group in view.groups.items()})
-            for id_, view in views.items()
-            if view is not None
-        }
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_pins_are_one_moment_whatever_happens_then(tmp_path: Path, seed: int) -> None:
-    life = Life(tmp_path / "data", seed)
-    for n in range(2):
-        life.steps(20)
-        b.unpin(life.engine.door, tmp_path / "data")
-        for _ in b.pin(life.engine.door, tmp_path / "data", "p"):
-            pass
-        told = life.told(life.engine)
-        life.steps(25)
-        door = Door()
-        name, manifest = b.make(door, b.pinned(door, tmp_path / "data", "p"), tmp_path / "bk", NOW + n, live=True)
-        assert manifest.damage == []
-        b.restore(door, tmp_path / "bk" / name, tmp_path / f"again{n}")
-        again = Engine.open(tmp_path / f"again{n}")
-        assert again.check() == []
-        assert life.told(again) == told
-        again.close()
-    life.engine.close()
 
 
 class Traffic:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import benchmarks.__main__ as command
 from benchmarks import child, machine, model, probe, report, restart, state
-from benchmarks.catalogue import ALL
+from benchmarks.catalogue import ALL, LONG
 from benchmarks.model import FULL, QUICK, TINY, Figure, Goal, Size
 from benchmarks.run import Benchmark
 
@@ -133,8 +133,22 @@ def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(SystemExit, match="no benchmark 'apend'; there are: append, durable"):
+    with pytest.raises(SystemExit, match="no benchmark 'apend'; there are: versus, append, durable"):
         command.main(["apend"])
+
+
+def test_the_longest_runs_in_full_size_only_when_it_is_named() -> None:
+    versus, chosen = command._choose([], FULL)
+    assert versus
+    assert {benchmark.name for benchmark in ALL} - {benchmark.name for benchmark in chosen} == set(LONG)
+    assert command._choose([], QUICK)[1] == list(ALL)
+    assert [benchmark.name for benchmark in command._choose(LONG, FULL)[1]] == list(LONG)
+
+
+def test_what_no_time_was_left_for_is_named(tmp_path: Path) -> None:
+    found = command.measure(ALL[:2], TINY, tmp_path, QUIET, minutes=0)
+    assert (found.figures, found.skipped) == ([], ["append", "durable"])
+    assert "No time was left for: append, durable." in report.markdown(found)
 
 
 # Results
@@ -142,7 +156,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 
 @pytest.fixture
 def some_report() -> report.Report:
-    limits = machine.Limits(1e9, 2e9, 1e-4, 1e10, 1e10, 1e7, 1e6, 6e7)
+    limits = machine.Limits(1e9, 2e9, 1e-4, 1e10, 1e10, 1e7, 1e6, 6e7, 2e9, 4e3)
     figures = [
         ("append", Figure("fast", 900_000.0, "msg/s", Goal("≥", 700_000), (800_000.0, 900_000.0, 1_000_000.0), 9e6, "disk")),
         ("append", Figure("slow", 2.0, "s", Goal("≤", 1.0), limit=1.0, limit_of="sync")),

@@ -16,7 +16,7 @@ from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, DiskFull, Stopped, UnknownMessage
 from turtlemq.model import Batch, Settings
-from turtlemq.server.commit import Committer
+from turtlemq.server.commit import THREADS, Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.loop import UNCOMMITTED_MAX, Service
 
@@ -90,6 +90,35 @@ def test_requests_gather_while_a_group_is_written(tmp_path: Path) -> None:
         assert all([await task == [True] for task in others])
         assert door.syncs - before == 1, "fifty requests, one sync"
         assert server.engine.stats("t").sleep == 51
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_what_waits_for_a_thread_is_written_before_the_threads_end(tmp_path: Path) -> None:
+    """More topics than threads: closing runs what no thread has begun, and waits for the rest."""
+    door, topics = Slow(), [f"t{n}" for n in range(THREADS + 5)]
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        tasks = [asyncio.create_task(server.put("a", topic=topic)) for topic in topics]
+        await asyncio.sleep(0.05)
+        threading.Timer(0.1, door.gate.set).start()
+        server.close()
+        assert [server.engine.stats(topic).sleep for topic in topics] == [1] * len(topics)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+    engine = Engine.open(tmp_path / "d")
+    assert all(engine.get(topic, "a") is not None for topic in topics)
+    engine.close()
+
+
+def test_more_topics_than_threads_all_get_their_turn(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = Server(tmp_path / "d", Door())
+        rounds = [server.put(f"m{n}", topic=f"t{k}") for n in range(5) for k in range(3 * THREADS)]
+        assert await asyncio.wait_for(asyncio.gather(*rounds), 20) == [[True]] * len(rounds)
         server.close()
 
     asyncio.run(story())

@@ -1,76 +1,32 @@
-"""A crowd at one topic: a thousand consumers who ack, fail, hang up, fall asleep or want more time; thousands who only wait."""
+"""A crowd at one topic: a thousand consumers who ack, fail, hang up, fall asleep or want more time; thousands who only wait.
+And many topics that rest: they hold no files open."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import os
 import random
-import resource
+import re
 import signal
-import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from tests.serving import Server, running
+from tests.trust.kills_model import now_ms
+from tests.trust.load_wire import Wire, all_wait, run_loop
+from turtlemq.engine import Engine
+from turtlemq.model import Message
 
 CONSUMERS, MESSAGES, BATCH, PRODUCERS = 1_000, 20_000, 100, 8
 GROUPS = ("red", "green", "blue")
 WAITING = 2_000
 LONG_S = 30  # a lease that does not end during the test, or not for those who do not sleep
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8_192)), hard))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
-
-
-class Wire:
-    """A connection that speaks just enough HTTP."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    @asynccontextmanager
-    async def to(cls, port: int) -> AsyncIterator[Wire]:
-        wire = cls(*await asyncio.open_connection("127.0.0.1", port))
-        try:
-            yield wire
-        finally:
-            wire._writer.close()
-            with contextlib.suppress(OSError):
-                await wire._writer.wait_closed()
-
-    def send(self, path: str, value: Any) -> None:
-        body = json.dumps(value).encode()
-        head = f"POST /v1/topics/crowd{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        self._writer.write(head.encode() + body)
-
-    async def receive(self) -> Any:
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        body = await self._reader.readexactly(length)
-        assert head.startswith(b"HTTP/1.1 20"), (head, body)
-        return json.loads(body)
-
-    async def call(self, path: str, value: Any) -> Any:
-        self.send(path, value)
-        return await self.receive()
 
 
 @dataclass
@@ -123,23 +79,24 @@ class Book:
                 assert other.from_ms >= free_ms, f"{id_} was held by two of {group}: {one} {other}"
 
 
-async def produce(port: int, book: Book, number: int) -> None:
+async def produce(server: Server, book: Book, number: int) -> None:
     dice = random.Random(number)
-    async with Wire.to(port) as wire:
+    async with Wire.to(server) as wire:
         for batch in range(MESSAGES // PRODUCERS // BATCH):
             ids = [f"{number}-{batch}-{i}" for i in range(BATCH)]
             messages = [{"id": id_, "body": id_, "delay": dice.choice([0, dice.random()])} for id_ in ids]
-            assert (await wire.call("/messages", {"messages": messages}))["created"] == BATCH
+            assert (await wire.call("crowd/messages", {"messages": messages}))["created"] == BATCH
             book.sent.update(ids)
 
 
-async def consume(port: int, book: Book, number: int) -> None:
+async def consume(server: Server, book: Book, number: int) -> None:
     """Until all is done. What kind of consumer one is depends on the number."""
     dice, group = random.Random(number), GROUPS[number % len(GROUPS)]
-    path, kind = f"/groups/{group}", "good good good good good good fails hangs_up falls_asleep extends".split()[number // 3 % 10]
+    path = f"crowd/groups/{group}"
+    kind = "good good good good good good fails hangs_up falls_asleep extends".split()[number // 3 % 10]
     ttr = 0.6 if kind in ("hangs_up", "falls_asleep", "extends") else LONG_S
     while not book.done.is_set():
-        async with Wire.to(port) as wire:
+        async with Wire.to(server) as wire:
             while not book.done.is_set():
                 wire.send(f"{path}/fetch", {"max": dice.randint(1, 40), "wait": dice.choice([1, 4]), "ttr": ttr})
                 if kind == "hangs_up" and dice.random() < 0.5:
@@ -180,9 +137,9 @@ def test_a_thousand_consumers_share_a_topic(tmp_path: Path) -> None:
     async def crowd(server: Server, book: Book) -> None:
         async with asyncio.timeout(150), asyncio.TaskGroup() as tasks:
             for number in range(CONSUMERS):
-                tasks.create_task(consume(server.port, book, number))
+                tasks.create_task(consume(server, book, number))
             for number in range(PRODUCERS):
-                tasks.create_task(produce(server.port, book, number))
+                tasks.create_task(produce(server, book, number))
 
     with running(tmp_path / "data") as server:
         backoff = {"base": 0.05, "factor": 1, "max": 0.05}
@@ -198,21 +155,14 @@ def test_a_thousand_consumers_share_a_topic(tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
-def all_wait(server: Server) -> None:
-    end = time.monotonic() + 60
-    while server.ok("GET", "/v1/status")["long_polls"] < WAITING:
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_thousands_of_long_polls_are_answered_by_a_stop(tmp_path: Path) -> None:
     async def wait(server: Server) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            wires = [await stack.enter_async_context(Wire.to(server.port)) for _ in range(WAITING)]
+            wires = [await stack.enter_async_context(Wire.to(server)) for _ in range(WAITING)]
             for number, wire in enumerate(wires):
-                wire.send(f"/groups/{GROUPS[number % 3]}/fetch", {"wait": 60})
-            await asyncio.get_running_loop().run_in_executor(None, all_wait, server)
+                wire.send(f"crowd/groups/{GROUPS[number % 3]}/fetch", {"wait": 60})
+            await asyncio.get_running_loop().run_in_executor(None, all_wait, server, WAITING)
             server.process.send_signal(signal.SIGTERM)
             answers = await asyncio.gather(*(wire.receive() for wire in wires))
             assert answers == [{"messages": []}] * WAITING
@@ -222,3 +172,30 @@ def test_thousands_of_long_polls_are_answered_by_a_stop(tmp_path: Path) -> None:
         run_loop(wait(server))
         assert "Traceback" not in server.log
     assert (tmp_path / "data" / "CLEAN").exists()
+
+
+def open_for_writing(folder: Path) -> int:
+    """How many files below it this process could write to."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            flags = re.findall(r"flags:\s+(\d+)", Path(f"/proc/self/fdinfo/{fd}").read_text())[0]
+            count += int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder))
+    return count
+
+
+def test_topics_that_rest_hold_no_files_open(tmp_path: Path) -> None:
+    """But for some that are kept for reading, of all topics together."""
+    topics = [f"t{number}" for number in range(20)]
+    engine = Engine.open(tmp_path)
+    for at in (1_000, 100_000):  # and again, after they have rested
+        for topic in topics:
+            engine.submit(topic, [Message(b"x", at)], at)
+            engine.tick(at)
+            engine.ack(topic, "g", engine.reserve(topic, "g", 10, at).ids, at)
+        assert open_for_writing(tmp_path / "topic") >= 2 * len(topics)
+        engine.tick(at + 60_000)  # the beat
+        assert open_for_writing(tmp_path / "topic") == 0
+    assert [engine.stats(topic).history for topic in topics] == [2] * len(topics)
+    assert engine.check() == []
+    engine.close()

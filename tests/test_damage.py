@@ -18,6 +18,7 @@ from tests.indexing import SMALL, World, abandon, documents, open_at
 from turtlemq.door import Door
 from turtlemq.errors import NewerFormat, NotOurs
 from turtlemq.index import care
+from turtlemq.index.build import tabulate
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
@@ -25,7 +26,8 @@ from turtlemq.index.seal import seal
 from turtlemq.model import Batch, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment import names
-from turtlemq.segment.table import BLOCK
+from turtlemq.segment.ids import hash_id
+from turtlemq.segment.table import BLOCK, open_table
 
 WIDE = Settings(segment_bytes=1 << 20, run_messages=1_500)
 
@@ -194,6 +196,27 @@ def test_a_table_of_other_documents_is_not_taken(tmp_path: Path) -> None:
         world.compare_all()
     world.drain(200)
     abandon(world.index)
+
+
+@pytest.mark.parametrize("count", [5, 200], ids=["few", "many"])
+def test_a_table_that_names_other_due_times_than_its_documents_fires_nothing_early(world: World, count: int) -> None:
+    """Its checksums are right and so is what it covers: only the documents can tell."""
+    world.append(messages("a", count, due=1_000), 0)
+    world.index.writer.flush()
+    path = next(iter(world.folder.glob("*.run")))
+    table = open_table(Door(), path)
+    assert table is not None
+    starts, _ = table.places(np.arange(count))
+    hashes = np.array([hash_id(f"a{i}") for i in range(count)], np.uint64)
+    alive = np.ones(count, np.bool_)
+    wrong = tabulate(table.cover, np.arange(count) + 100, starts, np.zeros(count, np.uint32), hashes, alive)
+
+    def exchange() -> None:
+        path.write_bytes(b"".join(wrong))
+
+    world.reopen(meanwhile=exchange)
+    assert world.due(999) is None, "and the table is built again from its segment"
+    world.drain(1_000 + count)
 
 
 def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.test_engine_faults import SETTINGS, Quick, _fields, abandon, messages
 from turtlemq.dead import Filter
 from turtlemq.engine import Engine
-from turtlemq.errors import NotOurs
+from turtlemq.errors import NotOurs, Unavailable
 from turtlemq.model import Message, Priority, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import scan
@@ -105,8 +105,27 @@ def test_a_damaged_header_of_a_file_with_nothing_in_it_costs_nothing(tmp_path: P
 def test_a_file_that_was_never_ours_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     _lived(tmp_path)
     (folder(tmp_path) / f"{kind}_0000000000.bson").write_bytes(b"%PDF-1.7 something else altogether" * 40)
-    with pytest.raises(NotOurs, match=kind):
-        reopen(tmp_path)
+    engine = reopen(tmp_path)
+    with pytest.raises(Unavailable, match=kind):
+        engine.topic("t", create=True)
+    with pytest.raises(Unavailable, match=kind):
+        engine.configure("t", max_attempts=3)
+    assert isinstance(engine.trouble["t"], NotOurs)
+    assert [kind in line for line in engine.check()] == [True]
+    engine.submit("other", messages(1), 0)
+    assert engine.stats("other").sleep == 1, "the other topics are served"
+    engine.close()
+    assert "t" in f.decode_checked((tmp_path / "data" / "CLEAN").read_bytes())[0]["topics"], "its own mark is kept"
+
+
+def test_settings_that_cannot_be_read_keep_their_topic_closed_and_no_other(tmp_path: Path) -> None:
+    _lived(tmp_path)
+    for text in ("max_attempts = ", "max_attempts = -1", "nonsense = 1", "\udcff"):
+        (folder(tmp_path) / "topic.toml").write_text(text, errors="surrogateescape")
+        engine = reopen(tmp_path)
+        assert "topic.toml" in str(engine.trouble["t"])
+        engine.submit("other", messages(1), 0)
+        engine.close()
 
 
 def test_after_a_proper_stop_a_flip_in_the_last_batch_is_damage_and_not_a_torn_tail(tmp_path: Path) -> None:
@@ -248,4 +267,62 @@ def test_messages_of_a_lease_whose_record_is_damaged_come_again(tmp_path: Path) 
     assert len(got) == len(set(got))
     assert set(got) == everybody - set(second) - set(first[:1])
     assert engine.check() == []
+    engine.close()
+
+
+def test_after_a_proper_stop_a_log_that_is_cut_loses_what_was_cut_and_says_so(tmp_path: Path) -> None:
+    engine = reopen(tmp_path)
+    engine.submit("t", messages(4, due=500_000), 0)
+    engine.submit("t", messages(4, 4, due=500_000), 0)
+    engine.close()
+    path = folder(tmp_path) / "delay_0000000000.bson"
+    os.truncate(path, path.stat().st_size - 10)
+    engine = reopen(tmp_path)
+    assert engine.stats("t").sleep == 7, "not the whole batch, as if it had been torn"
+    assert any(d.file == path.name and "shorter" in d.reason for d in engine.damage()["t"])
+    engine.close()
+
+
+def test_after_a_proper_stop_a_missing_file_is_named(tmp_path: Path) -> None:
+    _lived(tmp_path)
+    for name in ("delay_0000000000.bson", "dead/delay_0000000000.bson", "history_0000000000.bson"):
+        (folder(tmp_path) / name).unlink()
+        engine = reopen(tmp_path)
+        assert any(d.file == name for d in engine.damage()["t"]), name
+        engine.close()
+
+
+def test_copies_of_documents_behind_the_end_of_a_log_are_not_served(tmp_path: Path) -> None:
+    engine = reopen(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(6, due=500_000), 0)
+    engine.submit("t", messages(6, 6), 0)
+    engine.tick(10)
+    engine.close()
+    for kind in ("delay", "ready"):
+        path = folder(tmp_path) / f"{kind}_0000000000.bson"
+        data = path.read_bytes()
+        path.write_bytes(data + data[f.decode_header(data, path.name)[1] :])
+    engine = reopen(tmp_path)
+    assert engine.check() == [] or any("copy" in line for line in engine.check())
+    assert len(engine.damage()["t"]) > 0
+    got = _drain(engine)
+    assert sorted(got) == sorted(f"m{n}" for n in range(12))
+    engine.close()
+
+
+def test_a_ready_log_that_is_gone_hides_nothing_that_comes_due_later(tmp_path: Path) -> None:
+    """Its offsets begin anew: no group may stand behind them."""
+    engine = reopen(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(6), 0)
+    engine.tick(10)
+    engine.ack("t", "g", engine.reserve("t", "g", 6, 11).ids, 12)
+    engine.submit("t", messages(3, 20, due=500_000), 12)
+    engine.topics["t"].beat()
+    abandon(engine)
+    (folder(tmp_path) / "ready_0000000000.bson").unlink()
+    engine = reopen(tmp_path)
+    assert any(d.file.startswith("ready") for d in engine.damage()["t"])
+    assert {"m20", "m21", "m22"} <= set(_drain(engine))
     engine.close()

@@ -88,6 +88,30 @@ def test_on_a_full_disk_producers_are_refused_and_consumers_go_on(tmp_path: Path
     engine.close()
 
 
+def test_the_room_that_the_ballast_held_is_for_consumers_alone(tmp_path: Path) -> None:
+    class Small(Disk):
+        room = 1 << 30
+
+        def free_bytes(self, path: Path) -> int:
+            return self.room
+
+    door = Small()
+    engine = start(tmp_path, door)
+    engine.submit("t", messages(30), 0)
+    engine.tick(10)
+    door.full, door.room = True, 0
+    assert len(engine.reserve("t", "g", 10, 10).ids) == 10
+    assert not (tmp_path / "data" / FILE).exists()
+    door.full = False  # the few megabytes that were thrown overboard
+    with pytest.raises(DiskFull):
+        engine.submit("t", messages(1, 100), 10)
+    assert len(engine.reserve("t", "g", 10, 10).ids) == 10
+    door.room = 1 << 30
+    engine.submit("t", messages(1, 100), 10)
+    assert (tmp_path / "data" / FILE).exists()
+    engine.close()
+
+
 def test_what_cannot_be_buried_or_put_to_sleep_on_a_full_disk_waits_in_memory(tmp_path: Path) -> None:
     door = Disk()
     engine = start(tmp_path, door)
@@ -228,6 +252,26 @@ def test_a_power_cut_at_any_byte_loses_nothing_and_brings_nothing_cancelled(tmp_
         shutil.rmtree(folder)
 
 
+def test_a_synced_batch_stays_though_of_those_behind_it_only_a_later_one_was_written(tmp_path: Path) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", messages(1), 0)
+    engine.tick(10)
+    assert engine.cancel("t", ["m0"], 11) == {"m0": "cancelled"}
+    engine.topics["t"].beat()
+    path = tmp_path / "data" / "topic" / "t" / "ready_0000000000.bson"
+    sizes = [path.stat().st_size]
+    for n in (1, 2):
+        engine.submit("t", messages(1, n, due=10 * n), 10 * n)
+        engine.tick(10 * n)
+        sizes.append(path.stat().st_size)
+    abandon(engine)
+    with path.open("r+b") as file:
+        file.seek(sizes[0])
+        file.write(bytes(sizes[1] - sizes[0]))
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert sorted(_finish(tmp_path)) == ["m1", "m2"], "neither lost nor cancelled in vain"
+
+
 class Syncing(Door):
     """Remembers how long files were when they were last synced."""
 
@@ -244,6 +288,14 @@ class Syncing(Door):
         return action(*args)
 
 
+def cut_power(engine: Engine, door: Syncing) -> None:
+    """Of each log there is left what was synced."""
+    abandon(engine)
+    for path, size in door.durable.items():
+        if path.exists() and path.suffix == ".bson":
+            os.truncate(path, size)
+
+
 def test_with_ack_durability_fsync_an_answered_ack_survives_a_power_cut(tmp_path: Path) -> None:
     door = Syncing()
     engine = start(tmp_path, door, ack_durability="fsync")
@@ -251,10 +303,7 @@ def test_with_ack_durability_fsync_an_answered_ack_survives_a_power_cut(tmp_path
     engine.tick(10)
     engine.ack("t", "g", engine.reserve("t", "g", 3, 10).ids, 11)
     engine.reserve("t", "g", 2, 12)
-    abandon(engine)
-    for path, size in door.durable.items():
-        if path.exists() and path.suffix == ".bson":
-            os.truncate(path, size)
+    cut_power(engine, door)
     assert sorted(_finish(tmp_path)) == ["m3", "m4"]
 
 
@@ -264,11 +313,73 @@ def test_at_most_once_is_settled_durably_before_it_is_handed_out(tmp_path: Path)
     engine.submit("t", messages(5), 0)
     engine.tick(10)
     assert engine.reserve("t", "g", 3, 10).ids == ["m0", "m1", "m2"]
-    abandon(engine)
-    for path, size in door.durable.items():
-        if path.exists() and path.suffix == ".bson":
-            os.truncate(path, size)
+    cut_power(engine, door)
     assert sorted(_finish(tmp_path)) == ["m3", "m4"]
+
+
+def test_what_sleeps_for_another_attempt_does_not_come_twice_after_a_power_cut(tmp_path: Path) -> None:
+    door = Syncing()
+    engine = start(tmp_path, door)
+    engine.submit("t", messages(3), 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 3, 10)
+    assert engine.ack("t", "g", ["-m0"], 11, retry_delay_ms=60_000).failed == 1
+    cut_power(engine, door)
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.reserve("t", "g", 9, 2_000).ids == []
+    engine.tick(2_000)
+    assert sorted(engine.reserve("t", "g", 9, 2_000).ids) == ["m1", "m2"], "m0 sleeps"
+    assert engine.stats("t").sleep == 1
+    abandon(engine)
+
+
+def test_dead_letters_are_counted_and_their_messages_gone_after_a_power_cut(tmp_path: Path) -> None:
+    door = Syncing()
+    engine = start(tmp_path, door, max_attempts=1)
+    engine.submit("t", messages(3), 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 3, 10)
+    assert engine.ack("t", "g", ["-m0"], 11).dead == 1
+    cut_power(engine, door)
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.check() == []
+    assert engine.groups("t")["g"].dead == 1
+    engine.tick(2_000)
+    assert sorted(engine.reserve("t", "g", 9, 2_000).ids) == ["m1", "m2"]
+    abandon(engine)
+
+
+def test_a_batch_that_reached_the_disk_before_the_one_in_front_of_it_hands_nothing_off(tmp_path: Path) -> None:
+    """Sectors of a log are written in any order. The second batch says that everything so far was handed off."""
+    engine = start(tmp_path)
+    engine.submit("t", [*messages(2), Message(b"later", 1_000, id="later")], 0)
+    engine.tick(1)  # with the first beat, so that none comes soon
+    engine.tick(10)
+    (ready,) = _ready_files(tmp_path, ".bson")
+    first = engine.topic("t").broker.ready.segments[0].data_start
+    second = ready.stat().st_size
+    assert engine.cancel("t", ["later"], 11) == {"later": "cancelled"}
+    assert ready.stat().st_size > second
+    abandon(engine)
+    with ready.open("r+b") as file:
+        file.seek(first)
+        file.write(bytes(second - first))
+    assert _finish(tmp_path) == ["m0", "m1"]
+
+
+def test_a_log_that_a_crash_left_empty_is_no_damage_after_a_proper_stop(tmp_path: Path) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", messages(1), 0)
+    engine.tick(10)
+    (ready,) = _ready_files(tmp_path, ".bson")
+    start_of_data = engine.topic("t").broker.ready.segments[0].data_start
+    abandon(engine)
+    (tmp_path / "data" / "topic" / "t" / "offset").unlink()
+    os.truncate(ready, start_of_data + 9)  # the process ended in the middle of the first batch
+    Engine.open(tmp_path / "data", settings=SETTINGS).close()
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.damage() == {}
+    engine.close()
 
 
 # Damage

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turtlemq.model import I64
 from turtlemq.segment import fields as v
 from turtlemq.segment import format as f
 
@@ -54,6 +56,17 @@ def test_located_fields_are_those_of_decode(given_: list[dict[str, object]]) -> 
         assert found.expires[i] == (v.ABSENT if document.expires_ms is None else document.expires_ms)
         assert (v.subdocument(view, int(found.headers[i])) if found.headers[i] >= 0 else {}) == document.headers
         assert (v.subdocument(view, int(found.meta[i])) if found.meta[i] >= 0 else {}) == document.meta
+
+
+@pytest.mark.parametrize("broken", [None, 0, 63, 64, 129])
+def test_a_prefix_with_a_broken_name_is_none(broken: int | None) -> None:
+    encoded, sizes = f.encode([b"id"] * 130, [b"body"] * 130, [7] * 130, 1, 0, [0] * 130)
+    data, lengths = bytearray(encoded), np.array(sizes, np.int64)
+    starts: I64 = np.cumsum(lengths) - lengths
+    if broken is not None:
+        data[int(starts[broken]) + data.index(b"due\0") + 1] ^= 1  # "dte": nothing else tells that it is no document
+    good = v.plausible(f.prefixes(memoryview(data), starts), lengths)
+    assert np.flatnonzero(~good).tolist() == ([] if broken is None else [broken])
 
 
 def test_pieces_of_one_width() -> None:

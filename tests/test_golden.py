@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_engine_faults import abandon
 from turtlemq.engine import Engine
-from turtlemq.errors import NewerFormat, NotOurs, TurtleError
-from turtlemq.model import Found, State
+from turtlemq.errors import NewerFormat, NotOurs, TurtleError, Unavailable
+from turtlemq.model import Found, Message, State
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "v1"
 NOW = 1_700_000_000_000
@@ -152,21 +153,38 @@ def test_after_a_proper_stop_bad_bytes_at_the_end_are_damage_and_nothing_is_cut(
     assert (data / "topic" / "t" / "delay_0000000000.bson").stat().st_size == 413
 
 
+def test_a_folder_of_a_newer_format_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    data = Path(shutil.copytree(GOLDEN / "newer_folder", tmp_path / "data"))
+    for _ in range(2):
+        with pytest.raises(NewerFormat) as caught:
+            Engine.open(data)
+        assert "format 2, this program reads up to 1. This data was written by a newer TurtleMQ. Run that" in str(caught.value)
+        assert untouched(data, "newer_folder")
+
+
+def untouched(data: Path, name: str) -> bool:
+    left = contents(data)
+    left.pop("LOCK")
+    left.pop("BALLAST", None)
+    return left == contents(GOLDEN / name)
+
+
 REFUSED: dict[str, tuple[type[TurtleError], str]] = {
-    "newer_folder": (NewerFormat, "format 2, this program reads up to 1. This data was written by a newer TurtleMQ. Run that"),
     "newer_file": (NewerFormat, "t/delay_0000000000.bson: format 2, this program reads up to 1. This data was written by a"),
     "not_ours": (NotOurs, "t/delay_0000000000.bson: This file was not written by TurtleMQ. Move it out of the data folder."),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_refused_and_nothing_is_touched(tmp_path: Path, name: str) -> None:
+def test_a_topic_that_cannot_be_read_is_refused_and_nothing_of_it_is_touched(tmp_path: Path, name: str) -> None:
     data = Path(shutil.copytree(GOLDEN / name, tmp_path / "data"))
     error, says = REFUSED[name]
     for _ in range(2):
-        with pytest.raises(error) as caught:
-            Engine.open(data)
-        assert says in str(caught.value)
-        left = contents(data)
-        left.pop("LOCK")
-        assert left == contents(GOLDEN / name)
+        engine = Engine.open(data)
+        assert isinstance(engine.trouble["t"], error)
+        assert says in str(engine.trouble["t"])
+        with pytest.raises(Unavailable, match="cannot be opened"):
+            engine.submit("t", [Message(b"", 0)], 0)
+        assert any(says in line for line in engine.check())
+        abandon(engine)
+        assert untouched(data, name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from turtlemq.broker.group import Group, Held
 from turtlemq.engine import Engine
 from turtlemq.errors import InvalidArgument, UnknownGroup
 from turtlemq.model import Message, Priority, Settings
@@ -117,6 +119,27 @@ def test_a_lease_that_ends_brings_the_message_back_and_extending_keeps_it(engine
     assert again.ids == ["a"]
     assert again.pieces[0].held.attempts.tolist() == [2]
     assert engine.ack("t", "g", ["a", "b"], 112).acked == 2
+
+
+def test_a_lease_is_over_in_its_last_millisecond_and_not_before(engine: Engine) -> None:
+    put(engine, "a")
+    engine.reserve("t", "g", 1, 11)
+    engine.tick(110)
+    assert engine.reserve("t", "g", 1, 110).ids == []
+    engine.tick(111)
+    assert engine.reserve("t", "g", 1, 111).ids == ["a"], "ttr_ms is 100"
+
+
+def test_an_id_that_two_leases_hold_stays_with_the_younger_when_the_older_ends() -> None:
+    """A dead letter that was requeued while its group was moved back comes twice."""
+    group, two = Group("g"), np.arange(2)
+    group.start(0)
+    older = group.lease(Held(two, two, two, two, two, ["a", "b"]), 0, 10, "one")
+    younger = group.lease(Held(two + 5, two, two, two, two, ["b", "c"]), 0, 20, "two")
+    assert group.seek(["b"])[0][0][0] is younger
+    group.close([(older, two)])
+    ((lease, which),), unknown = group.seek(["b"])
+    assert (lease is younger, which.tolist(), unknown) == (True, [0], [])
 
 
 def test_acks_are_idempotent_in_any_order_and_mix(engine: Engine) -> None:

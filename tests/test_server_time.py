@@ -199,16 +199,36 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None
     assert (found.port, found.host, found.data) == (3, "environment", "file")
 
 
+def have_a_segment_sealed(server: Server) -> None:
+    """So that there is a worker process."""
+    server.ok("PUT", "/v1/topics/t", {"segment_bytes": 50_000})
+    for _ in range(4):
+        server.put("t", *({"body": "x" * 50, "delay": 3600 + i} for i in range(500)))
+    end = time.monotonic() + 15
+    while not list((server.data / "topic/t").glob("delay_*.index")):
+        assert time.monotonic() < end, "nothing was sealed"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_leaves_no_worker_behind(tmp_path: Path) -> None:
+    """It would go on sealing, and the next server may seal the same segment under the same names."""
+    with running(tmp_path / "data") as server:
+        have_a_segment_sealed(server)
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        assert children, "the worker, and what multiprocessing has beside it"
+        server.process.kill()
+        server.process.wait()
+        end = time.monotonic() + 15
+        while any(Path(f"/proc/{pid}").exists() for pid in children):
+            assert time.monotonic() < end, "it is still there"
+            time.sleep(0.05)
+
+
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_the_worker_process_too_and_does_no_harm(tmp_path: Path) -> None:
     with running(tmp_path / "data", group=True) as server:
-        server.ok("PUT", "/v1/topics/t", {"segment_bytes": 50_000})
-        for _ in range(4):
-            server.put("t", *({"body": "x" * 50, "delay": 3600 + i} for i in range(500)))
-        end = time.monotonic() + 15
-        while not list((tmp_path / "data/topic/t").glob("delay_*.index")):
-            assert time.monotonic() < end, "nothing was sealed"
-            time.sleep(0.1)
+        have_a_segment_sealed(server)
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.process.wait(10) == 0
         assert "Traceback" not in server.log

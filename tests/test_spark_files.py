@@ -29,18 +29,13 @@ from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
 from pyspark_turtlemq.wanted import Wanted, push  # noqa: E402
 from tests.serving import running  # noqa: E402
-from tests.spark_ground import NOW, lived, messages, sleepers  # noqa: E402
+from tests.spark_ground import NOW, lived, messages, rows, sleepers  # noqa: E402
 from turtlemq.dead import Filter  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
-
-
-def rows(*args: Any, **options: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = read_table(*args, **options).to_pylist()
-    return found
 
 
 def asleep(root: Path, topic: str) -> dict[str, tuple[int, bytes]]:
@@ -261,25 +256,6 @@ def test_conditions_in_words_are_kept_to_exactly(life: tuple[Engine, Path]) -> N
     for text, says in (("due ~ 3", "no condition"), ("error = 'x'", "knows nothing of 'error'"), ("id > 'a'", "can be = or in")):
         with pytest.raises(InvalidArgument, match=says):
             rows(life[1], where=text)
-
-
-def test_a_due_range_of_a_sealed_segment_is_one_slice_of_bytes(tmp_path: Path) -> None:
-    engine = Engine.open(tmp_path / "data")
-    engine.configure("t", segment_messages=1_000)
-    engine.submit("t", messages(1_000, due_ms=NOW + 50_000), NOW)
-    engine.submit("t", messages(1, 9_999), NOW)
-    engine.compact("t")
-    engine.close()
-    wanted = Wanted()
-    wanted.narrow("due", NOW + 50_100, NOW + 50_109)
-    told = parse({"path": str(tmp_path / "data"), "columns": "id,body"})
-    whole, part = plans.make(told, Wanted()), plans.make(told, wanted)
-    pieces = [piece for task in part.tasks for piece in task if isinstance(piece, Slice) and piece.part.sealed]
-    assert [(piece.first, piece.last) for piece in pieces] == [(100, 110)]
-    assert part.bytes * 10 < whole.bytes
-    assert [row["id"] for row in rows(tmp_path / "data", wanted, columns="id,body")] == [f"m{n}" for n in range(100, 110)]
-    pins.forget(pins.owner())
-    assert not (tmp_path / "data" / pins.FOLDER).exists()
 
 
 def test_slices_for_any_number_of_tasks_hold_every_document_once(life: tuple[Engine, Path], monkeypatch: Any) -> None:

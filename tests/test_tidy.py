@@ -39,6 +39,7 @@ RINGS = {
     "turtlemq.dead": "engine",
     "turtlemq.checks": "engine",
     "turtlemq.backup": "engine",
+    "turtlemq.folder": "engine",
     "turtlemq.ballast": "segment",
     "turtlemq.unfinished": "engine",
     "turtlemq.views": "engine",

@@ -1,7 +1,8 @@
 """Ballast: a file that holds some room on the disk, so that consumers can go on when it is full.
 
 Producers are refused on a full disk. What consumers do must be written down, too, and it is what frees room in the end: the first
-journal that finds none has the ballast thrown overboard and tries again. It comes back when there is room.
+journal that finds none has the ballast thrown overboard and tries again. It comes back when there is room; until then what it
+held is for consumers alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from turtlemq.errors import DiskFull
 FILE = "BALLAST"
 BYTES = 4 << 20  # leases and acknowledgements of about 40,000 messages in batches
 _PIECE = bytes(1 << 20)
-_ROOM = 4  # it comes back when there is room for so many of it
+_ROOM = 2  # it comes back when there is room for so many of it
 
 
 class Ballast:
@@ -23,6 +24,7 @@ class Ballast:
     def __init__(self, door: Door, root: Path) -> None:
         self._door, self._path = door, root / FILE
         self.aboard = False
+        self._thrown = False
 
     def load(self) -> None:
         """Take it aboard if there is room. Not made durable: it only has to be there."""
@@ -35,7 +37,7 @@ class Ballast:
             return
         try:
             self._fill()
-            self.aboard = True
+            self.aboard, self._thrown = True, False
         except (DiskFull, OSError):
             self._door.remove(self._path)
 
@@ -52,5 +54,12 @@ class Ballast:
         if not self.aboard:
             return False
         self._door.remove(self._path)
-        self.aboard = False
+        self.aboard, self._thrown = False, True
         return True
+
+    def refuse_producers(self) -> None:
+        """Raise while the room that it held is needed by consumers."""
+        if self._thrown:
+            self.load()
+            if self._thrown:
+                raise DiskFull

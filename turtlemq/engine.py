@@ -19,10 +19,8 @@ No clock, no threads, no randomness: time is an argument, `tick` says when it wa
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,17 @@ from turtlemq.broker.broker import Acked, Reserved
 from turtlemq.checks import check_topic
 from turtlemq.dead import DeadLetter
 from turtlemq.door import Door
-from turtlemq.errors import Conflict, Corrupt, InvalidArgument, NewerFormat, TurtleError, UnknownMessage, UnknownTopic
+from turtlemq.errors import (
+    Conflict,
+    Corrupt,
+    InvalidArgument,
+    NewerFormat,
+    TurtleError,
+    Unavailable,
+    UnknownMessage,
+    UnknownTopic,
+)
+from turtlemq.folder import check_format, read_settings, take_clean_mark, write_settings
 from turtlemq.index.index import as_batch
 from turtlemq.index.limits import check_batch
 from turtlemq.jobs import Inline, Worker
@@ -56,7 +64,7 @@ class Engine:
         self.topics: dict[str, Topic] = {}
         self.was_clean = False
         self.woken: Set[str] = NOBODY  # topics that the last tick has looked at
-        self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, and why
+        self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, or that cannot be opened, and why
         self.ballast = Ballast(door, root)
         self._worker, self._flusher = worker, flusher
         self._lock = -1
@@ -85,43 +93,19 @@ class Engine:
         self.door.make_folder(self.root)
         self._lock = self.door.lock(self.root / names.LOCK)
         try:
-            self._check_format()
-            self._take_clean_mark()
+            check_format(self.door, self.root)
+            mark = take_clean_mark(self.door, self.root)
+            self._clean, self.was_clean = mark or {}, mark is not None
             for name in self.door.names(self.root / names.TOPICS):
                 if names.is_dropped(name):
                     self.door.remove_folder(self.root / names.TOPICS / name)
                 elif names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
-                    self._open_topic(name)
+                    self._try_topic(name)
             self.ballast.load()
         except BaseException:
             self.door.shut()
             self.door.close(self._lock)
             raise
-
-    def _check_format(self) -> None:
-        path = self.root / names.FORMAT
-        if not self.door.exists(path):
-            self.door.replace(path, f"{f.VERSION}\n".encode())
-            return
-        text = self.door.read_all(path).decode(errors="replace").strip()
-        if not (text.isascii() and text.isdigit()):
-            raise Corrupt(
-                f"{path} should hold a format number, not {text[:40]!r}. Put {f.VERSION} there if the data is TurtleMQ's."
-            )
-        if int(text) > f.VERSION:
-            raise NewerFormat(f"{self.root}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")
-
-    def _take_clean_mark(self) -> None:
-        """The mark is gone before anything is written: if it is there, the last stop was a proper one."""
-        path = self.root / names.CLEAN
-        if self.door.exists(path):
-            try:
-                self._clean = f.decode_checked(self.door.read_all(path))[0]["topics"]
-                self.was_clean = True
-            except ValueError:  # as if there was none
-                self._clean = {}
-            self.door.remove(path)
-            self.door.sync_folder(self.root)
 
     # Topics
 
@@ -130,40 +114,41 @@ class Engine:
         found = self.topics.get(name)
         if found is not None:
             return found
-        names.check_topic(name)
+        self._check_name(name)
         if not create:
             raise UnknownTopic(f"there is no topic {name!r}")
         return self._open_topic(name)
 
     def configure(self, name: str, **changes: Any) -> Settings:
         """Create a topic with settings of its own, or change those of one that is there."""
-        names.check_topic(name)
+        self._check_name(name)
         unknown = sorted(set(changes) - set(Settings.__dataclass_fields__))
         if unknown:
             raise InvalidArgument(f"unknown setting {unknown[0]!r}; there are: {', '.join(Settings.__dataclass_fields__)}")
-        settings = check_settings(replace(self._settings_of(name), **changes))
         folder = self.root / names.TOPICS / name
-        self.door.make_folder(folder)
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
-        self.door.replace(folder / names.SETTINGS, text.encode())
+        settings = check_settings(replace(read_settings(self.door, folder, self.settings), **changes))
+        write_settings(self.door, folder, settings)
         self.topic(name, create=True).configure(settings)
         return settings
 
-    def _settings_of(self, name: str) -> Settings:
-        path = self.root / names.TOPICS / name / names.SETTINGS
-        if not self.door.exists(path):
-            return self.settings
+    def _check_name(self, name: str) -> None:
+        """May there be such a topic? One that is there and cannot be opened is left as it is."""
+        names.check_topic(name)
+        if name in self.trouble and name not in self.topics:
+            raise Unavailable(f"topic {name!r} cannot be opened: {self.trouble[name]}")
+
+    def _try_topic(self, name: str) -> None:
+        """Open a topic that is there. If it cannot be, the others still are."""
         try:
-            return check_settings(replace(self.settings, **tomllib.loads(self.door.read_all(path).decode())))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
-            raise Corrupt(f"{names.SETTINGS} of topic {name!r} cannot be read ({error}). Mend or remove that file.") from error
+            self._open_topic(name)
+        except (Corrupt, NewerFormat) as error:
+            self.trouble[name] = error
 
     def _open_topic(self, name: str) -> Topic:
-        mark = self._clean.pop(name, None)
-        settings = self._settings_of(name)
-        folder = self.root / names.TOPICS / name
-        end = mark
-        topic = Topic(name, folder, self.door, settings, self._worker, end, self.ballast.throw, self._flusher)
+        folder, mark = self.root / names.TOPICS / name, self._clean.get(name)
+        settings = read_settings(self.door, folder, self.settings)
+        topic = Topic(name, folder, self.door, settings, self._worker, mark, self.ballast.throw, self._flusher)
+        self._clean.pop(name, None)
         self.topics[name] = topic
         self._wake_at(name, 0)
         return topic
@@ -190,6 +175,7 @@ class Engine:
         duplicates: what they repeat may be in it."""
         if topic not in self.topics:
             check_batch(batch)  # a refused batch makes no topic
+        self.ballast.refuse_producers()
         found = self.topic(topic, create=True)
         return found, found.stage(batch, now_ms)
 
@@ -374,7 +360,8 @@ class Engine:
 
     def check(self) -> list[str]:
         """Every broken invariant of every topic, a line each."""
-        return [line for topic in self.topics.values() for line in check_topic(topic)]
+        closed = [f"{name}: {self.trouble[name]}" for name in self.trouble if name not in self.topics]
+        return closed + [line for topic in self.topics.values() for line in check_topic(topic)]
 
     # Time
 
@@ -433,7 +420,7 @@ class Engine:
 
     def close(self) -> None:
         """Sync everything and leave the clean-shutdown mark."""
-        marks: dict[str, Any] = {}
+        marks: dict[str, Any] = {name: self._clean[name] for name in self.trouble.keys() & self._clean.keys()}
         failed: list[Exception] = []
         for name, topic in self.topics.items():
             try:

@@ -36,7 +36,7 @@ from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_texts
 from turtlemq.tally import FEW, LATENESS_MS, Histogram
 
-BEAT_LOOK_MS = 2  # how often to look whether a beat is over
+BEAT_LOOK_MS = 2  # when to look first whether a beat is over; then after as long as it has taken so far
 CARE_MS = 1_000  # how often housekeeping looks around
 RETENTION_MS = 60_000
 CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
@@ -59,6 +59,7 @@ class Topic:
     ) -> None:
         self.name, self.folder, self.door, self._worker = name, folder, door, worker
         clean = clean or {}  # what `close` returned, if the last stop was a proper one
+        self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*self._logs()}]
         stores = (self._bury, self._resleep, self._newest_seq)
         self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores, clean.get("broker"))
         self.broker.reserve_log.relief = self.broker.history.relief = relief
@@ -69,7 +70,7 @@ class Topic:
         self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
         self.lateness = Histogram(LATENESS_MS)  # of handoffs, where the message was to sleep at all
         self._saving: tuple[replay.Save, Job] | None = None  # a beat under way
-        self._look_at = 0  # when to look whether it is over
+        self._look_at = self._begun_at = 0  # when to look whether it is over, and when it began
         self._job: Job | None = None
         self._sealing: int | None = None
         self._beat_at: int | None = None  # when to sync; None: nothing to sync
@@ -213,11 +214,13 @@ class Topic:
         Returns when to come again: at once if more is due, None for never."""
         self._end_naps()
         full = self._hand_off(now_ms)
+        before = self.broker.events
         wake = self.broker.tick(now_ms)
+        if self.broker.events > before:
+            self.touch(now_ms)
         if full is not None:
             raise full
-        if self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms:
-            self.beat()
+        self._beat_aside(now_ms)
         if self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS:
             self._care_at = now_ms + CARE_MS if self.care() else None
         if not now_ms < self._retention_at <= now_ms + RETENTION_MS:
@@ -292,11 +295,12 @@ class Topic:
         late = self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms
         if self._saving is None and (late or self.broker.unsaved):
             self._begin_beat(self._flusher)
+            self._begun_at = now_ms
         if self._saving is not None:
             if self._saving[1].done():
                 self._end_beat()
             else:
-                self._look_at = now_ms + BEAT_LOOK_MS
+                self._look_at = now_ms + max(BEAT_LOOK_MS, min(now_ms - self._begun_at, CARE_MS))
 
     def _begin_beat(self, worker: Worker) -> None:
         self._end_naps()
@@ -315,6 +319,17 @@ class Topic:
             self._beat_at = 0  # it is late, until there is room, or for good
             raise
         self.index.settle(self.broker.ready.durable)
+        self.index.writer.rest()
+        self.dead.index.writer.rest()
+
+    def _give_up_beat(self) -> None:
+        """Wait for a beat under way, whatever becomes of it: it must not write into a folder that is another topic's by then."""
+        if self._saving is not None:
+            (_, job), self._saving = self._saving, None
+            try:
+                job.result()
+            except (TurtleError, OSError):
+                return
 
     # Housekeeping
 
@@ -409,17 +424,24 @@ class Topic:
         broker = self.broker
         if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
             self.beat()
+        else:
+            self._give_up_beat()
         for part in (broker.ready, broker.reserve_log, broker.history):
             part.shut()
         dead, end = self.dead.close(), self.index.close()
         mark = {"base": Int64(self.index.shelf.active.base), "end": Int64(end), "dead": Int64(dead)}
-        return {**mark, "broker": replay.clean_mark(broker)}
+        return {**mark, "broker": replay.clean_mark(broker), "files": self._logs()}
+
+    def _logs(self) -> list[str]:
+        """Names of the files without which something would be lost."""
+        found = (("", self.folder), ("dead/", self.folder / "dead"))
+        return [place + name for place, folder in found for name in self.door.names(folder) if name.endswith(".bson")]
 
     def damage(self) -> list[Damage]:
         """Everything found damaged so far."""
         logs = (self.broker.ready, self.broker.reserve_log, self.broker.history)
         counters = (self.index.shelf.counters, self.dead.index.shelf.counters)
-        return [damage for part in (*counters, *logs) for damage in part.damage]
+        return self.missing + [damage for part in (*counters, *logs) for damage in part.damage]
 
     @property
     def stopped(self) -> BaseException | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
@@ -18,7 +20,7 @@ class ProcessWorker:
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         if self._pool is None or getattr(self._pool, "_broken", False):
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+            self._pool = ProcessPoolExecutor(1, context, initializer=_begin)
         return self._pool.submit(work, *args)
 
     def close(self) -> None:
@@ -26,3 +28,17 @@ class ProcessWorker:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
+
+
+def _begin() -> None:
+    """In the worker: Ctrl-C is for the server, which ends this process in its own time."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
+
+
+def _end_with_the_server() -> None:
+    """A server that was killed must not leave a worker behind: the next one may seal the same segment, under the same names."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker"
+    parent.join()
+    os._exit(0)

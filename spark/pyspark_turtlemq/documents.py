@@ -20,7 +20,7 @@ from pyspark_turtlemq import bodies
 from pyspark_turtlemq.parts import Ended, Part
 from pyspark_turtlemq.wanted import Wanted
 from turtlemq.errors import Corrupt
-from turtlemq.model import I64, SEQ_COUNTER_BITS, Mask, Progress
+from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_COUNTER_BITS, Mask, Progress
 from turtlemq.segment import fields as v
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
@@ -32,6 +32,7 @@ _STATES = {  # by what became of a document: it is there, it was handed off, a t
     "delay": pa.array(["sleep", "handed_off", "cancelled", "replaced"]),
     "dead": pa.array(["dead", "dead", "deleted", "replaced"]),
 }
+_SORTED = {"delay": "due", "dead": "dropped"}  # by which time the keys of a table are sorted
 _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
@@ -65,11 +66,14 @@ class How:
 def read(piece: Slice, how: How, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a slice."""
     view, table = piece.part.file.map(), piece.part.open()
-    damaged = 0
-    at = piece.first
-    while at < piece.last:
-        last = _step(table, at, piece.last)
-        chunk = Chunk(piece, table, view, np.arange(at, last), how)
+    ordinals = np.arange(piece.first, piece.last)
+    few = by_due(piece.part, table, how.wanted)
+    if few is not None:
+        ordinals = few[np.searchsorted(few, piece.first) : np.searchsorted(few, piece.last)]
+    damaged = at = 0
+    while at < len(ordinals):
+        last = _step(table, ordinals, at)
+        chunk = Chunk(piece, table, view, ordinals[at:last], how)
         if chunk.damage:
             damaged += len(chunk.damage)
             _report(piece, how, chunk.damage)
@@ -81,10 +85,35 @@ def read(piece: Slice, how: How, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         print(f"turtlemq: {topic}/{name}: {damaged} damaged documents were left out ({how.mode})", file=sys.stderr)
 
 
-def _step(table: t.Table, first: int, last: int) -> int:
-    """Where a batch ends that begins with document `first`."""
-    last = min(first + ROWS, last)
-    while last - first > 1 and table.place(last - 1)[1] - table.place(first)[0] > _BYTES:
+def due_ranks(part: Part, table: t.Table, wanted: Wanted) -> tuple[int, int] | None:
+    """Which ranks among the keys of a table are due when it is wanted. None: all are."""
+    low, high = wanted.range(_SORTED.get(part.log, ""))
+    if low <= 0 and high >= DUE_MS_MAX:
+        return None
+    edges = (min(max(due, 0), DUE_MS_MAX + 1) << ORDINAL_BITS for due in (low, high + 1))
+    first, last = (table.rank(edge) for edge in edges)
+    return first, last
+
+
+def by_due(part: Part, table: t.Table, wanted: Wanted) -> I64 | None:
+    """Which documents of a part in the order of arrival may be due when it is wanted, as its table tells: no other is looked at.
+    Those without a key, because they end others or had ended when the table was made, may be, too. None: all."""
+    ranks = None if part.sealed else due_ranks(part, table, wanted)
+    if ranks is None:
+        return None
+    found = f.key_ordinals(table.slice(*ranks))
+    if len(table) < table.cover.documents:
+        keyless = np.ones(table.cover.documents, np.bool_)
+        keyless[f.key_ordinals(table.slice(0, len(table)))] = False
+        found = np.concatenate((found, np.flatnonzero(keyless)))
+    return np.sort(found)
+
+
+def _step(table: t.Table, ordinals: I64, first: int) -> int:
+    """Where a batch ends that begins with the document of this index."""
+    last = min(first + ROWS, len(ordinals))
+    begin = table.place(int(ordinals[first]))[0]
+    while last - first > 1 and table.place(int(ordinals[last - 1]))[1] - begin > _BYTES:
         last = first + (last - first) // 2
     return last
 

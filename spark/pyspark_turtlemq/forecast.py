@@ -14,10 +14,14 @@ import pyarrow as pa
 
 from pyspark_turtlemq.parts import Log, Part
 from turtlemq.door import Door
-from turtlemq.index.parts import TablePart
+from turtlemq.index import parts as index
+from turtlemq.index.parts import Cursor, TablePart
 from turtlemq.index.shelf import Shelf
-from turtlemq.model import I64, Damage, Progress
+from turtlemq.model import I64, U64, Damage, Progress
 from turtlemq.segment import format as f
+from turtlemq.segment.table import FANOUT
+
+_NONE: I64 = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,6 @@ def tables(topic: str, log: Log, bucket_ms: int) -> Tables:
 
 def count(piece: Tables) -> tuple[I64, I64]:
     """Due times of the buckets that are not empty, and how many sleepers each has."""
-    found: dict[int, int] = {}
     door = Door()
     shelf = _Shelf(door, Path(), piece.topic)
     shelf.progress = piece.progress
@@ -56,19 +59,34 @@ def count(piece: Tables) -> tuple[I64, I64]:
         assert isinstance(opened, TablePart)
         shelf.place(opened)
     shelf.apply_kills(shelf.parts)
-    for opened in shelf.parts:
-        for cursor in opened.cursors:
-            keys = cursor.keys.slice(cursor.pos, len(cursor.keys))
-            if opened.dead is not None:
-                keys = keys[opened.alive(f.key_ordinals(keys))]
-            dues = f.key_dues(keys)
-            dues -= dues % piece.bucket_ms
-            firsts = np.flatnonzero(np.append(True, dues[1:] != dues[:-1])) if len(dues) else np.empty(0, np.int64)
-            for due, number in zip(dues[firsts].tolist(), np.diff(np.append(firsts, len(dues))).tolist(), strict=True):
-                found[due] = found.get(due, 0) + number
+    found = [_counted(opened, cursor, piece.bucket_ms) for opened in shelf.parts for cursor in opened.cursors]
     door.shut()
-    due = np.array(sorted(found), np.int64)
-    return due, np.array([found[at] for at in due.tolist()], np.int64)
+    buckets = np.concatenate([_NONE, *(numbers for numbers, _ in found)])
+    counts = np.concatenate([_NONE, *(some for _, some in found)])
+    together, which = np.unique(buckets, return_inverse=True)
+    sums = np.zeros(len(together), np.int64)
+    np.add.at(sums, which, counts)
+    return together[sums > 0] * piece.bucket_ms, sums[sums > 0]
+
+
+def _counted(part: index.Part, cursor: Cursor, bucket_ms: int) -> tuple[I64, I64]:
+    """Numbers of buckets, and how many sleepers of a cursor each has. Keys are sorted: only where buckets begin must be found."""
+    keys, pos, end = cursor.keys, cursor.pos, len(cursor.keys)
+    if pos == end:
+        return _NONE, _NONE
+    low, high = (int(f.key_dues(keys.slice(at, at + 1))[0]) // bucket_ms for at in (pos, end - 1))
+    if part.dead is None and (high - low) * FANOUT < end - pos:  # most leaves hold no edge of a bucket: they are not read
+        numbers = np.arange(low, high + 1)
+        return numbers, np.diff(np.maximum(keys.ranks(_edges(numbers, bucket_ms)), pos), append=end)
+    some = keys.slice(pos, end)
+    if part.dead is not None:
+        some = some[part.alive(f.key_ordinals(some))]
+    numbers = np.arange(low, high + 1) if high - low < len(some) else np.unique(f.key_dues(some) // bucket_ms)
+    return numbers, np.diff(np.searchsorted(some, _edges(numbers, bucket_ms)), append=len(some))
+
+
+def _edges(numbers: I64, bucket_ms: int) -> U64:
+    return f.packed_keys(numbers * bucket_ms, np.zeros(1, np.int64))
 
 
 def read(piece: Tables, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark_turtlemq import forecast, journals, lives, pins
-from pyspark_turtlemq.documents import Slice
+from pyspark_turtlemq.documents import Slice, due_ranks
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.parts import Ended, Log, Opener, Part
 from pyspark_turtlemq.wanted import Wanted
@@ -20,7 +20,7 @@ from turtlemq.segment import names
 from turtlemq.segment import table as t
 
 Piece = Slice | journals.Stretch | forecast.Tables | lives.Lives
-_LEAST = 4 << 20  # bytes: what a task costs is not worth less
+_LEAST = 16 << 20  # bytes: what a task costs is not worth less
 
 
 @dataclass(slots=True)
@@ -109,12 +109,18 @@ def _slice(part: Part, log: Log, wanted: Wanted) -> Slice | None:
     table = part.open()
     if part.log == "ready":
         first, last = _ready_range(part, table, wanted)
-    elif part.sealed:
-        low, high = wanted.range("dropped" if part.log == "dead" else "due")
-        if low > 0 or high < DUE_MS_MAX:
-            first = table.rank(max(low, 0) << ORDINAL_BITS)
-            last = table.rank((max(min(high, DUE_MS_MAX), 0) + 1) << ORDINAL_BITS)
+    elif (ranks := due_ranks(part, table, wanted)) is not None:
+        if part.sealed:
+            first, last = ranks
+        else:
+            return _sparse(part, table, log, ranks[1] - ranks[0] + last - len(table))
     return _cut(part, table, log, first, last) if first < last else None
+
+
+def _sparse(part: Part, table: t.Table, log: Log, count: int) -> Slice | None:
+    """So many documents, here and there: it costs what they have."""
+    whole = _cut(part, table, log, 0, part.cover.documents)
+    return replace(whole, bytes=max(1, whole.bytes * count // part.cover.documents)) if count else None
 
 
 def _ready_range(part: Part, table: t.Table, wanted: Wanted) -> tuple[int, int]:
@@ -168,16 +174,16 @@ def _split(piece: Piece, room: int) -> tuple[Piece, Piece | None]:
     if piece.bytes <= room + _LEAST // 4 or not isinstance(piece, Slice):
         return piece, None
     table = piece.part.open()
-    begin = table.place(piece.first)[0]
+    begin, end = table.place(piece.first)[0], table.place(piece.last - 1)[1]
+    scale = piece.bytes / (end - begin)  # below 1 where not all of them are wanted
     low, high = piece.first + 1, piece.last
     while low < high:
         middle = (low + high) // 2
-        if table.place(middle - 1)[1] - begin < room:
+        if (table.place(middle - 1)[1] - begin) * scale < room:
             low = middle + 1
         else:
             high = middle
     if low >= piece.last:
         return piece, None
-    middle_byte = table.place(low)[0]
-    first = Slice(piece.part, piece.first, low, middle_byte - begin, piece.ended, piece.progress)
-    return first, Slice(piece.part, low, piece.last, piece.bytes - first.bytes, piece.ended, piece.progress)
+    size = max(1, int((table.place(low)[0] - begin) * scale))
+    return replace(piece, last=low, bytes=size), replace(piece, first=low, bytes=max(1, piece.bytes - size))

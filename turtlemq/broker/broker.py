@@ -114,6 +114,7 @@ class Broker:
         self.leaving: list[Leaving] = []  # dead letters that were about to go when the process ended
         self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, in every group
         self.cancels = 0  # ready messages cancelled, since the topic was opened
+        self._leased = 0  # events before this number say what is in consumers' hands
         self._unclaimed: int | None = 0  # messages that no group has been made for yet; None: to be counted
 
     # From the Index
@@ -293,6 +294,7 @@ class Broker:
                 "until": pack(ending),
             },
         )
+        self._leased = self.reserve_log.number
 
     def ack(self, name: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
         """A grouped list: `id` was handled, `-id` failed. Any order, any mix; ids not held in reserve are reported."""
@@ -412,6 +414,17 @@ class Broker:
         self.dead[name] += len(leaving) if stay else -len(leaving)
 
     # Durability
+
+    def secure_leases(self) -> None:
+        """What is in consumers' hands is known after a power cut, too: whoever takes one of these messages over, durably, must
+        not find it unfetched again then."""
+        if self._leased > self.reserve_log.durable:
+            self.sync()
+
+    @property
+    def events(self) -> int:
+        """How many events the journals have had."""
+        return self.reserve_log.number + self.history.number
 
     @property
     def unsaved(self) -> bool:

@@ -11,7 +11,10 @@ from turtlemq.broker import checkpoint, replay
 from turtlemq.broker.broker import Broker
 from turtlemq.broker.group import Group
 from turtlemq.broker.handoffs import Batches, read_batches
-from turtlemq.broker.ready import ReadyLog, Segment
+from turtlemq.broker.journal import Journal
+from turtlemq.broker.ready import ReadyLog, Segment, tabulate
+from turtlemq.broker.tail import Rows
+from turtlemq.errors import TurtleError
 from turtlemq.model import I64, ORDINAL_BITS
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
@@ -28,6 +31,7 @@ def check(broker: Broker, folder: Path) -> Iterator[str]:
         if not broker.ready.first_offset <= offset < broker.ready.next_offset:
             yield f"{offset} is cancelled, but not in the ready log"
     yield from _check_checkpoint(broker, folder)
+    yield from _check_journals(broker, folder)
 
 
 def _check_log(ready: ReadyLog) -> Iterator[str]:
@@ -65,7 +69,13 @@ def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: 
             yield f"{table.path.name}: documents are not where it says"
         elif not np.array_equal(f.key_dues(keys), batches.ready_ms[at:stop]):
             yield f"{table.path.name}: ready times are not those of the batches"
-        else:
+        elif batches.hashes[at:stop].all():
+            low, high = np.searchsorted(batches.special, (at, stop)).tolist()
+            special, owners = batches.special[low:high] - at, batches.owners[low:high]
+            rows = Rows(starts, batches.ready_ms[at:stop], batches.hashes[at:stop], special, owners)
+            if not table.is_made_of(tabulate(table.cover, rows)):
+                yield f"{table.path.name}: it is not what its documents make. Remove it: it is made again."
+        else:  # some are damaged
             yield from _check_ids(table, batches, at, stop)
             yield from _check_special(table, batches, at, stop)
         at = stop
@@ -150,3 +160,54 @@ def _check_checkpoint(broker: Broker, folder: Path) -> Iterator[str]:
     for journal, position in ((broker.reserve_log, saved.reserve), (broker.history, saved.history)):
         if not journal.holds(position):
             yield f"{checkpoint.FILE}: speaks of {position} in the {journal.kind} journal, which is not there"
+
+
+def _check_journals(broker: Broker, folder: Path) -> Iterator[str]:
+    """What every group has is what the journals tell, without the checkpoint."""
+    try:
+        told = _derive(broker, folder)
+    except (TurtleError, OSError) as error:  # an old file of theirs is gone, or another's
+        yield str(error)
+        return
+    if told is None:  # documents are gone, or damaged: what is known is all there is
+        return
+    if told.groups.keys() != broker.groups.keys():
+        yield f"groups: there are {sorted(broker.groups)}, the journals tell of {sorted(told.groups)}"
+    for name in told.groups.keys() & broker.groups.keys():
+        mark, group = told.groups[name], broker.groups[name]
+        known: dict[str, object] = {
+            "messages not fetched": group.unfetched,
+            "messages in hand": sorted([*_held(group), *group.waiting]),
+            "messages settled": group.settled,
+        }
+        there: dict[str, object] = {
+            "messages not fetched": mark.unfetched,
+            "messages in hand": sorted(mark.open),
+            "messages settled": mark.settled,
+        }
+        for what in known:
+            if known[what] != there[what]:
+                yield f"group {name}: {what}: {known[what]}, but by the journals {there[what]}"
+    if set(told.cancelled) != set(broker.cancelled):
+        yield f"cancelled: {sorted(broker.cancelled)[:5]} …, by the journals {sorted(told.cancelled)[:5]} …"
+
+
+def _derive(broker: Broker, folder: Path) -> checkpoint.Checkpoint | None:
+    """What the journals tell of all groups, from the oldest state in them on and without the checkpoint; None if they, or the
+    documents that they speak of, are not whole."""
+    ready = broker.ready
+    reserve, history = (Journal(ready.door, folder, ready.topic, kind, broker.settings) for kind in ("reserve", "history"))
+    reserve.bases, history.bases = list(broker.reserve_log.bases), list(broker.history.bases)  # looking for them may remove some
+    leases = reserve.open((0, 0))
+    again = Broker(ready, reserve, history, broker.settings, broker.bury, broker.resleep, broker.newest_seq)
+    saved = checkpoint.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0)
+    states = [i for i, event in enumerate(leases) if event.fields["event"] == "state"]
+    noted = [i for i in states if not leases[i].at_ms or (i == 0 and leases[0].number)]
+    if noted:  # what was before was retained long enough; or opening found out more than the journals had to tell
+        last = noted[-1]
+        saved = checkpoint.decode(leases[last].fields["state"])
+        saved.numbers, leases = (leases[last].number + 1, saved.numbers[1]), leases[last + 1 :]
+    torn = replay.apply_events(again, saved, leases, history.open(saved.history))
+    replay.tidy(again, saved, recount=True)
+    saved.cancelled = set(again.cancelled)
+    return None if torn or reserve.damage or history.damage or ready.damage else saved

@@ -124,7 +124,8 @@ def read(door: Door, folder: Path) -> Checkpoint | None:
     if not door.exists(path):
         return None
     try:
-        return decode(f.decode_checked(door.read_all(path))[0])
+        fields = f.decode_checked(door.read_all(path))[0]
+        return decode(fields) if fields.get("topic", folder.name) == folder.name else None  # else it is another topic's
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -87,6 +87,7 @@ def _delays(broker: Broker, held: Held, delay_ms: int | None) -> I64:
 
 def _sleep(broker: Broker, group: Group, held: Held, when: I64, error: str, now_ms: int) -> bool:
     """A long back-off sleeps through the Index. False: there is no room for it."""
+    broker.secure_leases()
     try:
         broker.resleep(ended(broker, group, held, error, when.tolist()))
     except DiskFull:
@@ -117,6 +118,7 @@ def wait(broker: Broker, group: Group, some: Held, when: I64, error: str, now_ms
 
 def die(broker: Broker, group: Group, held: Held, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:
     """They go to the dead letters. False: there is no room for them."""
+    broker.secure_leases()
     try:
         letters = ended(broker, group, held, error, [now_ms] * len(held))
         fresh = len(letters) - broker.bury(letters)

@@ -6,6 +6,7 @@ say, and those that the scan did not find are placed where the damage is. Readin
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +58,12 @@ def read_batches(
     """Batches from byte `start` on. The first one that is not whole ends it, unless a later sync proves it was whole once.
 
     `next_offset`: of the first document, where that is known. `upto`: where they end, as byte and offset, where that is."""
-    heads: list[int] = np.flatnonzero(found.flags & f.HANDOFF).tolist()
-    synced = max((k for k, i in enumerate(heads) if found.flags[i] & f.BARRIER), default=0)
+    every = np.flatnonzero(found.flags & f.HANDOFF)
+    heads = _in_order(every if next_offset is None else every[found.seq[every] >= next_offset], found.seq)
+    barriers = [k for k, i in enumerate(heads) if found.flags[i] & f.BARRIER]
+    synced = max(barriers, default=0)
+    if heads and not barriers and upto is None and found.positions[heads[0]] > start:
+        heads = []  # what stood before the first one was never synced, and is torn: the Index still has it, and what followed
     nothing, none = np.empty(0, np.int64), np.empty(0, np.uint64)
     out = Batches(next_offset or 0, start, nothing, nothing, none, nothing, none, None)
     positions, times = [out.positions], [out.ready_ms]
@@ -67,7 +72,7 @@ def read_batches(
         positions.append(_place(found, _between(found, start, stop), total, start, stop))
         times.append(np.full(total, int(found.due_ms[heads[0]])))
     if not heads and next_offset is not None and upto is not None:  # every head is damaged
-        total, out.end = upto[1] - next_offset, upto[0]
+        total, out.end = max(upto[1] - next_offset, 0), upto[0]
         positions.append(_place(found, _between(found, start, upto[0]), total, start, upto[0]))
         times.append(np.zeros(total, np.int64))
     for k, i in enumerate(heads):
@@ -77,15 +82,21 @@ def read_batches(
         stop = first + size if last else int(found.positions[heads[k + 1]])
         total = count if last else int(found.seq[heads[k + 1]] - found.seq[i])
         if last and upto is not None:
-            stop, total = upto[0], upto[1] - int(found.seq[i])
+            stop, total = upto[0], max(upto[1] - int(found.seq[i]), 0)
+        unproven = upto is None and k >= synced
+        gap = unproven and stop != first + size  # what stood behind it is torn; it is not, and may be durable
+        if gap:
+            stop, total = first + size, count
         mine = _between(found, first, stop)
-        if upto is None and k >= synced and (len(mine) != count or stop != first + size):
+        if unproven and len(mine) != count:
             break  # torn: the Index still has these
         if k == 0 and next_offset is None:
             out.first_offset = int(found.seq[i])
         positions.append(_place(found, mine, total, first, stop))
         times.append(np.full(total, int(found.due_ms[i])))
         out.end, out.progress = stop, progress
+        if gap:
+            break
     out.positions, out.ready_ms = np.concatenate(positions), np.concatenate(times)
     good = _found(found, out.positions)
     out.hashes = np.zeros(len(out.positions), np.uint64)
@@ -93,6 +104,26 @@ def read_batches(
     special, out.owners = specials(view, out.positions[good])
     out.special = good[special]
     return out
+
+
+def _in_order(heads: I64, seq: I64) -> list[int]:
+    """The heads without those whose offset does not fit between the others': they stand where they do not belong, like pages that
+    were exchanged. What is left is the longest chain that does not fall. 1 µs each, and nothing where all fit."""
+    offsets = seq[heads]
+    if (np.diff(offsets) >= 0).all():
+        return list(heads.tolist())
+    lowest: list[int] = []  # by length of a chain: the lowest offset at which one ends,
+    ends: list[int] = []  # and which head that is
+    before: list[int] = []  # the one before each in its chain; -1: none
+    for i, offset in enumerate(offsets.tolist()):
+        k = bisect_right(lowest, offset)
+        before.append(ends[k - 1] if k else -1)
+        lowest[k : k + 1], ends[k : k + 1] = [offset], [i]
+    chain, i = [], ends[-1]
+    while i >= 0:
+        chain.append(i)
+        i = before[i]
+    return list(heads[chain[::-1]].tolist())
 
 
 def _between(found: Scan, first: int, stop: int) -> I64:

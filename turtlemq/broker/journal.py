@@ -60,6 +60,7 @@ class Journal(log.Stoppable):
         self._paths: dict[int, Path] = {}  # by base: joining takes 10 µs
         self._fd = -1
         self._dirty = False
+        self.durable = 0  # events before this number are synced
         self._spoiled = False  # the header of the active file is damaged
 
     def _path(self, base: int) -> Path:
@@ -119,6 +120,7 @@ class Journal(log.Stoppable):
             events += self._read(base, first, base == self.bases[-1], clean)
         if events:
             self.number = events[-1].number + 1
+        self.durable = self.number
         return events
 
     def _read(self, base: int, first: int, last: bool, clean: tuple[int, int] | None) -> Iterator[Event]:
@@ -224,7 +226,7 @@ class Journal(log.Stoppable):
                 self.door.sync(self._fd, self._path(self.bases[-1]))
             except OSError as error:
                 raise self.stop(error) from error
-        self._dirty = False
+        self._dirty, self.durable = False, self.number
 
     def unsynced(self) -> tuple[int, Path] | None:
         """A descriptor for whoever syncs this journal elsewhere, and its file; None if nothing is to be synced."""
@@ -233,6 +235,9 @@ class Journal(log.Stoppable):
     def synced(self, number: int) -> None:
         """Every event before this number was synced elsewhere."""
         self._dirty &= self.number != number
+        self.durable = max(self.durable, number)
+        if not self._dirty:
+            self.shut()  # until somebody has something to write again: a quiet topic holds no file open
 
     def extents(self) -> list[Extent]:
         """Its files, as retention looks at them."""

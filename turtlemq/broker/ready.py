@@ -164,9 +164,7 @@ class ReadyLog(log.Stoppable):
 
     def store(self, cover: t.Cover, rows: Rows) -> t.Table:
         """Write a table over ready documents; where the disk is full, serve it from memory."""
-        ordinals = np.arange(cover.documents)
-        keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
-        data = b"".join(t.build(cover, keys, positions, rows.hashes, ordinals, rows.special, rows.owners))
+        data = b"".join(tabulate(cover, rows))
         path = self.folder / names.table(KIND, cover.base, cover.first)
         try:
             self.door.replace(path, data, durable=False)
@@ -203,6 +201,8 @@ class ReadyLog(log.Stoppable):
         if offset >= self.durable_offset:
             self.durable, self.durable_offset = progress, offset
         self._rest()
+        if self.durable_offset == self.next_offset:
+            self.shut()  # ten thousand quiet topics must not hold forty thousand files open
 
     def shut(self) -> None:
         """Close the descriptor."""
@@ -381,6 +381,13 @@ class ReadyLog(log.Stoppable):
         self.door.remove(gone)
         for table in segment.tables:
             self.door.remove(table.path)
+
+
+def tabulate(cover: t.Cover, rows: Rows) -> list[bytes]:
+    """A table's bytes. Keys are ready times."""
+    ordinals = np.arange(cover.documents)
+    keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
+    return t.build(cover, keys, positions, rows.hashes, ordinals, rows.special, rows.owners)
 
 
 def _ready_times(table: t.Table, ordinals: I64) -> I64:

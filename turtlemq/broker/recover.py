@@ -50,8 +50,12 @@ class Clean:
 def open_ready(ready: ReadyLog, clean: Clean | None) -> None:
     """Find the last whole batch, cut what is behind it, and take up or make the tables."""
     bases = _tidy(ready)
-    if clean is not None and (not bases or (bases[-1], _size(ready, bases[-1])) != (clean.base, clean.end)):
-        clean = None
+    if clean is not None and ((bases[-1], _size(ready, bases[-1])) if bases else (0, 0)) != (clean.base, clean.end):
+        if clean.end > _header_bytes(ready, clean.base):  # a file with nothing in it is tidied away
+            reason = "the log ended here at the last proper stop, and does no longer"
+            ready.damage.append(Damage(names.segment(KIND, clean.base), clean.end, 0, reason))
+        if not bases or bases[-1] != clean.base or _size(ready, clean.base) > clean.end:  # else the rest of its last batch counts
+            clean = None
     for i, base in enumerate(bases):
         last = base == bases[-1]
         _open_segment(ready, base, _next_first(ready, bases[i + 1]) if not last else None, clean if last else None, last)

@@ -24,8 +24,9 @@ from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.ready import ReadyLog
 from turtlemq.broker.recover import Clean, open_ready
 from turtlemq.door import Door
-from turtlemq.model import I64, Mask, Progress, Settings
+from turtlemq.model import I64, Damage, Mask, Progress, Settings
 from turtlemq.segment import format as f
+from turtlemq.segment import names
 
 
 def open_broker(
@@ -49,10 +50,10 @@ def open_broker(
     reserve.state = lambda: _state(broker)
     ends = {kind: (int(clean[kind][0]), int(clean[kind][1])) for kind in ("reserve", "history")} if clean else {}
     saved, leases, derived = _begin(broker, c.read(door, folder), ends.get("reserve"))
-    settlements = history.open(saved.history, ends.get("history"))
+    settlements = _from(history.open(saved.history, ends.get("history")), saved.numbers[1])
     reserve.number, history.number = max(reserve.number, saved.numbers[0]), max(history.number, saved.numbers[1])
-    torn = _replay(broker, saved, leases, settlements)
-    _tidy(broker, saved, recount=torn or derived or _hindsight(leases, settlements))
+    torn = apply_events(broker, saved, leases, settlements)
+    tidy(broker, saved, recount=torn or derived or _hindsight(leases, settlements))
     broker.dead, broker.noted_seq = saved.dead, saved.newest_seq
     broker.note_saved()  # nearly: what was replayed now is noted by whoever opened this
     for name, mark in saved.groups.items():
@@ -73,7 +74,12 @@ def _begin(broker: Broker, saved: c.Checkpoint | None, clean: tuple[int, int] | 
     for journal in (reserve, history):
         journal.find_files()
     if saved is not None and reserve.holds(saved.reserve) and history.holds(saved.history):
-        return saved, reserve.open(saved.reserve, clean), False
+        return saved, _from(reserve.open(saved.reserve, clean), saved.numbers[0]), False
+    for journal, at in ((reserve, saved.reserve), (history, saved.history)) if saved is not None else ():
+        if not journal.holds(at):
+            journal.damage.append(
+                Damage(names.segment(journal.kind, at[0]), at[1], 0, "events are gone: the checkpoint knew them")
+            )
     events = reserve.open((0, 0), clean)
     for i in range(len(events) - 1, -1, -1):
         if events[i].fields["event"] == "state":
@@ -84,10 +90,17 @@ def _begin(broker: Broker, saved: c.Checkpoint | None, clean: tuple[int, int] | 
     return c.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0), events, True
 
 
-def _replay(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlements: list[Event]) -> bool:
+def _from(events: list[Event], number: int) -> list[Event]:
+    """Events as they follow each other; an older one among them is a copy, written where it does not belong."""
+    return [event for event in events if event.number >= number]
+
+
+def apply_events(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlements: list[Event]) -> bool:
     """Cancellations first: what is cancelled is counted nowhere. Then what was fetched, then what was settled. Returns whether
     documents are gone that events speak of."""
     torn = saved.ready_offset > broker.ready.next_offset
+    if torn:
+        _shorten(broker.ready, saved)
     _count_arrivals(broker, saved)
     for event in settlements:
         if event.fields["event"] == "cancel":
@@ -109,6 +122,18 @@ def _replay(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlement
     return torn
 
 
+def _shorten(ready: ReadyLog, saved: c.Checkpoint) -> None:
+    """The log is shorter than when the checkpoint was written, which it never is after a crash. Offsets behind its end will be
+    those of other documents, which every group must see."""
+    end, reason = ready.next_offset, f"messages {ready.next_offset} to {saved.ready_offset - 1} that had become ready are gone"
+    file, size = (ready.segments[-1].path.name, ready.segments[-1].size) if ready.segments else (names.segment("ready", 0), 0)
+    ready.damage.append(Damage(file, size, 0, reason))
+    for mark in saved.groups.values():
+        mark.cursors = [min(cursor, end) for cursor in mark.cursors]
+        mark.open = {offset: entry for offset, entry in mark.open.items() if offset < end}
+    saved.cancelled = {offset for offset in saved.cancelled if offset < end}
+
+
 def _ended(settlements: list[Event]) -> dict[tuple[str, int], I64]:
     """Offsets that were settled, sorted, by group and epoch: most leases that are replayed have ended, and need not be made."""
     found: dict[tuple[str, int], list[I64]] = {}
@@ -124,7 +149,7 @@ def _hindsight(leases: list[Event], settlements: list[Event]) -> bool:
     return cancelled and any(event.fields["event"] == "group" for event in leases)
 
 
-def _tidy(broker: Broker, saved: c.Checkpoint, recount: bool) -> None:
+def tidy(broker: Broker, saved: c.Checkpoint, recount: bool) -> None:
     """Drop what is said of documents that are cancelled or no longer there. `recount`: such were counted, too."""
     first = broker.ready.first_offset
     for name, mark in saved.groups.items():
@@ -369,7 +394,7 @@ def begin_save(broker: Broker, folder: Path) -> Save:
     logs = (broker.ready, broker.reserve_log, broker.history)
     for log in logs:
         log.refuse_if_stopped()
-    data = f.encode_checked(c.encode(_checkpoint(broker), broker.groups))
+    data = f.encode_checked({"topic": broker.ready.topic, **c.encode(_checkpoint(broker), broker.groups)})
     syncs = [(log.kind, *unsynced) for log in logs if (unsynced := log.unsynced()) is not None]
     numbers = (broker.reserve_log.number, broker.history.number)
     broker.note_saved()

@@ -16,6 +16,7 @@ from turtlemq.segment.ids import hash_id, hash_seqs
 
 _LATE_BYTES_MAX = 64 << 10  # of batches that are entered together: a small one alone costs 50 µs, in company 1 µs
 _LATE_MAX = 256
+_ROOM = 64  # documents at first, then four times as many: every topic has one of these, and there may be thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Tail:
         self._entered = count  # documents that are in the columns
         self._late: list[tuple[int, int, bytes, I64]] = []  # batches that are not, as `add` got them
         self._late_bytes = 0
-        self.starts: I64 = np.empty(1024, np.int64)
-        self.ready_ms: I64 = np.empty(1024, np.int64)
-        self.hashes: U64 = np.empty(1024, np.uint64)
+        self.starts: I64 = np.empty(_ROOM, np.int64)
+        self.ready_ms: I64 = np.empty(_ROOM, np.int64)
+        self.hashes: U64 = np.empty(_ROOM, np.uint64)
         self.special, self.owners = array("q"), array("Q")  # see `Rows`
         self._ids = Hashes()
         self._known = 0  # documents whose ids are entered there

@@ -49,8 +49,8 @@ def check(data: Data = Path("data"), as_json: AsJson = False) -> None:
     """
     from turtlemq.checks import check_topic
 
-    problems: list[str] = []
     with _opened(data) as engine, progress() as shown:
+        problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
         sizes = {name: engine.stats(name).bytes for name in engine.topics}
         task = shown.add_task("check", total=sum(sizes.values()))
         for name, topic in engine.topics.items():

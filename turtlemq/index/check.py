@@ -39,7 +39,8 @@ def check(index: Index) -> list[str]:
 
 
 def _scan(shelf: Shelf, segment: Segment) -> Scan:
-    return scan(shelf.door.map(segment.path), segment.data_start, segment.size, sealed=True)
+    rising = not segment.sealed and segment.generation >= 0
+    return scan(shelf.door.map(segment.path), segment.data_start, segment.size, sealed=True, rising=rising)
 
 
 def _ended(shelf: Shelf, segment: Segment, found: Scan) -> Iterator[int]:
@@ -98,10 +99,22 @@ def _check_segment(shelf: Shelf, segment: Segment, found: Scan, ended: I64) -> I
 
 
 def _check_table(shelf: Shelf, part: TablePart, found: Scan) -> Iterator[str]:
-    """Every block, and that keys and ids are those of the documents."""
-    name = f"{shelf.topic}/{part.table.path.name}"
+    """Every block; and every byte against a table that is made anew, or where documents are damaged, that keys and ids are those
+    of the others."""
+    name, cover = f"{shelf.topic}/{part.table.path.name}", part.table.cover
     part.table.verify()
     keys = part.table.slice(0, len(part.table))
+    low, high = np.searchsorted(found.positions, (cover.start, cover.end)).tolist()
+    if high - low == cover.documents and (f.key_ordinals(keys) < cover.documents).all():
+        span, alive = slice(low, high), np.zeros(cover.documents, np.bool_)
+        alive[f.key_ordinals(keys)] = True  # that nobody is left out who sleeps is seen by our caller
+        hashes = build.scan_hashes(shelf.door.map(part.path), found, low, high)
+        fresh = build.tabulate(cover, found.due_ms[span], found.positions[span], found.flags[span], hashes, alive)
+        if not part.table.is_made_of(fresh):
+            yield f"{name}: it is not what its documents make. Remove it: it is made again."
+        if low < high and not cover.first_seq <= found.seq[span].min() <= found.seq[span].max() <= cover.last_seq:
+            yield f"{name}: it says that it covers seqs {cover.first_seq} to {cover.last_seq}, and does not"
+        return
     if (np.diff(keys.astype(np.int64)) <= 0).any():
         yield f"{name}: keys are out of order"
     ordinals = f.key_ordinals(keys)

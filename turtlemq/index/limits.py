@@ -21,11 +21,15 @@ from turtlemq.model import (
 from turtlemq.segment import format as f
 
 _HEADER_BYTES = 7  # what BSON adds to a name and its value: a document with a thousand tiny headers must not outgrow its limit
+_NOTHING_ELSE = (None,) * 4
+_GOOD_FLAGS = frozenset(flag for flag in range(f.USER_FLAGS + 1) if flag & f.PRIORITY != f.PRIORITY)
 
 
 def check_batch(batch: Batch) -> None:
     """Refuse a batch with anything outside its limits."""
     count = len(batch.bodies)
+    if count == 1 and _is_simple(batch):
+        return
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise InvalidArgument(f"a batch holds 1 to {BATCH_MESSAGES_MAX:,} messages, this one {len(batch):,}")
     for column in (batch.due_ms, batch.ids, batch.ttr_ms, batch.flags, batch.expires_ms, batch.headers):
@@ -45,6 +49,16 @@ def check_batch(batch: Batch) -> None:
         size += sum(_check_headers(headers, i) for i, headers in enumerate(batch.headers) if headers is not None)
     if size > BATCH_BYTES_MAX:
         raise TooLarge(f"a batch has at most {BATCH_BYTES_MAX:,} bytes of bodies and headers, this one {size:,}")
+
+
+def _is_simple(batch: Batch) -> bool:
+    """One message that has nothing but a body, a due time and flags, all of them good. As most are that come alone."""
+    if (batch.ids, batch.ttr_ms, batch.expires_ms, batch.headers) != _NOTHING_ELSE or len(batch.due_ms) != 1:
+        return False
+    body, due_ms, flags = batch.bodies[0], batch.due_ms[0], batch.flags
+    if type(body) is not bytes or len(body) > BODY_BYTES_MAX or type(due_ms) is not int or not 0 <= due_ms <= DUE_MS_MAX:
+        return False
+    return flags is None or (len(flags) == 1 and type(flags[0]) is int and flags[0] in _GOOD_FLAGS)
 
 
 def _check_bodies(bodies: Sequence[bytes]) -> int:

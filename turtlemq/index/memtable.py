@@ -19,6 +19,7 @@ from turtlemq.segment import format as f
 from turtlemq.segment.hashes import Hashes
 
 _MERGED_MAX = 1 << 15  # keys of a run that is merged no more: whoever publishes would wait for it
+_ROOM = 64  # documents at first, then four times as many: every topic has two of these, and there may be thousands
 _SMALL_MAX = 512  # single keys gathered before they become a run: insort 0.3 µs, a run 20 µs
 
 
@@ -35,12 +36,12 @@ class Memtable(Part):
         self.ids = Hashes()  # of own ids, over `hashes`
         self.live = 0
         self._kills: list[int] = []
-        self._room = 1024
-        self.seq: I64 = np.empty(1024, np.int64)
-        self.due: I64 = np.empty(1024, np.int64)
-        self.flags: U32 = np.empty(1024, np.uint32)
-        self.hashes: U64 = np.empty(1024, np.uint64)  # of own ids; 0 for others
-        self.starts: I64 = np.full(1025, start, np.int64)  # document i lies in [starts[i], starts[i + 1])
+        self._room = _ROOM
+        self.seq: I64 = np.empty(_ROOM, np.int64)
+        self.due: I64 = np.empty(_ROOM, np.int64)
+        self.flags: U32 = np.empty(_ROOM, np.uint32)
+        self.hashes: U64 = np.empty(_ROOM, np.uint64)  # of own ids; 0 for others
+        self.starts: I64 = np.full(_ROOM + 1, start, np.int64)  # document i lies in [starts[i], starts[i + 1])
 
     @property
     def documents(self) -> int:

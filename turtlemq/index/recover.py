@@ -110,10 +110,14 @@ def _open_parts(shelf: Shelf, segment: Segment, settings: Settings, last: bool, 
     if position == segment.size and not last:
         return
     view = shelf.door.map(segment.path)
-    whole = not last or clean_end == segment.size
-    found = scan(view, position, segment.size, sealed=whole, rising=segment.generation >= 0)
+    whole = not last or clean_end is not None
+    before = segment.parts[-1].last_seq if segment.parts else -1
+    found = scan(view, position, segment.size, sealed=whole, rising=segment.generation >= 0, after=before)
     for damage in log.damage_of(segment.path, found):
         shelf.damage(damage)
+    if last and clean_end is not None and clean_end > segment.size:
+        gone = clean_end - segment.size
+        shelf.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than it was at the last proper stop"))
     if last:
         _make_durable(shelf, segment, found.end)
     _cover(shelf, segment, view, found, position, number, settings, active)

@@ -336,6 +336,11 @@ class Writer:
         self._end, self._documents = start, 0
         self._flush_if_room()
 
+    def rest(self) -> None:
+        """Hold no file open while there is nothing to write."""
+        if self._group is None and self._flying is None and not self._unsynced:
+            self.shut()
+
     def shut(self) -> None:
         """Close the descriptor."""
         if self._fd >= 0:

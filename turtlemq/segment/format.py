@@ -298,12 +298,12 @@ def prefixes(buffer: bytes | bytearray | memoryview, starts: I64) -> np.ndarray[
 
 def gather(buffer: bytes | bytearray | memoryview, at: I64, lengths: I64) -> bytes | bytearray:
     """Pieces of a buffer back to back. 0.02 µs each where few lengths differ, 0.3 µs otherwise."""
+    if len(lengths) and (lengths == lengths[0]).all():
+        return _windows(buffer, int(lengths[0]))[at].tobytes()
     widths = np.unique(lengths).tolist()
     if len(widths) * _WIDTHS_SHARE > len(lengths):
         view = memoryview(buffer)
         return b"".join([view[a:b] for a, b in zip(at.tolist(), (at + lengths).tolist(), strict=True)])
-    if len(widths) == 1:
-        return _windows(buffer, widths[0])[at].tobytes()
     ends = np.cumsum(lengths)
     out = bytearray(int(ends[-1]) if len(ends) else 0)
     for width in widths:

@@ -11,6 +11,7 @@ import numpy as np
 from turtlemq.model import I64, U32, U64
 
 _ROOM = 2  # slots for each entry at least: most chains have one link
+_SLOTS = 64  # at first; a power of two
 _GROWTH = 4
 _FEW = 24  # below this many, loops beat arrays
 
@@ -25,7 +26,7 @@ class Hashes:
     """
 
     def __init__(self) -> None:
-        self._slots: U32 = np.zeros(1024, np.uint32)  # ordinal + 1; 0: free
+        self._slots: U32 = np.zeros(_SLOTS, np.uint32)  # ordinal + 1; 0: free
         self._count = 0
 
     def __len__(self) -> int:

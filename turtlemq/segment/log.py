@@ -19,6 +19,7 @@ from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import scan as s
 
+_HEAD_BYTES = 1 << 16  # looked through for a document where the header is none
 _GAP_BYTES = 4096  # reading this much in vain costs less than another pread
 
 
@@ -61,14 +62,14 @@ def try_header(door: Door, path: Path, kind: str, topic: str, base: int) -> tupl
     """A segment's header, or None if it is damaged, and where its documents begin, which is the same in any case. Refuses a file
     of another name, and one that is not ours: neither its header nor what is behind it."""
     blank = f.encode_header(f.FileHeader(kind, topic, base))
-    data = door.read(path, 0, max(4096, len(blank) + 64))
+    data = door.read(path, 0, _HEAD_BYTES)
     file = f"{path.parent.name}/{path.name}"
     try:
         header, start = f.decode_header(data, file)
     except Corrupt as error:
         alike = sum(a == b for a, b in zip(data, blank, strict=False))
-        behind = data[len(blank) + 4 : len(blank) + 4 + len(f.MARK)] == f.MARK
-        if isinstance(error, NotOurs) and not behind and 2 * alike < len(blank):
+        ours = f.MARK in data or 2 * alike >= min(len(data), len(blank)) or not data.strip(b"\0")  # cut off, or a lost page
+        if isinstance(error, NotOurs) and not ours:
             raise
         return None, len(blank)
     if (header.kind, header.topic, header.base) != (kind, topic, base):
@@ -79,14 +80,14 @@ def try_header(door: Door, path: Path, kind: str, topic: str, base: int) -> tupl
 def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | bytearray, I64]:
     """The byte ranges [start, end) of a file, near ones with one pread. Returns a buffer and where each range begins in it."""
     if len(starts) == 1:
-        size = int(ends[0] - starts[0])
+        size = max(int(ends[0] - starts[0]), 0)  # the end may be known better than the begin of what is damaged
         return door.read(path, int(starts[0]), size).ljust(size, b"\0"), np.zeros(1, np.int64)
     if (starts[1:] == ends[:-1]).all():  # one behind the other
         size = int(ends[-1] - starts[0])
         return door.read(path, int(starts[0]), size).ljust(size, b"\0"), starts - starts[0]
     order = np.argsort(starts, kind="stable")
     begin, stop = starts[order], ends[order]
-    reach = np.maximum.accumulate(stop)
+    reach = np.maximum.accumulate(np.maximum(begin, stop))
     cuts = np.flatnonzero(begin[1:] - reach[:-1] > _GAP_BYTES) + 1
     firsts, lasts = np.append(0, cuts), np.append(cuts, len(begin)) - 1
     origins, sizes = begin[firsts], reach[lasts] - begin[firsts]

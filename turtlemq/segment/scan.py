@@ -79,15 +79,23 @@ def scan(
     sealed: bool = False,
     rising: bool | None = None,
     hint: I64 | None = None,
+    after: int = -1,
 ) -> Scan:
     """All documents of `buffer[start:size]`. `sealed`: a whole file that was renamed into place, so nothing in it can be torn.
-    `rising`: seqs rise through the file, which helps to tell documents from what looks like one; unless sealed they do.
+    `rising`: seqs rise through the file, which helps to tell documents from what looks like one; unless sealed they do. None
+    comes twice then, nor one up to `after`, which stand before `start`: that would be a copy, written where it does not belong.
     `hint`: where documents seem to begin; lengths are followed all the same, at a tenth of the cost.
 
     0.5 µs a document, nearly all of it checksums and the walk. A hole whose end must be searched costs up to 0.1 s."""
     view = memoryview(buffer)[:size]
-    parts, holes, barrier = _read(view, start, size, not sealed if rising is None else rising, hint)
+    rising = not sealed if rising is None else rising
+    parts, holes, barrier = _read(view, start, size, rising, hint)
     pos, length, due, seq, ttr, flags, idlen = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if rising and len(copies := _copies(seq, after)):
+        reason = "a copy of a document that stands before it"
+        holes += [Hole(at, size_, reason) for at, size_ in zip(pos[copies].tolist(), length[copies].tolist(), strict=True)]
+        holes.sort(key=lambda hole: hole.position)
+        pos, length, due, seq, ttr, flags, idlen = (np.delete(c, copies) for c in (pos, length, due, seq, ttr, flags, idlen))
     end = size if sealed else _cut(size, max(start, barrier), holes, pos, length, flags)
     kept: Any = pos < end
     if kept.all():
@@ -104,6 +112,15 @@ def scan(
         size=size,
         damaged=tuple(hole for hole in holes if hole.position < end),
     )
+
+
+def _copies(seq: I64, after: int) -> I64:
+    """Which of these come a second time."""
+    if not len(seq) or (seq[0] > after and (seq[1:] > seq[:-1]).all()):
+        return np.empty(0, np.int64)
+    first = np.zeros(len(seq), np.bool_)
+    first[np.unique(seq, return_index=True)[1]] = True
+    return np.flatnonzero(~first | (seq <= after))
 
 
 def _cut(size: int, start: int, holes: list[Hole], pos: I64, length: I64, flags: U32) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -16,9 +16,11 @@ from turtlemq.server.flow import Flow
 from turtlemq.server.guard import GUARD, Guard
 from turtlemq.server.http import CONFIG, SERVICE, answer, let_go, refusal, refuse_other_sites, set_deadline
 from turtlemq.server.loop import Service
+from turtlemq.server.reply import Reply
 from turtlemq.server.watch import Watch
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answered = web.StreamResponse | Reply
+Handler = Callable[[web.Request], Awaitable[Answered]]
 
 _TOPIC = "/v1/topics/{topic}"
 _GROUP = _TOPIC + "/groups/{group}"
@@ -27,11 +29,12 @@ _PLAIN = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "I
 
 def routes() -> list[web.RouteDef]:
     """Every path there is. They are tried one after the other, so those of daily work come first."""
-    found = [web.post(f"{_TOPIC}/messages", work.produce), web.get(f"{_TOPIC}/messages", work.browse)]
+    produce, fetch, ack = cast(Any, (work.produce, work.fetch, work.ack))  # they answer with a Reply
+    found = [web.post(f"{_TOPIC}/messages", produce), web.get(f"{_TOPIC}/messages", work.browse)]
     for base in (_TOPIC, _GROUP):
         found += [
-            web.post(f"{base}/fetch", work.fetch),
-            web.post(f"{base}/ack", work.ack),
+            web.post(f"{base}/fetch", fetch),
+            web.post(f"{base}/ack", ack),
             web.post(f"{base}/extend", work.extend),
         ]
     return [
@@ -70,7 +73,7 @@ def routes() -> list[web.RouteDef]:
 
 def make_app(service: Service, config: Config) -> web.Application:
     """The application around a service."""
-    app = web.Application(middlewares=[_around], client_max_size=config.max_body_bytes)
+    app = web.Application(middlewares=[cast(Any, _around)], client_max_size=config.max_body_bytes)
     app[SERVICE], app[CONFIG], app[metrics.SHOWN] = service, config, metrics.Shown()
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.extend((service.meter.heartbeat, Watch(service)))
@@ -82,7 +85,7 @@ def make_app(service: Service, config: Config) -> web.Application:
 
 
 @web.middleware
-async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _around(request: web.Request, handler: Handler) -> Answered:
     trace.begin(request)
     status = None
     try:
@@ -94,7 +97,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
         trace.finish(request, status)
 
 
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answered(request: web.Request, handler: Handler) -> Answered:
     try:
         request.app[GUARD].admit(request)
         refuse_other_sites(request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from turtlemq.index.writer import Group
 from turtlemq.topic import Topic
 
 THREADS = 8  # syncs of several topics go on side by side
+Job = tuple[Topic, Group, threading.Lock]  # the lock is released when it was run
 
 
 class Committer:
@@ -27,9 +29,10 @@ class Committer:
     def __init__(self, changed: Callable[[Topic], None], observe: Callable[[float, int], None]) -> None:
         self._changed, self._observe = changed, observe
         self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[tuple[Topic, Group, threading.Event] | None] = SimpleQueue()
+        self._jobs: deque[Job] = deque()  # for which no thread is free
         self._soon: set[str] = set()  # topics whose next group is about to be taken
-        self._threads = [threading.Thread(target=self._work, name=f"commit-{n}", daemon=True) for n in range(THREADS)]
+        self._threads = [_Thread(n, self._ran) for n in range(THREADS)]
+        self._idle = list(self._threads)
         for thread in self._threads:
             thread.start()
 
@@ -47,8 +50,10 @@ class Committer:
 
     def close(self) -> None:
         """End the threads. What was taken before is still written."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        while self._jobs:
+            _run(self._jobs.popleft())
+        for thread in self._threads:
+            thread.give(None)
         for thread in self._threads:
             thread.join()
 
@@ -61,28 +66,55 @@ class Committer:
     def _take(self, topic: Topic) -> None:
         self._soon.discard(topic.name)
         group = topic.index.writer.take()
-        if group is not None:
-            ran = threading.Event()
-            group.wait = ran.wait
-            self._jobs.put((topic, group, ran))
+        if group is None:
+            return
+        ran = threading.Lock()
+        ran.acquire()
+        group.wait = ran.acquire  # it is waited for once at most
+        self._jobs.append((topic, group, ran))
+        if self._idle:
+            self._idle.pop().give(self._jobs.popleft())
 
-    def _work(self) -> None:
-        """A thread's life."""
-        while (job := self._jobs.get()) is not None:
-            topic, group, ran = job
-            start = perf_counter()
-            group.run()
-            ran.set()
-            self._loop.call_soon_threadsafe(self._land, topic, group, perf_counter() - start)
+    def _ran(self, thread: _Thread, job: Job, seconds: float) -> None:
+        """On the thread: go on with it on the loop."""
+        self._loop.call_soon_threadsafe(self._land, thread, job[0], job[1], seconds)
 
-    def _land(self, topic: Topic, group: Group, seconds: float) -> None:
-        self._observe(seconds, sum(map(len, group.buffers)))
+    def _land(self, thread: _Thread, topic: Topic, group: Group, seconds: float) -> None:
         try:
             topic.index.writer.land(group)
         except TurtleError:
             pass  # those who wait have heard of it
-        self._changed(topic)
+        self._idle.append(thread)
         self._take(topic)
+        if self._jobs and self._idle:
+            self._idle.pop().give(self._jobs.popleft())
+        self._loop.call_soon(self._tell, topic, group, seconds)  # behind those who were waiting: they are answered first
+
+    def _tell(self, topic: Topic, group: Group, seconds: float) -> None:
+        self._observe(seconds, sum(map(len, group.buffers)))
+        self._changed(topic)
+
+
+def _run(job: Job) -> float:
+    """Write and sync. How long it took."""
+    _, group, ran = job
+    start = perf_counter()
+    group.run()
+    ran.release()
+    return perf_counter() - start
+
+
+class _Thread(threading.Thread):
+    """Runs one job after the other. The one that has rested for the shortest time is given the next: its caches are warm."""
+
+    def __init__(self, number: int, done: Callable[[_Thread, Job, float], None]) -> None:
+        super().__init__(name=f"commit-{number}", daemon=True)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self.give, self._done = self._jobs.put, done  # None: there are no more
+
+    def run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._done(self, job, _run(job))
 
 
 def _wake(future: asyncio.Future[None]) -> None:

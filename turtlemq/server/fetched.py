@@ -38,10 +38,11 @@ def fetched_json(out: Reserved) -> bytes:
     return b"".join((b'{"messages":[', _OPENING, *texts, b"]}"))
 
 
-def fetched_bson(out: Reserved) -> bytes:
+def fetched_bson(out: Reserved) -> Buffer:
     """Documents, one behind the other. 0.15 µs a message of 100 B where few lengths differ, 0.4 µs otherwise; a body that is JSON
     comes as its value: 0.5 µs more for a text, 2 µs for a small document."""
-    return b"".join([text for piece, until in zip(out.pieces, out.until_ms, strict=True) for text in _texts(piece, until, _BSON)])
+    texts = [text for piece, until in zip(out.pieces, out.until_ms, strict=True) for text in _texts(piece, until, _BSON)]
+    return texts[0] if len(texts) == 1 else b"".join(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,10 @@ def _has_many_widths(sizes: I64 | int) -> bool:
 def _copied(parts: Sequence[_Spans]) -> _Spans:
     """Part by part and width by width, all messages at once."""
     count, sizes = len(parts[0].at), sum(part.sizes for part in parts)
-    at = np.arange(count) * sizes if isinstance(sizes, int) else np.cumsum(sizes) - sizes
-    data = bytearray(count * sizes if isinstance(sizes, int) else int(at[-1] + sizes[-1]))
+    if isinstance(sizes, int):
+        return _side_by_side(parts, count, sizes)
+    at = np.cumsum(sizes) - sizes
+    data = bytearray(int(at[-1] + sizes[-1]))
     out = _Spans(data, at, sizes)
     for part in parts:
         if isinstance(part.sizes, int):
@@ -171,6 +174,23 @@ def _copied(parts: Sequence[_Spans]) -> _Spans:
                 _windows(data, width + 1)[at[mine]] = _windows(part.buffer, width + 1)[part.at[mine]]
         at = at + part.sizes
     return out
+
+
+def _side_by_side(parts: Sequence[_Spans], count: int, width: int) -> _Spans:
+    """Parts of one width each, as the columns of a matrix. What lies evenly in its buffer is not gathered first."""
+    data = bytearray(count * width)
+    rows, at = np.frombuffer(data, np.uint8).reshape(count, width), 0
+    for part in parts:
+        assert isinstance(part.sizes, int), "of one width"
+        size, first, step = part.sizes, int(part.at[0]), int(part.at[1] - part.at[0]) if count > 1 else 0
+        if not size:
+            continue
+        if (part.at[1:] - part.at[:-1] == step).all():
+            rows[:, at : at + size] = np.ndarray((count, size), np.uint8, part.buffer, first, (step, 1))
+        else:
+            rows[:, at : at + size] = _windows(part.buffer, size)[part.at].view(np.uint8).reshape(count, size)
+        at += size
+    return _Spans(data, np.arange(count) * width, width)
 
 
 def _pieces(part: _Spans) -> list[Buffer]:

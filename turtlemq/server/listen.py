@@ -8,12 +8,13 @@ import resource
 import ssl
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs, trace
@@ -21,6 +22,7 @@ from turtlemq.server.config import Config
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.guard import GUARD, networks_of
 from turtlemq.server.http import SERVICE, SLOWEST
+from turtlemq.server.reply import Reply
 
 BACKLOG = 1_024
 KEEPALIVE_S = 75  # a head must have come within this time after the connection, or after the last answer
@@ -28,6 +30,8 @@ LINGER_S = 5  # the rest of a body that was refused is read so long, so that the
 HANDSHAKE_S = 10  # of TLS
 ANSWER_S = 30  # for a client to take a large answer, and a second more for each 64 KiB of it
 ANSWER_SMALL_BYTES = 64 << 10
+WHOLE_BYTES = 4 << 10  # of a body that is copied behind its head, to be sent in one go
+PATHS_MAX = 1_000  # of which is remembered where they lead
 REFUSE_S = 1  # a connection that is one too many is held so long, to be told
 HEAD_LINE_BYTES, HEAD_FIELD_BYTES, HEAD_FIELDS = 8_190, 8_190, 100
 FILES_KEPT = 512  # of the open files that the system grants: for segments, not for connections
@@ -47,6 +51,36 @@ _LIMITS: dict[str, Any] = {
 def runner_for(app: web.Application, drain_s: float) -> web.AppRunner:
     """The application with limits on what a client may send before anything of ours runs."""
     return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=drain_s, **_LIMITS)
+
+
+class Switch:
+    """Leads requests to their handlers. Finding the way takes 40 µs, so it is remembered for paths that were asked for before."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self.known: dict[tuple[str, str], tuple[web.UrlMappingMatchInfo, Callable[[web.Request], Awaitable[Any]]]] = {}
+
+    async def __call__(self, request: web.Request) -> Any:
+        """The answer to a request."""
+        path = request.method, request.raw_path
+        found = self.known.get(path)
+        if found is None or "Expect" in request.headers:
+            try:
+                return await self._app._handle(request)
+            finally:
+                self._remember(path, request._match_info)
+        request._match_info = found[0]
+        return await found[1](request)
+
+    def _remember(self, path: tuple[str, str], match: web.UrlMappingMatchInfo | None) -> None:
+        if match is None or match.http_exception is not None or "?" in path[1]:
+            return
+        handler: Callable[..., Awaitable[Any]] = match.handler
+        for around in reversed(self._app.middlewares):
+            handler = partial(around, handler=handler)
+        if len(self.known) >= PATHS_MAX:
+            self.known.clear()
+        self.known[path] = match, handler
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
@@ -82,9 +116,10 @@ class Handler(web.RequestHandler):
 
     __slots__ = ("_allows",)
 
-    def __init__(self, server: web.Server, allows: Callable[[str], bool]) -> None:
+    def __init__(self, server: web.Server, switch: Switch, allows: Callable[[str], bool]) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **_LIMITS)
         self._allows = allows
+        self._request_handler = cast(Any, switch)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody is there."""
@@ -93,9 +128,46 @@ class Handler(web.RequestHandler):
             asyncio.get_running_loop().call_later(REFUSE_S, transport.close)
 
     async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse | Reply, start_time: float | None
+    ) -> tuple[Any, bool]:
+        """Send an answer. A client that does not take a large one in time is left alone with what it has."""
+        if not isinstance(resp, Reply):
+            return await self._finish(request, resp, start_time)
+        lost, answered = True, cast(Any, resp)
+        try:
+            if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
+                lost = not await self._send(resp.head(request), resp.body)
+            else:
+                answered, lost = await self._finish(request, resp.usual(), start_time)
+            return answered, lost
+        finally:
+            if lost and resp.undo is not None:
+                resp.undo()
+
+    async def _send(self, head: bytes, body: bytes | bytearray | memoryview) -> bool:
+        """Whether somebody took it, or the system for him."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return False
+        if len(body) < WHOLE_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        if not self._paused:
+            return True
+        try:
+            async with asyncio.timeout(ANSWER_S + len(body) / SLOWEST):
+                await self._drain_helper()
+            return True
+        except TimeoutError:
+            transport.abort()  # closing would wait for what is still to be sent
+        except ConnectionError:
+            pass
+        return False
+
+    async def _finish(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer. A client that does not take a large one in time is left alone with what it has."""
         if isinstance(resp, web.HTTPExpectationFailed):  # raised before anything of ours runs
             resp = _refused(request, InvalidArgument("the only Expect that is understood here is 100-continue"), resp.status)
         size = resp.content_length or 0
@@ -159,17 +231,17 @@ class Site(web.TCPSite):
     def __init__(self, runner: web.AppRunner, config: Config, tls: ssl.SSLContext | None) -> None:
         super().__init__(runner, config.host, config.port, ssl_context=tls, backlog=BACKLOG)
         self._most, self._allows = connections_of(config), runner.app[GUARD].allows
-        self._rejected = runner.app[SERVICE].meter.rejected
+        self.switch, self._rejected = Switch(runner.app), runner.app[SERVICE].meter.rejected
 
     async def start(self) -> None:
         """Listen. As in the parent, but with a count."""
         await web.BaseSite.start(self)
         server, loop, allows = self._runner.server, asyncio.get_running_loop(), self._allows
-        rejected = self._rejected
+        rejected, switch = self._rejected, self.switch
 
         def admitted() -> asyncio.Protocol:
             assert server is not None
-            return Handler(server, allows) if len(server.connections) < self._most else Refusal(rejected)
+            return Handler(server, switch, allows) if len(server.connections) < self._most else Refusal(rejected)
 
         handshake = HANDSHAKE_S if self._ssl_context else None
         self._server = await loop.create_server(

@@ -67,7 +67,9 @@ class Service:
         self._tick_ms = tick_ms
         self._soon: asyncio.Handle | None = None
         self._alarm: Alarm | None = None
+        self._armed = 0.0  # what the engine wanted when it was set: it rings by then, or soon after where `tick_ms` says so
         self._troubled: set[str] = set()
+        self._stopped: set[str] = set()  # topics of which it was said that they take no more writes
         self._stirred: set[str] = set()  # topics in which something may have become ready
         self._paused: dict[str, float] = {}  # topics whose rate lets nothing flow, and until when
         self._committer: Committer | None = None
@@ -131,9 +133,12 @@ class Service:
             self._uncommitted -= size
 
     def _landed(self, topic: Topic) -> None:
+        if topic.index.writer.stopped is not None and topic.name not in self._stopped:
+            self._stopped.add(topic.name)
+            logs.error("topic_stopped", topic=topic.name, error=topic.index.writer.stopped)
         if self._engine is not None and self._engine.topics.get(topic.name) is topic:
             self._engine.changed(topic, now_ms())
-            self.tick_soon()
+            self._tick_if_sooner(self._engine)
 
     def _observe_commit(self, seconds: float, size: int) -> None:
         self.meter.commit.add(seconds)
@@ -151,6 +156,12 @@ class Service:
         """Something is to happen at another time now."""
         if self._soon is None and not self.stopping:
             self._soon = asyncio.get_running_loop().call_soon(self._tick)
+
+    def _tick_if_sooner(self, engine: Engine) -> None:
+        """Tick only if the engine wants it before the alarm rings. Nothing else has changed."""
+        when = engine.next_wake()
+        if when is not None and (when < self._armed or when <= now_ms()):
+            self.tick_soon()
 
     def _tick(self) -> None:
         self._soon = None
@@ -173,6 +184,7 @@ class Service:
         """Tick again at `when`, or when a rate lets the next message flow; at once if somebody is to be looked after."""
         exact = time.time_ns() / 1e6
         at = exact + NAP_MS
+        self._armed = at if when is None else min(at, when)
         if when is not None:
             at = min(at, max(when, exact + self._tick_ms))
         if self._paused:
@@ -197,7 +209,7 @@ class Service:
         now = now_ms()
         if not self._knows(want) or self._has_ready(want.topic, want.group, now):
             out = self._reserve(want)
-            self.tick_soon()
+            self._tick_if_sooner(self.engine)
             if len(out):
                 return out
         if wait_s <= 0:

@@ -19,7 +19,7 @@ from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server import bson_in
-from turtlemq.server.columns import Columns, Common, extend, of_messages, refused
+from turtlemq.server.columns import PRIORITIES, Columns, Common, extend, of_messages, refused
 from turtlemq.server.errors import ExceedsMaxDelay
 from turtlemq.server.http import check_text, whole_or
 
@@ -30,6 +30,7 @@ SLICE_MESSAGES = 2_000  # read at once: 1 ms at most, if they are small
 _SLICED_BYTES = 256 << 10  # shorter JSON is read as a whole
 _SLICE_BYTES_MIN, _SLICE_BYTES_MAX = 16 << 10, 1 << 20
 _CUTS_MAX = 4  # places that are tried for a cut
+_OPENING, _CLOSING = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[\s*'), re.compile(rb"\]\s*\}\s*\Z")
 
 
 class JsonMessage(Common, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -71,6 +72,8 @@ def decode_batch(data: bytes, kind: str, now_ms: int, rules: Rules) -> Batch:
 
 def decode_slices(data: bytes, kind: str, now_ms: int, rules: Rules) -> Generator[None, None, Batch]:
     """The same in steps of a millisecond or so, for a caller that has other things to do in between. It returns the batch."""
+    if kind in (JSON, "") and (alone := _alone(data)) is not None:
+        return _batch_of_one(alone, now_ms, rules)
     columns: Columns | None = None
     for part in _bson(data) if kind == BSON else _json(data, kind == NDJSON):
         if columns is None:
@@ -154,7 +157,32 @@ def _cut_off(data: bytes, at: int, end: int, size: int, cut: re.Pattern[bytes], 
     return [], at
 
 
-_OPENING, _CLOSING = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[\s*'), re.compile(rb"\]\s*\}\s*\Z")
+def _alone(data: bytes) -> Envelope | None:
+    """The one message that is all of a request; None: it is not so, or something is wrong with it."""
+    if len(data) > _SLICED_BYTES or not data.isascii() or _OPENING.match(data):
+        return None
+    try:
+        found = _envelope.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return found if found.messages is UNSET else None
+
+
+def _batch_of_one(message: JsonMessage, now_ms: int, rules: Rules) -> Batch:
+    """The same without columns: 9 µs instead of 16."""
+    bodies, flags = _bodies([message], 0)
+    flag = flags[0] | PRIORITIES[message.priority]
+    due = [due_time(message.delay, message.due_ms, now_ms, 0)]
+    _check_dues(due, now_ms, rules)
+    return Batch(
+        bodies=bodies,
+        due_ms=due,
+        ids=None if message.id is None else [message.id],
+        ttr_ms=None if message.ttr is None else [_ttr_ms(message.ttr, 0)],
+        flags=[flag] if flag else None,
+        expires_ms=None if message.expires_ms is None else [message.expires_ms],
+        headers=None if message.headers is None else [message.headers],
+    )
 
 
 def _from_json(data: bytes) -> list[JsonMessage]:
@@ -232,6 +260,14 @@ def _due_times(columns: Columns, now_ms: int, rules: Rules) -> list[int] | I64:
         due = [due_time(delay, at, now_ms, i) for i, (delay, at) in enumerate(zip(delays, times, strict=True))]
     if not len(due):
         return []
+    _check_dues(due, now_ms, rules)
+    return due  # type: ignore[no-any-return]
+
+
+def _check_dues(due: Any, now_ms: int, rules: Rules) -> None:
+    """What the rules say about due times, of which there is one at least."""
+    if not rules.max_delay_ms and not rules.reject_past:
+        return
     first, last = (due.min(), due.max()) if isinstance(due, np.ndarray) else (min(due), max(due))
     if rules.max_delay_ms and last - now_ms > rules.max_delay_ms:
         i = next(i for i, at in enumerate(due) if at - now_ms > rules.max_delay_ms)
@@ -239,7 +275,6 @@ def _due_times(columns: Columns, now_ms: int, rules: Rules) -> list[int] | I64:
     if rules.reject_past and first < now_ms:
         i = next(i for i, at in enumerate(due) if at < now_ms)
         raise InvalidFireAt(f"message {i}: it was due {now_ms - due[i]} ms ago, and this server refuses the past", index=i)
-    return due  # type: ignore[no-any-return]
 
 
 def _due_array(columns: Columns, now_ms: int) -> I64 | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from turtlemq import views
@@ -39,6 +37,7 @@ from turtlemq.server.http import (
 )
 from turtlemq.server.loop import Service, Want, now_ms
 from turtlemq.server.messages import BSON, DELAY_S_MAX, JSON, TYPES, Rules, check_due, decode_slices, due_time
+from turtlemq.server.reply import Reply
 
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
 Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
@@ -114,7 +113,7 @@ def rules_of(request: web.Request, topic: str) -> Rules:
     return Rules(config.reject_past, min(own_ms, server_ms) if own_ms and server_ms else own_ms or server_ms)
 
 
-async def produce(request: web.Request) -> web.Response:
+async def produce(request: web.Request) -> Reply:
     """POST /v1/topics/{topic}/messages"""
     topic, service = topic_of(request, use=True), request.app[SERVICE]
     data = await read(request, TYPES)
@@ -133,7 +132,7 @@ async def produce(request: web.Request) -> web.Response:
     duplicates = receipt.duplicates
     service.meter.produce_batch.add(len(receipt.ids))
     out = {"ids": receipt.ids, "created": len(receipt.ids) - duplicates, "duplicates": duplicates, "durable": "fsync"}
-    return answer(out, 201)
+    return Reply.of(out, 201)
 
 
 async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) -> Batch:
@@ -151,31 +150,7 @@ async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) ->
 # Consuming
 
 
-class Delivery(web.Response):
-    """Fetched messages on their way. If they cannot be sent, because nobody is there any more, they go back at once."""
-
-    def __init__(self, give_back: Callable[[], None], **parts: Any) -> None:
-        super().__init__(**parts)
-        self._give_back = give_back
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        with self._or_back():
-            return await super().prepare(request)
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        with self._or_back():
-            await super().write_eof(data)
-
-    @contextmanager
-    def _or_back(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._give_back()
-            raise
-
-
-async def fetch(request: web.Request) -> web.Response:
+async def fetch(request: web.Request) -> Reply:
     """POST …/fetch"""
     topic, group = topic_of(request, use=True), group_of(request, use=True)
     asked = await read_as(request, Fetch)
@@ -187,11 +162,11 @@ async def fetch(request: web.Request) -> web.Response:
     service.meter.fetch_batch.add(len(found))
     back = partial(service.give_back, want, found)
     if BSON in request.headers.get("Accept", ""):
-        return Delivery(back, body=fetched_bson(found), content_type=BSON)
-    return Delivery(back, body=fetched_json(found), content_type=JSON)
+        return Reply(fetched_bson(found), 200, BSON, back)
+    return Reply(fetched_json(found), 200, JSON, back)
 
 
-async def ack(request: web.Request) -> web.Response:
+async def ack(request: web.Request) -> Reply:
     """POST …/ack"""
     topic, group = topic_of(request), group_of(request)
     asked = parse_acks(await read(request))
@@ -202,7 +177,7 @@ async def ack(request: web.Request) -> web.Response:
     out = engine_of(request).ack(topic, group, asked.acks, now, retry_delay_ms=delay_ms, error=asked.error)
     request.app[SERVICE].meter.ack_batch.add(len(asked.acks))
     request.app[SERVICE].stir(topic)
-    return answer(out)
+    return Reply.of(out)
 
 
 def parse_acks(data: bytes) -> Ack:

@@ -1,0 +1,403 @@
+"""What every queue under test is made to do, through `Queue` and `Client` alone: messages in, asleep, out, and on time.
+
+Each work is a function of a queue and an extent; it runs in a process of its own with a server of its own, and returns plain
+figures. Messages are made before time is taken, and are the same ones for every queue. Nothing is asserted: what was lost, came
+twice or came early is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks import child, probe
+from benchmarks.load import own_id
+from benchmarks.peers.model import Client, Put, Queue
+
+Figures = dict[str, float]
+CONNECTIONS = 4  # in batches, in and out
+LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" * 4
+DAY_MS = 86_400_000
+_WARM_BATCHES = 20  # before a rate in is measured, for every queue alike
+LEAD_MS = 200  # from the beginning of an ingest until lateness beside it counts
+SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+_BEAT_MS = 10  # they are put this often
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of everything; seconds are budgets, after which a slow queue is stopped where it is."""
+
+    rounds: int = 3
+    batch: int = 1000
+    messages: int = 600_000  # of a round of batches with bodies of 100 B; a fifth with bodies of 1,000 B
+    seconds: float = 2.0  # for each of these
+    single_seconds: float = 0.7
+    connections: tuple[int, ...] = (1, 16, 64)
+    sleepers: int = 500_000
+    sleeper_seconds: float = 7.0  # for so many
+    more: tuple[int, ...] = (1_000_000, 2_000_000)  # where growth is looked at, as far as the seconds allow
+    ours: tuple[int, ...] = (1_000_000, 10_000_000, 50_000_000)  # the same for TurtleMQ
+    window: int = 100_000  # in which a rate is taken at a count of sleepers
+    window_seconds: float = 2.0
+    turns: int = 3  # of such windows
+    drain: int = 200_000
+    drain_seconds: float = 4.0  # for putting them
+    due_per_s: int = 2_000
+    load_per_s: int = 20_000
+    delays_ms: tuple[int, int] = (1_000, 5_000)
+    late_seconds: float = 2.5  # alone, and the same beside an ingest
+    cancels: int = 1_000
+
+
+FULL = Extent()
+QUICK = Extent(
+    rounds=1,
+    messages=100_000,
+    seconds=0.6,
+    single_seconds=0.25,
+    sleepers=50_000,
+    sleeper_seconds=0.7,
+    more=(50_000, 100_000),
+    ours=(50_000, 200_000, 1_000_000),
+    window=20_000,
+    window_seconds=0.3,
+    turns=1,
+    drain=50_000,
+    drain_seconds=0.8,
+    delays_ms=(1_000, 1_500),
+    late_seconds=0.8,
+    cancels=100,
+)
+TINY = Extent(
+    rounds=1,
+    batch=50,
+    messages=200,
+    seconds=0.2,
+    single_seconds=0.05,
+    connections=(1, 3),
+    sleepers=400,
+    sleeper_seconds=0.3,
+    more=(200, 400),
+    ours=(200, 400, 800),
+    window=100,
+    window_seconds=0.1,
+    turns=1,
+    drain=300,
+    drain_seconds=0.3,
+    due_per_s=200,
+    load_per_s=1_000,
+    delays_ms=(300, 600),
+    late_seconds=0.8,
+    cancels=10,
+)
+EXTENTS = {"full": FULL, "quick": QUICK, "tiny": TINY}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def messages(count: int, body_bytes: int, first: int = 0, due_ms: int | None = None) -> list[Put]:
+    """New messages, numbered from `first`, due at one instant or at random over a day that begins a day from now.
+
+    A body is the text of a JSON string, of random letters.
+    """
+    chance = np.random.default_rng(first)
+    text = np.frombuffer(chance.bytes(count * body_bytes).translate(LETTERS), np.uint8).reshape(count, body_bytes).copy()
+    text[:, 0] = text[:, -1] = ord('"')
+    data, begin = text.tobytes(), _now_ms() + DAY_MS
+    bodies = [data[at : at + body_bytes] for at in range(0, len(data), body_bytes)]
+    dues = chance.integers(begin, begin + DAY_MS, count).tolist() if due_ms is None else [due_ms] * count
+    return list(map(Put, map(own_id, range(first, first + count)), dues, bodies))
+
+
+def batches(made: Sequence[Put], size: int) -> list[Sequence[Put]]:
+    return [made[at : at + size] for at in range(0, len(made), size)]
+
+
+async def connect(queue: Queue, count: int) -> list[Client]:
+    return [await queue.client() for _ in range(count)]
+
+
+async def pour(clients: Sequence[Client], work: Iterable[Sequence[Put]], seconds: float) -> tuple[int, float]:
+    """Put batches over several connections until all are stored or time is over. How many messages, in how many seconds."""
+    gc.collect()
+    gc.freeze()  # millions of messages that stay are not to be looked at again and again
+    waiting, done = iter(work), 0
+    begin = time.perf_counter()
+
+    async def one(client: Client) -> None:
+        nonlocal done
+        for batch in waiting:
+            await client.put(batch)
+            done += len(batch)
+            if time.perf_counter() - begin > seconds:
+                return
+
+    await asyncio.gather(*map(one, clients))
+    return done, time.perf_counter() - begin
+
+
+def cpu_seconds(queue: Queue) -> float:
+    """Processor time of all its processes so far, and of those they have had."""
+    return sum(map(probe.cpu_seconds, queue.pids()))
+
+
+# In
+
+
+async def ingest(queue: Queue, extent: Extent, seed: int) -> Figures:
+    """Batches with small and with big bodies, and messages one by one over few and over many connections."""
+    await queue.start()
+    clients = await connect(queue, CONNECTIONS)
+    found: Figures = {}
+    first = seed << 32
+    await pour(clients, batches(messages(_WARM_BATCHES * extent.batch, 100, first + (1 << 31)), extent.batch), extent.seconds)
+    for body_bytes, count in ((100, extent.messages), (1_000, extent.messages // 5)):
+        made = messages(count, body_bytes, first)
+        first += count
+        before = cpu_seconds(queue)
+        done, taken = await pour(clients, batches(made, extent.batch), extent.seconds)
+        found[f"in, {body_bytes} B"] = done / taken
+        found[f"cpu, {body_bytes} B"] = (cpu_seconds(queue) - before) / done * 1e6
+        child.say(body_bytes / 2_000)
+    for some in extent.connections:
+        clients += await connect(queue, some - len(clients))
+        made = messages(int(12_000 * extent.single_seconds), 100, first)
+        first += len(made)
+        done, taken = await pour(clients[:some], batches(made, 1), extent.single_seconds)
+        found[f"one by one, {some}"] = done / taken
+    return found
+
+
+# Asleep
+
+
+async def sleep(queue: Queue, extent: Extent, seed: int, counts: Sequence[int], fresh: Sequence[Queue] = ()) -> Figures:
+    """At some counts of sleepers: memory, disk, cancels, the rate in against that of a fresh queue; then a restart after SIGKILL.
+
+    `fresh` are queues that hold nothing, one for each count, or none. A queue that is too slow for a count goes no further.
+    """
+    await queue.start()
+    clients = await connect(queue, CONNECTIONS)
+    await rest(queue)
+    first, filled, beside = seed << 32, 0, 0
+    found: Figures = {"empty": queue.anonymous_bytes(), "cancelled": 0, "not cancelled": 0}
+    for number, count in enumerate(counts):
+        budget = extent.sleeper_seconds * max(1.0, (count - filled) / extent.sleepers)
+        made = (messages(extent.batch, 100, first + at) for at in range(filled, count - beside, extent.batch))
+        filled += (await pour(clients, made, budget))[0]
+        await rest(queue)
+        now = {"sleepers": filled + beside - found["cancelled"], "ram": queue.anonymous_bytes(), "disk": queue.disk_bytes()}
+        now |= await cancel(clients[0], range(first + number, first + filled, len(counts)), extent.cancels)
+        for name in ("cancelled", "not cancelled"):
+            found[name] += now.pop(name)
+        enough = filled + beside >= count
+        if number < len(fresh):
+            rates, more = await against(clients, fresh[number], extent, first + (number + 1 << 29))
+            now |= rates
+            beside += more
+        found |= {f"{name} {number}": value for name, value in now.items()}
+        child.say((number + 1) / (len(counts) + 1))
+        if not enough:
+            break
+    return found | await restart(queue, filled + beside, extent.rounds if fresh else 1)
+
+
+async def rest(queue: Queue, seconds: float = 120.0) -> None:
+    """Wait until the server has nothing more to do: what it does in the background is part of the price, not of this moment."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        before = cpu_seconds(queue)
+        await asyncio.sleep(0.3)
+        if cpu_seconds(queue) - before < 0.03:
+            return
+
+
+async def against(clients: Sequence[Client], fresh: Queue, extent: Extent, first: int) -> tuple[Figures, int]:
+    """The rate in now, and that of a fresh queue, in turns; and how many more messages there are for it."""
+    await fresh.start()
+    others = await connect(fresh, CONNECTIONS)
+    rates: dict[str, list[float]] = {"rate": [], "fresh": []}
+    stored = 0
+    for turn in range(extent.turns):
+        made = batches(messages(extent.window, 100, first + turn * extent.window), extent.batch)
+        for name, some in (("rate", clients), ("fresh", others)):
+            done, taken = await pour(some, made, extent.window_seconds)
+            rates[name].append(done / taken)
+            stored += done if name == "rate" else 0
+    fresh.kill()
+    found = {name: float(np.median(values)) for name, values in rates.items()}
+    return {**found, "ratio": float(np.median([a / b for a, b in zip(rates["rate"], rates["fresh"], strict=True)]))}, stored
+
+
+async def cancel(client: Client, numbers: range, count: int) -> Figures:
+    """One by one, by id, at random among these."""
+    chosen = random.Random(1).sample(numbers, min(count, len(numbers)))
+    times, there = [], 0
+    for n in chosen:
+        begin = time.perf_counter()
+        there += await client.cancel(own_id(n))
+        times.append(1e3 * (time.perf_counter() - begin))
+    return {
+        "cancel p50": probe.percentile(times, 0.5),
+        "cancel p99": probe.percentile(times, 0.99),
+        "not cancelled": len(chosen) - there,
+        "cancelled": there,
+    }
+
+
+async def restart(queue: Queue, stored: int, times: int) -> Figures:
+    """SIGKILL, start, count: so many times. How long the start takes, and what is left."""
+    taken, left = [], 0
+    for _ in range(times):
+        queue.kill()
+        begin = time.perf_counter()
+        await queue.start()
+        taken.append(time.perf_counter() - begin)
+        left = await queue.sleepers()
+    return {"restart": float(np.median(taken)), "stored": stored, "left": left}
+
+
+# Out
+
+
+@dataclass(slots=True)
+class Received:
+    """What came out, and when, by id."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    at_ms: dict[str, float] = field(default_factory=dict)
+    last: float = 0.0  # when the last ack was answered
+
+    async def take(self, client: Client, enough: asyncio.Event, expected: int, wait_s: float = 0.5) -> None:
+        """Fetch and acknowledge until everything has come."""
+        while not enough.is_set():
+            found = await client.fetch(1000, wait_s)
+            if not found:
+                continue
+            now = time.time_ns() / 1e6
+            ids = [id_ for id_, _ in found]
+            self.counts.update(ids)
+            self.at_ms.update(dict.fromkeys(ids, now))
+            await client.ack(ids)
+            self.last = time.time_ns() / 1e6
+            if len(self.counts) >= expected:
+                enough.set()
+
+    def verdict(self, sent: Sequence[Put]) -> Figures:
+        """Lost, twice and early: each is counted, by id."""
+        dues = {put.id: put.due_ms for put in sent}
+        return {
+            "lost": len(dues.keys() - self.counts.keys()),
+            "twice": sum(self.counts.values()) - len(self.counts),
+            "strange": len(self.counts.keys() - dues.keys()),
+            "early": sum(self.at_ms[id_] < due for id_, due in dues.items() if id_ in self.at_ms),
+        }
+
+    def late(self, due_ms: Sequence[tuple[str, int]]) -> Figures:
+        """Milliseconds from due to received."""
+        times = [self.at_ms[id_] - due for id_, due in due_ms if id_ in self.at_ms]
+        return {name: probe.percentile(times, share) for name, share in SHARES.items() if times}
+
+
+async def patient(enough: asyncio.Event, received: Received, still_s: float) -> None:
+    """Wait until everything has come, or nothing more does."""
+    while not enough.is_set():
+        before = len(received.counts)
+        try:
+            await asyncio.wait_for(enough.wait(), still_s)
+        except TimeoutError:
+            if len(received.counts) == before:
+                enough.set()
+
+
+async def drain(queue: Queue, extent: Extent, seed: int) -> Figures:
+    """Many messages due at one instant: from that instant until the last one is acknowledged."""
+    await queue.start()
+    clients = await connect(queue, CONNECTIONS)
+    trial = messages(min(5_000, extent.drain), 100, (seed << 32) + extent.drain)
+    done, taken = await pour(clients, batches(trial, extent.batch), extent.drain_seconds / 4)
+    count = int(min(extent.drain, max(extent.batch, done / taken * extent.drain_seconds)) // extent.batch * extent.batch)
+    instant = _now_ms() + int(1_000 + 1_500 * count * taken / done + 3e-3 * count)
+    made = messages(count, 100, seed << 32, instant)
+    await pour(clients, batches(made, extent.batch), 60)
+    late = max(0, _now_ms() - instant)  # the last one was put after the instant: it went slower than tried
+    begin = instant + late + (1_000 if queue.whole_seconds else 0)
+    await asyncio.sleep(begin / 1e3 - time.time() - 0.05)
+    received, enough = Received(), asyncio.Event()
+    takers = [asyncio.create_task(received.take(client, enough, count)) for client in clients]
+    await patient(enough, received, 5)
+    await asyncio.gather(*takers)
+    received.counts.update(id_ for id_, _ in await clients[0].fetch(1000, 0.2))
+    return {"rate": len(received.at_ms) / ((received.last - begin) / 1e3), "count": count, **received.verdict(made)}
+
+
+# On time
+
+
+async def lateness(queue: Queue, extent: Extent, seed: int) -> Figures:
+    """From due to received, at a steady rate with delays of one to five seconds: alone, and then beside an ingest."""
+    await queue.start()
+    begin_ms = _now_ms() + 1_500
+    half_ms = int(1_000 * extent.late_seconds)
+    loaded_ms = begin_ms + extent.delays_ms[1] + half_ms
+    plan = timetable(begin_ms, 2 * half_ms, extent, seed << 32)
+    asked = {put.id: put.due_ms for _, group in plan for put in group}
+    load = batches(messages(int(extent.load_per_s * (extent.late_seconds + 1)), 100, (seed << 32) + len(asked)), extent.batch)
+    received, enough = Received(), asyncio.Event()
+    takers = [asyncio.create_task(received.take(client, enough, len(asked))) for client in await connect(queue, 2)]
+    pace_ms = 1_000 * extent.batch / extent.load_per_s
+    beats = [(loaded_ms - LEAD_MS + pace_ms * n, batch) for n, batch in enumerate(load)]
+    loader = asyncio.create_task(punctual(await queue.client(), beats, end_ms=loaded_ms + half_ms))
+    sent = await punctual(await queue.client(), plan, whole_seconds=queue.whole_seconds)
+    loaded = await loader
+    await patient(enough, received, 3)
+    await asyncio.gather(*takers)
+    found = {"load": len(loaded) / (half_ms + LEAD_MS) * 1e3, **received.verdict(sent)}
+    for name, some in (
+        ("alone", [put for put in sent if put.due_ms < loaded_ms - LEAD_MS]),
+        ("beside", [put for put in sent if loaded_ms <= put.due_ms < loaded_ms + half_ms]),
+    ):
+        found |= {f"{name} {share}": value for share, value in received.late([(put.id, put.due_ms) for put in some]).items()}
+        found |= {
+            f"{name} asked {share}": value for share, value in received.late([(put.id, asked[put.id]) for put in some]).items()
+        }
+    return found
+
+
+def timetable(begin_ms: int, length_ms: int, extent: Extent, first: int) -> list[tuple[float, list[Put]]]:
+    """When to put what, so that messages come due evenly from the time on when the longest delay has passed."""
+    chance = random.Random(first)
+    slots: dict[int, list[Put]] = {}
+    for n, put in enumerate(messages(extent.due_per_s * length_ms // 1000, 100, first)):
+        due_ms = begin_ms + extent.delays_ms[1] + n * 1000 // extent.due_per_s
+        at = due_ms - chance.randint(*extent.delays_ms)
+        slots.setdefault(at - at % _BEAT_MS, []).append(Put(put.id, due_ms, put.body))
+    return sorted(slots.items(), key=lambda slot: slot[0])
+
+
+async def punctual(
+    client: Client, plan: Iterable[tuple[float, Sequence[Put]]], *, whole_seconds: bool = False, end_ms: float = float("inf")
+) -> list[Put]:
+    """Put each group at its time, or at once if that has passed. Returns what was put by the end: where delays are whole
+    seconds, they are rounded up at that moment, and so are the due times."""
+    done: list[Put] = []
+    for at_ms, group in plan:
+        await asyncio.sleep(max(0.0, at_ms / 1e3 - time.time()))
+        now = _now_ms()
+        if now > end_ms:
+            break
+        if whole_seconds:
+            group = [Put(put.id, now - (now - put.due_ms) // 1000 * 1000, put.body) for put in group]
+        await client.put(group)
+        done += group
+    return done

@@ -1,0 +1,168 @@
+"""Answers of daily work, which are written without aiohttp's responses, and paths that are remembered: no client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+
+from tests.serving import Server, running
+from turtlemq.server import guard, listen, trace
+from turtlemq.server.config import Config
+from turtlemq.server.http import SERVICE
+from turtlemq.server.listen import PATHS_MAX
+from turtlemq.server.loop import Service
+from turtlemq.server.reply import Reply
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("reply") / "d") as one:
+        yield one
+
+
+def read_answer(stream: socket.socket) -> tuple[str, dict[str, str], bytes]:
+    """Status line, headers and body of the next answer, and not a byte more."""
+    head, body = b"", b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += stream.recv(1) or pytest.fail(f"no answer but {head!r}")
+    status, *lines = head.decode().strip().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    while len(body) < (size := int(headers.get("content-length", 0))):
+        body += stream.recv(size - len(body)) or pytest.fail(f"only {body!r} of {size} bytes")
+    return status, headers, body
+
+
+def request(path: str, body: bytes, version: str = "1.1", *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/{version}", "Host: x", f"Content-Length: {len(body)}", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("version", "header", "stays"),
+    [
+        ("1.1", "X-Request-Id: mine", True),
+        ("1.1", "Connection: close", False),
+        ("1.0", "X-Request-Id: mine", False),
+        ("1.0", "Connection: keep-alive", True),
+    ],
+)
+def test_every_kind_of_client_is_answered(server: Server, version: str, header: str, stays: bool) -> None:
+    """HTTP/1.0 wants to be told that a connection stays open, 1.1 that it does not."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stream:
+        stream.sendall(request("/v1/topics/kinds/messages", b'{"body":1}', version, header))
+        status, headers, body = read_answer(stream)
+        assert status.endswith("201 Created"), status
+        assert status.startswith(f"HTTP/{version}") or version == "1.0"
+        assert json.loads(body)["created"] == 1
+        assert headers["content-type"] == "application/json"
+        assert headers["x-request-id"] == "mine" if "mine" in header else headers["x-request-id"]
+        assert "date" in headers
+        assert headers.get("connection") == {("1.1", False): "close", ("1.0", True): "keep-alive"}.get((version, stays))
+        if stays:
+            stream.sendall(request("/v1/topics/kinds/fetch", b"{}", version, header))
+            assert read_answer(stream)[0].endswith("200 OK")
+        else:
+            assert stream.recv(1) == b"", "it was closed"
+
+
+def test_requests_sent_without_waiting_are_answered_in_their_order(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stream:
+        sent = [request("/v1/topics/many/messages", b'{"body":1,"id":"m%d"}' % n) for n in range(20)]
+        stream.sendall(b"".join(sent))
+        data = b""
+        while data.count(b'"durable"') < 20:
+            data += stream.recv(1 << 16) or pytest.fail("it was closed")
+        assert [line.partition(b'"')[0] for line in data.split(b'"ids":["')[1:]] == [b"m%d" % n for n in range(20)]
+
+
+def test_a_wish_to_speak_something_else_is_passed_over(server: Server) -> None:
+    """The connection goes on as it was, with what was sent behind that request too."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stream:
+        asked = request("/v1/topics/up/messages", b"", "1.1", "Connection: upgrade", "Upgrade: websocket")
+        stream.sendall(asked + request("/v1/topics/up/messages", b'{"body":1}'))
+        assert read_answer(stream)[0].startswith("HTTP/1.1 400")
+        assert read_answer(stream)[0].endswith("201 Created")
+        stream.sendall(request("/v1/topics/up/fetch", b"{}", "1.1", "Connection: upgrade", "Upgrade: websocket"))
+        assert read_answer(stream)[0].endswith("200 OK")
+        stream.sendall(request("/v1/topics/up/fetch", b"{}"))
+        assert read_answer(stream)[0].endswith("200 OK")
+
+
+def test_a_remembered_path_still_knows_expect_methods_and_queries(server: Server) -> None:
+    path = "/v1/topics/known/messages"
+    for _ in range(2):
+        assert server.call("POST", path, {"body": 1}).status == 201
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stream:
+        whole = request(path, b'{"body":2}', "1.1", "Expect: 100-continue")
+        stream.sendall(whole[:-10])
+        assert read_answer(stream)[0] == "HTTP/1.1 100 Continue"
+        stream.sendall(whole[-10:])
+        assert read_answer(stream)[0].endswith("201 Created")
+    assert server.call("GET", f"{path}?limit=1").status == 200
+    assert server.call("PUT", path).status == 405
+    assert server.call("POST", "/v1/topics/known/nothing", {}).status == 404
+    for _ in range(2):
+        assert server.call("POST", "/v1/topics/-/messages", {"body": 1}).status == 400, "what it names is looked at each time"
+
+
+def test_paths_are_remembered_up_to_a_number() -> None:
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response(text=request.match_info["name"])
+
+    async def story() -> int:
+        app = web.Application()
+        app[guard.GUARD], app[SERVICE] = guard.Guard(), Service()
+        app.router.add_get("/{name}", hello)
+        runner = listen.runner_for(app, 1)
+        await runner.setup()
+        site = listen.Site(runner, Config(port=0), None)
+        await site.start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+        for n in [*range(PATHS_MAX + 10), *range(PATHS_MAX, PATHS_MAX + 10)]:
+            writer.write(b"GET /n%d HTTP/1.1\r\nHost: x\r\n\r\n" % n)
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
+            assert await reader.readexactly(size) == b"n%d" % n
+        writer.close()
+        await runner.cleanup()
+        return len(site.switch.known)
+
+    assert asyncio.run(story()) == 10
+
+
+@pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
+@pytest.mark.parametrize("goes", ["slow", "gone"])
+def test_what_cannot_be_sent_is_undone(monkeypatch: pytest.MonkeyPatch, goes: str) -> None:
+    """A fetch's messages go back if its client does not take them, or is not there any more."""
+    monkeypatch.setattr(listen, "ANSWER_S", 0.2 if goes == "slow" else 20)
+    monkeypatch.setattr(listen, "SLOWEST", 1 << 40)
+
+    async def story() -> None:
+        undone = asyncio.Event()
+
+        async def large(request: web.Request) -> Reply:
+            request[trace.REQUEST_ID] = "x"
+            return Reply(b"x" * (64 << 20), undo=undone.set)
+
+        app = web.Application()
+        app[guard.GUARD], app[SERVICE] = guard.Guard(), Service()
+        app.router.add_get("/", large)  # type: ignore[arg-type]
+        runner = listen.runner_for(app, 1)
+        await runner.setup()
+        await listen.Site(runner, Config(port=0), None).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2], limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readexactly(100)
+        assert not undone.is_set()
+        if goes == "gone":
+            writer.transport.abort()
+        await undone.wait()
+        writer.close()
+        await runner.cleanup()
+
+    asyncio.run(asyncio.wait_for(story(), 20))

@@ -1,0 +1,155 @@
+"""`python -m tests.trust`: run parts of the trust suite at length, and write down what was seen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tests.trust.model import Figures, Part
+from tests.trust.parts import all_parts
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOC = ROOT / "docs" / "TRUST.md"
+_BEGIN, _END = "<!-- figures of the last full run -->", "<!-- end of figures -->"
+
+
+@dataclass
+class Outcome:
+    """What a part has found."""
+
+    part: Part
+    cases: int = 0
+    seconds: float = 0.0
+    figures: Figures = field(default_factory=Figures)
+    failures: list[str] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parts = {part.name: part for part in all_parts()}
+    options = _parser(parts).parse_args(arguments)
+    unknown = sorted(set(options.parts) - set(parts))
+    if unknown:
+        sys.exit(f"There is no part {unknown[0]!r}; there are: {', '.join(parts)}.")
+    if options.list:
+        for part in parts.values():
+            print(f"{part.name}: {part.about} {part.quick:,} {part.unit} in `make test`, {part.full:,} in `make trust`.")
+        return 0
+    outcomes = [_run(parts[name], options) for name in options.parts or parts]
+    failed = [outcome for outcome in outcomes if outcome.failures]
+    if not failed and options.write:
+        write(outcomes)
+        print(f"Written: {os.path.relpath(DOC)}.")
+    for outcome in failed:
+        print(f"{outcome.part.name}: {len(outcome.failures)} chunks failed.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _parser(parts: dict[str, Part]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.trust",
+        description="Try to break what TurtleMQ promises. What each part does: --list.",
+        epilog="A case is its number: a failure names it, and --only runs it again. Data is in temporary folders, in memory "
+        "if there is room.",
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)} (default: all)")
+    parser.add_argument("--list", action="store_true", help="say what there is, and stop")
+    parser.add_argument("--cases", type=int, metavar="N", help="how many (default: as many as `make trust`)")
+    parser.add_argument("--quick", action="store_true", help="as many as `make test`")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one")
+    parser.add_argument("--only", type=int, metavar="N", help="this case alone, with what it prints")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at once (default: cores)")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop a part at its first failure")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/TRUST.md if nothing failed")
+    return parser
+
+
+def _run(part: Part, options: argparse.Namespace) -> Outcome:
+    outcome, begin = Outcome(part), time.monotonic()
+    if options.only is not None:
+        outcome.figures.update(chunk(part.name, options.only, options.only + 1))  # += would drop those that are 0
+        outcome.cases = 1
+    else:
+        _spread(outcome, options)
+    outcome.seconds = time.monotonic() - begin
+    seen = ", ".join(f"{count:,} {name}" for name, count in outcome.figures.items())
+    verdict = "FAILED" if outcome.failures else "passed"
+    print(f"{part.name}: {outcome.cases:,} {part.unit} {verdict} in {outcome.seconds:,.0f} s: {seen}", flush=True)
+    return outcome
+
+
+def _spread(outcome: Outcome, options: argparse.Namespace) -> None:
+    """All chunks of a part over a few processes, with a bar."""
+    part, count = outcome.part, options.cases or (outcome.part.quick if options.quick else outcome.part.full)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    jobs = 1 if part.alone else options.jobs
+    with Progress(*columns, console=Console(stderr=True)) as bar, ProcessPoolExecutor(jobs, max_tasks_per_child=20) as pool:
+        task = bar.add_task(part.name, total=count)
+        first, last = options.first, options.first + count
+        starts = range(first, last, part.chunk)
+        work = {pool.submit(chunk, part.name, at, min(last, at + part.chunk)): at for at in starts}
+        for done in as_completed(work):
+            at, size = work[done], min(last, work[done] + part.chunk) - work[done]
+            bar.advance(task, size)
+            error = None if done.cancelled() else done.exception()
+            if error is None and not done.cancelled():
+                outcome.figures.update(done.result())
+                outcome.cases += size
+            elif error is not None:
+                outcome.failures.append(str(error))
+                print(f"{part.name}, cases from {at}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                if not options.keep_going:
+                    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def chunk(name: str, first: int, last: int) -> Figures:
+    """Some cases of a part, in this process and a folder of their own."""
+    part = next(part for part in all_parts() if part.name == name)
+    with scratch() as folder:
+        return part.run(range(first, last), folder)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty folder, in memory if there is such a place: what is tried here needs no disk."""
+    ram = Path("/dev/shm")
+    where = ram if ram.is_dir() and os.access(ram, os.W_OK) and shutil.disk_usage(ram).free > 1 << 30 else None
+    folder = Path(tempfile.mkdtemp(prefix="turtlemq-trust-", dir=where))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(outcomes: Sequence[Outcome]) -> None:
+    """The table of figures in docs/TRUST.md: rows of parts that ran are replaced, the others stay."""
+    text = DOC.read_text(encoding="utf-8")
+    before, _, rest = text.partition(_BEGIN)
+    table, _, after = rest.partition(_END)
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ") and "---" not in line}
+    rows.pop("part", None)
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    for outcome in outcomes:
+        seen = ", ".join(f"{count:,} {name}" for name, count in outcome.figures.items())
+        cases = f"{outcome.cases:,} {outcome.part.unit}"
+        rows[outcome.part.name] = f"| {outcome.part.name} | {cases} | {seen} | {outcome.seconds:,.0f} s, {today} |"
+    ordered = [rows[part.name] for part in all_parts() if part.name in rows]
+    head = ["| part | tried | seen | took, on |", "| --- | --- | --- | --- |"]
+    DOC.write_text("\n".join([before + _BEGIN, *head, *ordered, _END + after]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The drill: a backup is made of a folder that lives on meanwhile, restored, and compared with what was there when it began; and
+`check`, which must find nothing in either, is tried with caches that were forged: whole, with right checksums, but not true.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree, rmtree
+from typing import Any
+
+import bson
+from bson.int64 import Int64
+
+from tests.trust.damage_ground import Ram
+from tests.trust.model import Broken, Figures, Part
+from turtlemq import backup as b
+from turtlemq.engine import Engine
+from turtlemq.model import Message
+
+NOW = 1_794_810_562_123
+BLOCK = 4096
+
+
+class Roomy(Ram):
+    """For backups, which ask first whether there is room."""
+
+    def free_bytes(self, path: Path) -> int:
+        return 1 << 40
+
+
+class Life:
+    """An engine that lives a random life: everything that moves, seals, compacts and removes files."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.random, self.now, self.ids = random.Random(seed), 1_000, list[str]()
+        self.engine = Engine.open(root, door=Ram())
+        small = {"segment_bytes": 4096, "compact_live_ratio": 0.6, "history_hours": 0.0003, "max_attempts": 2, "ttr_ms": 500}
+        self.engine.configure("t", **small)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.random.choice([self._put, self._put, self._consume, self._consume, self._cancel, self._later, self._care])()
+
+    def _put(self) -> None:
+        ids = [f"{len(self.ids) + i}" for i in range(self.random.randrange(1, 30))]
+        self.ids += ids
+        due = [self.now + self.random.choice([0, 50, 2_000, 3_600_000]) for _ in ids]
+        self.engine.submit("t", [Message(b"z" * 50, due_ms=at, id=id_) for id_, at in zip(ids, due, strict=True)], self.now)
+
+    def _consume(self) -> None:
+        self.now += self.random.randrange(200)
+        self.engine.tick(self.now)
+        held = self.engine.reserve("t", self.random.choice(["a", "b"]), 20, self.now)
+        if held.ids and self.random.random() < 0.9:
+            for group in ("a", "b"):
+                self.engine.topics["t"].broker.group(group, self.now)
+                acks = [id_ if self.random.random() < 0.8 else f"-{id_}" for id_ in held.ids]
+                self.engine.ack("t", group, acks, self.now, retry_delay_ms=self.random.choice([0, 40_000]))
+
+    def _cancel(self) -> None:
+        if self.ids:
+            self.engine.cancel("t", self.random.choices(self.ids, k=5), self.now)
+
+    def _later(self) -> None:
+        self.now += self.random.randrange(5_000)
+        self.engine.tick(self.now)
+
+    def _care(self) -> None:
+        for _ in range(5):
+            self.engine.topics["t"].care()
+
+    def told(self, engine: Engine) -> dict[str, Any]:
+        views = {id_: engine.message("t", id_) for id_ in self.ids}
+        return {
+            id_: (view.state, view.due_ms, view.body, {name: group["state"] for name, group in view.groups.items()})
+            for id_, view in views.items()
+            if view is not None
+        }
+
+
+# Forging
+
+
+def sealed_up(fields: dict[str, Any]) -> bytes:
+    """A document with the checksum that it must have: docs/FORMAT.md, "the head of a file"."""
+    bare = {name: value for name, value in fields.items() if name != "crc"}
+    return bytes(bson.encode({**bare, "crc": Int64(zlib.crc32(bson.encode(bare)))}))
+
+
+def forge_table(data: bytearray, dice: random.Random) -> str | None:
+    """Change one entry of a section, and make all checksums right again."""
+    fields = bson.decode(data[: int.from_bytes(data[:4], "little")])
+    sections = {name: place for name, place in fields["sections"].items() if place[1]}
+    name: str = dice.choice(sorted(sections))
+    at, count = sections[name]
+    width = 4 if name in ("positions", "buckets", "kills") else 8
+    place = at + dice.randrange(count) * width
+    data[place + dice.randrange(width)] ^= 1 << dice.randrange(8)
+    sums_at, sums, _ = fields["checksums"]
+    block = place // BLOCK * BLOCK
+    struct.pack_into("<I", data, sums_at + (block // BLOCK - 1) * 4, zlib.crc32(data[block : block + BLOCK]))
+    fields["checksums"][2] = zlib.crc32(data[sums_at : sums_at + 4 * sums])
+    head = sealed_up(fields)
+    data[: len(head)] = head
+    return name
+
+
+def forge_bits(data: bytearray, dice: random.Random) -> str | None:
+    """Somebody who sleeps has ended, or the other way round."""
+    fields = bson.decode(data)
+    bits, documents = bytearray(fields["bits"]), int(fields["cover"]["documents"])
+    if not bits:
+        return None
+    i = dice.randrange(documents)
+    bits[i // 8] ^= 1 << i % 8
+    data[:] = sealed_up({**fields, "bits": bytes(bits)})
+    return "bits"
+
+
+def forge_checkpoint(data: bytearray, dice: random.Random) -> str | None:
+    """A group has fetched more than it has, or settled more."""
+    fields = bson.decode(data)
+    names = [name for name, group in fields["groups"].items() if group["unfetched"] > 0]
+    if not names:
+        return None
+    group = fields["groups"][dice.choice(names)]
+    if dice.random() < 0.5:
+        group["settled"] = Int64(group["settled"] + 1)
+    else:
+        group["cursors"] = [Int64(fields["ready_offset"])] * 3
+        group["unfetched"] = Int64(0)
+    data[:] = sealed_up(fields)
+    return "group"
+
+
+FORGERS: dict[str, Callable[[bytearray, random.Random], str | None]] = {
+    ".index": forge_table,
+    ".run": forge_table,
+    ".dead": forge_bits,
+    "": forge_checkpoint,
+}
+
+
+def forge(case: int, life: Life, folder: Path, work: Path, dice: random.Random) -> Figures:
+    """One cache after the other is forged. Each is found by `check`, or not believed and made again; or, a bit about somebody who
+    had come due long before, it says nothing that anybody asks for."""
+    seen: Figures = Counter()
+    caches = [p for p in sorted(folder.rglob("*")) if p.name == "offset" or p.suffix in (".index", ".run", ".dead")]
+    for path in dice.sample(caches, min(3, len(caches))):
+        data = bytearray(path.read_bytes())
+        what = FORGERS[path.suffix](data, dice)
+        if what is None:
+            continue
+        copytree(folder, work)
+        (work / path.relative_to(folder)).write_bytes(data)
+        engine = Engine.open(work, door=Ram())
+        problems, told = engine.check(), life.told(engine) if what == "bits" else None
+        engine.close()
+        again = work / path.relative_to(folder)
+        believed = again.exists() and again.read_bytes() == bytes(data)
+        rmtree(work)
+        outcome = "forged and found" if problems else "forged and made again"
+        if believed and not problems:
+            if told is None or told != _told(life, folder):
+                raise Broken(f"case {case}: {path.name} with a forged entry of {what} is believed, and `check` finds nothing")
+            outcome = "forged without effect"
+        seen += Counter({"forged": 1, outcome: 1})
+    return seen
+
+
+def _told(life: Life, folder: Path) -> dict[str, Any]:
+    engine = Engine.open(folder, door=Ram())
+    try:
+        return life.told(engine)
+    finally:
+        engine.close()
+
+
+# Cases
+
+
+def run(cases: range, folder: Path) -> Figures:
+    """See the module."""
+    seen: Figures = Counter()
+    for case in cases:
+        place = folder / str(case)
+        place.mkdir()
+        seen += _case(case, place)
+        rmtree(place)
+    return seen
+
+
+def _case(case: int, place: Path) -> Figures:
+    life, dice = Life(place / "data", case), random.Random(case)
+    seen: Figures = Counter(drills=1)
+    for n in range(2):
+        life.steps(20)
+        b.unpin(life.engine.door, place / "data")
+        for _ in b.pin(life.engine.door, place / "data", "p"):
+            pass
+        told = life.told(life.engine)
+        life.steps(25)
+        door = Roomy()  # as of another process
+        name, manifest = b.make(door, b.pinned(door, place / "data", "p"), place / "bk", NOW + n, live=True)
+        if manifest.damage or b.verify(door, place / "bk" / name):
+            raise Broken(f"case {case}: the backup is damaged: {manifest.damage}")
+        again = place / f"again{n}"
+        b.restore(door, place / "bk" / name, again)
+        _compare(case, life, again, told)
+        seen += Counter({"backups restored": 1, "messages compared": len(told)})
+    if problems := life.engine.check():
+        raise Broken(f"case {case}: the folder that was served meanwhile: {problems}")
+    life.engine.close()
+    return seen + forge(case, life, place / "again1", place / "forged", dice)
+
+
+def _compare(case: int, life: Life, folder: Path, told: dict[str, Any]) -> None:
+    engine = Engine.open(folder, door=Ram())
+    if problems := engine.check():
+        raise Broken(f"case {case}: the restored folder: {problems}")
+    found = life.told(engine)
+    differ = [id_ for id_ in told.keys() | found.keys() if told.get(id_) != found.get(id_)]
+    if differ:
+        raise Broken(f"case {case}: {differ[0]} was {told.get(differ[0])}, after the restore it is {found.get(differ[0])}")
+    engine.close()
+
+
+PART = Part(
+    name="drill",
+    unit="drills",
+    about="Backups of a folder in use, restored: the very messages and states; `check` finds nothing, but every forged cache.",
+    run=run,
+    quick=6,
+    full=300,
+    chunk=3,
+)

@@ -1,0 +1,354 @@
+"""A real server with more to do than is comfortable: crowds, slow readers, everything due at once, many topics, many groups.
+
+Each case is a scenario, first all in their small forms, then all in full. Beside each one, messages come one after another
+through a quiet topic of their own, and every long poll there must bring one: another topic's load stalls nobody, and no
+wake-up is lost. Nothing is lost or repeated or early, shares are fair, and the server's own memory has a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.probe import anonymous_bytes
+from tests.serving import Server, running
+from tests.trust.kills import calm
+from tests.trust.kills_model import now_ms
+from tests.trust.load_wire import Wire, all_wait, run_loop
+from tests.trust.model import Broken, Figures, Part, figures
+
+MEMORY_BYTES = 500 << 20  # more than any scenario needs by half
+PATIENCE_S = 600  # for a scenario; a stalled one never ends
+STALL_S = 30.0  # a message of a quiet topic comes within this time, however busy the machine
+FAIR = 4  # nobody gets less than the middle one by more than this factor
+FILES_MAX = 500  # that are open for topics that rest, however many there are
+ROUNDS = 5  # that each of a crowd has at least: a share of less than that says nothing
+TTR_S = 120  # leases do not end by themselves in most scenarios
+
+Scenario = Callable[[Server, bool], Awaitable[Figures]]
+
+
+class Book:
+    """What was accepted, and what came: each once, none early."""
+
+    def __init__(self) -> None:
+        self.sent: set[str] = set()
+        self.got: Counter[str] = Counter()
+        self.early = 0
+        self.sending = True
+        self.all_came = asyncio.Event()
+
+    def came(self, messages: Iterable[dict[str, Any]]) -> list[str]:
+        """Messages in the hands of a consumer. Their ids."""
+        at, ids = now_ms(), []
+        for message in messages:
+            self.early += at < message["due_ms"]
+            ids.append(message["id"])
+        self.got.update(ids)
+        self.look()
+        return ids
+
+    def look(self) -> None:
+        if not self.sending and len(self.got) >= len(self.sent):
+            self.all_came.set()
+
+    async def close(self, leases_end: bool = False, **more: int) -> Figures:
+        """Nothing more is sent: wait for the rest, and judge. Only where leases end may a message come twice."""
+        self.sending = False
+        self.look()
+        await self.all_came.wait()
+        lost, again = len(self.sent - self.got.keys()), sum(self.got.values()) - len(self.got)
+        if self.got.keys() != self.sent or self.early or (again and not leases_end):
+            unknown = len(self.got.keys() - self.sent)
+            raise Broken(f"{lost} lost, {self.early} early, {again} came again, {unknown} came from nowhere")
+        return figures(messages=len(self.sent), lost=lost, early=self.early, **more)
+
+
+def fair(name: str, shares: Iterable[int]) -> None:
+    """Everybody got something, and nobody much less than the others."""
+    counts = sorted(shares)
+    if counts[0] < max(1, median(counts) / FAIR):
+        raise Broken(f"{name}: one got {counts[0]}, the middle one {median(counts)}, the most {counts[-1]}")
+
+
+async def put(wire: Wire, book: Book, topic: str, ids: list[str], **fields: Any) -> None:
+    """A batch that must be new."""
+    answer = await wire.call(f"{topic}/messages", {"messages": [{"id": id_, "body": id_, **fields} for id_ in ids]})
+    if answer["created"] != len(ids):
+        raise Broken(f"of {len(ids)} new messages {answer['created']} were stored")
+    book.sent.update(ids)
+
+
+async def take(wire: Wire, book: Book, path: str, most: int, wait_s: float = 2.0) -> int:
+    """Fetch once and acknowledge. How many came."""
+    messages = (await wire.call(f"{path}/fetch", {"max": most, "wait": wait_s, "ttr": TTR_S}))["messages"]
+    ids = book.came(messages)
+    if ids and (answer := await wire.call(f"{path}/ack", ids))["acked"] != len(ids):
+        raise Broken(f"{len(ids)} messages in hand, {answer['acked']} acknowledged")
+    return len(ids)
+
+
+async def quiet(server: Server, topic: str = "quiet") -> int:
+    """A message after the other through a topic of its own, until cancelled. How many came; each poll must bring its one."""
+    count = 0
+    async with Wire.to(server) as producer, Wire.to(server) as consumer:
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                consumer.send(f"{topic}/fetch", {"wait": STALL_S, "ttr": TTR_S})
+                (id_,) = (await producer.call(f"{topic}/messages", {"body": count, "delay": 0.05}))["ids"]
+                found = [message["id"] for message in (await consumer.receive())["messages"]]
+                if found != [id_]:
+                    raise Broken(f"a quiet topic waited {STALL_S:.0f} s for its message: {found} for {id_}")
+                await consumer.call(f"{topic}/ack", found)
+                count += 1
+    return count
+
+
+async def crowd(server: Server, full: bool) -> Figures:
+    """A thousand producers and a thousand consumers at once, on ten topics."""
+    people, topics, seconds = 1_000, 10, 60 if full else 5
+    book, put_by, got_by, by_topic = Book(), Counter[int](), Counter[int](), Counter[int]()
+    end = time.monotonic() + seconds
+
+    async def produce(number: int) -> None:
+        dice = random.Random(number)
+        async with Wire.to(server) as wire:
+            while time.monotonic() < end or put_by[number] < ROUNDS:
+                ids = [f"{number}-{put_by[number]}-{i}" for i in range(4)]
+                await put(wire, book, f"c{number % topics}", ids, delay=dice.choice([0, dice.random()]))
+                put_by[number] += 1
+
+    async def consume(number: int) -> None:
+        async with Wire.to(server) as wire:
+            while not book.all_came.is_set():
+                count = await take(wire, book, f"c{number % topics}", 4)
+                got_by[number] += count
+                by_topic[number % topics] += count
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(people):
+            tasks.create_task(consume(number))
+        async with asyncio.TaskGroup() as producing:
+            for number in range(people):
+                producing.create_task(produce(number))
+        seen = await book.close()
+    fair("producers", put_by.values())
+    fair("consumers", (got_by[number] for number in range(people)))
+    fair("topics", by_topic.values())
+    return seen
+
+
+async def slow(server: Server, full: bool) -> Figures:
+    """Consumers that take four megabytes and hardly read them, and others that hold what they got until the lease ends."""
+    people, size, ttr = 40 if full else 10, 1_000, 4
+    book, slept = Book(), Counter[str]()
+    async with Wire.to(server) as wire:
+        await wire.call("slow", {"backoff": {"base": 0, "max": 0}, "max_attempts": 1_000}, "PUT")
+        for batch in range(people):
+            await put(wire, book, "slow", [f"{batch}-{i}" for i in range(size)], headers={"long": "x" * 4_000})
+
+    async def dawdle(number: int) -> None:
+        async with Wire.to(server, receive_bytes=4_096) as wire:
+            wire.send("slow/fetch", {"max": size, "wait": STALL_S, "ttr": ttr})
+            if number % 2:
+                for _ in range(20 if full else 5):
+                    some = await wire.reader.read(1_024)
+                    slept["bytes"] += len(some)
+                    await asyncio.sleep(0.5)
+            else:
+                found = await wire.receive()
+                slept["held"] += len(found["messages"])
+                await asyncio.sleep(ttr)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(people):
+            tasks.create_task(dawdle(number))
+    if not slept["held"] or not slept["bytes"]:
+        raise Broken(f"the slow ones got nothing: {slept}")
+    async with Wire.to(server) as wire:
+        book.sending = False
+        while not book.all_came.is_set():
+            await take(wire, book, "slow", 2_000)
+    return await book.close(leases_end=True, held_too_long=slept["held"])
+
+
+async def instant(server: Server, full: bool) -> Figures:
+    """A million messages of one topic that are due in the same millisecond."""
+    count, batch, book = 1_000_000 if full else 100_000, 5_000, Book()
+    due_ms = now_ms() + (30_000 if full else 4_000)
+    async with Wire.to(server) as wire:
+        for first in range(0, count, batch):
+            await put(wire, book, "instant", [str(number) for number in range(first, first + batch)], due_ms=due_ms)
+    shares: Counter[int] = Counter()
+
+    async def consume(number: int) -> None:
+        async with Wire.to(server) as wire:
+            while not book.all_came.is_set():
+                shares[number] += await take(wire, book, "instant", batch // 2)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(8):
+            tasks.create_task(consume(number))
+        seen = await book.close()
+    fair("consumers", (shares[number] for number in range(8)))
+    return seen
+
+
+async def topics(server: Server, full: bool) -> Figures:
+    """Ten thousand topics, each with something due in a moment; one waits for each."""
+    count, hands, book = 10_000 if full else 1_000, 100, Book()
+
+    async def look_after(hand: int) -> None:
+        async with Wire.to(server) as wire:
+            for number in range(hand, count, hands):
+                await put(wire, book, f"many{number}", [f"{number}-{i}" for i in range(3)], delay=random.Random(number).random())
+            for number in range(hand, count, hands):
+                left = 3
+                while left:
+                    left -= await take(wire, book, f"many{number}", 10, STALL_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        for hand in range(hands):
+            tasks.create_task(look_after(hand))
+    await rested(server)
+    return await book.close(topics=count)
+
+
+async def groups(server: Server, full: bool) -> Figures:
+    """A hundred groups that each get everything."""
+    count, messages, batch = 100, 20_000 if full else 1_000, 250
+    books, sender = [Book() for _ in range(count)], Book()
+    first: list[int] = []  # what each had when the quickest had it all
+
+    async def consume(number: int) -> None:
+        path, book = f"shared/groups/g{number}", books[number]
+        async with Wire.to(server) as wire:
+            await wire.call(path, {"start": "earliest"}, "PUT")
+            while len(book.got) < messages:
+                await take(wire, book, path, 100, STALL_S)
+        first.extend([] if first else [len(other.got) for other in books])
+
+    async def produce() -> None:
+        async with Wire.to(server) as wire:
+            for at in range(0, messages, batch):
+                await put(wire, sender, "shared", [str(number) for number in range(at, at + batch)], delay=at % 3 / 4)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(produce())
+        for number in range(count):
+            tasks.create_task(consume(number))
+    fair("groups", first)
+    seen = figures(groups=count)
+    for book in books:
+        book.sent = sender.sent
+        seen.update(await book.close())
+    return seen
+
+
+async def rested(server: Server) -> None:
+    """Topics that rest hold no files open."""
+    end = time.monotonic() + STALL_S
+    while (count := len(os.listdir(f"/proc/{server.process.pid}/fd"))) > FILES_MAX:
+        if time.monotonic() > end:
+            raise Broken(f"{count} files are open, and nothing happens")
+        await asyncio.sleep(0.5)
+
+
+async def wake_ups(server: Server, full: bool) -> Figures:
+    """As many long polls as messages, all of them waiting: each gets its one, and nobody has to ask again for that."""
+    polls, rounds, book = 500, 20 if full else 4, Book()
+
+    async def wake(wire: Wire, number: int) -> None:
+        ids = [f"{number}-{i}" for i in range(polls)]
+        size, delay = [(polls, 0.0), (polls, 0.3), (7, 0.05), (1, 0.0)][number % 4]
+        for at in range(0, polls, size):
+            await put(wire, book, "wake", ids[at : at + size], delay=delay)
+
+    async with contextlib.AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(Wire.to(server)) for _ in range(polls + 1)]
+        producer, *consumers = wires
+        for number in range(rounds):
+            for wire in consumers:
+                wire.send("wake/fetch", {"max": 1, "wait": 60, "ttr": TTR_S})
+            await asyncio.to_thread(all_wait, server, polls)
+            await wake(producer, number)
+            got = [book.came((await wire.receive())["messages"]) for wire in consumers]
+            if any(len(ids) != 1 for ids in got):
+                raise Broken(f"round {number}: {sum(not ids for ids in got)} long polls came back with nothing")
+            await producer.call("wake/ack", [id_ for (id_,) in got])
+    return await book.close(long_polls=polls * rounds)
+
+
+SCENARIOS: tuple[Scenario, ...] = (crowd, slow, instant, topics, groups, wake_ups)
+
+
+async def beside_a_quiet_topic(scenario: Scenario, server: Server, full: bool) -> Figures:
+    """The scenario, with a look at memory and at a topic that has nothing to do with it."""
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, anonymous_bytes(server.process.pid))
+            await asyncio.sleep(0.1)
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        watching, calm_one = tasks.create_task(watch()), tasks.create_task(quiet(server))
+        seen = await scenario(server, full)
+        watching.cancel()
+        calm_one.cancel()
+        count = await calm_one
+    if most > MEMORY_BYTES:
+        raise Broken(f"the server took {most / 1e6:.0f} MB; {MEMORY_BYTES / 1e6:.0f} are the most")
+    if not count:
+        raise Broken("nothing came through the quiet topic")
+    seen["through the quiet topic"] = count
+    print(f"{scenario.__name__}: {most / 1e6:.0f} MB, {dict(seen)}")
+    return seen
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What was first among things that went wrong together."""
+    return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def run(cases: range, folder: Path) -> Figures:
+    """Cases from 0 on are the small forms, those after them the full ones."""
+    seen = Figures()
+    for case in cases:
+        scenario, full = SCENARIOS[case % len(SCENARIOS)], case >= len(SCENARIOS)
+        place = folder / str(case)
+        place.mkdir()
+        try:
+            with running(place / "data") as server:
+                seen.update(run_loop(beside_a_quiet_topic(scenario, server, full)))
+                server.process.terminate()
+                if server.process.wait(PATIENCE_S) != 0:  # ten thousand topics need their time
+                    raise Broken("it did not end well")
+        except (Broken, TimeoutError, ExceptionGroup) as error:
+            raise Broken(f"case {case} ({scenario.__name__}): {first_of(error)!r}") from error
+        calm(place, f"case {case} ({scenario.__name__})")
+    return seen
+
+
+PART = Part(
+    name="load",
+    unit="scenarios",
+    about=(
+        "A thousand producers and consumers, slow consumers, a million messages due at one instant, ten thousand topics, "
+        "a hundred groups: bounded memory, fair shares, no stall of other topics, no lost wake-up."
+    ),
+    run=run,
+    quick=len(SCENARIOS),
+    full=2 * len(SCENARIOS),
+    chunk=1,
+    alone=True,
+)

@@ -1,0 +1,78 @@
+"""Does the suite notice? Each bug of `bugs` goes into a copy of the project, and the tests that should find it are run there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.trust.bugs import BUGS, Bug
+from tests.trust.model import Broken, Figures, Part, figures
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "results", "node_modules", "data")
+_PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "120")
+_FAILED = 1  # what pytest and the trust suite end with when something failed; anything else is no verdict
+_SECONDS_MAX = 900
+
+
+def _run(cases: range, folder: Path) -> Figures:
+    seen = Figures()
+    for number in cases:
+        caught = _caught(BUGS[number], folder)
+        if caught is None:
+            raise Broken(f"bug {number} survives: {BUGS[number].name} ({BUGS[number].file})")
+        seen += figures(caught=1, **{f"caught by {caught}": 1})
+    return seen
+
+
+def plant(bug: Bug, folder: Path) -> Path:
+    """A copy of the project with the bug in it."""
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT, copy, ignore=_LEFT_OUT)
+    path = copy / "turtlemq" / bug.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(bug.old) != 1:
+        raise Broken(f"{bug.name}: its text stands {text.count(bug.old)} times in {bug.file}; it must stand there once")
+    path.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
+    return copy
+
+
+def _caught(bug: Bug, folder: Path) -> str | None:
+    """What finds it: a hand-written test, another part of this suite, or nothing."""
+    copy = plant(bug, folder)
+    for name in bug.tests.split():
+        part = name.removeprefix("trust:")
+        trust = part != name
+        command = ("-m", "tests.trust", part, "--quick") if trust else (*_PYTEST, f"tests/test_{name}.py")
+        if _fails(copy, command):
+            return part if trust else "tests"
+    return "tests" if _fails(copy, (*_PYTEST, "-m", "not slow")) else None
+
+
+def _fails(copy: Path, command: tuple[str, ...]) -> bool:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TURTLEMQ_", "PYTEST_"))}
+    environment |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            (sys.executable, *command), cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS_MAX
+        )
+    except subprocess.TimeoutExpired:
+        return True  # the tests hang with it: nobody would let that pass
+    if done.returncode not in (0, _FAILED):
+        raise Broken(f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == _FAILED
+
+
+PART = Part(
+    name="planted",
+    unit="planted bugs",
+    about="Mistakes made on purpose, one at a time, in a copy of the code: the suite must notice each.",
+    run=_run,
+    quick=0,
+    full=len(BUGS),
+    chunk=1,
+)

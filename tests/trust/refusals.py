@@ -1,0 +1,205 @@
+"""Refusals: a disk that says no. At every k-th call of a story, with an error, no room, or a write that stores a part; and a real
+server on a real disk that is full, or whose syncs fail.
+
+After a full disk nothing has changed, and the story goes on. After any other error nobody knows how far the step came: the topic
+is stopped or goes on rightly, and opened again it holds what was answered.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from tests.doors import Failing
+from tests.trust.model import Broken, Figures, Part, figures
+from tests.trust.powercuts_disk import Tree
+from tests.trust.powercuts_harvest import Bare, abandon, harvest, run_to_rest
+from tests.trust.powercuts_ledger import Key, Ledger, audit
+from tests.trust.powercuts_story import STEPS, Story
+from tests.trust.refusals_server import full_disk, rotten_sync
+from turtlemq.engine import Engine
+from turtlemq.errors import DiskFull, Stopped
+from turtlemq.model import Message
+
+HOWS = ("EIO", "ENOSPC", "short", "half", "wedged", "gone")
+SERVERS = 500  # two of so many cases are real servers
+LATER_MS = 10_000_000
+_KEPT = ("delay_", "ready_", "reserve_", "history_")
+
+
+def run(cases: range, folder: Path) -> Figures:
+    """Cases with these numbers."""
+    total = Figures()
+    for number in cases:
+        place = folder / str(number)
+        place.mkdir()
+        server = {0: full_disk, 1: rotten_sync}.get(number % SERVERS)
+        try:
+            total += server(number, place) if server is not None else _call_fails(number, place)
+        except Exception as error:
+            raise Broken(f"case {number}: {type(error).__name__}: {error}") from error
+        shutil.rmtree(place)
+    return total
+
+
+class End(Exception):
+    """The story ends here."""
+
+
+class Tale(Story):
+    """A story on a disk that fails once. `pages`: what was answered behind each step, and what a step must change as a whole."""
+
+    def __init__(self, seed: int, folder: Path, door: Failing) -> None:
+        super().__init__(seed, folder)
+        self.door = door
+        self.pages: list[tuple[Ledger, tuple[Key, ...]]] = []
+        self.error: BaseException | None = None
+        self.step = ""
+        self.refused = 0
+
+    def run(self) -> None:
+        try:
+            self._tell(self._open)
+            for _ in range(STEPS):
+                self._tell(self.chance.choice(self._steps()))
+        except End:
+            return
+        abandon(self.engine)
+
+    def _open(self) -> None:
+        self.engine = Engine.open(self.folder, door=self.door, settings=self.settings)
+
+    def _begin(self, tree: Tree) -> None:
+        self._open()
+
+    def power_cut(self) -> None:
+        """Here it is a process that was killed."""
+        abandon(self.engine)
+        self.held.clear()
+        self._open()
+        self.ledger = self.ledger.settle()
+
+    def _tell(self, step: Callable[[], None]) -> None:
+        before, self.together, self.step = self.ledger.copy(), [], step.__name__
+        try:
+            step()
+        except DiskFull:
+            self._refuse(before, step)
+        except (Stopped, OSError) as error:
+            self.ledger, self.error = before, error
+            self._end()
+        self.pages.append((self.ledger.copy(), tuple(self.together)))
+
+    def _refuse(self, before: Ledger, step: Callable[[], None]) -> None:
+        """Nothing has changed. Opening is tried again, so is closing; all else need not be."""
+        if self.door.failed is None:
+            raise Broken("the disk was not full")
+        self.ledger, self.refused = before, self.refused + 1
+        self.door.heal()
+        if step.__name__ in ("_open", "reopen", "power_cut"):
+            self._open()
+
+    def tick(self) -> None:
+        """The engine keeps what went wrong for later, and goes on."""
+        self.now += self.chance.choice([1, 30, 100, 100, 1_000, 6_000, 45_000, 61_000])
+        self.newest = max(self.now, self.newest)
+        run_to_rest(self.engine, self.now)
+        for error in list(self.engine.trouble.values()):
+            if not isinstance(error, DiskFull):
+                raise error
+            self.refused += 1
+            self.door.heal()
+        if not self.engine.trouble:
+            self.ledger.beat(self.now)
+
+    def _end(self) -> None:
+        """An error that is not for want of room. If it was a sync of a log, there is no writing there any more."""
+        failed = self.door.failed
+        if failed is None:
+            raise Broken(f"nothing failed, but {self.error}") from self.error
+        self.door.heal()
+        if self.step not in ("_open", "reopen", "power_cut"):
+            stopped = [topic for topic in self.engine.topics.values() if topic.stopped is not None]
+            if isinstance(self.error, Stopped) and not stopped:
+                raise Broken(f"{failed}: {self.error}, but no topic is stopped")
+            if failed.startswith("fdatasync") and self._was_writing() and not stopped:
+                raise Broken(f"{failed}, and it is written on")
+            for topic in stopped:
+                _refuses_for_good(self.engine, topic.name, self.now)
+            abandon(self.engine)
+        raise End
+
+    def _was_writing(self) -> bool:
+        """Was the error about a log of a topic that is open, not about a file that was being made, and is gone again?"""
+        assert self.error is not None
+        path = Path(getattr(self.error, "filename", None) or "none")
+        mine = bool(set(path.parts) & self.engine.topics.keys())
+        return mine and path.name.startswith(_KEPT) and path.suffix == ".bson" and path.exists()
+
+
+def _refuses_for_good(engine: Engine, topic: str, now_ms: int) -> None:
+    """A stopped topic takes no message, now or later. If it was the Broker that stopped, it hands nothing off: that is enough."""
+    parts = engine.topic(topic)
+    if parts.index.writer.stopped is None:
+        engine.tick(now_ms + 100_000)
+        return
+    for _ in range(2):
+        try:
+            engine.submit(topic, [Message(b"late", now_ms, "never")], now_ms)
+        except Stopped:
+            continue
+        raise Broken(f"{topic} was stopped, and took a message")
+
+
+def _call_fails(number: int, folder: Path) -> Figures:
+    """A story in which one call fails; which one, and how, comes from the number."""
+    chance = Random(number)
+    seed, how = number // 10, chance.choice(HOWS)
+    plain = Tale(seed, folder / "plain", Failing())
+    plain.run()
+    can = [k for k, name in enumerate(plain.door.calls) if Failing(how=how).can_fail(name)]
+    at = chance.choice(can)
+    door = Failing(at, how)
+    tale = Tale(seed, folder / "tale", door)
+    tale.run()
+    door.shut()
+    if door.failed is None:
+        raise Broken(f"call {at} never came")
+    before = tale.pages[-1][0] if tale.pages else Ledger()
+    after, together = before, tuple[Key, ...]()
+    if tale.error is not None:  # up to here both went the same way
+        after, together = plain.pages[len(tale.pages)]
+    _audit(tale, before, after, together, f"{how} at call {at}, {door.failed}, in {tale.step}")
+    kind = "refused" if tale.refused else "errors" if tale.error is not None else "unnoticed"
+    return figures(stories_with_a_failed_call=1, messages_accepted=len(before.sent)) + figures(**{f"calls_{kind}": 1})
+
+
+def _audit(tale: Tale, before: Ledger, after: Ledger, together: tuple[Key, ...], what: str) -> None:
+    """Opened on a good disk, all is there. No power was lost, so nothing that was written is."""
+    engine = Engine.open(tale.folder, door=Bare(), settings=tale.settings)
+    try:
+        wrong = engine.check()
+        if wrong or engine.damage():
+            raise Broken(f"check: {wrong}, damage: {engine.damage()}")
+        groups, ids = before.groups | after.groups, [] if tale.retaining else sorted(before.sent.keys() | after.sent.keys())
+        seen = harvest(engine, tale.newest + LATER_MS, sorted(groups), ids)
+        audit(before.settle(), after.settle(), together, seen, tale.settings.max_attempts)
+    except Broken as error:
+        raise Broken(f"{what}: {error}") from error
+    finally:
+        abandon(engine)
+
+
+PART = Part(
+    name="refusals",
+    unit="cases",
+    about="The disk says no: an error or no room at any call of the engine's work, a real disk filled to the brim under a real "
+    "server, syncs that fail. Producers are refused, consumers go on, service resumes with room; after a failed sync nothing is "
+    "written any more; nothing accepted is lost.",
+    run=run,
+    quick=150,
+    full=5_000,
+    chunk=25,
+)

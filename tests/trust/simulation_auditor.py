@@ -1,0 +1,313 @@
+"""The auditor: hears every request to a topic and its answer, or that there was none, and judges by the contract alone.
+
+An answer of None stands for none. What it holds the topic to: nothing accepted is lost, batches are whole or not there, nothing
+is early, nothing is delivered after an answered acknowledgement or cancel, one lease at a time in each group, attempts count,
+messages come in order of (due, arrival), bytes and headers are those that were sent, figures add up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from tests.trust.simulation_ledger import DONE, FRESH, OVER, At, Ledger, Sent, Side, Version
+from turtlemq.broker.broker import Acked
+from turtlemq.model import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """A message as a fetch delivers it."""
+
+    id: str
+    attempt: int
+    due_ms: int
+    body: bytes
+    headers: dict[str, str]
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What a consumer asked for."""
+
+    group: str
+    count: int
+    ttr_ms: int | None
+    auto: bool
+
+
+class Auditor(Ledger):
+    """Of one topic."""
+
+    def __init__(self, case: str, settings: Settings) -> None:
+        super().__init__(case, settings.beat_ms)
+        self.settings = settings
+        self.forgetful = settings.history_hours < 1  # what every group has settled may be gone
+        self.seen: Counter[str] = Counter()
+        self._ticks, self._arrivals = 0, count(1)
+
+    # Producing
+
+    def submitted(self, batch: Sequence[Sent], created: Sequence[bool] | None) -> None:
+        """A batch was sent, perhaps not for the first time."""
+        known = [self.sent.setdefault(sent.id, sent) for sent in batch]
+        if created is None:
+            for sent in known if known[0].accepted is None else ():
+                sent.since, sent.arrival = sent.since or self.moment, sent.arrival and next(self._arrivals)
+            return
+        unsure = {made for sent, made in zip(known, created, strict=True) if sent.accepted is None}
+        if len(unsure) > 1:
+            self.fail("a batch is stored whole or not at all", [sent.id for sent in known], created)
+        for sent, made in zip(known, created, strict=True):
+            if made and sent.accepted:
+                self.fail("an id is stored once", sent)
+            if made:
+                sent.since, sent.arrival = self.moment, next(self._arrivals)
+                self.seen["messages accepted"] += 1
+        for sent in known:
+            self.accept(sent)
+
+    def rescheduled(self, id_: str, version: Version, done: bool | None) -> None:
+        sent = self.sent[id_]
+        if done is None:
+            if not sent.ready:
+                sent.versions.add(version)
+                sent.arrival = None
+        elif done:
+            if sent.ready or sent.cancelled:
+                self.fail("only a sleeper can be rescheduled", sent)
+            sent.versions, sent.arrival, sent.since = {version}, None, self.moment
+            for group in self.groups:  # it sleeps, so nobody has had it
+                self.narrow(group, id_, lambda at: at.kind in ("fresh", "gone"), "only a sleeper can be rescheduled")
+                self.set(group, id_, [FRESH], durable=True)
+            self.seen["rescheduled"] += 1
+        elif self.asleep(sent) and sent.cancelled is False:
+            self.fail("a sleeper can be rescheduled", sent)
+
+    def cancelled(self, ids: Sequence[str], told: dict[str, str] | None) -> None:
+        for id_ in ids:
+            sent = self.sent[id_]
+            if told is None:
+                sent.cancelled = sent.cancelled or None
+            elif told[id_] in ("cancelled", "cancelled before"):
+                self._cancelled(sent, told[id_])
+            else:
+                self._not_cancelled(sent, told[id_])
+
+    def _cancelled(self, sent: Sent, told: str) -> None:
+        if told == "cancelled before" and sent.cancelled is False:
+            self.fail("nobody has cancelled it", sent)
+        if told == "cancelled" and sent.cancelled:
+            self.fail("it was cancelled before", sent)
+        for group in self.groups if sent.cancelled is False else ():
+            if self.is_(group, sent.id, "leased", "done", "dead"):
+                self.fail("what is reserved or settled cannot be cancelled", group, sent, self.groups[group].known(sent.id))
+        sent.cancelled = True
+        self.seen["cancelled"] += 1
+
+    def _not_cancelled(self, sent: Sent, told: str) -> None:
+        free = all(self.is_(group, sent.id, "fresh", "waits") for group in self.groups)
+        if sent.cancelled:
+            if told != "unknown":  # of a sleeper that was cancelled a crash may take every trace
+                self.fail("it was cancelled", sent, told)
+            return
+        if sent.cancelled is False and (free or self.asleep(sent)):
+            self.fail("what sleeps or is ready can be cancelled, once", sent, told)
+        settled = all(self.may_be(group, sent.id, *OVER) for group in self.groups)
+        if told == "unknown" and sent.cancelled is False and not (self.forgetful and settled):
+            self.fail("nothing accepted is lost", sent, told)
+        sent.cancelled = told == "unknown" and sent.cancelled is None  # then that request, unanswered, was done
+
+    # Time
+
+    def ticked(self, rest: bool) -> None:
+        """Time has come to the engine; without `rest`, nobody knows how far it got."""
+        self._ticks += 1
+        for sent in self.sent.values():
+            if not sent.ready and all(due <= self.now for due, _ in sent.versions):
+                if rest and sent.accepted and not sent.cancelled:
+                    self.hand_off(sent, self._ticks)
+                else:  # perhaps it has come due before others
+                    sent.arrival = None
+        for group, side in self.groups.items():
+            for id_, known in list(side.at.items()):
+                if not rest:
+                    self.widen(group, id_, self._expired)
+                elif any(at.kind in ("leased", "waits") and not at.there for at in known):
+                    after = {self._expired(at) or self._arrived(at) for at in known}
+                    if after != known:
+                        self.set(group, id_, after)
+        if rest:
+            self.durable(self.steady - self.beat_ms)
+
+    def _expired(self, at: At) -> At | None:
+        """A lease that ran out."""
+        if at.kind != "leased" or at.lo > self.now:
+            return None
+        return self._failed(at, at.lo, self.now, there=True)
+
+    def _arrived(self, at: At) -> At:
+        if at.kind == "waits" and at.hi <= self.now:
+            return At("waits", at.attempt, at.lo, at.hi, at.since, there=True)
+        return at
+
+    def _failed(self, at: At, lo: int, hi: int, there: bool = False) -> At:
+        """A delivery that did not succeed: it comes again, or it is dead."""
+        if at.attempt >= self.settings.max_attempts:
+            return At("dead", at.attempt)
+        return At("waits", at.attempt + 1, lo, hi, self.moment, there)
+
+    # Consuming
+
+    def fetched(self, asked: Fetch, got: Sequence[Got] | None, more: bool = False) -> None:
+        """With `more`, an empty answer says nothing."""
+        self.groups.setdefault(asked.group, Side())
+        self._bury_late(asked.group)
+        if got is None:
+            self._maybe_fetched(asked)
+            return
+        if len(got) > asked.count:
+            self.fail("no more than was asked for", asked, len(got))
+        before = {id_ for id_, sent in self.sent.items() if self._must_come(asked.group, sent)}
+        held = sum(self.may_be(asked.group, id_, "leased") for id_ in self.groups[asked.group].at)
+        for one in got:
+            self._delivered(asked, one)
+        left = before - {one.id for one in got}
+        late = any(sent.expires_ms is not None and sent.expires_ms <= self.now for sent in self.sent.values())
+        if left and len(got) < min(asked.count, self.settings.max_in_flight - held) and not (more or late):
+            self.fail("what is ready is delivered", asked, len(got), sorted(left))
+
+    def _must_come(self, group: str, sent: Sent) -> bool:
+        """Is it ready for a fetch, whatever the truth may be?"""
+        if not (sent.ready and sent.accepted and sent.cancelled is False):
+            return False
+        known = self.groups[group].known(sent.id)
+        return all(at.kind == "fresh" or (at.kind == "waits" and at.there and at.hi <= self.now) for at in known)
+
+    def _may_come(self, at: At) -> int:
+        """As which attempt a message in this state may be delivered now; 0: it may not."""
+        if at.kind == "fresh":
+            return 1
+        reached = at.kind in ("waits", "leased") and self.latest(at.since) >= at.lo
+        return at.attempt + (at.kind == "leased") if reached else 0
+
+    def _delivered(self, asked: Fetch, one: Got) -> None:
+        sent, group = self.sent.get(one.id), asked.group
+        if sent is None:
+            self.fail("nothing is delivered that nobody sent", one)
+        if sent.cancelled:
+            self.fail("nothing is delivered after an answered cancel", one, sent)
+        self.accept(sent)
+        sent.cancelled = False
+        if (one.due_ms, one.body) not in sent.versions or one.headers != sent.headers:
+            self.fail("what is delivered is what was sent", one, sent)
+        sent.versions = {(one.due_ms, one.body)}
+        if one.due_ms > self.latest(sent.since):
+            self.fail("never early", one, sent)
+        if sent.expires_ms is not None and sent.expires_ms <= self.now:
+            self.fail("nothing is delivered after it has expired", one, sent)
+        if one.until_ms != self.now + (asked.ttr_ms or sent.ttr_ms or self.settings.ttr_ms):
+            self.fail("a lease lasts as long as was asked for", asked, one, sent)
+        promise = "one delivery at a time, none after an answered acknowledgement, and attempts count"
+        left = self.narrow(group, one.id, lambda at: self._may_come(at) == one.attempt, f"{promise}; now {one}")
+        self._in_turn(group, sent, left)
+        if asked.auto:
+            self.set(group, one.id, [DONE], durable=True)
+        else:
+            self.set(group, one.id, [At("leased", one.attempt, one.until_ms, since=self.moment)])
+        self.seen["deliveries"] += 1
+        self.seen["of them again"] += one.attempt > 1
+
+    def _in_turn(self, group: str, sent: Sent, left: Sequence[At]) -> None:
+        side = self.groups[group]
+        if sent.turn is None or not sent.ready or self.groups[group].known(sent.id) != {FRESH} or left != [FRESH]:
+            return
+        last = side.last.get(sent.level)
+        if last is not None and sent.turn < last:
+            self.fail("messages come in order of (due, arrival)", group, sent, last)
+        side.last[sent.level] = sent.turn
+
+    def _bury_late(self, group: str) -> None:
+        """A fetch that comes to a message which has expired sends it to the dead."""
+        for id_, sent in self.sent.items():
+            if sent.expires_ms is not None and sent.expires_ms <= self.now:
+                self.widen(group, id_, lambda at: At("dead", -1) if self._may_come(at) else None)
+
+    def _maybe_fetched(self, asked: Fetch) -> None:
+        for id_, sent in self.sent.items():
+            if all(due > self.latest(sent.since) for due, _ in sent.versions):
+                continue
+            until = self.now + (asked.ttr_ms or sent.ttr_ms or self.settings.ttr_ms)
+            self.widen(asked.group, id_, lambda at, u=until: self._leased(at, u))  # type: ignore[misc]
+            if sent.expires_ms is not None and sent.expires_ms <= self.now:  # it was on its way to the dead, undelivered
+                self.widen(asked.group, id_, lambda at: self._leased(at, self.now, counted=0))
+            if asked.auto:
+                self.widen(asked.group, id_, lambda at: DONE if at.kind == "leased" or self._may_come(at) else None)
+
+    def _leased(self, at: At, until: int, counted: int = 1) -> At | None:
+        attempt = self._may_come(at)
+        return At("leased", attempt - 1 + counted, until, since=self.moment) if attempt else None
+
+    def acked(self, group: str, acks: Sequence[str], delay: int | None, told: Acked | None) -> None:
+        counted: Counter[str] = Counter()
+        for ack in acks:
+            id_, failed = ack.removeprefix("-"), ack[0] == "-"
+            if told is None:
+                self.widen(group, id_, lambda at, f=failed: self._answered(at, f, delay))  # type: ignore[misc]
+            elif id_ in told.unknown:
+                self._unheld(group, id_)
+            else:
+                counted["failed" if failed else "acked"] += 1
+                left = self.narrow(group, id_, lambda at: at.kind == "leased", "only what is reserved can be acknowledged")
+                after = {self._answered(at, failed, delay) for at in left}
+                counted["dead"] += {at.kind for at in after if at} == {"dead"}
+                self.set(group, id_, [at for at in after if at], durable=self.settings.ack_durability == "fsync")
+        if told is not None:
+            if (told.acked, told.failed + told.dead) != (counted["acked"], counted["failed"]) or told.dead < counted["dead"]:
+                self.fail("an acknowledgement is counted once", group, acks, told, counted)
+            self.seen["acknowledged"] += told.acked
+            self.seen["died"] += told.dead
+
+    def _answered(self, at: At, failed: bool, delay: int | None) -> At | None:
+        if at.kind != "leased":
+            return None
+        if not failed:
+            return DONE
+        settings = self.settings
+        full = min(settings.backoff_base_ms * settings.backoff_factor ** (at.attempt - 1), settings.backoff_max_ms)
+        low = {"none": full, "equal": full / 2, "full": 0}[settings.backoff_jitter]
+        lo, hi = (int(low), int(full)) if delay is None else (delay, delay)
+        return self._failed(at, self.now + lo, self.now + hi)
+
+    def _unheld(self, group: str, id_: str) -> None:
+        """An answer says that the group does not hold it in reserve."""
+        promise = "what was leased stays leased until its time is over"
+        fits = lambda at: at.kind != "leased" or self.latest(at.since) >= at.lo  # noqa: E731
+        left = self.narrow(group, id_, fits, promise)
+        if len(left) < len(self.groups[group].known(id_)):
+            self.groups[group].at[id_] = frozenset(left)
+
+    def extended(self, group: str, ids: Sequence[str], ttr_ms: int, told: tuple[int, list[str]] | None) -> None:
+        until, since = self.now + ttr_ms, self.moment
+        self._moved_on(group, ids, told, lambda at: At("leased", at.attempt, until, since=since))
+
+    def given_back(self, group: str, ids: Sequence[str], told: tuple[int, list[str]] | None) -> None:
+        now, since = self.now, self.moment
+        self._moved_on(group, ids, told, lambda at: At("waits", at.attempt, now, now, since, there=True))
+
+    def _moved_on(self, group: str, ids: Sequence[str], told: tuple[int, list[str]] | None, step: Callable[[At], At]) -> None:
+        for id_ in ids:
+            if told is None:
+                self.widen(group, id_, lambda at: step(at) if at.kind == "leased" else None)
+            elif id_ in told[1]:
+                self._unheld(group, id_)
+            else:
+                left = self.narrow(
+                    group, id_, lambda at: at.kind == "leased", "only what is reserved is held longer or given back"
+                )
+                self.set(group, id_, map(step, left))
+        if told is not None and told[0] != len(set(ids) - set(told[1])):
+            self.fail("each is counted once", group, ids, told)

@@ -1,0 +1,423 @@
+"""A story: producers and consumers of a few topics and groups on a simulated disk and clock, with ends of the process anywhere.
+
+Everything comes from the seed, so a story is the same each time it is told. The story knows what its clients know: ids that they
+sent and messages that they were given. Whether the answers are right is the auditor's to say, one for each topic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from tests.indexing import Later
+from tests.trust.simulation_auditor import Fetch, Got
+from tests.trust.simulation_disk import Crash, Drive, Process
+from tests.trust.simulation_ledger import Sent, Side
+from tests.trust.simulation_review import Review
+from turtlemq.broker.broker import Reserved
+from turtlemq.dead import DeadLetter, Filter
+from turtlemq.engine import Engine
+from turtlemq.errors import Conflict, TurtleError, UnknownMessage
+from turtlemq.model import Message, Priority, Settings
+
+T = TypeVar("T")
+_START_MS = 1_800_000_000_000
+
+
+def settings_of(chance: Random) -> Settings:
+    """A topic in small: segments, runs and leases that end within the story."""
+    pick = chance.choice
+    retaining = chance.random() < 0.25
+    return Settings(
+        segment_bytes=pick([4096, 8192, 40_000]),
+        run_messages=pick([4, 8, 50]),
+        max_attempts=pick([1, 2, 3, 5]),
+        backoff_base_ms=pick([10, 1_000, 20_000]),
+        backoff_jitter=pick(["none", "equal", "full"]),
+        ttr_ms=pick([50, 5_000, 60_000]),
+        max_in_flight=pick([20, 100_000]),
+        ack_durability=pick(["beat", "beat", "fsync"]),
+        history_hours=0.01 if retaining else 1000,
+        history_bytes=pick([20_000, 1 << 40]) if retaining else 1 << 40,
+    )
+
+
+class Story:
+    """One run over one seed, in an empty folder."""
+
+    def __init__(self, root: Path, case: str, seed: int, **settings: Any) -> None:
+        self.chance = Random(seed)
+        self.settings = replace(settings_of(self.chance), **settings)
+        self.drive = Drive(root)
+        self.worker, self.flusher = (Later() if self.chance.random() < 0.4 else None for _ in range(2))
+        self.now, self.steady = _START_MS, 0
+        names = self.chance.sample(["a", "b.c", "d-e"], self.chance.choice([1, 1, 2]))
+        self.topics = {name: Review(f"{case}, topic {name}", self.settings) for name in names}
+        self.groups = self.chance.sample(["default", "g", "h"], self.chance.choice([1, 2, 2, 3]))
+        self.levels = self.chance.random() < 0.3
+        self.count = 0  # messages sent
+        self.unanswered: dict[str, list[list[Sent]]] = {name: [] for name in self.topics}
+        self.seen: Counter[str] = Counter()
+        self.ends = 0.0  # how often the process is about to end
+        self.begin()
+        for name, audit in self.topics.items():
+            for group in self.groups:
+                self.engine.place_group(name, group, "earliest", self.now)
+                audit.groups[group] = Side()
+        self.ends = self.chance.choice([0.0, 0.03, 0.1, 0.2])
+
+    # The process
+
+    def begin(self) -> None:
+        """Start, again and again if it ends while it starts."""
+        while True:
+            self.process = Process(self.drive)
+            for later in (self.worker, self.flusher):
+                if later is not None:
+                    later.jobs.clear()  # they ended with the process
+            if self.chance.random() < self.ends:
+                self.process.ends_in = self.chance.randint(0, 30)
+            try:
+                self.engine = Engine.open(
+                    self.drive.root, door=self.process, settings=self.settings, worker=self.worker, flusher=self.flusher
+                )
+            except Crash:
+                self.after_the_end()
+                continue
+            if not self.process.ended:
+                return
+            self.after_the_end()
+
+    def after_the_end(self) -> None:
+        """What a process leaves that was killed, or whose machine lost its power."""
+        self.process.die()
+        self.seen["kills"] += 1
+        if self.chance.random() < 0.4:
+            self.seen["kills"] -= 1
+            self.seen["power cuts"] += 1
+            self.drive.cut(self.chance)
+            for audit in self.topics.values():
+                audit.cut()
+
+    def ask(self, audit: Review, call: Callable[[], T], heard: Callable[[T | None], None]) -> T | None:
+        """One request. If the process ends meanwhile, there is no answer, and it starts again."""
+        audit.clock(self.now, self.steady)
+        self.seen["requests"] += 1
+        try:
+            told = call()
+        except Crash:
+            told = None
+        except (TurtleError, OSError):
+            if not self.process.ended:
+                raise
+            told = None
+        if self.process.ended:
+            self.seen["unanswered"] += 1
+            heard(None)
+            self.after_the_end()
+            self.begin()
+            return None
+        heard(told)
+        return told
+
+    def stop(self) -> None:
+        """A proper stop and a new start."""
+
+        def stopped(told: bool | None) -> None:
+            for audit in self.topics.values() if told else ():
+                audit.clock(self.now, self.steady)
+                audit.durable()
+
+        def stop() -> bool:
+            self.engine.close()
+            return True
+
+        if self.ask(next(iter(self.topics.values())), stop, stopped):
+            self.process.die()
+            self.seen["proper stops"] += 1
+            self.begin()
+
+    def end_now(self) -> None:
+        """Between two requests."""
+        self.after_the_end()
+        self.begin()
+
+    # Producers
+
+    def submit(self, name: str, audit: Review) -> None:
+        pick, batch = self.chance.choice, list[Sent]()
+        number = self.count
+        for _ in range(pick([1, 1, 2, 5, 30])):
+            self.count += 1
+            due = self.now + pick([0, 0, 5, 30, 200, 3_000, 20_000, 100_000, -20])
+            expires = due + pick([10, 3_000]) if self.chance.random() < 0.04 else None
+            headers = {"k": f"v{self.count}"} if self.chance.random() < 0.2 else {}
+            level = pick([0, 0, 1, 2]) if self.levels else 0
+            body = self.chance.randbytes(pick([0, 10, 100, 300]))
+            batch.append(Sent(f"m{self.count}", body, due, number, self.count, level, pick([0, 0, 0, 70]), expires, headers))
+        self.send(name, audit, batch)
+        again = self.unanswered[name].pop() if self.unanswered[name] and self.chance.random() < 0.7 else []
+        if again and all(sent.cancelled is False for sent in again):  # an id that was cancelled may be used again
+            self.send(name, audit, again)
+
+    def send(self, name: str, audit: Review, batch: list[Sent], body: bytes | None = None) -> None:
+        messages = [
+            Message(b, s.due_ms, s.id, s.ttr_ms, Priority(s.level), expires_ms=s.expires_ms, headers=s.headers or None)
+            for s in batch
+            for b in [s.body if body is None else body]
+        ]
+
+        def heard(told: list[bool] | None) -> None:
+            audit.submitted(batch, told)
+            if told is None:
+                self.unanswered[name].append(batch)
+
+        self.ask(audit, lambda: self.engine.submit(name, messages, self.now).created, heard)
+
+    def send_again(self, name: str, audit: Review) -> None:
+        """The id is known: nothing changes, whatever the body is."""
+        held = [s for s in audit.sent.values() if s.accepted and s.cancelled is False and self.unsettled(audit, s.id)]
+        if held:
+            self.send(name, audit, [self.chance.choice(held)], b"other")
+
+    def unsettled(self, audit: Review, id_: str) -> bool:
+        """In some group, or in all if nothing is ever forgotten."""
+        return not audit.forgetful or any(not audit.may_be(group, id_, "done", "dead", "gone") for group in audit.groups)
+
+    def cancel(self, name: str, audit: Review) -> None:
+        ids = self.some([s.id for s in audit.sent.values() if s.accepted], 3)
+        self.ask(audit, lambda: self.engine.cancel(name, ids, self.now), lambda told: audit.cancelled(ids, told))
+
+    def reschedule(self, name: str, audit: Review) -> None:
+        for id_ in self.some([s.id for s in audit.sent.values() if s.accepted and not s.ready], 1):
+            sent = audit.sent[id_]
+            due, body = self.now + self.chance.choice([0, 10, 500, 30_000]), sent.body
+            if len(sent.versions) > 1:
+                continue
+            ((_, body),) = sent.versions
+            changes: dict[str, object] = {"due_ms": due}
+            if self.chance.random() < 0.3:
+                changes["body"] = body = self.chance.randbytes(20)
+
+            def change(id_: str = id_, changes: dict[str, object] = changes) -> bool:
+                try:
+                    self.engine.reschedule(name, id_, self.now, **changes)
+                    return True
+                except (Conflict, UnknownMessage):
+                    return False
+
+            self.ask(audit, change, lambda told, i=id_, d=due, b=body: audit.rescheduled(i, (d, b), told))  # type: ignore[misc]
+
+    # Time
+
+    def tick(self, *_: object) -> None:
+        soon = min((at for audit in self.topics.values() for at in audit.moments(self.now)), default=None)
+        if soon is not None and self.chance.random() < 0.4:
+            self.pass_time(soon - self.chance.choice([0, 1]) - self.now)
+        else:
+            self.pass_time(self.chance.choice([1, 10, 40, 100, 1_000, 6_000, 40_000]))
+
+    def pass_time(self, step: int) -> None:
+        self.now, self.steady = self.now + step, self.steady + step
+        self.run_ticks()
+
+    def run_ticks(self) -> None:
+        """As long as the engine wants more."""
+        audits = list(self.topics.values())
+        for audit in audits:
+            audit.clock(self.now, self.steady)
+        self.ask(audits[0], self._until_rest, self._ticked)
+
+    def _until_rest(self) -> bool:
+        for later in (self.worker, self.flusher):
+            if later is not None and self.chance.random() < 0.5:
+                later.finish()
+        for _ in range(1000):
+            wake = self.engine.tick(self.now)
+            if wake is None or wake > self.now:
+                break
+        else:
+            raise AssertionError("the engine never comes to rest")
+        if self.engine.trouble and not self.process.ended:
+            raise AssertionError(f"trouble: {self.engine.trouble}")
+        return True
+
+    def _ticked(self, told: bool | None) -> None:
+        for audit in self.topics.values():
+            audit.ticked(bool(told))
+
+    # Consumers
+
+    def fetch(self, name: str, audit: Review) -> None:
+        pick = self.chance.choice
+        asked = Fetch(pick(self.groups), pick([1, 5, 50]), pick([None, None, 30, 100_000]), self.chance.random() < 0.1)
+        self.fetch_so(name, audit, asked)
+
+    def fetch_so(self, name: str, audit: Review, asked: Fetch) -> Reserved | None:
+        return self.ask(
+            audit,
+            lambda: self.engine.reserve(name, asked.group, asked.count, self.now, ttr_ms=asked.ttr_ms, auto=asked.auto),
+            lambda out: audit.fetched(asked, None if out is None else _got(out), out is not None and out.more),
+        )
+
+    def held(self, audit: Review) -> tuple[str, list[str]]:
+        """A group, and messages that some consumer of it believes to hold."""
+        group = self.chance.choice(self.groups)
+        ids = [i for i in audit.groups[group].at if audit.may_be(group, i, "leased")] if group in audit.groups else []
+        return group, self.some(ids, self.chance.choice([1, 5, 60]))
+
+    def ack(self, name: str, audit: Review) -> None:
+        group, ids = self.held(audit)
+        settled = [i for i in audit.groups[group].at if audit.is_(group, i, "done")] if group in audit.groups else []
+        acks = [f"-{i}" if self.chance.random() < 0.3 else i for i in (*ids, *self.some(settled, 2))]
+        delay = self.chance.choice([None, None, 0, 100, 40_000])
+        self.ask(
+            audit,
+            lambda: self.engine.ack(name, group, acks, self.now, retry_delay_ms=delay, error="no"),
+            lambda told: audit.acked(group, acks, delay, told),
+        )
+
+    def extend(self, name: str, audit: Review) -> None:
+        (group, ids), ttr = self.held(audit), self.chance.choice([10, 500, 10_000])
+        self.ask(
+            audit,
+            lambda: self.engine.extend(name, group, ids, ttr, self.now),
+            lambda told: audit.extended(group, ids, ttr, told),
+        )
+
+    def give_back(self, name: str, audit: Review) -> None:
+        group, ids = self.held(audit)
+        self.ask(
+            audit, lambda: self.engine.give_back(name, group, ids, self.now), lambda told: audit.given_back(group, ids, told)
+        )
+
+    def move(self, name: str, audit: Review) -> None:
+        """A group starts again, or a new one comes. Not where history goes: nobody knows what is left to be seen."""
+        if not audit.forgetful:
+            group, start = self.chance.choice([*self.groups, "late"]), self.chance.choice(["earliest", "latest"])
+            self.ask(
+                audit,
+                lambda: self.engine.place_group(name, group, start, self.now),
+                lambda told: audit.placed(group, start, told is not None),
+            )
+            self.groups = list(dict.fromkeys([*self.groups, group]))
+
+    # The dead
+
+    def letters(self, name: str, audit: Review) -> list[DeadLetter]:
+        """All of them; some that may be worked on are returned."""
+        told = self.ask(
+            audit,
+            lambda: (list(self.engine.topic(name).dead.all(Filter())), self.engine.groups(name)),
+            lambda told: None if told is None else audit.letters(*told),
+        )
+        return [] if told is None else self.some(audit.surely_dead(told[0]), 5)
+
+    def requeue(self, name: str, audit: Review) -> None:
+        letters, due = self.letters(name, audit), self.now + self.chance.choice([0, 50, 90_000])
+        reset, per_s = self.chance.random() < 0.5, self.chance.choice([None, 10.0])
+        spread = 100 * len(letters) if per_s else 0
+        self.ask(
+            audit,
+            lambda: self.engine.requeue(name, letters, self.now, due_ms=due, reset_attempts=reset, per_s=per_s),
+            lambda told: audit.requeued(letters, due, spread, reset, told),
+        )
+
+    def delete_dead(self, name: str, audit: Review) -> None:
+        letters = self.letters(name, audit)
+        self.ask(audit, lambda: self.engine.delete_dead(name, letters, self.now), lambda told: audit.deleted(letters, told))
+
+    # Looking, and keeping house
+
+    def look(self, name: str, audit: Review) -> None:
+        self.ask(
+            audit,
+            lambda: (self.engine.stats(name), self.engine.groups(name)),
+            lambda told: None if told is None else audit.figures(*told),
+        )
+        for id_ in self.some(list(audit.sent), 3):
+            self.ask(
+                audit,
+                lambda i=id_: [self.engine.message(name, i)],  # type: ignore[misc]
+                lambda told, i=id_: None if told is None else audit.looked(i, told[0]),  # type: ignore[misc]
+            )
+
+    def compact(self, name: str, audit: Review) -> None:
+        self.ask(audit, lambda: self.engine.compact(name), lambda _: None)
+
+    def some(self, items: list[T], most: int) -> list[T]:
+        return self.chance.sample(items, min(len(items), self.chance.randint(1, most)))
+
+    # The run
+
+    def tell(self, steps: int) -> Counter[str]:
+        """So many steps, and then all of it to the end."""
+        often: list[Callable[[str, Review], None]] = [
+            self.submit,
+            self.tick,
+            self.tick,
+            self.fetch,
+            self.fetch,
+            self.ack,
+            self.ack,
+        ]
+        seldom = [self.cancel, self.reschedule, self.extend, self.give_back, self.requeue, self.look, self.send_again]
+        choices = [*often * 6, *seldom * 2, self.delete_dead, self.move, self.compact]
+        for _ in range(steps):
+            dice = self.chance.random()
+            if dice < self.ends / 2:
+                self.process.ends_in = self.chance.randint(0, 12)
+            elif dice < self.ends * 0.7:
+                self.end_now()
+            elif dice < self.ends * 0.7 + 0.02:
+                self.stop()
+            name = self.chance.choice(list(self.topics))
+            self.chance.choice(choices)(name, self.topics[name])
+        self.drain()
+        for audit in self.topics.values():
+            self.seen += audit.seen
+        return self.seen
+
+    def drain(self) -> None:
+        """No more ends of the process; everybody fetches and acknowledges until nothing comes."""
+        self.ends, self.process.ends_in = 0.0, -1
+        for _ in range(50):
+            self.pass_time(100_000)
+            for name, audit in self.topics.items():
+                for group in self.groups:
+                    while (out := self.fetch_so(name, audit, Fetch(group, 1_000, None, False))) is not None and out.ids:
+                        told = self.engine.ack(name, group, out.ids, self.now)
+                        audit.acked(group, out.ids, None, told)
+            if not any(sum(self.left(name)) for name in self.topics):
+                break
+        for name, audit in self.topics.items():
+            self.letters(name, audit)
+            self.look(name, audit)
+            audit.end()
+            if any(self.left(name)):
+                audit.fail("in the end nothing is left over", self.engine.stats(name))
+        if problems := self.engine.check():
+            next(iter(self.topics.values())).fail("the files are sound", problems)
+        self.engine.close()
+        self.process.die()
+
+    def left(self, name: str) -> tuple[int, int, int]:
+        """What is not over yet."""
+        stats = self.engine.stats(name)
+        return stats.sleep, stats.ready, stats.reserve
+
+
+def _got(out: Reserved) -> list[Got]:
+    """The columns and documents of an answer, message by message."""
+    documents, got = iter(out.documents()), list[Got]()
+    for piece, until in zip(out.pieces, out.until_ms, strict=True):
+        held = piece.held
+        rows = zip(held.ids, held.attempts.tolist(), held.due_ms.tolist(), until.tolist(), strict=True)
+        for id_, attempt, due, end in rows:
+            document = next(documents)
+            got.append(Got(id_, attempt, due, document.body, dict(document.headers), end))
+    return got

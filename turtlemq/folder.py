@@ -1,0 +1,60 @@
+"""What a data folder says of itself: its format, the mark of a proper stop, and each topic's own settings."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from turtlemq.door import Door
+from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat
+from turtlemq.model import Settings
+from turtlemq.segment import format as f
+from turtlemq.segment import names
+from turtlemq.settings import check_settings
+
+
+def check_format(door: Door, root: Path) -> None:
+    """Refuse a folder of a newer format, and write ours into a new one."""
+    path = root / names.FORMAT
+    if not door.exists(path):
+        door.replace(path, f"{f.VERSION}\n".encode())
+        return
+    text = door.read_all(path).decode(errors="replace").strip()
+    if not (text.isascii() and text.isdigit()):
+        raise Corrupt(f"{path} should hold a format number, not {text[:40]!r}. Put {f.VERSION} there if the data is TurtleMQ's.")
+    if int(text) > f.VERSION:
+        raise NewerFormat(f"{path}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")
+
+
+def take_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
+    """What each topic said at the last stop, if that was a proper one. The mark is gone before anything is written."""
+    path, found = root / names.CLEAN, None
+    if door.exists(path):
+        try:
+            found = dict(f.decode_checked(door.read_all(path))[0]["topics"])
+        except ValueError:  # as if there was none
+            pass
+        door.remove(path)
+        door.sync_folder(root)
+    return found
+
+
+def read_settings(door: Door, folder: Path, default: Settings) -> Settings:
+    """A topic's own settings, or the default where it has none."""
+    path = folder / names.SETTINGS
+    if not door.exists(path):
+        return default
+    try:
+        return check_settings(replace(default, **tomllib.loads(door.read_all(path).decode())))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, InvalidArgument) as error:
+        raise Corrupt(f"{names.SETTINGS} of topic {folder.name!r} cannot be read ({error}). Mend or remove that file.") from error
+
+
+def write_settings(door: Door, folder: Path, settings: Settings) -> None:
+    """Give a topic settings of its own."""
+    door.make_folder(folder)
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
+    door.replace(folder / names.SETTINGS, text.encode())
