@@ -29,7 +29,8 @@ class Server:
 
     def __init__(self, folder: str) -> None:
         command = [sys.executable, "-m", "turtlemq", "serve", "--data", folder, "--port", "0"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TURTLEMQ_")}
+        unwanted = ("TURTLEMQ_", "PYTHONDONTWRITEBYTECODE")  # an installed program has its bytecode
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         )
