@@ -46,7 +46,7 @@ trust: setup ## try to break what is promised, at length: an hour or two (ARGS="
 	@exec $(BIN)/python -m tests.trust --write $(ARGS)
 
 soak: setup ## a steady mixed load with restarts, and a picture of it (ARGS="--minutes 240")
-	@exec $(BIN)/python -m tests.trust.soak $(ARGS)
+	@exec $(BIN)/python -m tests.trust.soak --picture docs/soak.svg $(ARGS)
 
 browser: ## install Chromium for the tests of the pages, where that is allowed
 	@sh tests/get_browser.sh

@@ -156,6 +156,9 @@ def _fitting_run(shelf: Shelf, segment: Segment, position: int, number: int) -> 
         return None
     cover = part.table.cover
     fits = (cover.base, cover.generation, cover.first, cover.start) == (segment.base, segment.generation, number, position)
+    if fits and cover.end > segment.size:  # a table speaks of nothing that was not synced before
+        gone = cover.end - segment.size
+        shelf.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than its index says"))
     if not fits or cover.end > segment.size or not cover.documents:
         shelf.door.remove(path)
         return None
