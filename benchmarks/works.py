@@ -127,10 +127,15 @@ async def connect(queue: Queue, count: int) -> list[Client]:
     return [await queue.client() for _ in range(count)]
 
 
+def let_stay() -> None:
+    """Everything that is there now stays: our own garbage collector is not to look at it again and again while time is taken."""
+    gc.collect()
+    gc.freeze()
+
+
 async def pour(clients: Sequence[Client], work: Iterable[Sequence[Put]], seconds: float) -> tuple[int, float]:
     """Put batches over several connections until all are stored or time is over. How many messages, in how many seconds."""
-    gc.collect()
-    gc.freeze()  # millions of messages that stay are not to be looked at again and again
+    let_stay()
     waiting, done = iter(work), 0
     begin = time.perf_counter()
 
@@ -354,6 +359,7 @@ async def lateness(queue: Queue, extent: Extent, seed: int) -> Figures:
     asked = {put.id: put.due_ms for _, group in plan for put in group}
     load = batches(messages(int(extent.load_per_s * (extent.late_seconds + 1)), 100, (seed << 32) + len(asked)), extent.batch)
     received, enough = Received(), asyncio.Event()
+    let_stay()
     takers = [asyncio.create_task(received.take(client, enough, len(asked))) for client in await connect(queue, 2)]
     pace_ms = 1_000 * extent.batch / extent.load_per_s
     beats = [(loaded_ms - LEAD_MS + pace_ms * n, batch) for n, batch in enumerate(load)]

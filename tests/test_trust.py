@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trust.__main__ import chunk
 from tests.trust.model import Part
-from tests.trust.parts import all_parts
+from tests.trust.parts import all_parts, chunk
 
 CHUNKS = [(part, first) for part in all_parts() for first in range(0, part.quick, part.chunk)]
 

@@ -1,4 +1,4 @@
-"""What a data folder says of itself: its format, the mark of a proper stop, and each topic's own settings."""
+"""What a data folder says of itself: its format, the mark of a proper stop, each topic's own settings, and its files."""
 
 from __future__ import annotations
 
@@ -58,3 +58,9 @@ def write_settings(door: Door, folder: Path, settings: Settings) -> None:
     door.make_folder(folder)
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
     door.replace(folder / names.SETTINGS, text.encode())
+
+
+def logs(door: Door, folder: Path) -> list[str]:
+    """Names of the files of a topic without which something would be lost."""
+    found = [*door.names(folder), *(f"dead/{name}" for name in door.names(folder / "dead"))]
+    return sorted(name for name in found if name.endswith(".bson"))

@@ -25,6 +25,7 @@ from turtlemq.broker.retention import keep_house, may_go
 from turtlemq.dead import DeadLetter, DeadLetters, for_group
 from turtlemq.door import Door
 from turtlemq.errors import DiskFull, InvalidFireAt, TurtleError
+from turtlemq.folder import logs
 from turtlemq.index import care
 from turtlemq.index.index import Index, tombstones
 from turtlemq.index.mend import mending
@@ -59,7 +60,7 @@ class Topic:
     ) -> None:
         self.name, self.folder, self.door, self._worker = name, folder, door, worker
         clean = clean or {}  # what `close` returned, if the last stop was a proper one
-        self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*self._logs()}]
+        self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*logs(door, folder)}]
         stores = (self._bury, self._resleep, self._newest_seq)
         self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores, clean.get("broker"))
         self.broker.reserve_log.relief = self.broker.history.relief = relief
@@ -292,15 +293,17 @@ class Topic:
 
     def _beat_aside(self, now_ms: int) -> None:
         """The same when it is time, while others go on: `flusher` does what takes long."""
+        self._end_beat_if_done()
         late = self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms
         if self._saving is None and (late or self.broker.unsaved):
             self._begin_beat(self._flusher)
             self._begun_at = now_ms
-        if self._saving is not None:
-            if self._saving[1].done():
-                self._end_beat()
-            else:
-                self._look_at = now_ms + max(BEAT_LOOK_MS, min(now_ms - self._begun_at, CARE_MS))
+            self._end_beat_if_done()
+        self._look_at = now_ms + max(BEAT_LOOK_MS, min(now_ms - self._begun_at, CARE_MS))
+
+    def _end_beat_if_done(self) -> None:
+        if self._saving is not None and self._saving[1].done():
+            self._end_beat()
 
     def _begin_beat(self, worker: Worker) -> None:
         self._end_naps()
@@ -430,18 +433,13 @@ class Topic:
             part.shut()
         dead, end = self.dead.close(), self.index.close()
         mark = {"base": Int64(self.index.shelf.active.base), "end": Int64(end), "dead": Int64(dead)}
-        return {**mark, "broker": replay.clean_mark(broker), "files": self._logs()}
-
-    def _logs(self) -> list[str]:
-        """Names of the files without which something would be lost."""
-        found = (("", self.folder), ("dead/", self.folder / "dead"))
-        return [place + name for place, folder in found for name in self.door.names(folder) if name.endswith(".bson")]
+        return {**mark, "broker": replay.clean_mark(broker), "files": logs(self.door, self.folder)}
 
     def damage(self) -> list[Damage]:
         """Everything found damaged so far."""
-        logs = (self.broker.ready, self.broker.reserve_log, self.broker.history)
         counters = (self.index.shelf.counters, self.dead.index.shelf.counters)
-        return self.missing + [damage for part in (*counters, *logs) for damage in part.damage]
+        parts = (*counters, self.broker.ready, self.broker.reserve_log, self.broker.history)
+        return self.missing + [damage for part in parts for damage in part.damage]
 
     @property
     def stopped(self) -> BaseException | None:

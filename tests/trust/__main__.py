@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tests.trust.model import Figures, Part
-from tests.trust.parts import all_parts
+from tests.trust.parts import all_parts, chunk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOC = ROOT / "docs" / "TRUST.md"
@@ -113,25 +110,6 @@ def _spread(outcome: Outcome, options: argparse.Namespace) -> None:
                 print(f"{part.name}, cases from {at}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 if not options.keep_going:
                     pool.shutdown(wait=False, cancel_futures=True)
-
-
-def chunk(name: str, first: int, last: int) -> Figures:
-    """Some cases of a part, in this process and a folder of their own."""
-    part = next(part for part in all_parts() if part.name == name)
-    with scratch() as folder:
-        return part.run(range(first, last), folder)
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """An empty folder, in memory if there is such a place: what is tried here needs no disk."""
-    ram = Path("/dev/shm")
-    where = ram if ram.is_dir() and os.access(ram, os.W_OK) and shutil.disk_usage(ram).free > 1 << 30 else None
-    folder = Path(tempfile.mkdtemp(prefix="turtlemq-trust-", dir=where))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(outcomes: Sequence[Outcome]) -> None:

@@ -35,9 +35,8 @@ BUGS = (
     Bug(
         "requests are answered before their group is written",
         "server/commit.py",
-        "            group.run()\n            ran.set()\n            self._loop.call_soon_threadsafe(self._land",
-        "            self._loop.call_soon_threadsafe(group.finish, None)\n            group.run()\n            ran.set()\n"
-        "            self._loop.call_soon_threadsafe(self._land",
+        "        await done\n",
+        "",
         "commit server_kill trust:kills",
     ),
     Bug(

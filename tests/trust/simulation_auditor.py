@@ -123,7 +123,7 @@ class Auditor(Ledger):
 
     # Time
 
-    def ticked(self, rest: bool) -> None:
+    def ticked(self, rest: bool, saved: bool) -> None:
         """Time has come to the engine; without `rest`, nobody knows how far it got."""
         self._ticks += 1
         for sent in self.sent.values():
@@ -140,7 +140,7 @@ class Auditor(Ledger):
                     after = {self._expired(at) or self._arrived(at) for at in known}
                     if after != known:
                         self.set(group, id_, after)
-        if rest:
+        if rest and saved:
             self.durable(self.steady - self.beat_ms)
 
     def _expired(self, at: At) -> At | None:

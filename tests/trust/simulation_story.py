@@ -247,8 +247,9 @@ class Story:
         return True
 
     def _ticked(self, told: bool | None) -> None:
+        saved = self.flusher is None or all(job.done() for job in self.flusher.jobs)
         for audit in self.topics.values():
-            audit.ticked(bool(told))
+            audit.ticked(bool(told), saved)
 
     # Consumers
 

@@ -34,7 +34,7 @@ def open_index(
     shelf.progress = progress
     bases = _tidy(door, folder)
     for base in bases:
-        segment = _open_segment(shelf, base, last=base == bases[-1])
+        segment = _open_segment(shelf, base, base == bases[-1], clean_end)
         if segment is not None:
             shelf.segments[base] = segment
             _open_parts(shelf, segment, settings, base == bases[-1], clean_end)
@@ -75,7 +75,7 @@ def _tidy(door: Door, folder: Path) -> list[int]:
     return bases
 
 
-def _open_segment(shelf: Shelf, base: int, last: bool) -> Segment | None:
+def _open_segment(shelf: Shelf, base: int, last: bool, clean_end: int | None) -> Segment | None:
     """A segment as its header describes it. One that is last and whose header was never synced never held anything."""
     path = shelf.folder / names.segment(KIND, base)
     size = shelf.door.size(path)
@@ -88,6 +88,8 @@ def _open_segment(shelf: Shelf, base: int, last: bool) -> Segment | None:
             raise
         header, start = None, 0
     if header is None and torn:
+        if clean_end is not None:
+            shelf.damage(Damage(path.name, size, clean_end - size, "the file is shorter than it was at the last proper stop"))
         shelf.door.remove(path)
         return None
     if header is None:
