@@ -326,3 +326,24 @@ def test_a_ready_log_that_is_gone_hides_nothing_that_comes_due_later(tmp_path: P
     assert any(d.file.startswith("ready") for d in engine.damage()["t"])
     assert {"m20", "m21", "m22"} <= set(_drain(engine))
     engine.close()
+
+
+def test_a_damaged_head_is_not_taken_for_a_document_of_its_batch(tmp_path: Path) -> None:
+    """Else all others would seem to have moved on by one, and what consumers have of them would be taken for lost."""
+    engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
+    engine.place_group("t", "g", "earliest", 0)
+    for first in (0, 6):
+        engine.submit("t", [Message(b"body", 10 + first, id=f"m{n}") for n in range(first, first + 6)], 0)
+        engine.tick(10 + first)
+        engine.topics["t"].broker.ready.sync()
+    assert len(engine.reserve("t", "g", 12, 20).ids) == 12
+    abandon(engine)
+    path = next((tmp_path / "topic" / "t").glob("ready_*.bson"))
+    data = bytearray(path.read_bytes())
+    spots = [data.index(name) for name in (b"handoff", b"m0\0", b"m3\0")]
+    for at in spots:
+        data[at] ^= 1
+    path.write_bytes(data)
+    engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
+    assert engine.ack("t", "g", ["m1", "m2", "m4", "m5", "m6", "m11"], 21).unknown == []
+    abandon(engine)

@@ -13,7 +13,8 @@ What the design lets a strike do, by the kind of file (../shared/design.md 2 and
   one may come, at its own time. The same for dead letters.
 - a document of the ready log: that message is lost; one about a batch, or a note: nothing. Where the end of the log is gone,
   so is what said that those messages were handed off: they may come again from where they slept.
-- two exchanged pages of a growing log: what lies between them may be taken for older than what stands before it, and left out.
+- two exchanged pages of a growing log: what lies between them may be taken for older than what stands before it, and left out; so
+  may what stands behind them, as far as a document that was moved says that it reaches.
 - an event of a journal: what it settled may be delivered again.
 - the last batches of a log that was not stopped properly, if nothing behind them says that they were synced: they are cut off as
   torn, with all behind them, and this is no damage that anybody could find.
@@ -153,7 +154,8 @@ def _touched(folder: Folder, name: str, after: bytes, made: Strike) -> list[Doc]
     docs = folder.docs[name]
     found = [doc for doc in docs if after[doc.start : doc.end] != before[doc.start : doc.end]]
     if made.how == "swapped pages" and found:
-        found = docs[docs.index(found[0]) : docs.index(found[-1]) + 1]
+        reach = found[-1].end + max(doc.end - doc.start for doc in found)
+        found = [doc for doc in docs[docs.index(found[0]) :] if doc.start < reach]
     kind = Path(name).name.partition("_")[0]
     last = max(
         n

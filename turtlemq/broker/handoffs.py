@@ -69,11 +69,11 @@ def read_batches(
     positions, times = [out.positions], [out.ready_ms]
     if heads and next_offset is not None and found.seq[heads[0]] > next_offset:  # the first head itself is damaged
         total, stop = int(found.seq[heads[0]]) - next_offset, int(found.positions[heads[0]])
-        positions.append(_place(found, _between(found, start, stop), total, start, stop))
+        positions.append(_place(found, _between(found, start, stop), total, start, stop, headless=True))
         times.append(np.full(total, int(found.due_ms[heads[0]])))
     if not heads and next_offset is not None and upto is not None:  # every head is damaged
         total, out.end = max(upto[1] - next_offset, 0), upto[0]
-        positions.append(_place(found, _between(found, start, upto[0]), total, start, upto[0]))
+        positions.append(_place(found, _between(found, start, upto[0]), total, start, upto[0], headless=True))
         times.append(np.zeros(total, np.int64))
     for k, i in enumerate(heads):
         count, size, progress = _decode_head(view, found, i)
@@ -132,12 +132,15 @@ def _between(found: Scan, first: int, stop: int) -> I64:
     return inside
 
 
-def _place(found: Scan, mine: I64, total: int, first: int, stop: int) -> I64:
-    """Positions for `total` documents: those found, and where the damage is for the rest."""
+def _place(found: Scan, mine: I64, total: int, first: int, stop: int, headless: bool = False) -> I64:
+    """Positions for `total` documents: those found, and where the damage is for the rest. `headless`: the first thing damaged is
+    a head, if enough else is."""
     missing = total - len(mine)
     if missing <= 0:
         return mine[:total]
     holes = [hole.position for hole in found.damaged if first <= hole.position < stop] or [stop - 1]
+    if headless and len(holes) > missing:
+        del holes[0]
     spread = (holes * missing)[:missing]
     return np.sort(np.append(mine, np.array(spread, np.int64)))
 

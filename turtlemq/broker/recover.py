@@ -119,7 +119,7 @@ def _open_segment(ready: ReadyLog, base: int, following: int | None, clean: Clea
     """`following`: the offset with which the next segment begins, where that is known."""
     segment = _read_header(ready, base)
     position = _take_tables(ready, segment)
-    expected = ready.next_offset if ready.segments else None
+    expected = ready.next_offset if ready.segments or not base else None  # the first file ever begins with offset 0
     if segment.tables:
         expected = segment.tables[0].cover.first_seq + segment.tabled
     total = clean.next_offset if clean is not None else following
