@@ -153,6 +153,7 @@ class PostgresQueue(ServedQueue):
 
     def command(self) -> list[str]:
         options = SETTINGS | {"listen_addresses": HOST, "unix_socket_directories": "", "port": str(self.port)}
+        options["dynamic_shared_memory_type"] = "mmap"  # in its folder: a server that is killed leaves no shared memory behind
         return [*self._run("postgres"), "-D", str(self.data), *[f"--{name}={value}" for name, value in options.items()]]
 
     async def start(self) -> None:
