@@ -55,6 +55,12 @@ def _kill(child: subprocess.Popen[str]) -> None:
             pipe.close()
 
 
+def environment() -> dict[str, str]:
+    """Ours for a server under test, but for what would change TurtleMQ; and an installed program has its bytecode."""
+    unwanted = ("TURTLEMQ_", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+
+
 _said_at = 0.0
 
 

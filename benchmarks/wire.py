@@ -16,7 +16,7 @@ import bson
 import msgspec
 import numpy as np
 
-from benchmarks.child import ROOT
+from benchmarks.child import ROOT, environment
 from benchmarks.probe import anonymous_bytes
 
 JSON, BSON = "application/json", "application/bson"
@@ -29,10 +29,8 @@ class Server:
 
     def __init__(self, folder: str) -> None:
         command = [sys.executable, "-m", "turtlemq", "serve", "--data", folder, "--port", "0"]
-        unwanted = ("TURTLEMQ_", "PYTHONDONTWRITEBYTECODE")  # an installed program has its bytecode
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

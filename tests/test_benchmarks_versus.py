@@ -40,7 +40,7 @@ CONNECTIONS = TINY.connections
 def test_each_queue_does_all_the_work_and_loses_nothing(name: str, tmp_path: Path) -> None:
     told = contest.told(name, EVERY[name])
     if told.missing:
-        pytest.skip(f"{told.missing} is not installed")
+        pytest.skip(f"{told.missing} is not installed: make bench-setup")
     held = contest.hold("tiny", tmp_path, lambda title: lambda share: None, lambda text: None, [told])
     assert not held.failed
     assert told.version
@@ -280,7 +280,7 @@ def test_the_terminal_shows_the_same(some_report: report.Report) -> None:
 
 
 def test_pictures_are_small_have_no_background_and_text_as_text(held: Contest, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: make bench-setup")
     found = plots.draw(held, "tiny", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in found.values()}
     assert len(found) == 5

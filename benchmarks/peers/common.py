@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from benchmarks.child import environment
 from benchmarks.peers.model import Queue
 
 HOST = "127.0.0.1"
@@ -67,12 +68,6 @@ async def look_until_found(look: Callable[[int], Awaitable[Fetched | int | None]
         await asyncio.sleep(min(POLL_S, max(0, next_ms - now_ms()) / 1000))
 
 
-def _environment() -> dict[str, str]:
-    """Ours, but for what would change TurtleMQ; and as for an installed program, whose bytecode is there."""
-    unwanted = ("TURTLEMQ_", "PYTHONDONTWRITEBYTECODE")
-    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-
-
 class ServedQueue(Queue):
     """A queue whose server is one process, or the parent of all its processes."""
 
@@ -96,9 +91,7 @@ class ServedQueue(Queue):
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [*UNTIL_WE_END, *self.command()]
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
-            )
+            return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment())
 
     async def _until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         end = time.monotonic() + START_S

@@ -14,9 +14,9 @@ import msgspec
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 
+from turtlemq.server.fetched import Buffer
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
-Buffer = bytes | bytearray | memoryview
 JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
 _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: " for status in (200, 201)}
