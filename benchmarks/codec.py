@@ -21,7 +21,8 @@ from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server.fetched import Buffer, fetched_bson, fetched_json
-from turtlemq.server.messages import BSON, JSON, NDJSON, JsonMessage, Rules, decode_batch, decode_slices
+from turtlemq.server.json_in import JsonMessage
+from turtlemq.server.messages import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
 
 _GOALS = {
     "BSON in": Goal("≥", 2_500_000),

@@ -1,4 +1,4 @@
-"""A server process, and a client that speaks HTTP to it over bare streams, with requests that were encoded before: what is
+"""A server process, and a client that speaks HTTP to it over a bare connection, with requests that were encoded before: what is
 measured is the server, not the client."""
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.child import ROOT, environment
+from benchmarks.inbox import Inbox
 from benchmarks.probe import anonymous_bytes
 
 JSON, BSON = "application/json", "application/bson"
@@ -40,13 +41,16 @@ class Server:
         """Wait until it serves."""
         request = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
         for _ in range(3_000):
-            if (await (await self.connect()).call(request))[0] == 200:
+            connection = await self.connect()
+            status, _ = await connection.call(request)
+            connection.close()
+            if status == 200:
                 return
             await asyncio.sleep(0.01)
         raise TimeoutError("the server does not get ready")
 
     async def connect(self) -> Connection:
-        return Connection(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
+        return await Connection.to(self.port)
 
     def cpu_seconds(self) -> float:
         """Processor time so far, of its threads together."""
@@ -60,15 +64,28 @@ class Server:
 class Connection:
     """One connection, kept open."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    @classmethod
+    async def to(cls, port: int) -> Connection:
+        return cls(await Inbox.connect("127.0.0.1", port))
 
     async def call(self, request: bytes) -> tuple[int, bytes]:
         """Status and body of an answer."""
-        self._writer.write(request)
-        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        size = int(head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
-        return int(head[9:12]), await self._reader.readexactly(size)
+        inbox = self._inbox
+        inbox.send(request)
+        while (end := inbox.data.find(b"\r\n\r\n", 0, inbox.filled) + 4) < 4:
+            await inbox.upto(inbox.filled + 1)
+        head = bytes(inbox.data[:end]).lower()
+        whole = end + int(head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
+        await inbox.upto(whole)
+        body = bytes(memoryview(inbox.data)[end:whole])
+        inbox.clear()
+        return int(head[9:12]), body
+
+    def close(self) -> None:
+        self._inbox.close()
 
     async def good(self, request: bytes) -> bytes:
         """The body of an answer that must be a good one."""

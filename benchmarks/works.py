@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -277,51 +278,74 @@ async def restart(queue: Queue, stored: int, times: int) -> Figures:
 
 @dataclass(slots=True)
 class Received:
-    """What came out, and when, by id."""
+    """What came out, and when. Ids are counted when time is no longer taken: that is our work, not the queue's."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    at_ms: dict[str, float] = field(default_factory=dict)
+    batches: list[tuple[float, list[str]]] = field(default_factory=list)  # when a fetch was answered, and what it brought
+    total: int = 0
     last: float = 0.0  # when the last ack was answered
 
-    async def take(self, client: Client, enough: asyncio.Event, expected: int, wait_s: float = 0.5) -> None:
-        """Fetch and acknowledge until everything has come."""
+    def counts(self) -> Counter[str]:
+        """How often each id has come."""
+        return Counter(chain.from_iterable(ids for _, ids in self.batches))
+
+    def at_ms(self) -> dict[str, float]:
+        """When each id came first."""
+        return {id_: at for at, ids in reversed(self.batches) for id_ in ids}
+
+    def note(self, ids: list[str]) -> None:
+        """These have come just now."""
+        if ids:
+            self.batches.append((time.time_ns() / 1e6, ids))
+            self.total += len(ids)
+
+    async def take(self, client: Client, enough: asyncio.Event, total: int) -> None:
+        """Fetch and acknowledge until so many have come."""
         while not enough.is_set():
-            found = await client.fetch(1000, wait_s)
+            found = await client.fetch(1000, 0.5)
             if not found:
                 continue
-            now = time.time_ns() / 1e6
             ids = [id_ for id_, _ in found]
-            self.counts.update(ids)
-            self.at_ms.update(dict.fromkeys(ids, now))
+            self.note(ids)
             await client.ack(ids)
             self.last = time.time_ns() / 1e6
-            if len(self.counts) >= expected:
+            if self.total >= total:
                 enough.set()
+
+    async def take_all(self, clients: Sequence[Client], expected: int, still_s: float) -> None:
+        """The same until everything has come, even if some comes twice; or until nothing more does."""
+        while missing := expected - len(self.counts()):
+            before, enough = self.total, asyncio.Event()
+            takers = [asyncio.create_task(self.take(client, enough, before + missing)) for client in clients]
+            await patient(enough, self, still_s)
+            await asyncio.gather(*takers)
+            if self.total == before:
+                return
 
     def verdict(self, sent: Sequence[Put]) -> Figures:
         """Lost, twice and early: each is counted, by id."""
-        dues = {put.id: put.due_ms for put in sent}
+        dues, at_ms = {put.id: put.due_ms for put in sent}, self.at_ms()
         return {
-            "lost": len(dues.keys() - self.counts.keys()),
-            "twice": sum(self.counts.values()) - len(self.counts),
-            "strange": len(self.counts.keys() - dues.keys()),
-            "early": sum(self.at_ms[id_] < due for id_, due in dues.items() if id_ in self.at_ms),
+            "lost": len(dues.keys() - at_ms.keys()),
+            "twice": self.total - len(at_ms),
+            "strange": len(at_ms.keys() - dues.keys()),
+            "early": sum(at_ms[id_] < due for id_, due in dues.items() if id_ in at_ms),
         }
 
     def late(self, due_ms: Sequence[tuple[str, int]]) -> Figures:
         """Milliseconds from due to received."""
-        times = [self.at_ms[id_] - due for id_, due in due_ms if id_ in self.at_ms]
+        at_ms = self.at_ms()
+        times = [at_ms[id_] - due for id_, due in due_ms if id_ in at_ms]
         return {name: probe.percentile(times, share) for name, share in SHARES.items() if times}
 
 
 async def patient(enough: asyncio.Event, received: Received, still_s: float) -> None:
     """Wait until everything has come, or nothing more does."""
     while not enough.is_set():
-        before = len(received.counts)
+        before = received.total
         try:
             await asyncio.wait_for(enough.wait(), still_s)
         except TimeoutError:
-            if len(received.counts) == before:
+            if received.total == before:
                 enough.set()
 
 
@@ -338,12 +362,11 @@ async def drain(queue: Queue, extent: Extent, seed: int) -> Figures:
     late = max(0, _now_ms() - instant)  # the last one was put after the instant: it went slower than tried
     begin = instant + late + (1_000 if queue.whole_seconds else 0)
     await asyncio.sleep(begin / 1e3 - time.time() - 0.05)
-    received, enough = Received(), asyncio.Event()
-    takers = [asyncio.create_task(received.take(client, enough, count)) for client in clients]
-    await patient(enough, received, 5)
-    await asyncio.gather(*takers)
-    received.counts.update(id_ for id_, _ in await clients[0].fetch(1000, 0.2))
-    return {"rate": len(received.at_ms) / ((received.last - begin) / 1e3), "count": count, **received.verdict(made)}
+    received = Received()
+    await received.take_all(clients, count, 5)
+    came = len(received.counts())
+    received.note([id_ for id_, _ in await clients[0].fetch(1000, 0.2)])
+    return {"rate": came / ((received.last - begin) / 1e3), "count": count, **received.verdict(made)}
 
 
 # On time
@@ -360,7 +383,8 @@ async def lateness(queue: Queue, extent: Extent, seed: int) -> Figures:
     load = batches(messages(int(extent.load_per_s * (extent.late_seconds + 1)), 100, (seed << 32) + len(asked)), extent.batch)
     received, enough = Received(), asyncio.Event()
     let_stay()
-    takers = [asyncio.create_task(received.take(client, enough, len(asked))) for client in await connect(queue, 2)]
+    clients = await connect(queue, 2)
+    takers = [asyncio.create_task(received.take(client, enough, len(asked))) for client in clients]
     pace_ms = 1_000 * extent.batch / extent.load_per_s
     beats = [(loaded_ms - LEAD_MS + pace_ms * n, batch) for n, batch in enumerate(load)]
     loader = asyncio.create_task(punctual(await queue.client(), beats, end_ms=loaded_ms + half_ms))
@@ -368,6 +392,7 @@ async def lateness(queue: Queue, extent: Extent, seed: int) -> Figures:
     loaded = await loader
     await patient(enough, received, 3)
     await asyncio.gather(*takers)
+    await received.take_all(clients, len(asked), 3)
     found = {"load": len(loaded) / (half_ms + LEAD_MS) * 1e3, **received.verdict(sent)}
     for name, some in (
         ("alone", [put for put in sent if put.due_ms < loaded_ms - LEAD_MS]),

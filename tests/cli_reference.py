@@ -9,7 +9,7 @@ from typing import Any
 
 import typer.main
 
-from turtlemq.cli.verbs import app
+from turtlemq.cli.verbs import command_line
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "CLI.md"
 BEGIN, END = "<!-- reference:begin -->", "<!-- reference:end -->"
@@ -18,7 +18,7 @@ _EVERYWHERE = {"--url", "--json", "--token", "--cacert", "--help"}
 
 def verbs(command: Any = None, name: str = "turtlemq") -> Iterator[tuple[str, Any]]:
     """Every verb by its full name, the groups of verbs too."""
-    command = command or typer.main.get_command(app)
+    command = command or typer.main.get_command(command_line())
     for one, inner in command.commands.items():
         full = f"{name} {one}"
         yield full, inner

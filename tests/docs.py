@@ -22,7 +22,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from tests.serving import PROGRAM, ROOT, Server, environment, running
-from turtlemq.cli.verbs import app
+from turtlemq.cli.verbs import command_line
 
 URL = "http://127.0.0.1:8878"
 RUN = ("sh", "console", "python")
@@ -151,7 +151,7 @@ class Reader:
         """Run it as the page says it. Returns what it printed."""
         if _SIMPLE.fullmatch(command):  # as a process of its own it would take much longer
             with contextlib.chdir(self.folder):
-                found = CliRunner().invoke(app, shlex.split(command)[1:], env={"TURTLEMQ_URL": url, "COLUMNS": "200"})
+                found = CliRunner().invoke(command_line(), shlex.split(command)[1:], env={"TURTLEMQ_URL": url, "COLUMNS": "200"})
             assert found.exit_code == 0, (where, command, found.output, found.exception)
             return found.stdout
         env = environment(TURTLEMQ_URL=url)

@@ -36,6 +36,7 @@ def open_at(folder: Path, progress: Progress = Progress(), settings: Settings = 
 
 def abandon(index: Index) -> None:
     """What a crash of the process leaves: nothing is written any more, descriptors are closed by the system."""
+    index.filters.close()
     index.writer.shut()
     index.shelf.door.shut()
 
@@ -214,7 +215,7 @@ class World:
                 created_ms=seq >> SEQ_COUNTER_BITS,
                 order=self.arrivals,
                 ttr_ms=0 if batch.ttr_ms is None else batch.ttr_ms[i],
-                flags=0 if batch.flags is None else batch.flags[i],
+                flags=batch.flags if isinstance(batch.flags, int) else 0 if batch.flags is None else batch.flags[i],
                 expires_ms=None if batch.expires_ms is None else batch.expires_ms[i],
                 headers=(None if batch.headers is None else batch.headers[i]) or {},
             )

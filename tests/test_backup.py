@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.doors import Failing
 from tests.serving import Server, running
 from turtlemq import backup as b
-from turtlemq.cli.verbs import app
+from turtlemq.cli.verbs import command_line
 from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, DiskFull, InvalidArgument, NewerFormat
@@ -28,7 +28,7 @@ NOW = 1_794_810_562_123
 
 def line(*args: object, code: int = 0, url: str = "http://127.0.0.1:9") -> str:
     """The command line in this process."""
-    found = CliRunner().invoke(app, [str(arg) for arg in args], env={"TURTLEMQ_URL": url, "COLUMNS": "300"})
+    found = CliRunner().invoke(command_line(), [str(arg) for arg in args], env={"TURTLEMQ_URL": url, "COLUMNS": "300"})
     assert found.exit_code == code, (args, found.exit_code, found.output, found.exception)
     return found.output
 
@@ -216,7 +216,7 @@ def test_a_backup_writes_nothing_beside_its_target(data: Path, tmp_path: Path, p
     assert not (tmp_path / "again").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"turtlemq_backup": 1, "files": {"a": 1}}', "\0\1"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"turtlemq_backup": 1, "files": {"a": 1}}', "\0\1", "[" * 99_999, "9" * 5_000])
 def test_a_manifest_that_cannot_be_read(data: Path, tmp_path: Path, text: str) -> None:
     made(data, tmp_path / "bk")
     folder = b.choose(Door(), tmp_path / "bk")

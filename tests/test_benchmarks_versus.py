@@ -116,9 +116,7 @@ def test_a_message_that_is_gone_after_a_restart_is_reported(tmp_path: Path) -> N
 
 
 def test_early_and_strange_messages_are_counted() -> None:
-    received = works.Received()
-    received.counts.update(["a", "b", "nobody"])
-    received.at_ms = {"a": 99.0, "b": 101.0, "nobody": 0.0}
+    received = works.Received([(99.0, ["a"]), (101.0, ["b"]), (0.0, ["nobody"])], total=3)
     sent = [Put("a", 100, b""), Put("b", 100, b""), Put("c", 100, b"")]
     assert received.verdict(sent) == {"lost": 1, "twice": 0, "strange": 1, "early": 1}
     assert received.late([("b", 100), ("c", 100)])["max"] == 1.0

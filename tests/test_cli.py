@@ -23,7 +23,7 @@ from tests.cli_reference import verbs
 from tests.serving import PROGRAM, Server, environment, run, running
 from turtlemq.cli import queue
 from turtlemq.cli.times import moment, seconds
-from turtlemq.cli.verbs import app
+from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 
@@ -41,7 +41,9 @@ class Line:
         self._url = url
 
     def __call__(self, *args: str, code: int = 0, given: str | None = None) -> str:
-        found = CliRunner().invoke(app, list(args), input=given, env={"TURTLEMQ_URL": self._url, "COLUMNS": "200"})
+        found = CliRunner().invoke(
+            command_line(*args[:1]), list(args), input=given, env={"TURTLEMQ_URL": self._url, "COLUMNS": "200"}
+        )
         assert found.exit_code == code, (args, found.exit_code, found.output, found.exception)
         return found.output
 

@@ -27,7 +27,7 @@ from turtlemq.errors import TurtleError
 from turtlemq.index.limits import check_batch
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server import bson_in, deliver, fetched, messages
+from turtlemq.server import bson_in, deliver, fetched, json_in
 from turtlemq.server.columns import Columns
 from turtlemq.server.errors import InvalidBson
 from turtlemq.server.messages import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
@@ -43,7 +43,9 @@ def plain(value: Any) -> Any:
 
 
 def columns_of(found: Columns | Batch) -> dict[str, Any]:
-    return {field.name: plain(getattr(found, field.name)) for field in fields(found)}
+    columns = {field.name: plain(getattr(found, field.name)) for field in fields(found)}
+    flags = columns["flags"]
+    return columns | {"flags": [flags] * len(found) if isinstance(flags, int) else flags}
 
 
 def outcome(function: Callable[[], Any]) -> Any:
@@ -335,7 +337,7 @@ def test_times_beyond_all_numbers_are_left_to_be_refused(kind: str, count: int) 
         assert caught.value.details == {"index": count - 1}
 
 
-# In slices
+# By shape
 
 
 def values() -> st.SearchStrategy[Any]:
@@ -346,19 +348,74 @@ def values() -> st.SearchStrategy[Any]:
     )
 
 
+@QUICKLY
+@given(
+    names=st.permutations(["id", "delay", "due_ms", "body"]).flatmap(lambda each: st.integers(1, 4).map(lambda n: each[:n])),
+    odd=st.none() | st.tuples(st.integers(0, 30), st.sampled_from(["id", "delay", "due_ms", "body", "ttr", "more"]), values()),
+    kind=st.sampled_from([JSON, NDJSON]),
+    count=st.integers(0, 30),
+    hit=st.none() | st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from(list(b'{}[],"\n\\ a\xff'))),
+)
+def test_messages_of_a_known_shape_are_read_as_any_others(
+    names: list[str], odd: tuple[int, str, Any] | None, kind: str, count: int, hit: tuple[float, int] | None
+) -> None:
+    values = {"id": "a", "delay": 1.5, "due_ms": NOW, "body": {"x": [1, "y"]}}
+    batch: list[dict[str, Any]] = [{name: values[name] for name in names} for _ in range(count)]
+    if odd is not None and odd[0] < count:
+        batch[odd[0]][odd[1]] = odd[2]
+    data = bytearray(encoded(batch, kind))
+    if hit is not None and data:
+        data[int(hit[0] * len(data))] = hit[1]
+
+    def read() -> Any:
+        return outcome(lambda: decode_batch(bytes(data), kind, NOW, Rules()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_in, "_known", {})
+        unknown, known = read(), read()
+        assert known == unknown
+        for shape in json_in._SHAPES.values():
+            patch.setattr(json_in, "_known", {name.encode(): shape for name in values})
+            assert read() == unknown
+
+
+@pytest.mark.parametrize(
+    "data", [b'[{"body":1}]', b'{"body":1}\n{"body":2}', '{"body":"é"}'.encode(), b'[[{"body":1}]]', b'{"messages":[]}']
+)
+@pytest.mark.parametrize("kind", [JSON, NDJSON])
+def test_a_known_shape_makes_no_request_of_what_is_none(data: bytes, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_in, "_known", {})
+    unknown = outcome(lambda: decode_batch(data, kind, NOW, Rules()))
+    monkeypatch.setattr(json_in, "_known", {b"body": json_in._SHAPES[()]})
+    assert outcome(lambda: decode_batch(data, kind, NOW, Rules())) == unknown
+
+
+def test_the_shape_of_what_comes_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_in, "_known", {})
+    decode_batch(encoded([{"id": "a", "due_ms": NOW, "body": 1}] * 3, JSON), JSON, NOW, Rules())
+    decode_batch(encoded([{"body": 1, "delay": 2}] * 3, NDJSON), NDJSON, NOW, Rules())
+    assert {name: shape.names for name, shape in json_in._known.items()} == {b"id": ("id", "due_ms"), b"body": ("delay",)}
+    monkeypatch.setattr(json_in, "of_messages", None)  # the long way is not gone again
+    for kind in (JSON, NDJSON):
+        assert len(decode_batch(encoded([{"id": "b", "due_ms": NOW, "body": {}}] * 30, kind), kind, NOW, Rules())) == 30
+
+
+# In slices
+
+
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_SLICE_BYTES_MIN", 40)
-    monkeypatch.setattr(messages, "_SLICE_BYTES_MAX", 100)
-    monkeypatch.setattr(messages, "_SLICED_BYTES", 50)
-    monkeypatch.setattr(messages, "SLICE_MESSAGES", 3)
+    monkeypatch.setattr(json_in, "_SLICE_BYTES_MIN", 40)
+    monkeypatch.setattr(json_in, "_SLICE_BYTES_MAX", 100)
+    monkeypatch.setattr(json_in, "_SLICED_BYTES", 50)
+    monkeypatch.setattr(json_in, "SLICE_MESSAGES", 3)
 
 
 def whole(data: bytes, kind: str) -> Any:
     """One by one, without slices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "_SLICED_BYTES", 1 << 40)
-        patch.setattr(messages, "SLICE_MESSAGES", 1 << 40)
+        patch.setattr(json_in, "_SLICED_BYTES", 1 << 40)
+        patch.setattr(json_in, "SLICE_MESSAGES", 1 << 40)
         return outcome(lambda: decode_batch(data, kind, NOW, Rules()))
 
 

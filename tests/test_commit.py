@@ -240,6 +240,64 @@ def test_too_much_waiting_is_refused(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_the_only_client_is_synced_for_on_the_loop(tmp_path: Path) -> None:
+    door = Slow()  # the gate is shut: whatever goes to a thread stays there
+
+    async def story() -> None:
+        service = Service()
+        service.start(Engine.open(tmp_path / "d", door=door))
+
+        async def put(id_: str) -> None:
+            found, _ = service.engine.stage("t", batch(id_), 0)
+            await service.landed(found, 100)
+
+        service.connections = lambda: 1
+        await asyncio.wait_for(put("alone"), 10)
+        assert service.engine.get("t", "alone") is not None
+        service.connections = lambda: 2
+        tasks = [asyncio.create_task(put("one of two"))]
+        await asyncio.sleep(0.05)
+        service.connections = lambda: 1
+        tasks.append(asyncio.create_task(put("behind it")))
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in tasks), "what is under way goes first"
+        door.gate.set()
+        await asyncio.gather(*tasks)
+        door.gate.clear()
+        service._observe_commit(1, 1)  # a disk that has been slow
+        slow = asyncio.create_task(put("on a slow disk"))
+        await asyncio.sleep(0.05)
+        assert not slow.done()
+        door.gate.set()
+        await slow
+        engine = service.engine
+        stats = engine.stats("t")
+        assert stats.sleep + stats.ready == 4
+        service.drain()
+        service.close()
+        engine.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("how", "error"), [("EIO", Stopped), ("ENOSPC", DiskFull)])
+def test_the_only_client_hears_of_a_failure(tmp_path: Path, how: str, error: type[Exception]) -> None:
+    door = Failing()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        await server.put("a")
+        found, _ = server.engine.stage("t", batch("b"), 0)
+        door.at, door.how = len(door.calls), how
+        with pytest.raises(error):
+            await server.committer.landed(found, here=True)
+        assert door.failed is not None
+        assert server.engine.get("t", "b") is None
+        server.close()
+
+    asyncio.run(story())
+
+
 class Client:
     """One of many at once: what it was told is what must be true."""
 

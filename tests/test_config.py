@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.serving import ROOT, running
-from turtlemq.cli.verbs import app
+from turtlemq.cli.verbs import command_line
 from turtlemq.errors import InvalidArgument
 from turtlemq.model import Settings
 from turtlemq.server.config import HIDDEN, Config, in_force, load, resolve
@@ -22,7 +22,7 @@ DOC = (ROOT / "docs/CONFIGURATION.md").read_text("utf-8")
 
 
 def cli(*args: str, **env: str) -> Result:
-    return CliRunner().invoke(app, list(args), env={"COLUMNS": "200", **env})
+    return CliRunner().invoke(command_line(*args[:1]), list(args), env={"COLUMNS": "200", **env})
 
 
 def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults(tmp_path: Path) -> None:
@@ -116,6 +116,8 @@ def test_names_of_the_command_line_are_not_settings_of_the_server() -> None:
         ("tokens = [{name = 'a'}]", "missing required field `hash`"),
         ("grpc_port = 1", "not available yet"),
         ("= 1", "TOML"),
+        (f"port = {'[' * 9_000}", "TOML"),
+        (f"port = {'9' * 5_000}", "TOML"),
         ("\xff", "TOML"),
     ],
 )

@@ -174,6 +174,25 @@ def test_thousands_of_long_polls_are_answered_by_a_stop(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "CLEAN").exists()
 
 
+def test_a_crowd_that_comes_while_the_server_is_busy_is_let_in_at_once(tmp_path: Path) -> None:
+    """The system takes their connections for it. Whoever found no place would try again seconds later, and get less."""
+    many = min(2_000, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+
+    async def come(server: Server) -> list[Any]:
+        async with contextlib.AsyncExitStack() as stack:
+            server.process.send_signal(signal.SIGSTOP)  # it is as busy as can be
+            try:
+                async with asyncio.timeout(60):
+                    wires = [await stack.enter_async_context(Wire.to(server)) for _ in range(many)]
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            return [await wire.call("crowd/fetch", {}) for wire in wires]
+
+    with running(tmp_path / "data") as server:
+        server.ok("PUT", "/v1/topics/crowd", {})
+        assert run_loop(come(server)) == [{"messages": []}] * many
+
+
 def open_for_writing(folder: Path) -> int:
     """How many files below it this process could write to."""
     count = 0

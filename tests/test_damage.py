@@ -70,7 +70,7 @@ def spoil_document(index: Index, id_: str, at: int = -5) -> None:
 
 # Index files
 
-SECTIONS = ["keys", "inner0", "positions", "ids", "buckets", "bloom", "kills"]
+SECTIONS = ["keys", "inner0", "positions", "buckets", "prints", "ordinals", "kills"]
 
 
 @pytest.mark.parametrize("section", SECTIONS)

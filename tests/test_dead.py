@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.test_engine_faults import Disk, abandon
 from turtlemq.dead import DeadLetter, Filter
 from turtlemq.engine import Engine
+from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message, Settings
+
+T = TypeVar("T")
 
 SETTINGS = Settings(max_attempts=1, ttr_ms=100, segment_bytes=8192, run_messages=8)
 
@@ -133,3 +140,103 @@ def test_a_message_that_dies_again_after_a_replay_is_one_letter(engine: Engine) 
     assert [letter.error for letter in dead(engine)] == ["second"]
     assert engine.groups("t")["g"].dead == 1
     assert engine.check() == []
+
+
+# Disks that say no
+
+
+def test_letters_that_a_full_disk_keeps_from_going_stay_and_are_counted(tmp_path: Path) -> None:
+    door = Disk()
+    engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
+    die(engine, "a", group="g")
+    die(engine, "b", group="h")
+    door.full = True
+    with pytest.raises(DiskFull):
+        engine.delete_dead("t", dead(engine), 20)
+    door.full = False
+    assert engine.stats("t").dead == len(dead(engine)) == 3, "h has had both"
+    engine.topics["t"].beat()
+    abandon(engine)
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.check() == []
+    assert engine.delete_dead("t", dead(engine), 30) == 3
+    assert engine.stats("t").dead == 0
+    engine.close()
+
+
+class NoTombs(Disk):
+    """There is no room for anything more among the dead."""
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        if self.full and name == "write" and path is not None and path.parent.name == "dead":
+            raise OSError(errno.ENOSPC, "made to fail")
+        return action(*args)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_letter_that_sleeps_again_goes_when_there_is_room_and_sleeps_once(tmp_path: Path, crash: bool) -> None:
+    door = NoTombs()
+    engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
+    die(engine, "a")
+    letters, door.full = dead(engine), True
+    assert engine.requeue("t", letters, 20, due_ms=30) == 1
+    assert engine.requeue("t", letters, 20, due_ms=30) == 0
+    engine.tick(30)
+    assert isinstance(engine.trouble["t"], DiskFull)
+    assert engine.reserve("t", "g", 9, 30).ids == [], "it does not come before it is no dead letter any more"
+    if crash:
+        abandon(engine)
+        engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    door.full = False
+    engine.tick(2_000)
+    assert dead(engine) == []
+    assert engine.stats("t").dead == 0
+    assert engine.reserve("t", "g", 9, 2_000).ids == ["a"]
+    assert engine.check() == []
+    engine.close()
+
+
+class Wedged(Disk):
+    """Nothing more is written to files whose names begin so."""
+
+    wedged = ""
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        if self.wedged and name == "write" and path is not None and path.name.startswith(self.wedged):
+            raise OSError(errno.EIO, "made to fail")
+        return super()._call(name, path, action, *args)
+
+
+@pytest.mark.parametrize("what", ["its note", "its grave"])
+def test_a_message_that_died_half_is_counted_when_the_topic_is_opened_again(tmp_path: Path, what: str) -> None:
+    door = Wedged()
+    engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", [Message(b"body", 10, id="first"), Message(b"body", 11, id="late", expires_ms=50)], 0)
+    engine.tick(11)
+    assert engine.ack("t", "g", engine.reserve("t", "g", 1, 11).ids, 12).acked == 1
+    door.wedged, door.rotten = ("history", "") if what == "its note" else ("", "/dead/")
+    with pytest.raises(Stopped):
+        engine.reserve("t", "g", 1, 60)
+    door.wedged, door.rotten = "", ""
+    engine.tick(100_000)
+    abandon(engine)
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.check() == []
+    assert engine.stats("t").dead == len(dead(engine)) == 1
+    assert engine.reserve("t", "g", 1, 100_000).ids == []
+    engine.close()
+
+
+def test_a_topic_that_was_dropped_in_trouble_can_be_made_again(tmp_path: Path) -> None:
+    door = Disk()
+    engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
+    engine.submit("t", [Message(b"body", 10)], 0)
+    door.full = True
+    engine.tick(10)
+    assert isinstance(engine.trouble["t"], DiskFull)
+    door.full = False
+    engine.drop_topic("t")
+    engine.configure("t", max_attempts=3)
+    assert engine.check() == []
+    engine.close()

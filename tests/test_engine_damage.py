@@ -13,7 +13,7 @@ import pytest
 from tests.test_engine_faults import SETTINGS, Quick, _fields, abandon, messages
 from turtlemq.dead import Filter
 from turtlemq.engine import Engine
-from turtlemq.errors import NotOurs, Unavailable
+from turtlemq.errors import Corrupt, NotOurs, Unavailable
 from turtlemq.model import Message, Priority, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import scan
@@ -120,12 +120,41 @@ def test_a_file_that_was_never_ours_is_refused_by_name(tmp_path: Path, kind: str
 
 def test_settings_that_cannot_be_read_keep_their_topic_closed_and_no_other(tmp_path: Path) -> None:
     _lived(tmp_path)
-    for text in ("max_attempts = ", "max_attempts = -1", "nonsense = 1", "\udcff"):
+    for text in (
+        "max_attempts = ",
+        "max_attempts = -1",
+        "nonsense = 1",
+        "\udcff",
+        f"ttr_ms = {'[' * 9_000}",
+        f"ttr_ms = {'9' * 5_000}",
+    ):
         (folder(tmp_path) / "topic.toml").write_text(text, errors="surrogateescape")
         engine = reopen(tmp_path)
         assert "topic.toml" in str(engine.trouble["t"])
         engine.submit("other", messages(1), 0)
         engine.close()
+
+
+@pytest.mark.parametrize("text", ["", "one", "\u00b2", "9" * 5_000])
+def test_a_format_that_is_no_number_is_named(tmp_path: Path, text: str) -> None:
+    _lived(tmp_path)
+    (tmp_path / "data" / "FORMAT").write_text(text)
+    with pytest.raises(Corrupt, match="FORMAT should hold a format number"):
+        reopen(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["reserve", "history"])
+def test_documents_that_tell_of_no_event_are_named_and_nothing_else_is_lost(tmp_path: Path, kind: str) -> None:
+    """Those of another kind of file, which stands there under a wrong name and has lost its head."""
+    _lived(tmp_path)
+    path = folder(tmp_path) / f"{kind}_0000000000.bson"
+    path.write_bytes((folder(tmp_path) / "delay_0000000000.bson").read_bytes())
+    flip(path, 0)
+    (folder(tmp_path) / "offset").unlink()
+    engine = reopen(tmp_path)
+    assert any(d.file == path.name and d.reason == "it tells of no event" for d in engine.damage()["t"])
+    assert {"m20", "m21", "m22"} <= set(_drain(engine))
+    engine.close()
 
 
 def test_after_a_proper_stop_a_flip_in_the_last_batch_is_damage_and_not_a_torn_tail(tmp_path: Path) -> None:
@@ -190,6 +219,28 @@ def test_a_damaged_head_of_a_batch_of_a_segment_before_the_last_loses_no_message
     engine = reopen(tmp_path, segment_bytes=4096)
     assert _drain(engine) == [f"m{n}" for n in range(80)]
     assert tables or any(d.file == files[1].name for d in engine.damage()["t"])
+    engine.close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_segment_of_no_bytes_before_the_last_costs_what_was_in_it_and_no_more(tmp_path: Path, which: int) -> None:
+    """Its messages are known to have been there, and are nowhere: no place in a file is asked for them."""
+    engine = reopen(tmp_path, segment_bytes=4096)
+    engine.place_group("t", "g", "earliest", 0)
+    for n in range(0, 80, 4):
+        engine.submit("t", messages(4, n, due=10 + n), n)
+        engine.tick(10 + n)
+    engine.close()
+    files = sorted(folder(tmp_path).glob("ready_*.bson"))
+    lost = {f"m{n}" for n in range(80) if b"\0m%d\0" % n in files[which].read_bytes()}
+    assert 0 < len(lost) < 80
+    os.truncate(files[which], 0)
+    for cache in (*folder(tmp_path).glob("ready_*.run"), *folder(tmp_path).glob("ready_*.index"), folder(tmp_path) / "offset"):
+        cache.unlink()
+    engine = reopen(tmp_path, segment_bytes=4096)
+    assert any(d.file == files[which].name for d in engine.damage()["t"])
+    assert isinstance(engine.check(), list)
+    assert set(_drain(engine)) == {f"m{n}" for n in range(80)} - lost
     engine.close()
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from tests.test_engine_faults import Disk, Quick, abandon
+from tests.trust.simulation_disk import Crash, Drive, Process
 from turtlemq import views
 from turtlemq.broker import broker
 from turtlemq.dead import Filter
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, Stopped, UnknownMessage
 from turtlemq.model import DUE_MS_MAX, I64, Message, Priority, Settings
+from turtlemq.segment import names
 
 SETTINGS = Settings(segment_bytes=8192, run_messages=8, backoff_jitter="none", max_attempts=3, ttr_ms=1_000)
 LONG = 100_000  # a back-off that sleeps through the Index
@@ -399,3 +401,32 @@ def test_what_grows_old_by_itself_goes_although_nothing_happens(tmp_path: Path) 
         now = max(now, engine.tick(now) or 3 * hour) + 1
     assert engine.stats("t").dead == 0
     engine.close()
+
+
+def test_a_clean_mark_that_was_taken_never_comes_back(tmp_path: Path) -> None:
+    """Killed between the removal of the mark and the sync of its folder: the next one to open must make it sure, or a power cut
+    after that brings back a mark that no longer tells the truth."""
+    for cut in range(20):
+        drive = Drive(tmp_path / str(cut))
+        first = Process(drive)
+        engine = Engine.open(drive.root, door=first)
+        engine.submit("t", [Message(b"x", 5, "a")], 0)
+        engine.close()
+        first.die()
+        second = Process(drive)
+        second.ends_in = cut
+        try:
+            Engine.open(drive.root, door=second)
+        except Crash:
+            pass
+        second.die()
+        taken = not (drive.root / names.CLEAN).exists()
+        third = Process(drive)
+        engine = Engine.open(drive.root, door=third)
+        engine.submit("t", [Message(b"y", 5, "b")], 0)
+        assert names.CLEAN not in drive.top.durable, f"killed at change {cut}"
+        engine.close()
+        third.die()
+        if taken:
+            return
+    pytest.fail("the mark was never taken")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turtlemq.errors import Corrupt, NewerFormat, NotOurs, TooLarge
-from turtlemq.model import DUE_MS_MAX, ID_BYTES_MAX, ORDINAL_BITS, SEQ_COUNTER_BITS, SEQ_MAX, TTR_MS_MAX
+from turtlemq.model import DUE_MS_MAX, ID_BYTES_MAX, ORDINAL_BITS, SEQ_COUNTER_BITS, SEQ_MAX, TTR_MS_MAX, Receipt
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_seqs, server_ids, server_seq
+from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_seqs, server_id_rows, server_ids, server_seq
 from turtlemq.segment.scan import Verdict, scan
 
 steady = settings(derandomize=True, deadline=None, max_examples=100, database=None)
@@ -182,8 +182,7 @@ def test_many_encoded_at_once_are_few_encoded_one_after_the_other(
 
 @pytest.mark.parametrize("count", [1, f.FEW - 1, f.FEW, 100])
 def test_a_matrix_of_ids_is_a_list_of_ids(count: int) -> None:
-    _, matrix = server_ids(7, max(count, f.FEW))
-    rows = matrix[:count]
+    rows = server_id_rows(7, count)
     listed = [bytes(row) for row in rows]
     arguments: tuple[Any, ...] = ([b"x"] * count, np.arange(count), 7, 9, np.zeros(count, np.uint32))
     assert bytes(f.encode(rows, *arguments)[0]) == bytes(f.encode(listed, *arguments)[0])
@@ -195,29 +194,30 @@ def test_a_matrix_of_ids_is_a_list_of_ids(count: int) -> None:
 @given(seqs, st.integers(1, 3 * f.FEW))
 @steady
 def test_server_ids_name_their_seqs_and_sort_like_them(first: int, count: int) -> None:
-    ids, encoded = server_ids(first, count)
+    ids, rows = server_ids(first, count), server_id_rows(first, count)
     assert [server_seq(id_) for id_ in ids] == list(range(first, first + count))
     assert ids == sorted(ids)
-    assert [bytes(row).decode() for row in encoded] == ids
+    assert [bytes(row).decode() for row in rows] == ids
+    assert Receipt(rows, []).ids == ids
     assert all(len(id_) == SERVER_ID_BYTES for id_ in ids)
 
 
 @given(seqs, seqs)
 @steady
 def test_server_ids_of_any_two_seqs_sort_like_them(a: int, b: int) -> None:
-    assert (server_ids(a, 1)[0] < server_ids(b, 1)[0]) == (a < b)
+    assert (server_ids(a, 1) < server_ids(b, 1)) == (a < b)
 
 
 @given(st.lists(seqs, min_size=1, max_size=50))
 @steady
 def test_the_hash_of_a_server_id_is_that_of_its_seq(given_: list[int]) -> None:
-    ids = [server_ids(seq, 1)[0][0] for seq in given_]
+    ids = [server_ids(seq, 1)[0] for seq in given_]
     assert [hash_id(id_) for id_ in ids] == hash_seqs(np.array(given_, np.int64)).tolist()
 
 
 def test_no_id_hashes_to_zero_which_means_no_hash() -> None:
     seq = 0x61C8864680B583EB  # what splitmix64 turns into 0
-    assert hash_id(server_ids(seq, 1)[0][0]) == 1 == hash_seqs(np.array([seq]))[0]
+    assert hash_id(server_ids(seq, 1)[0]) == 1 == hash_seqs(np.array([seq]))[0]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_other_ids_name_no_seq(id_: str) -> None:
 @steady
 def test_only_text_that_a_server_would_give_names_a_seq(id_: str) -> None:
     seq = server_seq(id_)
-    assert seq is None or server_ids(seq, 1)[0] == [id_]
+    assert seq is None or server_ids(seq, 1) == [id_]
 
 
 # ── packed keys ──────────────────────────────────────────────────────────────────────────────────────────

@@ -21,6 +21,7 @@ from turtlemq.segment.ids import SERVER_ID_BYTES, server_ids
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
 GOLDEN = ROOT / "tests" / "golden" / "v1" / "data" / "topic"
+TABLES = ROOT / "tests" / "golden" / "tables_2"
 NOW = 1_700_000_000_000
 
 
@@ -130,8 +131,8 @@ def test_a_seq_is_as_the_text_says() -> None:
 def test_given_ids_are_made_of_these_digits() -> None:
     text = section("### Ids that the server gives")
     (digits,) = re.findall(r"The digits are `(\w+)`", text)
-    assert server_ids(sum(i << 5 * (12 - i) for i in range(13)) + (1 << 40), 1)[0][0][1:5] == digits[:4]
-    assert [server_ids(i, 1)[0][0][-1] for i in range(32)] == list(digits)
+    assert server_ids(sum(i << 5 * (12 - i) for i in range(13)) + (1 << 40), 1)[0][1:5] == digits[:4]
+    assert [server_ids(i, 1)[0][-1] for i in range(32)] == list(digits)
     assert f"`t` and {SERVER_ID_BYTES - 1} digits" in text
 
 
@@ -150,7 +151,7 @@ def test_file_names_are_those_of_the_table() -> None:
 
 
 def test_a_table_has_these_sections_and_fields() -> None:
-    data = (GOLDEN / "sealed" / "delay_0000000000.index").read_bytes()
+    data = (TABLES / "delay_0000000000.index").read_bytes()
     fields = bson.decode(data[: int.from_bytes(data[:4], "little")])
     text = section("## Tables: `.index` and `.run`")
     listed = [name for name, _, _ in rows("## Tables: `.index` and `.run`", "section, items, meaning")]
@@ -164,20 +165,20 @@ def test_a_table_has_these_sections_and_fields() -> None:
     assert sums == [zlib.crc32(data[i : i + table.BLOCK]) for i in range(table.BLOCK, at, table.BLOCK)]
 
 
-def test_ids_and_filter_are_made_as_the_text_says() -> None:
-    data = (GOLDEN / "sealed" / "delay_0000000000.index").read_bytes()
-    places = bson.decode(data[: int.from_bytes(data[:4], "little")])["sections"]
-    arrays = {
-        name: np.frombuffer(data, "<u8", count, at).tolist() for name, (at, count) in places.items() if name in ("ids", "bloom")
-    }
-    ordinals = {}
+def test_ids_are_kept_as_the_text_says() -> None:
+    data = (TABLES / "delay_0000000000.index").read_bytes()
+    fields = bson.decode(data[: int.from_bytes(data[:4], "little")])
+    kinds = {"buckets": "<u4", "prints": "<u2", "ordinals": "<u4"}
+    buckets, prints, ordinals = (np.frombuffer(data, kinds[name], *fields["sections"][name][::-1]).tolist() for name in kinds)
+    b, o = (len(prints) // 32).bit_length(), (fields["documents"] - 1).bit_length()
+    assert (b, o, len(buckets)) == (0, 2, 2)
+    found = {}
     for id_ in ("s0", "s2", "s3", "s4"):
-        h = xxhash.xxh3_64_intdigest(id_.encode())
-        word = arrays["bloom"][((h >> 32) * len(arrays["bloom"])) >> 32]
-        assert all(word >> (h >> shift) % 64 & 1 for shift in (0, 6, 12, 18, 24))
-        (ordinals[id_],) = (value & 0x3FFFFF for value in arrays["ids"] if value >> 22 == h >> 22)
-    assert ordinals == {"s4": 0, "s3": 1, "s2": 2, "s0": 3}, "in due order"
-    assert "`h >> 0, 6, 12, 18, 24`, each" in TEXT
+        h = xxhash.xxh3_64_intdigest(id_.encode()) >> 22 << 22
+        places = [i for i in range(buckets[0], buckets[1]) if prints[i] == h >> 64 - b - 16]
+        (found[id_],) = (ordinals[i] % (1 << o) for i in places if ordinals[i] >> o == h % (1 << 64 - b - 16) >> 16 - b + o)
+    assert found == {"s4": 0, "s3": 1, "s2": 2, "s0": 3}, "in due order"
+    assert prints == sorted(prints)
 
 
 def test_dead_files_have_these_fields() -> None:

@@ -16,6 +16,7 @@ from turtlemq.errors import NewerFormat, NotOurs, TurtleError, Unavailable
 from turtlemq.model import Found, Message, State
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "v1"
+TABLES = GOLDEN.parent / "tables_2"  # tables of the second version, of the same documents
 NOW = 1_700_000_000_000
 FIRST, SECOND, THIRD = (NOW + 100, b"body of x1"), (NOW + 99, b"body of x2"), (NOW + 99, b"body of x3")
 FOURTH, FIFTH = (NOW + 98, b"body of x4"), (NOW + 98, b"body of x5")
@@ -106,9 +107,25 @@ def test_a_segment_that_is_not_torn_is_not_touched(engine: Engine, topic: str) -
         assert (engine.root / "topic" / topic / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_sealed_segment_is_read_through_its_table(engine: Engine) -> None:
-    table = GOLDEN / "data" / "topic" / "sealed" / "delay_0000000000.index"
-    assert (engine.root / "topic" / "sealed" / table.name).read_bytes() == table.read_bytes(), "taken as it is, not built again"
+def test_a_sealed_segment_is_read_through_its_table(tmp_path: Path) -> None:
+    data = Path(shutil.copytree(GOLDEN / "data", tmp_path / "data"))
+    table = data / "topic" / "sealed" / "delay_0000000000.index"
+    shutil.copyfile(TABLES / table.name, table)
+    there = table.stat().st_ino
+    engine = Engine.open(data)
+    assert asleep(engine, "sealed") == ASLEEP["sealed"]
+    assert (table.stat().st_ino, table.read_bytes()) == (there, (TABLES / table.name).read_bytes()), "taken as it is"
+    engine.close()
+
+
+def test_a_table_of_the_first_version_is_built_again(engine: Engine) -> None:
+    table = engine.root / "topic" / "sealed" / "delay_0000000000.index"
+    assert (
+        table.read_bytes()
+        == (TABLES / table.name).read_bytes()
+        != (GOLDEN / "data" / "topic" / "sealed" / table.name).read_bytes()
+    )
+    assert asleep(engine, "sealed") == ASLEEP["sealed"]
 
 
 def test_a_sealed_segment_is_read_without_its_table_too(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_producer_may_give_a_mix_of_own_and_no_ids(index: Index) -> None:
 def test_an_id_that_the_server_is_going_to_give_is_refused(index: Index) -> None:
     given = index.append(Batch([b""], [5]), 100).ids[0]
     with pytest.raises(InvalidId, match="going to give"):
-        index.append(one(server_ids(1 << 60, 1)[0][0], 5), 100)
+        index.append(one(server_ids(1 << 60, 1)[0], 5), 100)
     assert index.append(one(given, 5), 100).created == [False]
 
 

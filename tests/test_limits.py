@@ -271,7 +271,7 @@ def test_limits_themselves_are_allowed(tmp_path: Path) -> None:
 
 
 def test_an_id_that_the_server_is_going_to_give_is_refused(index: Index) -> None:
-    coming = server_ids(index.writer.next_seq(5) + 3, 1)[0][0]
+    coming = server_ids(index.writer.next_seq(5) + 3, 1)[0]
     with Unchanged(index), pytest.raises(InvalidId, match="is an id that the server is going to give; choose another") as caught:
         index.append(batch(2, ids=["fine", coming]), 5)
     assert caught.value.details["index"] == 1

@@ -4,51 +4,21 @@ whatever the document allows (and much that it does not) answers as the document
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
-import bson
 import jsonschema_rs
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis import Case, GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from tests.serving import ROOT, Server, running
+from tests.trust.interface import WORLD, world
 from turtlemq.server.app import routes
 from turtlemq.server.openapi import codes_by_status, document
 
 DOCUMENT = document()
 OPERATIONS = [(path, method, found) for path, methods in DOCUMENT["paths"].items() for method, found in methods.items()]
 NAMES = [found["operationId"] for _, _, found in OPERATIONS]
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-    response_headers_conformance,
-]
-SETTINGS = settings(
-    max_examples=int(os.environ.get("TURTLEMQ_EXAMPLES", "10")),  # for each operation and mode; `make trust` wants many
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
-NUMBERS = count()
-PICKY = ("requeueDead", "changeMessage")  # seldom is everything right that chance puts there
 
 
 def test_routes_and_paths_are_the_same() -> None:
@@ -107,6 +77,29 @@ def test_every_operation_that_takes_or_gives_json_shows_an_example() -> None:
     assert bare == []
 
 
+def test_every_link_leads_to_an_operation_with_values_that_are_there() -> None:
+    """Parts of its own path, and what the example of its answer holds."""
+    every = {operation["operationId"]: (path, operation) for path, _, operation in OPERATIONS}
+    count = 0
+    for path, operation in every.values():
+        for answer in operation["responses"].values():
+            for name, link in answer.get("links", {}).items():
+                target, known = every[link["operationId"]]
+                assert link["parameters"].keys() <= {one["name"] for one in known["parameters"]}, name
+                assert set(re.findall(r"{(\w+)}", target)) <= link["parameters"].keys() | {"group"}, name
+                for value in link["parameters"].values():
+                    here, _, pointer = value.partition("#")
+                    if pointer:
+                        assert here == "$response.body"
+                        found = answer["content"]["application/json"]["example"]
+                        for part in pointer.split("/")[1:]:
+                            found = found[int(part) if isinstance(found, list) else part]
+                    else:
+                        assert f"{{{value.removeprefix('$request.path.')}}}" in path, value
+                count += 1
+    assert count >= 30
+
+
 # Against a real server
 
 
@@ -127,10 +120,11 @@ def test_the_server_gives_the_same_document(server: Server) -> None:
 
 
 def test_a_stream_is_refused_before_it_begins(server: Server) -> None:
-    _world(server)
-    answer = server.call("GET", "/v1/topics/world/dead/export?from_ms=5&to_ms=1")
+    world(server)
+    path = f"/v1/topics/{WORLD}/dead/export"
+    answer = server.call("GET", f"{path}?from_ms=5&to_ms=1")
     assert (answer.status, answer.code) == (400, "INVALID_ARGUMENT")
-    lines = server.call("GET", "/v1/topics/world/dead/export").data.splitlines()
+    lines = server.call("GET", path).data.splitlines()
     assert {json.loads(line)["error"] for line in lines} == {"no"}
 
 
@@ -150,78 +144,3 @@ def test_the_examples_work(server: Server) -> None:
         if answer.status >= 300:
             refused[operation["operationId"]] = answer.code
     assert refused.keys() <= {"cancelMessage", "changeMessage", "getGroup", "dropGroup"}, refused
-
-
-@schemathesis.serializer("application/x-ndjson")
-def _lines(_: Any, value: Any) -> bytes:
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else json.dumps(value, default=str).encode()
-
-
-@schemathesis.serializer("application/bson")
-def _documents(_: Any, value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    try:
-        return bson.encode(value if isinstance(value, dict) else {"body": value})
-    except (bson.errors.BSONError, OverflowError, ValueError):
-        return str(value).encode("utf-8", "surrogatepass")
-
-
-def _world(server: Server) -> None:
-    """A topic with a message in every state."""
-    server.call("DELETE", "/v1/topics/world")
-    server.ok("PUT", "/v1/topics/world", {"max_attempts": 1})
-    server.put("world", *({"id": name, "body": {"name": name}} for name in ("held", "dead", "done")))
-    got: set[str] = set()
-    while len(got) < 3:
-        got |= {message["id"] for message in server.fetch("world", wait=5, ttr=600)}
-    server.ack("world", "-dead", "done", error="no")
-    server.put(
-        "world", *({"id": name, "body": 1, "delay": 900} for name in ("asleep", "asleep2", "gone")), {"id": "ready", "body": 1}
-    )
-    server.ok("DELETE", "/v1/topics/world/messages/gone")
-
-
-def _into_the_world(case: Case[Any]) -> None:
-    """Every second request is about something that is there."""
-    number = next(NUMBERS)
-    if number % 2 or "topic" not in case.path_parameters:
-        return
-    case.path_parameters["topic"] = "world"
-    if "group" in case.path_parameters:
-        case.path_parameters["group"] = "default"
-    if "id" in case.path_parameters:
-        case.path_parameters["id"] = ("asleep", "asleep2", "ready", "held", "dead", "done", "gone")[number // 2 % 7]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_answer_is_as_documented(server: Server, name: str, mode: GenerationMode) -> None:
-    """Requests that fit the document, and requests that are wrong somewhere."""
-    schema = schemathesis.openapi.from_dict(DOCUMENT).include(operation_id=name)
-    schema.config.update(base_url=server.url)
-    (result,) = schema.get_all_operations()
-    assert isinstance(result, Ok)
-    operation = result.ok()
-    if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
-        return  # there is nothing that could be wrong with it
-    seen: set[int] = set()
-    _world(server)
-
-    @SETTINGS
-    @given(operation.as_strategy(generation_mode=mode))
-    def ask(case: Case[Any]) -> None:
-        if mode is GenerationMode.POSITIVE:
-            _into_the_world(case)
-            if isinstance(case.body, dict) and "wait" in case.body:
-                case.body["wait"] = 0  # nobody has the time
-        response = case.call(timeout=20)
-        if response.status_code == 504 and response.json()["error"]["code"] == "DEADLINE_EXCEEDED":
-            return  # it asked for that with X-Turtlemq-Budget-Ms
-        seen.add(response.status_code)
-        case.validate_response(response, checks=CHECKS)
-
-    ask()
-    if mode is GenerationMode.POSITIVE and name not in PICKY:
-        assert any(status < 300 for status in seen), seen

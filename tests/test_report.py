@@ -28,7 +28,7 @@ from pyspark_turtlemq.session import QUIET, environment, turtlemq_session  # noq
 from tests.report_ground import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
 from tests.serving import PROGRAM, running  # noqa: E402
 from turtlemq.cli import report as verb  # noqa: E402
-from turtlemq.cli.verbs import app  # noqa: E402
+from turtlemq.cli.verbs import command_line  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 from turtlemq_report import increments, jobs, state  # noqa: E402
@@ -375,7 +375,7 @@ def test_the_page_in_a_browser(made: Report) -> None:
 
 
 def line(*args: str, code: int = 0) -> str:
-    found = CliRunner().invoke(app, ["report", *args])
+    found = CliRunner().invoke(command_line(), ["report", *args])
     assert found.exit_code == code, found.output
     return found.output + found.stderr
 

@@ -53,6 +53,7 @@ LOGS = {
     "with all fields": batch(1, b"a", b"b", extras=[RICH, b""]) + batch(3, b"", extras=[RICH]),
     "one sync for several batches": batch(1, b"a", b"b") + batch(3, b"c", barrier=False) + batch(4, b"d", b"e", barrier=False),
     "documents of 128 bytes": batch(1, *[b"x" * 51] * 4),  # a flipped bit of a length leads to another document
+    "many of one length, then others": batch(10, *[b"x"] * 18) + batch(28, b"longer", b"x") + batch(30, b"x", b""),
     "documents in bodies": batch(1, b"a", INSIDE, b"b") + batch(4, INSIDE),
     "a body that the NUL behind it makes a document": batch(1, INSIDE[:-1]) + batch(2, b"a", INSIDE[:-1]),
     "documents amid a body": batch(1, b"before" + INSIDE + b"behind", b"a") + batch(3, INSIDE + b"\0" * 9) + batch(4, b"b"),

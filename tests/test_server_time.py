@@ -119,6 +119,15 @@ def test_a_budget_that_is_spent_and_one_that_ends_a_poll(server: Server) -> None
     assert time.monotonic() - started < 0.3 + LATE_S
 
 
+def test_a_budget_that_ends_before_the_body_came_is_not_called_slowness(server: Server) -> None:
+    """Whether the clock of the loop rings a little early or a little late."""
+    head = "POST /v1/topics/b/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\n"
+    for number in range(40):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            slow.sendall(f"{head}X-Turtlemq-Budget-Ms: {1 + number % 7}\r\n\r\n".encode())
+            assert slow.recv(4096).startswith(b"HTTP/1.1 504 ")
+
+
 # Stopping and starting
 
 

@@ -41,6 +41,7 @@ RINGS = {
     "turtlemq.backup": "engine",
     "turtlemq.folder": "engine",
     "turtlemq.ballast": "segment",
+    "turtlemq.leaving": "engine",
     "turtlemq.unfinished": "engine",
     "turtlemq.views": "engine",
     "turtlemq.index": "index",
@@ -53,6 +54,7 @@ RINGS = {
     "turtlemq.segment.ids": "pure",
     "turtlemq.segment.names": "pure",
     "turtlemq.segment.scan": "pure",
+    "turtlemq.segment.sums": "pure",
     "turtlemq.model": "pure",
     "turtlemq.errors": "pure",
 }

@@ -289,7 +289,7 @@ def load(door: Door, folder: Path) -> Manifest:
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ValueError(f"{path!r} leads out of the backup")
         return Manifest(**told, files=files)
-    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
         raise Corrupt(f"{folder / MANIFEST} cannot be read ({error}). Take another backup.") from error
 
 
@@ -360,5 +360,5 @@ def check_format(door: Door, root: Path) -> None:
     if not door.exists(path):
         raise InvalidArgument(f"{root} is no data folder of TurtleMQ")
     text = door.read_all(path).decode(errors="replace").strip()
-    if text.isdigit() and int(text) > f.VERSION:
+    if text.isascii() and text.isdigit() and int(text[:9]) > f.VERSION:  # of a longer one, too
         raise NewerFormat(f"{root}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")

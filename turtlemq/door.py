@@ -235,11 +235,15 @@ class Door:
         Python 3.13 it keeps a descriptor."""
         fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(fd).st_size == 0:
-                return memoryview(b"")
-            return memoryview(self._do("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)))
+            return self.map_open(fd, path)
         finally:
             os.close(fd)
+
+    def map_open(self, fd: int, path: Path) -> memoryview:
+        """The same of an open file, which need not have a name any more."""
+        if os.fstat(fd).st_size == 0:
+            return memoryview(b"")
+        return memoryview(self._do("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)))
 
     def _reader(self, path: Path) -> int:
         name = str(path)

@@ -25,7 +25,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from turtlemq import views
+from turtlemq import leaving, views
 from turtlemq.ballast import Ballast
 from turtlemq.broker.broker import Acked, Reserved
 from turtlemq.checks import check_topic
@@ -158,6 +158,7 @@ class Engine:
         topic = self.topic(name)
         topic.close()
         del self.topics[name]
+        self.trouble.pop(name, None)  # it was the old one's: one of this name may be made again
         self._wake_at(name, None)
         self.door.drop_folder(self.root / names.TOPICS / name)
 
@@ -317,7 +318,7 @@ class Engine:
     ) -> int:
         """Let dead letters sleep again, for their groups, until `due_ms` (now); `per_s` spreads them over time. Durable."""
         found = self.topic(topic)
-        count = found.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
+        count = leaving.requeue(found, letters, now_ms, due_ms, reset_attempts, per_s)
         self.changed(found, now_ms)
         self._touched(found, now_ms)
         return count
@@ -325,7 +326,7 @@ class Engine:
     def delete_dead(self, topic: str, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably."""
         found = self.topic(topic)
-        count = found.delete_dead(letters, now_ms)
+        count = leaving.delete(found, letters, now_ms)
         self._touched(found, now_ms)
         return count
 

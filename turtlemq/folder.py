@@ -23,7 +23,7 @@ def check_format(door: Door, root: Path) -> None:
         door.replace(path, f"{f.VERSION}\n".encode())
         return
     text = door.read_all(path).decode(errors="replace").strip()
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise Corrupt(f"{path} should hold a format number, not {text[:40]!r}. Put {f.VERSION} there if the data is TurtleMQ's.")
     if int(text) > f.VERSION:
         raise NewerFormat(f"{path}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")
@@ -38,7 +38,7 @@ def take_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
         except ValueError:  # as if there was none
             pass
         door.remove(path)
-        door.sync_folder(root)
+    door.sync_folder(root)  # also if it is gone: whoever removed it may have died before that was safe, and it would come back
     return found
 
 
@@ -49,7 +49,7 @@ def read_settings(door: Door, folder: Path, default: Settings) -> Settings:
         return default
     try:
         return check_settings(replace(default, **tomllib.loads(door.read_all(path).decode())))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, InvalidArgument) as error:
+    except (ValueError, TypeError, RecursionError, InvalidArgument) as error:
         raise Corrupt(f"{names.SETTINGS} of topic {folder.name!r} cannot be read ({error}). Mend or remove that file.") from error
 
 

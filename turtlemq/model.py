@@ -76,7 +76,7 @@ class Batch:
     due_ms: Sequence[int] | I64
     ids: Sequence[str | None] | None = None
     ttr_ms: Sequence[int] | None = None
-    flags: Sequence[int] | None = None  # priority and JSON bits, see turtlemq.segment.format
+    flags: Sequence[int] | int | None = None  # priority and JSON bits, see turtlemq.segment.format; one number: for all
     expires_ms: Sequence[int | None] | None = None
     headers: Sequence[dict[str, str] | None] | None = None
 
@@ -88,8 +88,19 @@ class Batch:
 class Receipt:
     """The answer to a batch: ids in the order sent; `created` tells for each whether it was stored or was there already."""
 
-    ids: list[str]
+    given: list[str] | U8  # ids; a row each where the server gave them to many
     created: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.created)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids as texts."""
+        if isinstance(self.given, list):
+            return self.given
+        text, width = self.given.tobytes().decode(), self.given.shape[1]
+        return [text[at : at + width] for at in range(0, len(text), width)]
 
     @property
     def duplicates(self) -> int:
@@ -152,6 +163,7 @@ class Due:
     progress: Progress  # what is handed off once this batch is
     more: bool  # something else is due at the same `now`
     moves: list[Any] = field(default_factory=list, repr=False)  # how `Index.advance` moves its cursors
+    hashes: U64 | None = None  # of the ids, where they need not be computed
 
     def __len__(self) -> int:
         return len(self.starts)

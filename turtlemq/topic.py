@@ -7,24 +7,22 @@ Order of writes: whatever takes a message over has it durably before the one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq import unfinished
+from turtlemq import leaving, unfinished
 from turtlemq.broker import replay
-from turtlemq.broker.broker import Leaving
 from turtlemq.broker.cancel import CANCELLED, cancel
-from turtlemq.broker.delivery import ANY_EPOCH, void
+from turtlemq.broker.delivery import void
 from turtlemq.broker.ends import Ended
 from turtlemq.broker.group import Group
 from turtlemq.broker.retention import keep_house, may_go
-from turtlemq.dead import DeadLetter, DeadLetters, for_group
+from turtlemq.dead import DeadLetters, for_group
 from turtlemq.door import Door
-from turtlemq.errors import DiskFull, InvalidFireAt, TurtleError
+from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.folder import logs
 from turtlemq.index import care
 from turtlemq.index.index import Index, tombstones
@@ -32,7 +30,7 @@ from turtlemq.index.mend import mending
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.jobs import Inline, Job, Worker
-from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
+from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_texts
 from turtlemq.tally import FEW, LATENESS_MS, Histogram
@@ -41,7 +39,7 @@ BEAT_LOOK_MS = 2  # when to look first whether a beat is over; then after as lon
 CARE_MS = 1_000  # how often housekeeping looks around
 RETENTION_MS = 60_000
 CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
-FIRE_SLICE = 10_000  # messages handed off before others get a turn
+FIRE_SLICE = 4_000  # messages handed off before others get a turn: 2 to 3 ms
 
 
 class Topic:
@@ -77,7 +75,8 @@ class Topic:
         self._beat_at: int | None = None  # when to sync; None: nothing to sync
         self._care_at: int | None = 0  # when to keep house; None: nothing to do
         self._retention_at = 0
-        self.ending: list[f.Document] = []  # see `_end_naps`
+        self.ending: list[f.Document] = []  # see `end_naps`
+        self.departing: list[f.Document] = []
         odd = unfinished.resolve(self) or torn
         if odd or behind:
             self._note_where_we_stand(odd)
@@ -110,7 +109,7 @@ class Topic:
         answers = cancel(self.broker, others, now_ms, naps.keys())
         self.ending += [doc for (_, id_), doc in naps.items() if answers[id_] == CANCELLED]
         try:
-            self._end_naps()
+            self.end_naps()
         except DiskFull:
             pass  # nothing can be handed off either before there is room
         settled = [(name, id_) for id_, state in answers.items() if state == "history" for name in self.broker.groups]
@@ -125,13 +124,16 @@ class Topic:
         found = [(group, id_, doc) for group in groups for id_, doc in self.asleep(group, ids).items()]
         return {(group.name, id_): doc for group, id_, doc in found if not void(group, doc)}
 
-    def _end_naps(self) -> None:
-        """Retries of cancelled messages that sleep still: the journal says that they are over, so they go before anything is
-        handed off, and before a checkpoint that leaves that journal behind."""
+    def end_naps(self) -> None:
+        """Retries of cancelled messages that sleep still, and dead letters that sleep again: the journal says that they are over,
+        so they go before anything is handed off, and before a checkpoint that leaves that journal behind."""
         if self.ending:
             self.index.writer.stage(tombstones(self.ending), self.index.writer.next_seq(0))
             self.index.writer.commit()
             self.ending = []
+        if self.departing:
+            self.dead.remove(self.departing)
+            self.departing = []
 
     def _notice(self, ids: Sequence[str], now_ms: int) -> None:
         """Let the ready log know the ids of cancelled sleepers. Only for looking them up: a full disk loses nothing."""
@@ -144,77 +146,19 @@ class Topic:
         except DiskFull:
             return
 
-    # Dead letters
-
-    def requeue(
-        self, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
-    ) -> int:
-        """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none."""
-        letters = self._still_dead(letters)
-        if not letters:
-            return 0
-        start = now_ms if due_ms is None else due_ms
-        last = start + (int((len(letters) - 1) * 1000 / per_s) if per_s else 0)
-        if not 0 <= start <= last <= DUE_MS_MAX:
-            raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
-        ended = [
-            Ended(
-                letter.group,
-                letter.id,
-                letter.document,
-                letter.attempts,
-                letter.error,
-                start + (int(i * 1000 / per_s) if per_s else 0),
-                letter.due_ms,
-                int(letter.document.meta["offset"]),
-                self.broker.groups[letter.group].epoch if letter.group in self.broker.groups else ANY_EPOCH,
-            )
-            for i, letter in enumerate(letters)
-        ]
-        attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
-        first = self.index.writer.next_seq(now_ms)
-        leaving = self._leave(letters, now_ms, range(first, first + len(letters)))
-        try:
-            self.index.writer.stage(for_group(ended, attempts), first)
-            self.index.writer.commit()
-        except TurtleError:
-            for group, some in leaving.items():
-                self.broker.undead(group, some, now_ms, stay=True)
-            raise
-        self.dead.requeued += len(letters)
-        self.dead.remove([letter.document for letter in letters])
-        return len(letters)
-
-    def delete_dead(self, letters: Sequence[DeadLetter], now_ms: int) -> int:
-        """Remove them, durably."""
-        letters = self._still_dead(letters)
-        self._leave(letters, now_ms, [0] * len(letters))
-        self.dead.remove([letter.document for letter in letters])
-        return len(letters)
-
-    def _still_dead(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-        """They may have gone, or been copied by compaction, since somebody looked."""
-        found = {(letter.group, letter.id): letter for letter in letters}
-        held = self.dead.holds(list(found))
-        return [replace(letter, document=held[i]) for i, letter in enumerate(found.values()) if i in held]
-
-    def _leave(self, letters: Sequence[DeadLetter], now_ms: int, became: Sequence[int]) -> dict[str, list[Leaving]]:
-        """Note that letters are about to go, by group."""
-        found: dict[str, list[Leaving]] = {}
-        for letter, seq in zip(letters, became, strict=True):
-            found.setdefault(letter.group, []).append(Leaving(letter.group, letter.id, letter.document.seq, seq))
-        for group, some in found.items():
-            self.broker.undead(group, some, now_ms)
-        return found
-
     # Time
 
     def tick(self, now_ms: int) -> int | None:
         """Hand off a slice of what is due, take back what was held too long, sync and keep house when it is time.
 
         Returns when to come again: at once if more is due, None for never."""
-        self._end_naps()
-        full = self._hand_off(now_ms)
+        for part in (self.broker.reserve_log, self.broker.history, self.dead.index.writer):
+            part.refuse_if_stopped()  # a message may have gone over without a note of it: nothing else is said of any before that
+        try:
+            self.end_naps()
+            full = self._hand_off(now_ms)
+        except DiskFull as error:  # nothing is handed off before they are over; leases end all the same
+            full = error
         before = self.broker.events
         wake = self.broker.tick(now_ms)
         if self.broker.events > before:
@@ -306,7 +250,7 @@ class Topic:
             self._end_beat()
 
     def _begin_beat(self, worker: Worker) -> None:
-        self._end_naps()
+        self.end_naps()
         save = replay.begin_save(self.broker, self.folder)
         self._beat_at = None
         self._saving = save, worker.submit(save.run, self.door.fresh())
@@ -369,7 +313,7 @@ class Topic:
         gone = keep_house(self.broker, now_ms)
         letters = self.dead.too_many(now_ms)
         if letters:
-            self.delete_dead(letters, now_ms)
+            leaving.delete(self, letters, now_ms)
             self.dead.dropped += len(letters)
             self.dead.care()
             self._retention_at = now_ms  # there may be more

@@ -6,7 +6,6 @@ file holds each command once. The replies are read by hiredis; commands are enco
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import importlib.util
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.inbox import Inbox
 from benchmarks.peers.common import HOST, LEASE_MS, Fetched, ServedQueue, look_until_found, program, said_version
 from benchmarks.peers.model import Client, Put
 
@@ -55,22 +55,21 @@ def encode_many(words: Iterable[bytes], count: int) -> bytes:
 
 
 class RedisClient(Client):
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, inbox: Inbox) -> None:
         import hiredis
 
-        self.reader, self.writer = reader, writer
+        self.inbox = inbox
         self.replies = hiredis.Reader()
 
     async def call(self, data: bytes, replies: int = 1) -> Any:
         """Send commands and wait for all the replies: the last one."""
-        self.writer.write(data)
+        self.inbox.send(data)
         reply = None
         for _ in range(replies):
             while (reply := self.replies.gets()) is False:
-                received = await self.reader.read(1 << 20)
-                if not received:
-                    raise ConnectionResetError("Redis closed the connection")
-                self.replies.feed(received)
+                await self.inbox.upto(1)
+                self.replies.feed(self.inbox.data, 0, self.inbox.filled)
+                self.inbox.clear()
             if isinstance(reply, Exception):
                 raise reply
         return reply
@@ -111,8 +110,7 @@ class RedisClient(Client):
         return bool(await self.script(CANCEL, id_.encode()))
 
     async def close(self) -> None:
-        self.writer.close()
-        await self.writer.wait_closed()
+        self.inbox.close()
 
 
 class RedisQueue(ServedQueue):
@@ -165,7 +163,7 @@ class RedisQueue(ServedQueue):
             await client.close()
 
     async def _connect(self) -> RedisClient:
-        return RedisClient(*await asyncio.open_connection(HOST, self.port, limit=1 << 22))
+        return RedisClient(await Inbox.connect(HOST, self.port))
 
     async def client(self) -> Client:
         client = await self._connect()

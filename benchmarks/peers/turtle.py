@@ -1,12 +1,11 @@
-"""TurtleMQ itself, over HTTP on bare streams: as JSON, as BSON, and both without ids of the producer's own.
+"""TurtleMQ itself, over HTTP on bare connections: as JSON, as BSON, and both without ids of the producer's own.
 
-The clients encode what they send and read the ids and due times of what they get, as those of the peers do; a body is the text
-of a JSON value, which goes into a JSON request as it is, and as a binary into a BSON document.
+The clients encode what they send and read ids, due times and bodies of what they get, as those of the peers do; a body is the
+text of a JSON value, which goes into a JSON request as it is, and as a binary into a BSON document.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from struct import Struct as Layout
 
 import msgspec
+import numpy as np
 
 from benchmarks.peers.model import Client, Put, Queue
 from benchmarks.wire import BSON, JSON, Connection, Server, post
@@ -35,7 +35,7 @@ class Turtle(Queue):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._server: Server | None = None
-        self._writers: list[asyncio.StreamWriter] = []
+        self._connections: list[Connection] = []
 
     @staticmethod
     def missing() -> str | None:
@@ -66,9 +66,9 @@ class Turtle(Queue):
         return int(stats["sleep"] + stats["ready"])
 
     async def _connect(self) -> TurtleClient:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port, limit=1 << 24)
-        self._writers.append(writer)
-        return TurtleClient(Connection(reader, writer), writer, self.kind, self.own)
+        connection = await self.server.connect()
+        self._connections.append(connection)
+        return TurtleClient(connection, self.kind, self.own)
 
     def pids(self) -> list[int]:
         return list(_family(self.server.process.pid))
@@ -80,9 +80,9 @@ class Turtle(Queue):
             except ProcessLookupError:
                 continue  # one that sealed has just ended
         self.server.process.communicate()  # it is gone: waits, and closes the pipe
-        for writer in self._writers:
-            writer.close()
-        self._writers.clear()
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
 
 
 class TurtleBson(Turtle):
@@ -120,8 +120,8 @@ def _family(pid: int) -> Iterator[int]:
 class TurtleClient(Client):
     """One connection, kept open."""
 
-    def __init__(self, connection: Connection, writer: asyncio.StreamWriter, kind: str, own: bool) -> None:
-        self.connection, self._writer, self._kind = connection, writer, kind
+    def __init__(self, connection: Connection, kind: str, own: bool) -> None:
+        self.connection, self._kind = connection, kind
         self._encode = (_bson if own else _bson_given) if kind == BSON else (_json if own else _json_given)
 
     async def put(self, messages: Sequence[Put]) -> None:
@@ -134,7 +134,7 @@ class TurtleClient(Client):
         request = b'{"max":%d,"wait":%g}' % (count, wait_s)
         data = await self.connection.good(post(f"{_PATH}/fetch", request, accept=self._kind))
         if self._kind == BSON:
-            return list(_of_bson(data))
+            return _of_bson(data)
         return [(message.id, message.due_ms) for message in _fetched(data).messages]
 
     async def ack(self, ids: Sequence[str]) -> None:
@@ -147,7 +147,7 @@ class TurtleClient(Client):
         return status == 200
 
     async def close(self) -> None:
-        self._writer.close()
+        self.connection.close()
 
 
 # JSON
@@ -168,12 +168,13 @@ class _Created(msgspec.Struct):
     created: int
 
 
-class _Due(msgspec.Struct):
+class _Due(msgspec.Struct, gc=False):
     id: str
     due_ms: int
+    body: msgspec.Raw
 
 
-class _Fetched(msgspec.Struct):
+class _Fetched(msgspec.Struct, gc=False):
     messages: list[_Due]
 
 
@@ -199,7 +200,8 @@ def _in_list(messages: Sequence[msgspec.Struct]) -> bytes:
 _int32, _int64 = Layout("<i").pack, Layout("<q").pack
 _head = Layout("<i8xq").unpack_from  # of a fetched document: its length, and the due time that comes first
 _text = Layout("<i").unpack_from
-_ID = b"\x02id\0"
+_ID, _BODY = b"\x02id\0", b"\x05body\0"
+_DUE_AT = 4 + len(b"\x12due_ms\0")  # in a fetched document
 
 
 @cache
@@ -219,13 +221,28 @@ def _bson_given(messages: Sequence[Put]) -> bytes:
     return b"".join([_pattern(0, len(m.body)) % (b"", _int64(m.due_ms), m.body) for m in messages])
 
 
-def _of_bson(data: bytes) -> Iterator[tuple[str, int]]:
+def _of_bson(data: bytes) -> list[tuple[str, int]]:
+    """Where all documents are alike, as columns: 0.2 µs each. Otherwise one by one: 0.9 µs."""
+    size = int.from_bytes(data[:4], "little")
+    if size and len(data) % size == 0:
+        id_at, body_at = data.index(_ID) + len(_ID), data.index(_BODY) + len(_BODY)
+        rows = np.frombuffer(data, np.uint8).reshape(-1, size)
+        alike = rows[:, [*range(4), *range(id_at - len(_ID), id_at + 4), *range(body_at - len(_BODY), body_at + 4)]]
+        if (alike == alike[0]).all():  # their lengths, and where id and body are, and their lengths
+            ids = rows[:, id_at + 4 : id_at + 4 + _text(data, id_at)[0]].tobytes().decode()[:-1].split("\0")
+            dues = np.ndarray((len(rows),), "<i8", data, _DUE_AT, (size,)).tolist()
+            bodies = np.ndarray((len(rows),), f"V{_text(data, body_at)[0]}", data, body_at + 5, (size,)).tolist()
+            return [(id_, due_ms) for id_, due_ms, _ in zip(ids, dues, bodies, strict=True)]
+    return list(_one_by_one(data))
+
+
+def _one_by_one(data: bytes) -> Iterator[tuple[str, int]]:
     at = 0
     while at < len(data):
         length, due_ms = _head(data, at)
-        found = data.index(_ID, at) + len(_ID)
-        (size,) = _text(data, found)
-        yield data[found + 4 : found + 3 + size].decode(), due_ms
+        id_at, body_at = data.index(_ID, at) + len(_ID), data.index(_BODY, at) + len(_BODY)
+        _body = data[body_at + 5 : body_at + 5 + _text(data, body_at)[0]]
+        yield data[id_at + 4 : id_at + 3 + _text(data, id_at)[0]].decode(), due_ms
         at += length
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tests.trust.model import Figures, Part
-from tests.trust.parts import all_parts, chunk
+from tests.trust.parts import all_parts, apart, chunk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOC = ROOT / "docs" / "TRUST.md"
@@ -93,23 +93,32 @@ def _spread(outcome: Outcome, options: argparse.Namespace) -> None:
     part, count = outcome.part, options.cases or (outcome.part.quick if options.quick else outcome.part.full)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     jobs = 1 if part.alone else options.jobs
-    with Progress(*columns, console=Console(stderr=True)) as bar, ProcessPoolExecutor(jobs, max_tasks_per_child=20) as pool:
+    with Progress(*columns, console=Console(stderr=True)) as bar, ThreadPoolExecutor(jobs) as pool:
         task = bar.add_task(part.name, total=count)
         first, last = options.first, options.first + count
         starts = range(first, last, part.chunk)
-        work = {pool.submit(chunk, part.name, at, min(last, at + part.chunk)): at for at in starts}
+        work = {pool.submit(apart, part.name, at, min(last, at + part.chunk)): at for at in starts}
         for done in as_completed(work):
             at, size = work[done], min(last, work[done] + part.chunk) - work[done]
             bar.advance(task, size)
+            _tell(bar, part.name, size)
             error = None if done.cancelled() else done.exception()
             if error is None and not done.cancelled():
                 outcome.figures.update(done.result())
                 outcome.cases += size
             elif error is not None:
                 outcome.failures.append(str(error))
-                print(f"{part.name}, cases from {at}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                print(f"{part.name}, cases from {at}: {error}", file=sys.stderr, flush=True)
                 if not options.keep_going:
                     pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _tell(bar: Progress, name: str, size: int) -> None:
+    """Where nobody sees the bar: a line for each tenth."""
+    (task,) = bar.tasks
+    tenths = [int(10 * done / (task.total or 1)) for done in (task.completed - size, task.completed)]
+    if not bar.console.is_terminal and tenths[0] < tenths[1]:
+        print(f"{name}: {task.completed:,.0f} of {task.total:,.0f}", file=sys.stderr, flush=True)
 
 
 def write(outcomes: Sequence[Outcome]) -> None:

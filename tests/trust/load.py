@@ -116,11 +116,13 @@ async def crowd(server: Server, full: bool) -> Figures:
     """A thousand producers and a thousand consumers at once, on ten topics."""
     people, topics, seconds = 1_000, 10, 60 if full else 5
     book, put_by, got_by, by_topic = Book(), Counter[int](), Counter[int](), Counter[int]()
-    end = time.monotonic() + seconds
+    all_here = asyncio.Barrier(2 * people)  # shares are of the time in which everybody was there
 
     async def produce(number: int) -> None:
         dice = random.Random(number)
         async with Wire.to(server) as wire:
+            await all_here.wait()
+            end = time.monotonic() + seconds
             while time.monotonic() < end or put_by[number] < ROUNDS:
                 ids = [f"{number}-{put_by[number]}-{i}" for i in range(4)]
                 await put(wire, book, f"c{number % topics}", ids, delay=dice.choice([0, dice.random()]))
@@ -128,6 +130,7 @@ async def crowd(server: Server, full: bool) -> Figures:
 
     async def consume(number: int) -> None:
         async with Wire.to(server) as wire:
+            await all_here.wait()
             while not book.all_came.is_set():
                 count = await take(wire, book, f"c{number % topics}", 4)
                 got_by[number] += count

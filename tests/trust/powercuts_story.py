@@ -221,11 +221,11 @@ class Story:
                     self.ledger.fates[topic, group, id_] = Fate(ANY)
 
     def _take(self, most: int) -> tuple[str, str, list[str]]:
-        """Some of what a group holds."""
+        """Some of what a group holds, each once: of one that is told twice in a list, the second is unknown."""
         topic, group = self._group()
         held = self.held.get((topic, group), [])
         ids = [held.pop(self.chance.randrange(len(held))) for _ in range(min(len(held), self.chance.randint(1, most)))]
-        return topic, group, [] if topic not in self.engine.topics else ids
+        return topic, group, [] if topic not in self.engine.topics else list(dict.fromkeys(ids))
 
     def ack(self) -> None:
         topic, group, ids = self._take(6)

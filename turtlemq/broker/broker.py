@@ -23,7 +23,7 @@ from turtlemq.broker.group import NONE_HELD, Group, Held, moved
 from turtlemq.broker.journal import Journal, pack
 from turtlemq.broker.ready import ReadyLog
 from turtlemq.errors import InvalidArgument, UnknownGroup
-from turtlemq.model import DUE_MS_MAX, I64, Due, Settings
+from turtlemq.model import DUE_MS_MAX, I64, U64, Due, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.tally import LATENESS_MS, Histogram
@@ -121,14 +121,14 @@ class Broker:
 
     def accept(self, due: Due, now_ms: int) -> None:
         """Store a handoff. Durable with the next beat; until then the Index keeps it."""
-        self._store(due.raw, due.starts, now_ms, due.progress)
+        self._store(due.raw, due.starts, now_ms, due.progress, due.hashes)
 
     def notice(self, documents: bytes, starts: I64, now_ms: int) -> None:
         """Note that sleepers were cancelled, so that their ids stay known."""
         self._store(documents, starts, now_ms, self.ready.progress)
 
-    def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Any) -> None:
-        self.ready.accept(raw, starts, progress, now_ms)
+    def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Any, hashes: U64 | None = None) -> None:
+        self.ready.accept(raw, starts, progress, now_ms, hashes)
         heads = f.prefixes(raw, starts)
         some = int(np.bitwise_or.reduce(heads["flags"]))
         self.levels |= bool(some & f.PRIORITY)

@@ -100,8 +100,10 @@ def read_batches(
     out.positions, out.ready_ms = np.concatenate(positions), np.concatenate(times)
     good = _found(found, out.positions)
     out.hashes = np.zeros(len(out.positions), np.uint64)
-    out.hashes[good] = document_hashes(view, out.positions[good])
-    special, out.owners = specials(view, out.positions[good])
+    starts = out.positions[good]
+    prefixes = f.prefixes(view, starts)
+    out.hashes[good] = document_hashes(view, starts, prefixes)
+    special, out.owners = specials(view, starts, prefixes)
     out.special = good[special]
     return out
 
@@ -138,7 +140,7 @@ def _place(found: Scan, mine: I64, total: int, first: int, stop: int, headless: 
     missing = total - len(mine)
     if missing <= 0:
         return mine[:total]
-    holes = [hole.position for hole in found.damaged if first <= hole.position < stop] or [stop - 1]
+    holes = [hole.position for hole in found.damaged if first <= hole.position < stop] or [max(stop - 1, 0)]
     if headless and len(holes) > missing:
         del holes[0]
     spread = (holes * missing)[:missing]

@@ -40,6 +40,16 @@ class Event:
         return np.frombuffer(self.fields[name], dtype=dtype).astype(np.int64)
 
 
+def _event(raw: memoryview) -> Event | None:
+    """What a whole document tells of. None: it is of another kind of file, which stands here under a wrong name."""
+    document = f.decode(raw)
+    try:
+        fields: dict[str, Any] = bson.decode(document.body)
+    except bson.errors.InvalidBSON:
+        return None
+    return Event(document.seq, document.due_ms, document.id, fields) if "event" in fields else None
+
+
 def pack(values: I64 | list[int]) -> bytes:
     """A column of numbers as bytes."""
     return np.asarray(values, _NUMBERS).tobytes()
@@ -142,8 +152,11 @@ class Journal(log.Stoppable):
                 self.door.close(fd)
             self.size = found.end
         for at, length in zip(found.positions.tolist(), found.lengths.tolist(), strict=True):
-            document = f.decode(view[at : at + length])
-            yield Event(document.seq, document.due_ms, document.id, bson.decode(document.body))
+            event = _event(view[at : at + length])
+            if event is not None:
+                yield event
+            else:
+                self.damage.append(Damage(path.name, at, length, "it tells of no event"))
 
     def events(self) -> Iterator[Event]:
         """All events that are retained, newest file first, for looking something up."""
@@ -152,8 +165,9 @@ class Journal(log.Stoppable):
             view = self.door.map(path)
             found = scan(view, len(self._header(base)), self.size if base == self.bases[-1] else len(view), sealed=True)
             for at, length in zip(found.positions[::-1].tolist(), found.lengths[::-1].tolist(), strict=True):
-                document = f.decode(view[at : at + length])
-                yield Event(document.seq, document.due_ms, document.id, bson.decode(document.body))
+                event = _event(view[at : at + length])
+                if event is not None:
+                    yield event
 
     def last_event_ms(self, base: int) -> int:
         """When the last event of a file was written."""

@@ -87,8 +87,9 @@ class ReadyLog(log.Stoppable):
 
     # Writing
 
-    def accept(self, raw: bytes, starts: I64, progress: Progress, now_ms: int) -> int:
-        """Append a batch of documents, return the offset of the first. Durable after `sync`. A full disk changes nothing."""
+    def accept(self, raw: bytes, starts: I64, progress: Progress, now_ms: int, hashes: U64 | None = None) -> int:
+        """Append a batch of documents, return the offset of the first. Durable after `sync`. A full disk changes nothing.
+        `hashes`: of their ids, where they are known."""
         self.refuse_if_stopped()
         segment = self._segment_for(len(raw), len(starts))
         ready_ms = max(now_ms, self.tail.last_ready_ms)
@@ -102,7 +103,7 @@ class ReadyLog(log.Stoppable):
             raise self.stop(error) from error
         first = self.next_offset
         self._last_batch = (self.tail.count, segment.size)
-        self.tail.add(segment.size + len(head), ready_ms, raw, starts)
+        self.tail.add(segment.size + len(head), ready_ms, raw, starts, hashes)
         if 0 < len(starts) < f.FEW:
             self.recent.add(first, ready_ms, raw, starts.tolist())
         segment.size += len(head) + len(raw)

@@ -10,14 +10,20 @@ import sys
 
 def main() -> None:
     """The program's entry."""
-    from turtlemq.cli.verbs import app
+    from turtlemq.cli.start import plain, start
     from turtlemq.errors import TurtleError
 
     try:
-        app()
+        if (told := plain(sys.argv[1:])) is not None:
+            sys.exit(start(*told))
+        from turtlemq.cli.verbs import command_line  # not for a server: see `start`
+
+        command_line(*sys.argv[1:2])()
     except TurtleError as error:
         print(f"turtlemq: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         sys.exit(1)
+    except KeyboardInterrupt:  # before the server had its own way to stop
+        sys.exit(130)

@@ -50,9 +50,14 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Say what is wrong, and end."""
+    complain(message)
+    raise typer.Exit(code)
+
+
+def complain(message: str) -> None:
+    """Say what is wrong."""
     sys.stdout.flush()
     console(stderr=True).print(f"turtlemq: {plain(message)}", style="red")
-    raise typer.Exit(code)
 
 
 def path(*parts: str, **query: Any) -> str:

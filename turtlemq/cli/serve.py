@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import fail
+from turtlemq.cli.start import CONFIG, start
 
 Data = Annotated[Path | None, typer.Option(help="The data folder. (default: data)")]
 Host = Annotated[str | None, typer.Option(help="The address to listen on. (default: 127.0.0.1)")]
 Port = Annotated[int | None, typer.Option(help="The port; 0 for any that is free. (default: 8878)", min=0, max=65535)]
-File = Annotated[Path | None, typer.Option("--config", envvar="TURTLEMQ_CONFIG", help="A TOML file with settings.")]
+File = Annotated[Path | None, typer.Option("--config", envvar=CONFIG, help="A TOML file with settings.")]
 
 
 def flags_of(data: Path | None, host: str | None, port: int | None) -> dict[str, Any]:
@@ -26,12 +25,4 @@ def serve(data: Data = None, host: Host = None, port: Port = None, config: File 
 
     Every setting can also be given as TURTLEMQ_NAME in the environment; 'turtlemq config' shows what is in force.
     """
-    from turtlemq.errors import InvalidArgument
-    from turtlemq.server.config import load
-    from turtlemq.server.run import serve as run
-
-    try:
-        code = run(load(flags_of(data, host, port), os.environ, config))
-    except InvalidArgument as error:
-        fail(str(error), 2)
-    raise typer.Exit(code)
+    raise typer.Exit(start(flags_of(data, host, port), None if config is None else str(config)))

@@ -1,22 +1,72 @@
-"""All verbs, put together. What a verb does is in the module of its kind."""
+"""All verbs, put together. What a verb does is in the module of its kind, which is loaded when the verb is asked for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from turtlemq import __version__
-from turtlemq.cli import backup, bench, config, dead, files, identity, look, message, queue, report, serve, topics
+from turtlemq.cli import identity
 from turtlemq.cli.call import AsJson, show
 
-app = typer.Typer(
-    name="turtlemq",
-    help="TurtleMQ: a delayed message queue in plain files.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help"]},
-)
+VERBS = {  # where each lives, below this package
+    "serve": "serve.serve",
+    "put": "queue.put",
+    "fetch": "queue.fetch",
+    "ack": "queue.ack",
+    "extend": "queue.extend",
+    "cancel": "queue.cancel",
+    "get": "message.get",
+    "list": "message.list_",
+    "reschedule": "message.reschedule",
+    "topics": "topics.app",
+    "groups": "topics.groups",
+    "stats": "look.stats",
+    "forecast": "look.forecast",
+    "dead": "dead.app",
+    "check": "files.check",
+    "inspect": "files.inspect",
+    "compact": "files.compact",
+    "backup": "backup.backup",
+    "restore": "backup.restore",
+    "bench": "bench.bench",
+    "report": "report.report",
+    "config": "config.config",
+    "token": "config.token",
+    "version": "verbs.version",
+}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "ack": {"context_settings": {"ignore_unknown_options": True}},
+    "groups": {"help": "Consumer groups of a topic: list, place, replay, delete."},
+    "dead": {"help": "Dead letters: list, count, requeue, delete, export.", "no_args_is_help": True},
+}
+
+
+def command_line(verb: str = "") -> typer.Typer:
+    """The one verb that was asked for, for each takes a few milliseconds; all of them for help, completion and what is none."""
+    app = typer.Typer(
+        name="turtlemq",
+        help="TurtleMQ: a delayed message queue in plain files.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help"]},
+    )
+    app.callback()(options)
+    for name in [verb] if verb in VERBS else VERBS:
+        _add(app, name)
+    identity.add_to(app)
+    return app
+
+
+def _add(app: typer.Typer, name: str) -> None:
+    module, _, attribute = VERBS[name].partition(".")
+    found = getattr(import_module(f"turtlemq.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name, **_SETTINGS.get(name, {}))
+    else:
+        app.command(name, **_SETTINGS.get(name, {}))(found)
 
 
 def _version(wanted: bool) -> None:
@@ -25,7 +75,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
 ) -> None:
@@ -43,30 +92,3 @@ def version(as_json: AsJson = False) -> None:
 
     told = {"turtlemq": __version__, "format": VERSION, "python": platform.python_version()}
     show(told) if as_json else print(f"turtlemq {__version__}, file format {VERSION}, Python {told['python']}")
-
-
-app.command()(serve.serve)
-app.command()(queue.put)
-app.command()(queue.fetch)
-app.command(context_settings={"ignore_unknown_options": True})(queue.ack)
-app.command()(queue.extend)
-app.command()(queue.cancel)
-app.command()(message.get)
-app.command("list")(message.list_)
-app.command()(message.reschedule)
-app.add_typer(topics.app, name="topics")
-app.add_typer(topics.groups, name="groups", help="Consumer groups of a topic: list, place, replay, delete.")
-app.command()(look.stats)
-app.command()(look.forecast)
-app.add_typer(dead.app, name="dead", help="Dead letters: list, count, requeue, delete, export.", no_args_is_help=True)
-app.command()(files.check)
-app.command()(files.inspect)
-app.command()(files.compact)
-app.command()(backup.backup)
-app.command()(backup.restore)
-app.command()(bench.bench)
-app.command()(report.report)
-app.command()(config.config)
-app.command()(config.token)
-app.command()(version)
-identity.add_to(app)

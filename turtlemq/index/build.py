@@ -18,7 +18,7 @@ from turtlemq.index.shelf import Segment, Shelf, dead_path, table_path
 from turtlemq.model import I64, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
-from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_ids, hash_seqs
+from turtlemq.segment.ids import hash_ids, hash_seqs
 from turtlemq.segment.scan import Scan
 
 
@@ -125,9 +125,8 @@ def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
     hashes = hash_seqs(found.seq[first:last])
     own = np.flatnonzero((found.flags[first:last] & f.SERVER_ID) == 0)
     starts, sizes = found.positions[first:last][own] + f.PREFIX_BYTES, found.id_bytes[first:last][own]
-    hashes[own] = hash_ids(buffer, starts, starts + sizes)
-    for i in np.flatnonzero(sizes == SERVER_ID_BYTES).tolist():  # they may look like ids that a server gave
-        hashes[own[i]] = hash_id(str(buffer[int(starts[i]) : int(starts[i] + sizes[i])], "utf-8"))
+    if len(own):
+        hashes[own] = hash_ids(buffer, starts, sizes)
     return hashes
 
 

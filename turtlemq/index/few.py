@@ -103,13 +103,13 @@ class Few:
         order = {i: f.decode(self.documents[i][3]).order for i in keep if self.documents[i][2] & f.MOVED}
         return sorted(keep, key=lambda i: (self.due_ms[i], order.get(i, self.seq[i]))) if order else keep
 
-    def join(self, keep: list[int]) -> tuple[bytes, I64, I64, I64]:
-        """The kept documents back to back, where each begins, their due times and seqs."""
+    def join(self, keep: list[int]) -> tuple[bytes, I64, I64, I64, None]:
+        """The kept documents back to back, where each begins, their due times and seqs. Their hashes are not looked for."""
         keep = self._in_order(keep)
         pieces = [self.documents[i][3] for i in keep]
         starts = [0, *accumulate(map(len, pieces))][: len(keep)]
         dues, seqs = [self.due_ms[i] for i in keep], [self.seq[i] for i in keep]
-        return b"".join(pieces), np.array(starts, np.int64), np.array(dues, np.int64), np.array(seqs, np.int64)
+        return b"".join(pieces), np.array(starts, np.int64), np.array(dues, np.int64), np.array(seqs, np.int64), None
 
     def moves(self, stop: int) -> list[tuple[Cursor, int, int]]:
         """For each cursor: where it stands after the first `stop` keys, and how many sleepers that passes."""

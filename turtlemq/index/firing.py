@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from turtlemq.index.few import Few, few_keys
+from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Cursor, Part, SinglesCursor
 from turtlemq.index.shelf import Shelf
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import hash_seqs
 from turtlemq.segment.table import Damaged
 
 
@@ -42,8 +44,8 @@ def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_ma
     elif len(known):
         last = known[-1]
         progress = progress.add(Mark(shelf.memtable.last_seq, int(taken.due_ms[last]), int(taken.seq[last])))
-    raw, starts, dues, seqs = taken.join(known)
-    return Due(raw, starts, dues, seqs, progress, more, taken.moves(stop))
+    raw, starts, dues, seqs, hashes = taken.join(known)
+    return Due(raw, starts, dues, seqs, progress, more, taken.moves(stop), hashes)
 
 
 def advance(shelf: Shelf, handed: Due) -> None:
@@ -186,10 +188,22 @@ class _Taken:
             order[i] = f.decode(view[int(self.at[i]) : int(self.at[i] + self.length[i])]).order
         return keep[np.lexsort((order[keep], self.due_ms[keep]))]
 
-    def join(self, keep: I64) -> tuple[bytes, I64, I64, I64]:
-        """The kept documents back to back, where each begins, their due times and seqs."""
+    def join(self, keep: I64) -> tuple[bytes, I64, I64, I64, U64 | None]:
+        """The kept documents back to back, where each begins, their due times and seqs, and the hashes of their ids."""
         keep = self._in_order(keep)
-        return *self._joined(keep), self.due_ms[keep], self.seq[keep]
+        return *self._joined(keep), self.due_ms[keep], self.seq[keep], self._hashes(keep)
+
+    def _hashes(self, keep: I64) -> U64 | None:
+        """A memtable has those of own ids, and those of others follow from their seqs. Tables do not have them by ordinal."""
+        found = np.empty(self.count, np.uint64)
+        for part, mine in self._by_cursor():
+            if not isinstance(part, Memtable):
+                return None
+            found[mine] = part.hashes[self.ordinals[mine]]
+        found = found[keep]
+        given = np.flatnonzero(found == 0)
+        found[given] = hash_seqs(self.seq[keep[given]])
+        return found
 
     def _joined(self, keep: I64) -> tuple[bytes, I64]:
         at, length = self.at[keep], self.length[keep]

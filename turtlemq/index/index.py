@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import xxhash
 
 from turtlemq.errors import Conflict, DiskFull, InvalidId, UnknownMessage
 from turtlemq.index import build, firing, mend
+from turtlemq.index.filters import Filters
 from turtlemq.index.limits import check_batch
 from turtlemq.index.look import browse, forecast
 from turtlemq.index.parts import Part
@@ -37,7 +38,7 @@ from turtlemq.model import (
     Stats,
 )
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, server_ids, server_seq
+from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, server_id_rows, server_ids, server_seq
 from turtlemq.segment.table import Damaged
 
 Held = Callable[[Sequence[bytes], U64], Iterable[int]]  # ids and their hashes in, indexes of those that are known out
@@ -60,6 +61,7 @@ class Index:
 
     def __init__(self, shelf: Shelf, writer: Writer, settings: Settings) -> None:
         self.shelf, self.writer, self.settings = shelf, writer, settings
+        self.filters = Filters(shelf)
         self.durable = shelf.progress  # handed off and safe with the receiver: what may be dropped from here
 
     # Producing
@@ -80,15 +82,16 @@ class Index:
         check_batch(batch)
         seq = self.writer.next_seq(now_ms)
         if batch.ids is None:
-            ids, texts = server_ids(seq, count)
-            self._stage(batch, texts, None, seq)
-            return Receipt(ids, [True] * count)
+            given: Any = server_id_rows(seq, count) if count >= f.FEW else server_ids(seq, count)
+            self._stage(batch, given if count >= f.FEW else [id_.encode() for id_ in given], None, seq)
+            return Receipt(given, [True] * count)
+        self.filters.tend(self.writer.flusher)
         new = self._all_new(batch.ids, held)
         if new is not None:
             self._note(self._stage(batch, *new, seq), new[0])
-            return Receipt(list(map(str, batch.ids)), [True] * count)
+            return Receipt(cast("list[str]", list(batch.ids)), [True] * count)
         raw, hashes, fresh = self._dedup(batch.ids, seq, held)
-        for i, id_ in zip(fresh, server_ids(seq, len(fresh))[0], strict=True):
+        for i, id_ in zip(fresh, server_ids(seq, len(fresh)), strict=True):
             if not hashes[i]:
                 raw[i] = id_.encode()
         if fresh:
@@ -99,19 +102,22 @@ class Index:
 
     def _note(self, group: Group, own: list[bytes]) -> None:
         """Own ids are taken from when they are staged."""
-        group.ids.update(own)
+        group.ids.append(own)
         self.writer.staged_ids.update(own)
 
-    def _all_new(self, given: Sequence[str | None], elsewhere: Held | None) -> tuple[list[bytes], list[int]] | None:
+    def _all_new(self, given: Sequence[str | None], elsewhere: Held | None) -> tuple[list[bytes], U64] | None:
         """The usual case, without a loop: every id is given, looks like no server's and is new. Ids and hashes, else None."""
-        if None in given:
+        try:
+            raw = list(map(str.encode, cast("Sequence[str]", given)))
+        except TypeError:  # some are to be given
             return None
-        raw = [id_.encode() for id_ in given if id_ is not None]
-        if SERVER_ID_BYTES in set(map(len, raw)) or len(set(raw)) < len(raw) or not self.writer.staged_ids.isdisjoint(raw):
+        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), np.uint64, len(raw))
+        if SERVER_ID_BYTES in set(map(len, raw)) or not hashes.all() or _twins(raw, hashes):
             return None
-        hashes = list(map(xxhash.xxh3_64_intdigest, raw))
-        numbers = np.array(hashes, np.uint64)
-        if 0 in hashes or self.shelf.find_many(raw, numbers) or (elsewhere is not None and len(list(elsewhere(raw, numbers)))):
+        staged = self.writer.staged_ids
+        if (staged and not staged.isdisjoint(raw)) or self.shelf.find_many(raw, hashes):
+            return None
+        if elsewhere is not None and len(list(elsewhere(raw, hashes))):
             return None
         return raw, hashes
 
@@ -144,20 +150,25 @@ class Index:
         fresh = [i for i in range(len(raw)) if i not in held]
         return raw, hashes, fresh
 
-    def _stage(self, batch: Batch, ids: Any, hashes: list[int] | None, seq: int, fresh: Sequence[int] | None = None) -> Group:
+    def _stage(
+        self, batch: Batch, ids: Any, hashes: list[int] | U64 | None, seq: int, fresh: Sequence[int] | None = None
+    ) -> Group:
         """Stage the messages at `fresh`, or all. Many travel as arrays, a few as lists."""
         fresh = range(len(batch.bodies)) if fresh is None else fresh
         count = len(fresh)
         columns: list[Any] = [ids, batch.bodies, batch.due_ms, batch.ttr_ms, hashes]
         if count < len(batch.bodies):
             columns = [None if column is None else [column[i] for i in fresh] for column in columns]
-        every = f.CONTINUES | (f.SERVER_ID if hashes is None else 0)
-        given = batch.flags if batch.flags is None or count == len(batch.bodies) else [batch.flags[i] for i in fresh]
+        every, given = f.CONTINUES | (f.SERVER_ID if hashes is None else 0), batch.flags
+        if isinstance(given, int):
+            every, given = every | given, None
+        elif given is not None and count < len(batch.bodies):
+            given = [given[i] for i in fresh]
         if count < f.FEW:
             flags: Any = [every] * count if given is None else [flag | every for flag in given]
         else:
             flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
-        if hashes is not None and 0 in hashes:
+        if isinstance(hashes, list) and 0 in hashes:
             flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
         extras = None
         if _has(batch.expires_ms) or _has(batch.headers):
@@ -335,6 +346,7 @@ class Index:
                     pass  # opening makes that table
                 build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
         finally:
+            self.filters.close()
             self.writer.shut()
         return self.shelf.active.size
 
@@ -396,6 +408,14 @@ def as_batch(messages: Sequence[Message]) -> Batch:
         expires_ms=[m.expires_ms for m in messages],
         headers=[m.headers for m in messages],
     )
+
+
+def _twins(raw: list[bytes], hashes: U64) -> bool:
+    """May two of these be the same? Sorting many hashes costs a fifth of a set of their texts."""
+    if len(raw) < f.FEW:
+        return len(set(raw)) < len(raw)
+    ordered = np.sort(hashes)
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _has(column: Sequence[object] | None) -> bool:

@@ -33,14 +33,14 @@ def check_batch(batch: Batch) -> None:
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise InvalidArgument(f"a batch holds 1 to {BATCH_MESSAGES_MAX:,} messages, this one {len(batch):,}")
     for column in (batch.due_ms, batch.ids, batch.ttr_ms, batch.flags, batch.expires_ms, batch.headers):
-        if column is not None and len(column) != count:
+        if column is not None and not isinstance(column, int) and len(column) != count:
             raise InvalidArgument(f"a column has {len(column)} entries for {len(batch)} messages")
     size = _check_bodies(batch.bodies)
     _check_range(batch.due_ms, 0, DUE_MS_MAX, InvalidFireAt, "due_ms")
     if batch.ttr_ms is not None:
         _check_range(batch.ttr_ms, 0, TTR_MS_MAX, InvalidMessage, "ttr_ms")
     if batch.flags is not None:
-        _check_flags(batch.flags)
+        _check_flags([batch.flags] if isinstance(batch.flags, int) else batch.flags)
     if batch.expires_ms is not None:
         _check_range([0 if e is None else e for e in batch.expires_ms], 0, DUE_MS_MAX, InvalidMessage, "expires_ms")
     if batch.ids is not None:
@@ -58,7 +58,9 @@ def _is_simple(batch: Batch) -> bool:
     body, due_ms, flags = batch.bodies[0], batch.due_ms[0], batch.flags
     if type(body) is not bytes or len(body) > BODY_BYTES_MAX or type(due_ms) is not int or not 0 <= due_ms <= DUE_MS_MAX:
         return False
-    return flags is None or (len(flags) == 1 and type(flags[0]) is int and flags[0] in _GOOD_FLAGS)
+    return flags is None or (
+        isinstance(flags, Sequence) and len(flags) == 1 and type(flags[0]) is int and flags[0] in _GOOD_FLAGS
+    )
 
 
 def _check_bodies(bodies: Sequence[bytes]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from turtlemq.door import Door
-from turtlemq.index.parts import Array, Cursor, Part, Singles, SinglesCursor
+from turtlemq.index.parts import Array, Cursor, Part, Singles, SinglesCursor, Wanted
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.hashes import Hashes
@@ -58,7 +58,7 @@ class Memtable(Part):
         starts: Sequence[int] | I64,
         end: int,
         flags: Sequence[int] | U32,
-        hashes: Sequence[int] | None,
+        hashes: Sequence[int] | U64 | None,
     ) -> list[Cursor]:
         """More documents, in file order. Returns the cursors that are new. A hash of 0 stands for a server-given id."""
         n, first = len(seqs), self.count
@@ -164,10 +164,10 @@ class Memtable(Part):
         ordinal = self.ids.find(self.hashes, hash_)
         return () if ordinal is None else (ordinal,)
 
-    def find_many(self, hashes: U64, mask: U64) -> list[tuple[int, int]]:
-        found = self.ids.find_many(self.hashes, hashes)
+    def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
+        found = self.ids.find_many(self.hashes, wanted.hashes)
         hits = np.flatnonzero(found >= 0)
-        return list(zip(hits.tolist(), found[hits].tolist(), strict=True))
+        return list(zip(wanted.numbers[hits].tolist(), found[hits].tolist(), strict=True))
 
     def find_seq(self, seq: int) -> int | None:
         """The document with this seq. O(log n)."""

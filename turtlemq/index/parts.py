@@ -18,9 +18,11 @@ from turtlemq.door import Door
 from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.segment.filter import Filter
 from turtlemq.segment.table import Damaged, Table
 
 _TIES_MAX = 64
+_FEW = 24  # below this many, loops beat arrays
 
 
 class Bits:
@@ -146,6 +148,23 @@ class SinglesCursor(Cursor):
         return self.keys.keys[:count]
 
 
+class Wanted:
+    """Ids that are looked for in one part after the other: their numbers and their hashes."""
+
+    __slots__ = ("few", "hashes", "numbers")
+
+    def __init__(self, numbers: I64, hashes: U64) -> None:
+        self.numbers, self.hashes = numbers, hashes
+        self.few: list[tuple[int, int]] | None = None
+        if len(hashes) < _FEW:
+            self.few = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
+
+    def through(self, filter_: Filter) -> Wanted:
+        """Those that pass a filter."""
+        some = filter_.may_hold(self.hashes)
+        return Wanted(self.numbers[some], self.hashes[some])
+
+
 class Part:
     """What a table part and the memtable have in common."""
 
@@ -156,6 +175,7 @@ class Part:
     live: int  # sleepers that are neither handed off nor ended
     dead: Bits | None = None
     gone = False  # another part has taken its place
+    filter: Filter | None = None  # over all ids of its table, and of others
     dirty = False  # `dead` has changed since it was written
 
     first_seq: int
@@ -170,10 +190,11 @@ class Part:
         raise NotImplementedError
 
     def find(self, hash_: int) -> Sequence[int]:
+        """Ordinals of candidates."""
         raise NotImplementedError
 
-    def find_many(self, hashes: U64, mask: U64) -> list[tuple[int, int]]:
-        """(index into hashes, ordinal) of candidates. `mask`: the Bloom masks of the hashes, the same for all parts."""
+    def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
+        """(number, ordinal) of candidates."""
         raise NotImplementedError
 
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
@@ -262,13 +283,14 @@ class TablePart(Part):
             raise Damaged(f"{self.table.path.name}: a key names no document. {Damaged.__doc__}", table=self.table) from None
 
     def find(self, hash_: int) -> Sequence[int]:
-        return self.table.find(hash_) if self.table.may_hold_one(hash_) else ()
+        return self.table.find(hash_)
 
-    def find_many(self, hashes: U64, mask: U64) -> list[tuple[int, int]]:
-        if len(hashes) < 8:
-            return [(i, o) for i, h in enumerate(hashes.tolist()) for o in self.find(h)]
-        maybe = np.flatnonzero(self.table.may_hold(hashes, mask)).tolist()
-        return [(i, ordinal) for i in maybe for ordinal in self.table.find(int(hashes[i]))]
+    def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
+        find, some = self.table.find, wanted.few
+        if some is None:
+            maybe = np.flatnonzero(self.table.may_hold(wanted.hashes))
+            some = list(zip(wanted.numbers[maybe].tolist(), wanted.hashes[maybe].tolist(), strict=True))
+        return [(number, ordinal) for number, hash_ in some for ordinal in find(hash_)]
 
     def count_live(self) -> int:
         if not (self.sealed and self.dead is not None and len(self.cursors) == 1):

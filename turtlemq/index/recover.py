@@ -194,9 +194,8 @@ def _cover(
         given = (found.flags[first:] & (f.SERVER_ID | f.TOMBSTONE)) != 0
         own = None
         if not given.all():
-            hashes = build.scan_hashes(view, found, first, len(found))
-            hashes[given] = 0
-            own = hashes.tolist()
+            own = build.scan_hashes(view, found, first, len(found))
+            own[given] = 0
         rest = slice(first, None)
         memtable.add(found.seq[rest], found.due_ms[rest], found.positions[rest], found.end, found.flags[rest], own)
     segment.parts.append(memtable)

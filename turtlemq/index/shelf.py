@@ -18,11 +18,11 @@ import numpy as np
 from turtlemq.door import Door
 from turtlemq.errors import DiskFull
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.parts import Array, Cursor, Part, TablePart, rank_behind
+from turtlemq.index.parts import Array, Cursor, Part, TablePart, Wanted, rank_behind
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Counters, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
-from turtlemq.segment import table as t
+from turtlemq.segment.filter import Filter
 from turtlemq.segment.ids import hash_id, server_seq
 
 KIND = "delay"
@@ -183,9 +183,13 @@ class Shelf:
             hit = self._verify(hinted, hinted.find(hash_) if found is None else (found,), id_)
             if hit is not None:
                 return hit
+        maybe: dict[Filter | None, bool] = {None: True}
         for part in reversed(self.parts):
-            hit = self._verify(part, part.find(hash_), id_)
-            if hit is not None:
+            filter_ = part.filter
+            if filter_ not in maybe:
+                assert filter_ is not None
+                maybe[filter_] = filter_.may_hold_one(hash_)
+            if maybe[filter_] and (ordinals := part.find(hash_)) and (hit := self._verify(part, ordinals, id_)) is not None:
                 return hit
         return None
 
@@ -198,14 +202,19 @@ class Shelf:
         return None
 
     def find_many(self, ids: Sequence[bytes], hashes: U64, after_seq: int = -1) -> dict[int, int]:
-        """Which of many ids are held, as index → seq of the document. The Bloom filters keep this at 0.5 µs an id. Parts in which
-        nothing is newer than `after_seq` are passed over."""
+        """Which of many ids are held, as index → seq of the document. 0.2 µs for one that is not. Parts in which nothing is newer
+        than `after_seq` are passed over."""
         held: dict[int, int] = {}
-        mask = t.bloom_mask(hashes)
+        everything = Wanted(np.arange(len(hashes)), hashes)
+        wanted: dict[Filter | None, Wanted] = {None: everything}
         for part in reversed(self.parts):
             if part.last_seq <= after_seq:
                 continue
-            candidates = [c for c in part.find_many(hashes, mask) if c[0] not in held]
+            if part.filter is not None and part.filter not in wanted:
+                wanted[part.filter] = everything.through(part.filter)
+            candidates = part.find_many(wanted[part.filter])
+            if held:
+                candidates = [candidate for candidate in candidates if candidate[0] not in held]
             if not candidates:
                 continue
             ordinals = np.array([ordinal for _, ordinal in candidates])

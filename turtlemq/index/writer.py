@@ -26,7 +26,7 @@ from turtlemq.index.mend import mending, retire
 from turtlemq.index.parts import Part
 from turtlemq.index.shelf import KIND, Segment, Shelf
 from turtlemq.jobs import Inline, Job, Worker
-from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, Settings
+from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, U64, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
 from turtlemq.segment.table import Damaged
@@ -45,7 +45,7 @@ class Columns:
     ttr_ms: Sequence[int] | int
     flags: list[int] | U32
     extras: Sequence[bytes] | None
-    hashes: Sequence[int] | None  # 0 for a server-given id; None when all are
+    hashes: Sequence[int] | U64 | None  # 0 for a server-given id; None when all are
     kills: Sequence[tuple[int, int]] = ()
     seen: Sequence[tuple[Part, int]] = ()  # where what they end was found
     purpose: str = "appended"  # which counter they add to
@@ -67,9 +67,9 @@ class Group:
     fd: int
     path: Path
     offset: int
-    buffers: list[bytes | bytearray] = field(default_factory=list)
+    buffers: list[bytes | bytearray | memoryview] = field(default_factory=list)
     batches: list[_Batch] = field(default_factory=list)
-    ids: set[bytes] = field(default_factory=set)  # own ids in it
+    ids: list[list[bytes]] = field(default_factory=list)  # own ids in it, by batch
     error: BaseException | None = None  # why nothing of it was stored
     failure: BaseException | None = None  # what the run met
     wait: Callable[[], object] | None = None  # blocks until the run is over, where it runs elsewhere
@@ -221,8 +221,10 @@ class Writer:
             heard = self.stop(error)
             group.finish(heard)
             raise heard from error
-        if group.ids:
-            self.staged_ids -= group.ids
+        if self._group is None:
+            self.staged_ids.clear()
+        else:
+            self.staged_ids.difference_update(*group.ids)
         group.finish(None)
         if shelf.memtable.count >= self._flush_at or (self._flush is not None and self._flush[1].done()):
             self._flush_if_room()

@@ -5,37 +5,50 @@ An id of the server's is 't' and the document's seq in base 32, so it says where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xxhash
 
 from turtlemq.model import I64, U8, U64
+from turtlemq.segment import format as f
 
-_FEW = 24  # below this many, loops beat arrays
 # Ids that the server gives: 't' and the document's seq in base 32. The letters leave out i, l, o and t, and sort as they count.
 _DIGITS = "0123456789abcdefghjkmnpqrsuvwxyz"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
+_PAIR_ROWS = np.frombuffer("".join(_PAIRS).encode(), np.uint8).reshape(len(_PAIRS), 2)
 _VALUES = {c: i for i, c in enumerate(_DIGITS)}
 SERVER_ID_BYTES = 1 + 13
 
 
-def server_ids(first_seq: int, count: int) -> tuple[list[str], Sequence[bytes] | U8]:
-    """Ids for `count` messages from `first_seq` on, as text and as `encode` takes them. 0.1 µs each in a batch.
+def server_ids(first_seq: int, count: int) -> list[str]:
+    """Ids for `count` messages from `first_seq` on. 0.05 µs each in a batch.
 
-    >>> server_ids(0, 2)[0]
+    >>> server_ids(0, 2)
     ['t0000000000000', 't0000000000001']
     """
-    ids: list[str] = []
-    seq, end = first_seq, first_seq + count
-    while seq < end:  # 1,024 in a row share all but their last two digits
+    return [head + pair for head, first, last in _stretches(first_seq, count) for pair in _PAIRS[first:last]]
+
+
+def server_id_rows(first_seq: int, count: int) -> U8:
+    """The same, one id a row. 0.01 µs each in a batch."""
+    rows = np.empty((count, SERVER_ID_BYTES), np.uint8)
+    at = 0
+    for head, first, last in _stretches(first_seq, count):
+        some = rows[at : at + last - first]
+        some[:, :-2], some[:, -2:] = np.frombuffer(head.encode(), np.uint8), _PAIR_ROWS[first:last]
+        at += last - first
+    return rows
+
+
+def _stretches(seq: int, count: int) -> Iterator[tuple[str, int, int]]:
+    """1,024 ids in a row share all but their last two digits: what they share, and from where to where those two go."""
+    end = seq + count
+    while seq < end:
         stop = min(end, (seq | 1023) + 1)
-        head = "".join(["t", _DIGITS[seq >> 60], *[_PAIRS[seq >> shift & 1023] for shift in (50, 40, 30, 20, 10)]])
-        ids += [head + pair for pair in _PAIRS[seq & 1023 : (stop - 1 & 1023) + 1]]
+        shared = "".join(["t", _DIGITS[seq >> 60], *[_PAIRS[seq >> shift & 1023] for shift in (50, 40, 30, 20, 10)]])
+        yield shared, seq & 1023, (stop - 1 & 1023) + 1
         seq = stop
-    if count < _FEW:
-        return ids, [id_.encode() for id_ in ids]
-    return ids, np.frombuffer("".join(ids).encode(), np.uint8).reshape(count, SERVER_ID_BYTES)
 
 
 def server_seq(id_: str) -> int | None:
@@ -76,16 +89,17 @@ def hash_id(id_: str) -> int:
 
 
 def hash_texts(ids: Sequence[bytes]) -> U64:
-    """Hashes of ids that cannot be a server's, such as group/id. 0.15 µs each."""
+    """Hashes of ids that cannot be a server's, such as group/id. 0.07 µs each."""
     found: U64 = np.fromiter(map(xxhash.xxh3_64_intdigest, ids), np.uint64, len(ids))
     found[found == 0] = 1
     return found
 
 
-def hash_ids(buffer: memoryview, starts: I64, ends: I64) -> U64:
-    """xxh3 of ids in a buffer, none of which a server gave. 0.2 µs each."""
-    digest = xxhash.xxh3_64_intdigest
-    spans = zip(starts.tolist(), ends.tolist(), strict=True)
-    found: U64 = np.fromiter((digest(buffer[a:b]) for a, b in spans), np.uint64, len(starts))
-    found[found == 0] = 1
+def hash_ids(buffer: bytes | bytearray | memoryview, starts: I64, sizes: I64) -> U64:
+    """Hashes of ids in a buffer that are followed by a NUL and hold none, whether they look like a server's or not: 0.1 µs each
+    where few lengths differ, else 0.4 µs."""
+    texts = bytes(f.gather(buffer, starts, sizes + 1))[:-1].split(b"\0")
+    found = hash_texts(texts)
+    for i in np.flatnonzero(sizes == SERVER_ID_BYTES).tolist():
+        found[i] = hash_id(texts[i].decode())
     return found

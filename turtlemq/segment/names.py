@@ -25,7 +25,9 @@ TMP = ".tmp"
 DELETED = ".deleted"
 
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_FILE = re.compile(r"(delay|ready|reserve|history|dead)_([0-9]{10,})(?:\.([0-9]{10,}))?\.(bson|index|run|dead)(\.tmp|\.deleted)?")
+_FILE = re.compile(
+    r"(delay|ready|reserve|history|dead)_([0-9]{10,})(?:\.([0-9]{10,}))?\.(bson|index|run|dead|filter)(\.tmp|\.deleted)?"
+)
 
 
 def is_topic(name: str) -> bool:
@@ -72,7 +74,7 @@ class FileName:
     kind: str
     base: int
     first: int | None
-    what: str  # bson | index | run | dead
+    what: str  # bson | index | run | dead | filter
     suffix: str  # "", ".tmp" or ".deleted"
 
 
@@ -94,7 +96,7 @@ def parse(name: str) -> FileName | None:
 
 def make(file: FileName) -> str:
     """The name that `parse` takes apart."""
-    maker = {"bson": lambda kind, base, _: segment(kind, base), "dead": dead}.get(file.what, table)
+    maker = {"bson": lambda kind, base, _: segment(kind, base), "dead": dead, "filter": filter_}.get(file.what, table)
     return maker(file.kind, file.base, file.first) + file.suffix
 
 
@@ -119,3 +121,8 @@ def table(kind: str, base: int, first: int | None) -> str:
 def dead(kind: str, base: int, first: int | None) -> str:
     """The cancelled bits that belong to `table`."""
     return f"{kind}_{base:010d}.dead" if first is None else f"{kind}_{base:010d}.{first:010d}.dead"
+
+
+def filter_(kind: str, base: int, _: int | None = None) -> str:
+    """A filter over tables of segments up to this one. It has this name, with TMP, for a moment when it is begun, then none."""
+    return f"{kind}_{base:010d}.filter"

@@ -18,12 +18,14 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from turtlemq.model import I64, U32, Mask
 from turtlemq.segment import format as f
 
 _LENGTH = Struct("<i").unpack_from
 _CHUNK = 1 << 16  # documents decoded at once: 4 MB of prefixes
+_EVEN_MIN = 16  # documents of one length in a row: then perhaps all have it
 _CHUNK_MIN = 64  # after a hole: little is walked in vain where holes are many
 _SIGHT = re.compile(re.escape(f.MARK) + b"|" + re.escape(f.BODY))  # what every document holds, wherever it begins
 _SEQ_ANY = -1
@@ -194,9 +196,10 @@ def _follow(view: memoryview, pos: int, size: int, count: int, hint: I64 | None)
 
 def _walk(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
     """Follow `count` lengths from `pos`. Returns where documents seem to begin, and where it stopped."""
+    even, pos = _walk_evenly(view, pos, size, count)
     positions: list[int] = []
     add, unpack, least, most = positions.append, _LENGTH, f.DOCUMENT_BYTES_MIN, f.DOCUMENT_BYTES_MAX  # half of a restart is here
-    for _ in range(count):
+    for _ in range(count - len(even)):
         if pos + least > size:
             break
         (length,) = unpack(view, pos)
@@ -204,7 +207,19 @@ def _walk(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
             break
         add(pos)
         pos += length
-    return np.array(positions, dtype=np.int64), pos
+    return np.concatenate((even, np.array(positions, dtype=np.int64))), pos
+
+
+def _walk_evenly(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
+    """As far as all documents have the length of the first: 0.01 µs each. Nowhere if the next few have not."""
+    length = _LENGTH(view, pos)[0] if size - pos >= f.DOCUMENT_BYTES_MIN and count > _EVEN_MIN else 0
+    if f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX:
+        found = np.ndarray((min(count, (size - pos) // length),), "<i4", view, pos, (length,))
+        if (found[:_EVEN_MIN] == length).all():
+            other = np.flatnonzero(found != length)
+            even = int(other[0]) if len(other) else len(found)
+            return np.arange(pos, pos + even * length, length), pos + even * length
+    return np.empty(0, np.int64), pos
 
 
 def _judge(view: memoryview, positions: I64) -> tuple[np.ndarray[Any, np.dtype[Any]], Mask]:
@@ -233,7 +248,7 @@ def _broken(view: memoryview, pos: int, size: int, floor: int) -> tuple[int, str
     length, inner = _LENGTH(view, pos)[0], _inner_end(view, pos, size)
     plausible = f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX
     reason = "checksum does not match" if plausible else f"{length} is no document's length"
-    if inner is not None and inner <= size and f.checksum_matches(view, pos, inner):
+    if inner is not None and inner <= size and _checksum_matches(view, pos, inner):
         return inner, "the first bytes of a document are damaged"
     claimed = pos + length
     if plausible and claimed <= size and (claimed in (inner, size) or _good(view, claimed, size) is not None):
@@ -308,3 +323,9 @@ def _around(view: memoryview, pos: int, size: int) -> int:
             break
     filled = end < size and view[end] == 0 and (end + 1 == size or _good(view, end + 1, size) is not None)
     return end + 1 if filled else pos
+
+
+def _checksum_matches(buffer: memoryview, start: int, end: int) -> bool:
+    """Are these bytes one document, whatever its length says? For a single one, met where something is broken."""
+    expected = int.from_bytes(buffer[start + f.AT_CRC : start + f.CHECKED_FROM], "little")
+    return bool(crc32(buffer[start + f.CHECKED_FROM : end]) == expected)

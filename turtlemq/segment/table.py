@@ -7,19 +7,20 @@ verified when the block is first used, and whatever does not fit is thrown away 
     keys               due_ms << 22 | ordinal, sorted: the leaves, 512 keys each
     inner levels       the first key of every node below, until one node is left
     positions          byte offset of every document by ordinal, and where the last one ends
-    ids                hash42 << 22 | ordinal, sorted, with a table of buckets
-    bloom              one 64-bit word a probe, 12 bits a key: 2 % of foreign ids pass
+    buckets            where the ids of each bucket begin: the first bits of a hash tell its bucket
+    prints             the next 16 bits of the hash of each id, sorted in each bucket: 1 of 1,000 foreign ids passes
+    ordinals           still more bits of the hash, and the ordinal, in the same order
     kills              ordinals of the documents that end others; in the ready log, of those that not every group sees
     owners             in the ready log: for each of these, the hash of its group's name
     checksums          one CRC-32 for each block before
 
 `ordinal` counts documents of the covered bytes; in a sealed segment it is the rank in due order.
-Costs: 8 + 4 + 8 + 1.5 B a message on disk; a search touches one block a level.
+Costs: 8 + 4 + 6.2 B a message on disk; a search touches one block a level.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,11 +37,13 @@ from turtlemq.segment import format as f
 
 BLOCK = 4096
 FANOUT = BLOCK // 8
-_VERSION = 1
-_BUCKET_KEYS = 64
-_BLOOM_BITS = 12
-_BLOOM_PROBES = 5
-_BLOOM_SHIFTS = range(0, 6 * _BLOOM_PROBES, 6)
+_VERSION = 2
+HASH_BITS = 64 - ORDINAL_BITS  # of a hash that ids are sorted by
+_BUCKET_IDS = 32  # at most, on average; half of it at least
+_BUCKET_WINDOW = 64  # ids of a bucket that are looked at in one go
+_PRINT_BITS = 16
+_LOW = (1 << ORDINAL_BITS) - 1
+_ALL = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,11 @@ def build(
     cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, kills: I64, owners: U64 | None = None
 ) -> list[bytes]:
     """The file as buffers. `keys` are sorted; `hashes[i]` belongs to ordinal `hashed[i]`. 60 ns a message, mostly sorting."""
-    ids = np.sort(((hashes >> np.uint64(ORDINAL_BITS)) << np.uint64(ORDINAL_BITS)) | hashed.astype(np.uint64))
     sections: dict[str, np.ndarray[Any, Any]] = {"keys": keys}
     for depth, level in enumerate(_inner_levels(keys)):
         sections[f"inner{depth}"] = level
     sections["positions"] = positions.astype(np.uint32)
-    sections["ids"] = ids
-    sections["buckets"] = _buckets(ids)
-    sections["bloom"] = _bloom(np.sort(hashes))
+    sections |= _ids(hashes, hashed, cover.documents)
     sections["kills"] = kills.astype(np.uint32)
     if owners is not None:
         sections["owners"] = owners
@@ -111,36 +111,24 @@ def _inner_levels(keys: U64) -> list[U64]:
     return levels
 
 
-def _bucket_bits(count: int) -> int:
-    return max(0, (count // _BUCKET_KEYS).bit_length())
+def _bucket_bits(ids: int) -> int:
+    return (ids // _BUCKET_IDS).bit_length()
 
 
-def _buckets(ids: U64) -> U32:
-    bits = _bucket_bits(len(ids))
+def _ordinal_bits(documents: int) -> int:
+    return max(0, documents - 1).bit_length()
+
+
+def _ids(hashes: U64, hashed: I64, documents: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The sections by which ids are found."""
+    ids = np.sort((hashes & np.uint64(_ALL ^ _LOW)) | hashed.astype(np.uint64))
+    bits, low = _bucket_bits(len(ids)), np.uint64(_ordinal_bits(documents))
     edges = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits) if bits else np.zeros(1, np.uint64)
-    return np.append(np.searchsorted(ids, edges), len(ids)).astype(np.uint32)
-
-
-def _bloom_word(hashes: U64, words: int) -> I64:
-    return (((hashes >> np.uint64(32)) * np.uint64(words)) >> np.uint64(32)).astype(np.int64)
-
-
-def bloom_mask(hashes: U64) -> U64:
-    """The bits that each hash sets in its word."""
-    mask = np.zeros(len(hashes), dtype=np.uint64)
-    for probe in range(_BLOOM_PROBES):
-        mask |= np.uint64(1) << ((hashes >> np.uint64(6 * probe)) & np.uint64(63))
-    return mask
-
-
-def _bloom(hashes: U64) -> U64:
-    """Sorted hashes go to rising words, so that each word is one slice."""
-    words = np.zeros(len(hashes) * _BLOOM_BITS // 64 + 1, dtype=np.uint64)
-    if len(hashes):
-        at = _bloom_word(hashes, len(words))
-        starts = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
-        words[at[starts]] = np.bitwise_or.reduceat(bloom_mask(hashes), starts)
-    return words
+    buckets = np.append(np.searchsorted(ids, edges), len(ids)).astype(np.uint32)
+    upper = ids & np.uint64(_ALL ^ _LOW)
+    prints = (upper >> np.uint64(64 - bits - _PRINT_BITS)).astype(np.uint16)
+    marks = upper << np.uint64(bits + _PRINT_BITS) >> (np.uint64(32) + low) << low
+    return {"buckets": buckets, "prints": prints, "ordinals": (marks | ids & np.uint64(_LOW)).astype(np.uint32)}
 
 
 class Table:
@@ -157,21 +145,24 @@ class Table:
         self._levels = [self._array(name, "<u8") for name in sections if name.startswith("inner")]
         self._level_names = [name for name in sections if name.startswith("inner")]
         self._positions = self._array("positions", "<u4")
-        self._ids = self._array("ids", "<u8")
         self._buckets = self._array("buckets", "<u4")
-        self._bloom = self._array("bloom", "<u8")
-        self._bits = _bucket_bits(len(self._ids))
+        self._prints = self._array("prints", "<u2")
+        self._ordinals = self._array("ordinals", "<u4")
+        self._bits, self._ordinal_bits = _bucket_bits(len(self._prints)), _ordinal_bits(cover.documents)
+        self._bucket_shift, self._print_shift = 64 - self._bits, 64 - self._bits - _PRINT_BITS
+        self._windows: np.ndarray[Any, Any] | None = None  # of prints, made when many ids are first asked for
         # Single entries: an item of a memoryview costs a third of an array's.
-        self._bloom_item, self._id_item = self._items("bloom", "Q"), self._items("ids", "Q")
+        self._print_item, self._ordinal_item = self._items("prints", "H"), self._items("ordinals", "I")
         self._bucket_item, self._position_item = self._items("buckets", "I"), self._items("positions", "I")
+        self._sure = False  # all buckets and prints are verified
 
     def _array(self, name: str, dtype: str) -> np.ndarray[Any, Any]:
         at, count = self._places[name]
         return np.frombuffer(self._data, dtype=dtype, count=count, offset=at)
 
-    def _items(self, name: str, kind: Literal["I", "Q"]) -> memoryview:
+    def _items(self, name: str, kind: Literal["H", "I"]) -> memoryview:
         at, count = self._places[name]
-        return self._data[at : at + count * (8 if kind == "Q" else 4)].cast(kind)
+        return self._data[at : at + count * (2 if kind == "H" else 4)].cast(kind)
 
     def _touch(self, name: str, first: int, last: int, width: int) -> None:
         """Verify the blocks that hold entries [first, last) of a section."""
@@ -243,46 +234,95 @@ class Table:
         self._touch("positions", ordinal, ordinal + 2, 4)
         return self._position_item[ordinal], self._position_item[ordinal + 1]
 
-    def may_hold(self, hashes: U64, mask: U64 | None = None) -> Mask:
-        """Which ids may be here: the Bloom filter. 25 ns each in a batch."""
-        words = _bloom_word(hashes, len(self._bloom))
-        if len(hashes):
-            self._touch("bloom", 0, len(self._bloom), 8)
-        mask = bloom_mask(hashes) if mask is None else mask
-        return np.asarray((self._bloom[words] & mask) == mask)
-
-    def may_hold_one(self, hash_: int) -> bool:
-        """`may_hold` for a single id, without arrays: 0.8 µs."""
-        word = (hash_ >> 32) * len(self._bloom_item) >> 32
-        self._touch("bloom", word, word + 1, 8)
-        bits = self._bloom_item[word]
-        for shift in _BLOOM_SHIFTS:  # noqa: SIM110 - a generator costs more than the look-up
-            if not bits >> (hash_ >> shift & 63) & 1:
-                return False
-        return True
+    def may_hold(self, hashes: U64) -> Mask:
+        """Which ids may be here, by their prints. 60 ns each in a batch."""
+        if not len(hashes) or not len(self._prints):
+            return np.zeros(len(hashes), np.bool_)
+        if self._windows is None:
+            self.verify_prints()
+            width = min(int(np.diff(self._buckets.astype(np.int64)).max()), _BUCKET_WINDOW)
+            count = len(self._prints) - width + 1
+            self._windows = np.ndarray((count,), f"V{2 * width}", self._data, self._places["prints"][0], (2,))
+        at = (hashes >> np.uint64(self._bucket_shift)).astype(np.int64) if self._bits else np.zeros(len(hashes), np.int64)
+        first = self._buckets[at].astype(np.int64)
+        width = self._windows.itemsize // 2
+        prints = (hashes >> np.uint64(self._print_shift)).astype(np.uint16)
+        # A window may hold prints of the next bucket, or of the one before the last, too.
+        near = self._windows[np.minimum(first, len(self._windows) - 1)].view("<u2").reshape(len(hashes), width)
+        found: Mask = (near == prints[:, None]).any(axis=1)
+        if width == _BUCKET_WINDOW:
+            found |= self._buckets[at + 1] - first > width
+        return found
 
     def find(self, hash_: int) -> list[int]:
-        """Ordinals of the documents whose id has this hash, newest first in a run. Usually none or one; verify the id."""
-        if not len(self._ids):
-            return []
-        bucket = hash_ >> (64 - self._bits) if self._bits else 0
-        self._touch("buckets", bucket, bucket + 2, 4)
+        """Ordinals of the documents whose id has this hash, newest first in a run. Usually none (0.8 µs) or one; verify it."""
+        bucket = hash_ >> self._bucket_shift
+        if not self._sure:
+            self._touch_bucket(bucket)
         first, last = self._bucket_item[bucket], self._bucket_item[bucket + 1]
         if first == last:
             return []
-        self._touch("ids", first, last, 8)
-        ids, ordinal = self._id_item, (1 << ORDINAL_BITS) - 1
-        i = bisect_left(ids, hash_ & ~ordinal, first, last)
-        found = []
-        while i < last and ids[i] <= hash_ | ordinal:
-            found.append(ids[i] & ordinal)
-            i += 1
-        return found[::-1]
+        mine = hash_ >> self._print_shift & 0xFFFF
+        i = bisect_left(self._print_item, mine, first, last)
+        if i == last or self._print_item[i] != mine:
+            return []
+        return self._marked(hash_, mine, i, last)
 
-    def ids(self) -> U64:
-        """All hashes with their ordinals, verified."""
-        self._touch("ids", 0, len(self._ids), 8)
-        return self._ids
+    def _touch_bucket(self, bucket: int) -> None:
+        self._touch("buckets", bucket, bucket + 2, 4)
+        first, last = self._bucket_item[bucket], self._bucket_item[bucket + 1]
+        if first < last:
+            self._touch("prints", first, last, 2)
+
+    def verify_prints(self) -> None:
+        """Verify everything that tells strangers, so that nothing more need be when they are asked for."""
+        if not self._sure and len(self._prints):
+            self._touch("buckets", 0, len(self._buckets), 4)
+            self._touch("prints", 0, len(self._prints), 2)
+        self._sure = True
+
+    def _marked(self, hash_: int, mine: int, first: int, last: int) -> list[int]:
+        """Of the ids from `first` on that have this print, those whose other bits are right as well."""
+        prints, ordinals, low = self._print_item, self._ordinal_item, self._ordinal_bits
+        mark = (hash_ & ~_LOW & (1 << self._print_shift) - 1) >> self._print_shift - 32 + low
+        stop = bisect_right(prints, mine, first, last)
+        self._touch("ordinals", first, stop, 4)
+        return [ordinals[i] & (1 << low) - 1 for i in range(stop - 1, first - 1, -1) if ordinals[i] >> low == mark]
+
+    @property
+    def id_count(self) -> int:
+        """How many ids it holds."""
+        return len(self._prints)
+
+    @property
+    def id_bits(self) -> int:
+        """How many bits of their hashes it knows: HASH_BITS, but where most documents have no id."""
+        return min(HASH_BITS, self._bits + _PRINT_BITS + 32 - self._ordinal_bits)
+
+    def ids(self, low: int = 0, high: int = 1 << 64) -> U64:
+        """What it knows of hashes, from `low` up to, but not with, `high`, sorted, and below that their ordinals; verified."""
+        first, last = low >> self._bucket_shift, (high - 1 >> self._bucket_shift) + 1
+        self._touch("buckets", first, last + 1, 4)
+        edges = self._buckets[first : last + 1].astype(np.int64)
+        start, stop = int(edges[0]), int(edges[-1])
+        if start == stop:
+            return np.empty(0, np.uint64)
+        self._touch("prints", start, stop, 2)
+        self._touch("ordinals", start, stop, 4)
+        bucket = np.repeat(np.arange(first, last, dtype=np.uint64), np.diff(edges))
+        ordinals, bits = self._ordinals[start:stop].astype(np.uint64), np.uint64(self._ordinal_bits)
+        upper = (bucket << np.uint64(_PRINT_BITS) | self._prints[start:stop]) << np.uint64(self._print_shift)
+        marks = ordinals >> bits << np.uint64(32 - _PRINT_BITS + self._ordinal_bits - self._bits)
+        found: U64 = upper | marks | ordinals & np.uint64((1 << self._ordinal_bits) - 1)
+        end = len(found) if high > _ALL else int(np.searchsorted(found, np.uint64(high)))
+        return found[int(np.searchsorted(found, np.uint64(low))) : end]
+
+    def lacks(self, hashes: U64, ordinals: I64 | None = None) -> bool:
+        """Is one of these not here? With ordinals: or is another's."""
+        rest = np.uint64(64 - self.id_bits)
+        if ordinals is None:
+            return not np.isin(hashes >> rest, self.ids() >> rest).all()
+        return not np.isin((hashes >> rest << rest) | ordinals.astype(np.uint64), self.ids()).all()
 
     def kills(self) -> I64:
         """Ordinals of the documents that end others."""
@@ -314,6 +354,7 @@ class Table:
             following = [other for other, _ in self._places.values() if other > at]
             end = min(following, default=(len(self._verified) + 1) * BLOCK)
             self._touch(name, 0, end - at, 1)
+        self._sure = True
 
 
 def open_table(door: Door, path: Path) -> Table | None:

@@ -214,9 +214,8 @@ def _read(data: bytes, starts: I64, ends: I64, layout: Layout) -> tuple[I64, Col
     except (IndexError, UnicodeDecodeError, KeyError):  # behind the end of all, no text, no priority: the library will say where
         return None
     kind = next(kind for name, kind, _ in layout if name == "body")
-    flags = [f.JSON if kind == _TEXT else 0] * len(walk.kept)
-    if levels is not None:
-        flags = [flag | level for flag, level in zip(flags, levels, strict=True)]
+    every = f.JSON if kind == _TEXT else 0
+    flags = every if levels is None else [every | level for level in levels]
     found["ids"] = found.pop("id", None)
     return walk.kept, Columns(bodies=found.pop("body"), flags=flags, **found)
 

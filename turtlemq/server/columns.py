@@ -42,7 +42,7 @@ class Columns:
     Only where every message has it may it be an array."""
 
     bodies: list[bytes]
-    flags: list[int]  # JSON and priority
+    flags: list[int] | int  # JSON and priority; one number where all have the same
     ids: list[str | None] | None = None
     delay: list[float | None] | F64 | None = None
     due_ms: list[int | None] | I64 | None = None
@@ -54,16 +54,16 @@ class Columns:
         return len(self.bodies)
 
 
-def of_messages(messages: Sequence[Common], bodies: list[bytes], flags: list[int]) -> Columns:
+def of_messages(messages: Sequence[Common], bodies: list[bytes], flags: list[int] | int) -> Columns:
     """The columns of typed messages. 0.1 µs each."""
     if [m.priority for m in messages].count("normal") < len(messages):
-        flags = [flag | PRIORITIES[m.priority] for flag, m in zip(flags, messages, strict=True)]
+        flags = [flag | PRIORITIES[m.priority] for flag, m in zip(_listed(flags, len(messages)), messages, strict=True)]
     return Columns(
         bodies,
         flags,
         _or_none([m.id for m in messages]),
-        _or_array([m.delay for m in messages], np.float64),
-        _or_array([m.due_ms for m in messages], np.int64),
+        or_array([m.delay for m in messages], np.float64),
+        or_array([m.due_ms for m in messages], np.int64),
         _or_none([m.ttr for m in messages]),
         _or_none([m.expires_ms for m in messages]),
         _or_none([m.headers for m in messages]),
@@ -75,7 +75,7 @@ def _or_none(column: list[Any]) -> list[Any] | None:
     return None if column.count(None) == len(column) else column
 
 
-def _or_array(column: list[Any], kind: type[np.generic]) -> Any:
+def or_array(column: list[Any], kind: type[np.generic]) -> Any:
     """A column; an array, if it is long and has something everywhere."""
     if len(column) >= f.FEW and None not in column:
         try:
@@ -92,6 +92,8 @@ def extend(columns: Columns, more: Columns) -> None:
         ours, theirs = getattr(columns, field.name), getattr(more, field.name)
         if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
             setattr(columns, field.name, np.concatenate((ours, theirs)))
+        elif isinstance(ours, int) and ours == theirs:
+            continue
         elif ours is not None or theirs is not None:
             longer = _listed(ours, counts[0])
             longer += _listed(theirs, counts[1])
@@ -99,8 +101,8 @@ def extend(columns: Columns, more: Columns) -> None:
 
 
 def _listed(column: Any, count: int) -> list[Any]:
-    if column is None:
-        return [None] * count
+    if column is None or isinstance(column, int):
+        return [column] * count
     found: list[Any] = column.tolist() if isinstance(column, np.ndarray) else column
     return found
 
@@ -111,8 +113,10 @@ def in_order(columns: Columns, places: I64) -> Columns:
     order = back.tolist()
 
     def moved(column: Any) -> Any:
-        if column is None or isinstance(column, np.ndarray):
-            return None if column is None else column[back]
+        if column is None or isinstance(column, int):
+            return column
+        if isinstance(column, np.ndarray):
+            return column[back]
         return [column[i] for i in order]
 
     return Columns(*(moved(getattr(columns, field.name)) for field in fields(Columns)))

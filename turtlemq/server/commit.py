@@ -36,15 +36,21 @@ class Committer:
         for thread in self._threads:
             thread.start()
 
-    async def landed(self, topic: Topic) -> None:
-        """Returns when everything that was staged in a topic up to now is durable and visible; raises if it was not stored."""
+    async def landed(self, topic: Topic, here: bool = False) -> None:
+        """Returns when everything that was staged in a topic up to now is durable and visible; raises if it was not stored.
+        With `here`, no thread is asked if nothing is under way: everybody else waits meanwhile."""
         group = topic.index.writer.pending
         if group is None:
             return
-        done: asyncio.Future[None] = self._loop.create_future()
-        group.then.append(partial(_wake, done))
-        self._take_soon(topic)
-        await done
+        if here and topic.index.writer.take() is group:
+            start = perf_counter()
+            group.run()
+            self._publish(topic, group, perf_counter() - start)
+        else:
+            done: asyncio.Future[None] = self._loop.create_future()
+            group.then.append(partial(_wake, done))
+            self._take_soon(topic)
+            await done
         if group.error is not None:
             raise group.error
 
@@ -80,14 +86,17 @@ class Committer:
         self._loop.call_soon_threadsafe(self._land, thread, job[0], job[1], seconds)
 
     def _land(self, thread: _Thread, topic: Topic, group: Group, seconds: float) -> None:
-        try:
-            topic.index.writer.land(group)
-        except TurtleError:
-            pass  # those who wait have heard of it
+        self._publish(topic, group, seconds)
         self._idle.append(thread)
         self._take(topic)
         if self._jobs and self._idle:
             self._idle.pop().give(self._jobs.popleft())
+
+    def _publish(self, topic: Topic, group: Group, seconds: float) -> None:
+        try:
+            topic.index.writer.land(group)
+        except TurtleError:
+            pass  # those who wait have heard of it
         self._loop.call_soon(self._tell, topic, group, seconds)  # behind those who were waiting: they are answered first
 
     def _tell(self, topic: Topic, group: Group, seconds: float) -> None:

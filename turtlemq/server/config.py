@@ -104,7 +104,7 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
         return
     try:
         told = tomllib.loads(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{file} cannot be read as TOML: {error}") from error
     _known(told, Config, str(file))
     yield from ((name, value, str(file)) for name, value in told.items())

@@ -178,17 +178,17 @@ def _copied(parts: Sequence[_Spans]) -> _Spans:
 
 def _side_by_side(parts: Sequence[_Spans], count: int, width: int) -> _Spans:
     """Parts of one width each, as the columns of a matrix. What lies evenly in its buffer is not gathered first."""
-    data = bytearray(count * width)
-    rows, at = np.frombuffer(data, np.uint8).reshape(count, width), 0
+    data, at = bytearray(count * width), 0
     for part in parts:
         assert isinstance(part.sizes, int), "of one width"
         size, first, step = part.sizes, int(part.at[0]), int(part.at[1] - part.at[0]) if count > 1 else 0
         if not size:
             continue
+        column = np.ndarray((count,), f"V{size}", data, at, (width,))  # whole pieces as items are copied faster than bytes
         if (part.at[1:] - part.at[:-1] == step).all():
-            rows[:, at : at + size] = np.ndarray((count, size), np.uint8, part.buffer, first, (step, 1))
+            column[:] = np.ndarray((count,), f"V{size}", part.buffer, first, (step,))
         else:
-            rows[:, at : at + size] = _windows(part.buffer, size)[part.at].view(np.uint8).reshape(count, size)
+            column[:] = _windows(part.buffer, size)[part.at]
         at += size
     return _Spans(data, np.arange(count) * width, width)
 

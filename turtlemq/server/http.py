@@ -116,15 +116,16 @@ async def _arriving(request: web.Request, config: Config) -> bytes:
     content, parts, size = request.content, [], 0
     end = asyncio.get_running_loop().time() + config.body_timeout_s
     budget = float(request.get(DEADLINE, float("inf")))
+    clock = asyncio.timeout_at(min(end, budget))
     try:
-        async with asyncio.timeout_at(min(end, budget)) as clock:
+        async with clock:
             while size <= config.max_body_bytes and (part := await content.readany()):
                 _hold(request, len(part))
                 parts.append(part)
                 size += len(part)
                 clock.reschedule(min(end + size / SLOWEST, budget))
     except TimeoutError:
-        if asyncio.get_running_loop().time() >= budget:
+        if clock.when() == budget:  # not by the time: a clock of the loop may ring a little early
             raise DeadlineExceeded from None
         content.feed_eof()  # the rest is not waited for either
         raise RequestTimeout(f"the body came too slowly: {size:,} bytes in {config.body_timeout_s:g} s and more") from None

@@ -24,7 +24,7 @@ from turtlemq.server.guard import GUARD, networks_of
 from turtlemq.server.http import SERVICE, SLOWEST
 from turtlemq.server.reply import Reply
 
-BACKLOG = 1_024
+BACKLOG = 4_096  # whoever finds no place in it tries again after 1 s, 3 s, 7 s, …: a crowd would not begin at once
 KEEPALIVE_S = 75  # a head must have come within this time after the connection, or after the last answer
 LINGER_S = 5  # the rest of a body that was refused is read so long, so that the answer is seen
 HANDSHAKE_S = 10  # of TLS
@@ -231,17 +231,18 @@ class Site(web.TCPSite):
     def __init__(self, runner: web.AppRunner, config: Config, tls: ssl.SSLContext | None) -> None:
         super().__init__(runner, config.host, config.port, ssl_context=tls, backlog=BACKLOG)
         self._most, self._allows = connections_of(config), runner.app[GUARD].allows
-        self.switch, self._rejected = Switch(runner.app), runner.app[SERVICE].meter.rejected
+        self.switch, self._service = Switch(runner.app), runner.app[SERVICE]
 
     async def start(self) -> None:
         """Listen. As in the parent, but with a count."""
         await web.BaseSite.start(self)
         server, loop, allows = self._runner.server, asyncio.get_running_loop(), self._allows
-        rejected, switch = self._rejected, self.switch
+        assert server is not None
+        rejected, switch, connections = self._service.meter.rejected, self.switch, server._connections
+        self._service.connections = connections.__len__
 
         def admitted() -> asyncio.Protocol:
-            assert server is not None
-            return Handler(server, switch, allows) if len(server.connections) < self._most else Refusal(rejected)
+            return Handler(server, switch, allows) if len(connections) < self._most else Refusal(rejected)
 
         handshake = HANDSHAKE_S if self._ssl_context else None
         self._server = await loop.create_server(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from turtlemq.broker.broker import Reserved
@@ -25,6 +26,7 @@ from turtlemq.topic import Topic
 
 NAP_MS = 1_000  # the longest sleep of the timer, so that a clock that was set is noticed
 UNCOMMITTED_MAX = 256 << 20  # bytes of requests that may wait for their commit
+HERE_BYTES, HERE_S = 16 << 10, 0.005  # so small a request of the only client is synced on the loop, if that takes no longer
 
 
 def now_ms() -> int:
@@ -63,6 +65,7 @@ class Service:
         self.flow = Flow()
         self.turns = Turns()
         self.waiters, self.waiters_max = 0, 15_000  # long polls
+        self.connections: Callable[[], int] = int  # how many there are; whoever listens knows
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
         self._soon: asyncio.Handle | None = None
@@ -128,7 +131,7 @@ class Service:
         assert self._committer is not None, "it serves"
         self._uncommitted += size
         try:
-            await self._committer.landed(topic)
+            await self._committer.landed(topic, here=size <= HERE_BYTES and self._commit_s < HERE_S and self.connections() == 1)
         finally:
             self._uncommitted -= size
 

@@ -6,44 +6,23 @@ A big batch is read in slices, so that others get their turn; nothing of it coun
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec import UNSET, Raw, UnsetType
 
 from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server import bson_in
-from turtlemq.server.columns import PRIORITIES, Columns, Common, extend, of_messages, refused
+from turtlemq.server import bson_in, json_in
+from turtlemq.server.columns import PRIORITIES, Columns, extend
 from turtlemq.server.errors import ExceedsMaxDelay
-from turtlemq.server.http import check_text, whole_or
 
 JSON, NDJSON, BSON = "application/json", "application/x-ndjson", "application/bson"
 TYPES = (JSON, NDJSON, BSON, "")
 DELAY_S_MAX = 200 * 365 * 86_400
-SLICE_MESSAGES = 2_000  # read at once: 1 ms at most, if they are small
-_SLICED_BYTES = 256 << 10  # shorter JSON is read as a whole
-_SLICE_BYTES_MIN, _SLICE_BYTES_MAX = 16 << 10, 1 << 20
-_CUTS_MAX = 4  # places that are tried for a cut
-_OPENING, _CLOSING = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[\s*'), re.compile(rb"\]\s*\}\s*\Z")
-
-
-class JsonMessage(Common, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A message in JSON."""
-
-    body: Raw | UnsetType = UNSET
-    body_base64: bytes | None = None
-
-
-class Envelope(JsonMessage, forbid_unknown_fields=True, kw_only=True):
-    """A JSON request: a message, or many under one name."""
-
-    messages: list[JsonMessage] | UnsetType = UNSET
+SLICE_DOCUMENTS = 2_000  # read at once: 1 ms at most, if they are small
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +31,6 @@ class Rules:
 
     reject_past: bool = False
     max_delay_ms: int = 0  # 0: no limit of its own
-
-
-_envelope = msgspec.json.Decoder(Envelope)
-_message = msgspec.json.Decoder(JsonMessage)
-_messages = msgspec.json.Decoder(list[JsonMessage])
 
 
 def decode_batch(data: bytes, kind: str, now_ms: int, rules: Rules) -> Batch:
@@ -72,10 +46,10 @@ def decode_batch(data: bytes, kind: str, now_ms: int, rules: Rules) -> Batch:
 
 def decode_slices(data: bytes, kind: str, now_ms: int, rules: Rules) -> Generator[None, None, Batch]:
     """The same in steps of a millisecond or so, for a caller that has other things to do in between. It returns the batch."""
-    if kind in (JSON, "") and (alone := _alone(data)) is not None:
+    if kind in (JSON, "") and (alone := json_in.alone(data)) is not None:
         return _batch_of_one(alone, now_ms, rules)
     columns: Columns | None = None
-    for part in _bson(data) if kind == BSON else _json(data, kind == NDJSON):
+    for part in _bson(data) if kind == BSON else json_in.columns(data, kind == NDJSON):
         if columns is None:
             columns = part
         else:
@@ -88,90 +62,14 @@ def decode_slices(data: bytes, kind: str, now_ms: int, rules: Rules) -> Generato
 
 def _bson(data: bytes) -> Iterator[Columns]:
     bounds = bson_in.documents(data)
-    for first in range(0, max(1, len(bounds) - 1), SLICE_MESSAGES):
-        yield bson_in.columns(data, bounds[first : first + SLICE_MESSAGES + 1], first)
+    for first in range(0, max(1, len(bounds) - 1), SLICE_DOCUMENTS):
+        yield bson_in.columns(data, bounds[first : first + SLICE_DOCUMENTS + 1], first)
 
 
-# JSON
-
-
-def _json(data: bytes, lines: bool) -> Iterator[Columns]:
-    done = 0
-    for messages in _in_slices(data, lines):
-        yield of_messages(messages, *_bodies(messages, done))
-        done += len(messages)
-
-
-def _in_slices(data: bytes, lines: bool) -> Iterator[list[JsonMessage]]:
-    done = 0
-    if len(data) > _SLICED_BYTES:
-        for some in _slices(data, lines):
-            if some is None:
-                break
-            yield some
-            done += len(some)
-        else:
-            return
-    if not data.isascii():
-        check_text(data)
-    yield (_from_lines(data) if lines else _from_json(data))[done:]
-
-
-def _slices(data: bytes, lines: bool) -> Iterator[list[JsonMessage] | None]:
-    """Messages by the thousand; None where that does not go on, because no cut was found or something is wrong.
-
-    A cut is a guess. But what was cut off can only be read as whole messages if it is whole messages: then so is the rest."""
-    if lines:
-        at, end, cut = 0, len(data), re.compile(rb"(\n)")
-    else:
-        opening, closing = _OPENING.match(data), _CLOSING.search(data, max(0, len(data) - 64))
-        if opening is None or closing is None:
-            yield None
-            return
-        at, end = opening.end(), closing.start()
-        cut = re.compile(rb"(\})\s*,\s*(?=" + re.escape(data[at : at + 6]) + b")")  # messages begin alike
-    size = _SLICE_BYTES_MIN
-    while at < end:
-        found, next_at = _cut_off(data, at, end, size, cut, lines)
-        yield found or None
-        if not found:
-            return
-        size = min(max(_SLICE_BYTES_MIN, (next_at - at) // len(found) * SLICE_MESSAGES), _SLICE_BYTES_MAX)
-        at = next_at
-
-
-def _cut_off(data: bytes, at: int, end: int, size: int, cut: re.Pattern[bytes], lines: bool) -> tuple[list[JsonMessage], int]:
-    """Messages of about so many bytes, or none, and where the next one begins."""
-    next_at = at + size
-    for _ in range(_CUTS_MAX):
-        place = cut.search(data, next_at, end)
-        stop, next_at = (end, end) if place is None else (place.end(1), place.end())
-        some = data[at:stop] if lines else b"[%b]" % data[at:stop]
-        try:
-            if not some.isascii():
-                some.decode()
-            return (_message.decode_lines(some) if lines else _messages.decode(some)), next_at
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if place is None:
-                break
-    return [], at
-
-
-def _alone(data: bytes) -> Envelope | None:
-    """The one message that is all of a request; None: it is not so, or something is wrong with it."""
-    if len(data) > _SLICED_BYTES or not data.isascii() or _OPENING.match(data):
-        return None
-    try:
-        found = _envelope.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return found if found.messages is UNSET else None
-
-
-def _batch_of_one(message: JsonMessage, now_ms: int, rules: Rules) -> Batch:
+def _batch_of_one(message: json_in.JsonMessage, now_ms: int, rules: Rules) -> Batch:
     """The same without columns: 9 µs instead of 16."""
-    bodies, flags = _bodies([message], 0)
-    flag = flags[0] | PRIORITIES[message.priority]
+    bodies, flags = json_in.bodies([message], 0)
+    flag = (flags if isinstance(flags, int) else flags[0]) | PRIORITIES[message.priority]
     due = [due_time(message.delay, message.due_ms, now_ms, 0)]
     _check_dues(due, now_ms, rules)
     return Batch(
@@ -185,56 +83,6 @@ def _batch_of_one(message: JsonMessage, now_ms: int, rules: Rules) -> Batch:
     )
 
 
-def _from_json(data: bytes) -> list[JsonMessage]:
-    try:
-        found = _envelope.decode(data)
-    except (msgspec.DecodeError, RecursionError) as wrong:
-        raise refused(whole_or(data, wrong)) from None
-    if found.messages is UNSET:
-        return [found]
-    if found != Envelope(messages=found.messages):
-        raise InvalidMessage('beside "messages" there are no other fields; those of a message go into it')
-    return found.messages
-
-
-def _from_lines(data: bytes) -> list[JsonMessage]:
-    try:
-        return _message.decode_lines(data)
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    out: list[JsonMessage] = []  # again, a line at a time: which one is it?
-    for line in data.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            out.append(_message.decode(line))
-        except (msgspec.DecodeError, RecursionError) as wrong:
-            raise refused(whole_or(line, wrong), len(out)) from None
-    return out
-
-
-def _bodies(messages: Sequence[JsonMessage], first: int) -> tuple[list[bytes], list[int]]:
-    """Bodies and their flags. 0.1 µs each where all are of one kind."""
-    raws, coded = [m.body for m in messages], [m.body_base64 for m in messages]
-    values, plain = len(raws) - raws.count(UNSET), len(coded) - coded.count(None)
-    if values == len(messages) and not plain:
-        return list(map(bytes, raws)), [f.JSON] * values  # type: ignore[arg-type]
-    bodies: list[bytes] = []
-    flags: list[int] = []
-    for i, (raw, code) in enumerate(zip(raws, coded, strict=True), first):
-        if not isinstance(raw, UnsetType):
-            if code is not None:
-                raise InvalidMessage(f"message {i}: it has body or body_base64, not both", index=i)
-            bodies.append(bytes(raw))
-            flags.append(f.JSON)
-        elif code is not None:
-            bodies.append(code)
-            flags.append(0)
-        else:
-            raise InvalidMessage(f'message {i}: it has no "body" (any JSON value) and no "body_base64" (bytes)', index=i)
-    return bodies, flags
-
-
 # Columns
 
 
@@ -245,10 +93,14 @@ def _batch(columns: Columns, now_ms: int, rules: Rules) -> Batch:
         due_ms=_due_times(columns, now_ms, rules),
         ids=columns.ids,
         ttr_ms=None if columns.ttr is None else _ttr_column(columns.ttr),
-        flags=columns.flags if any(columns.flags) else None,
+        flags=_flags(columns.flags),
         expires_ms=expires.tolist() if isinstance(expires, np.ndarray) else expires,
         headers=columns.headers,
     )
+
+
+def _flags(flags: list[int] | int) -> list[int] | int | None:
+    return flags or None if isinstance(flags, int) or any(flags) else None
 
 
 def _due_times(columns: Columns, now_ms: int, rules: Rules) -> list[int] | I64:

@@ -20,7 +20,7 @@ from turtlemq.server import answers
 from turtlemq.server import errors as shell_errors
 from turtlemq.server.bson_in import BsonMessage
 from turtlemq.server.http import BUDGET, answer
-from turtlemq.server.messages import JsonMessage
+from turtlemq.server.json_in import JsonMessage
 from turtlemq.server.operations import BSON, JSON, NDJSON, OPERATIONS, TEXT, TYPES, Operation
 from turtlemq.server.trace import HEADER
 from turtlemq.settings import limits
@@ -47,6 +47,21 @@ PARTS: dict[str, dict[str, Any]] = {
         "description": "1 to 200 bytes of printable text, no `/`, no `-` at the beginning.",
     },
     "file": {"schema": {"type": "string", "pattern": r"^[a-z]+\.(css|html|js|svg)$"}, "example": "style.css"},
+}
+_STORED = {"id": "$response.body#/ids/0"}
+_FIRST = {"id": "$response.body#/messages/0/id"}
+_PAGE = {"cursor": "$response.body#/cursor"}
+LINKS: dict[str, dict[str, dict[str, str]]] = {  # what may follow a good answer; parts of the path are taken along
+    "putTopic": {"getTopic": {}, "produce": {}, "fetch": {}, "putGroup": {}, "dropTopic": {}},
+    "listTopics": {"getTopic": {"topic": "$response.body#/topics/0/topic"}},
+    "produce": {"getMessage": _STORED, "changeMessage": _STORED, "cancelMessage": _STORED, "fetch": {}, "forecast": {}},
+    "fetch": {"getMessage": _FIRST, "ack": {}, "extend": {}},
+    "ack": {"fetch": {}, "listDead": {}, "summariseDead": {}},
+    "putGroup": {"fetchInGroup": {}, "getGroup": {}, "dropGroup": {}},
+    "fetchInGroup": {"getMessage": _FIRST, "ackInGroup": {}, "extendInGroup": {}},
+    "listMessages": {"listMessages": _PAGE, "getMessage": _FIRST},
+    "listDead": {"listDead": _PAGE, "requeueDead": {}, "deleteDead": {}, "exportDead": {}},
+    "pinBackup": {"unpinBackup": {}},
 }
 WORDS = {
     "acks": "Ids; `-` before each that failed.",
@@ -195,6 +210,7 @@ def _operation(one: Operation, schemas: _Schemas) -> dict[str, Any]:
     if one.body is not None:
         out["requestBody"] = {"required": one.body == "messages", "content": _content_in(one, schemas)}
     good = {"description": HTTPStatus(one.status).phrase, "headers": _HEADERS, "content": _content_out(one, schemas)}
+    good |= {"links": links} if (links := _links(one)) else {}
     refused = {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in _errors(one)}
     out["responses"] = {str(one.status): good} | refused
     out["security"] = [] if one.open else [{}, {"token": []}]
@@ -206,6 +222,14 @@ _HEADERS = {HEADER: {"$ref": "#/components/headers/RequestId"}}
 
 def _errors(one: Operation) -> list[int]:
     return sorted({*ALWAYS, *one.errors, *(() if one.open else (401,))})
+
+
+def _links(one: Operation) -> dict[str, Any]:
+    paths, found = {other.name: other.path for other in OPERATIONS}, {}
+    for name, taken in LINKS.get(one.name, {}).items():
+        along = {part: f"$request.path.{part}" for part in PARTS if f"{{{part}}}" in one.path and f"{{{part}}}" in paths[name]}
+        found[name] = {"operationId": name, "parameters": along | taken}
+    return found
 
 
 def _path_parameters(path: str) -> Iterator[dict[str, Any]]:

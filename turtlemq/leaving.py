@@ -1,0 +1,104 @@
+"""Dead letters go: they sleep again, or are deleted. Noted by the Broker before it is done, so that a crash between leaves
+nothing half done (see `unfinished`); and noted again where a full disk lets nobody go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from turtlemq.broker.broker import Leaving
+from turtlemq.broker.delivery import ANY_EPOCH
+from turtlemq.broker.ends import Ended
+from turtlemq.dead import DeadLetter, for_group
+from turtlemq.errors import DiskFull, InvalidFireAt, TurtleError
+from turtlemq.model import DUE_MS_MAX
+
+if TYPE_CHECKING:
+    from turtlemq.topic import Topic
+
+
+def requeue(
+    topic: Topic, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
+) -> int:
+    """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none."""
+    letters = _still_dead(topic, letters)
+    if not letters:
+        return 0
+    start = now_ms if due_ms is None else due_ms
+    last = start + (int((len(letters) - 1) * 1000 / per_s) if per_s else 0)
+    if not 0 <= start <= last <= DUE_MS_MAX:
+        raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
+    ended = [
+        Ended(
+            letter.group,
+            letter.id,
+            letter.document,
+            letter.attempts,
+            letter.error,
+            start + (int(i * 1000 / per_s) if per_s else 0),
+            letter.due_ms,
+            int(letter.document.meta["offset"]),
+            topic.broker.groups[letter.group].epoch if letter.group in topic.broker.groups else ANY_EPOCH,
+        )
+        for i, letter in enumerate(letters)
+    ]
+    attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
+    first = topic.index.writer.next_seq(now_ms)
+    leaving = _leave(topic, letters, now_ms, range(first, first + len(letters)))
+    try:
+        topic.index.writer.stage(for_group(ended, attempts), first)
+        topic.index.writer.commit()
+    except TurtleError:
+        _stay(topic, leaving, now_ms)
+        raise
+    topic.dead.requeued += len(letters)
+    topic.departing += [letter.document for letter in letters]
+    try:
+        topic.end_naps()
+    except DiskFull:
+        topic.stir(now_ms)  # they sleep, and that counts; what they were goes when there is room
+    return len(letters)
+
+
+def delete(topic: Topic, letters: Sequence[DeadLetter], now_ms: int) -> int:
+    """Remove them, durably."""
+    letters = _still_dead(topic, letters)
+    leaving = _leave(topic, letters, now_ms, [0] * len(letters))
+    try:
+        topic.dead.remove([letter.document for letter in letters])
+    except DiskFull:  # all are still there
+        _stay(topic, leaving, now_ms)
+        raise
+    return len(letters)
+
+
+def _still_dead(topic: Topic, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+    """They may have gone, or been copied by compaction, since somebody looked."""
+    found = {(letter.group, letter.id): letter for letter in letters}
+    gone, held = {document.seq for document in topic.departing}, topic.dead.holds(list(found))
+    still = {i: document for i, document in held.items() if document.seq not in gone}
+    return [replace(letter, document=still[i]) for i, letter in enumerate(found.values()) if i in still]
+
+
+def _leave(topic: Topic, letters: Sequence[DeadLetter], now_ms: int, became: Sequence[int]) -> dict[str, list[Leaving]]:
+    """Note that letters are about to go, by group."""
+    found: dict[str, list[Leaving]] = {}
+    for letter, seq in zip(letters, became, strict=True):
+        found.setdefault(letter.group, []).append(Leaving(letter.group, letter.id, letter.document.seq, seq))
+    noted: dict[str, list[Leaving]] = {}
+    try:
+        for group, some in found.items():
+            topic.broker.undead(group, some, now_ms)
+            noted[group] = some
+    except DiskFull:
+        _stay(topic, noted, now_ms)
+        raise
+    return found
+
+
+def _stay(topic: Topic, leaving: dict[str, list[Leaving]], now_ms: int) -> None:
+    """Note that these letters do not go after all."""
+    for group, some in leaving.items():
+        topic.broker.undead(group, some, now_ms, stay=True)
