@@ -398,3 +398,26 @@ def test_a_damaged_head_is_not_taken_for_a_document_of_its_batch(tmp_path: Path)
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
     assert engine.ack("t", "g", ["m1", "m2", "m4", "m5", "m6", "m11"], 21).unknown == []
     abandon(engine)
+
+
+def test_a_checkpoint_in_the_journal_mends_what_was_damaged_before_it(tmp_path: Path) -> None:
+    """The event that made a group is damaged, behind the last checkpoint; but a later file of the journal begins with one."""
+    engine = reopen(tmp_path, segment_bytes=4096)
+    engine.submit("t", messages(1), 0)
+    engine.topic("t").beat()
+    kept = (folder(tmp_path) / "offset").read_bytes()
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(60, 1), 0)
+    engine.tick(10)
+    while ids := engine.reserve("t", "g", 2, 10).ids:
+        engine.ack("t", "g", ids, 11)
+    files = sorted(folder(tmp_path).glob("reserve_*.bson"))
+    assert len(files) > 1
+    abandon(engine)
+    (folder(tmp_path) / "offset").write_bytes(kept)  # as if no beat had come since
+    start = f.decode_header(files[0].read_bytes(), "")[1]
+    flip(files[0], start + 60)
+    engine = reopen(tmp_path, segment_bytes=4096)
+    assert [damage.file for damage in engine.damage()["t"]] == [files[0].name]
+    assert _drain(engine) == []
+    engine.close()

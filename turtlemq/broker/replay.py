@@ -74,20 +74,28 @@ def _begin(broker: Broker, saved: c.Checkpoint | None, clean: tuple[int, int] | 
     for journal in (reserve, history):
         journal.find_files()
     if saved is not None and reserve.holds(saved.reserve) and history.holds(saved.history):
-        return saved, _from(reserve.open(saved.reserve, clean), saved.numbers[0]), False
+        events = _from(reserve.open(saved.reserve, clean), saved.numbers[0])
+        whole = [event.number for event in events] == list(range(saved.numbers[0], saved.numbers[0] + len(events)))
+        return (None if whole else _last_state(events, history)) or (saved, events, False)
     for journal, at in ((reserve, saved.reserve), (history, saved.history)) if saved is not None else ():
         if not journal.holds(at):
             journal.damage.append(
                 Damage(names.segment(journal.kind, at[0]), at[1], 0, "events are gone: the checkpoint knew them")
             )
     events = reserve.open((0, 0), clean)
+    nothing = c.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0)
+    return _last_state(events, history) or (nothing, events, True)
+
+
+def _last_state(events: list[Event], history: Journal) -> tuple[c.Checkpoint, list[Event], bool] | None:
+    """The checkpoint that the last of these files begins with: for when there is no other, or events behind it are damaged."""
     for i in range(len(events) - 1, -1, -1):
         if events[i].fields["event"] == "state":
             state = c.decode(events[i].fields["state"])
             state.numbers = (events[i].number + 1, state.numbers[1])
             if history.holds(state.history):
                 return state, events[i + 1 :], True
-    return c.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0), events, True
+    return None
 
 
 def _from(events: list[Event], number: int) -> list[Event]:
