@@ -16,6 +16,7 @@ from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NotOurs, Unavailable
 from turtlemq.model import Message, Priority, Settings
 from turtlemq.segment import format as f
+from turtlemq.segment import table as t
 from turtlemq.segment.scan import scan
 
 
@@ -420,4 +421,52 @@ def test_a_checkpoint_in_the_journal_mends_what_was_damaged_before_it(tmp_path: 
     engine = reopen(tmp_path, segment_bytes=4096)
     assert [damage.file for damage in engine.damage()["t"]] == [files[0].name]
     assert _drain(engine) == []
+    engine.close()
+
+
+def _handed_off(root: Path) -> Path:
+    """Six batches of eight in the ready log, each with a table but for the last; fetched by nobody. Returns its file."""
+    engine = reopen(root)
+    engine.place_group("t", "g", "earliest", 0)
+    for k in range(6):
+        engine.submit("t", [Message(b"x" * 200, 10 + k, f"m{n}") for n in range(8 * k, 8 * k + 8)], 0)
+        engine.tick(10 + k)
+    engine.topic("t").beat()
+    abandon(engine)
+    return folder(root) / "ready_0000000000.bson"
+
+
+def test_messages_come_once_where_the_ready_log_is_garbage_from_some_table_on(tmp_path: Path) -> None:
+    path = _handed_off(tmp_path)
+    tables = sorted(folder(tmp_path).glob("ready_*.run"))
+    assert len(tables) >= 3
+    found = t.open_table(Bare(), tables[-2])
+    assert found is not None
+    data = path.read_bytes()
+    path.write_bytes(data[: found.cover.start + 20].ljust(len(data), b"\x99"))
+    engine = reopen(tmp_path)
+    assert {damage.file for damage in engine.damage()["t"]} == {path.name}
+    assert sorted(_drain(engine)) == sorted(f"m{n}" for n in range(48)), "what is gone there still sleeps, the rest is there once"
+    engine.close()
+
+
+def test_a_head_of_a_batch_is_no_message_wherever_it_stands(tmp_path: Path) -> None:
+    path = _handed_off(tmp_path)
+    engine = reopen(tmp_path)
+    assert len(engine.reserve("t", "g", 48, 20, ttr_ms=10)) == 48  # they come again later, by their offsets
+    engine.topic("t").beat()
+    abandon(engine)
+    data = bytearray(path.read_bytes())
+    found = scan(memoryview(data), f.decode_header(bytes(data), "")[1], len(data), sealed=True)
+    heads = [i for i in range(len(found.positions)) if found.flags[i] & f.HANDOFF]
+    begin = int(found.positions[heads[1]])
+    head = data[begin : begin + int(found.lengths[heads[1]])]
+    at = int(found.positions[heads[3] + 2])  # where the second message of a later batch begins
+    assert len(head) < found.lengths[heads[3] + 2]
+    data[at : at + len(head)] = head
+    path.write_bytes(data)
+    engine = reopen(tmp_path)
+    got = _drain(engine)
+    assert "handoff" not in got
+    assert len(got) == len(set(got)) >= 48 - 2
     engine.close()

@@ -7,6 +7,7 @@ Order of writes: whatever takes a message over has it durably before the one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from turtlemq.index.seal import Sealed, seal
 from turtlemq.jobs import Inline, Job, Worker
 from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import hash_texts
+from turtlemq.segment.ids import hash_ids, hash_texts
 from turtlemq.tally import FEW, LATENESS_MS, Histogram
 
 BEAT_LOOK_MS = 2  # when to look first whether a beat is over; then after as long as it has taken so far
@@ -178,16 +179,29 @@ class Topic:
         due = self.index.due(now_ms, count_max=FIRE_SLICE)
         if due is None:
             return None
-        if len(due):
+        fresh = self._fresh(due) if len(due) and self.broker.ready.damage else due
+        if len(fresh):
             try:
-                self.broker.accept(due, now_ms)
+                self.broker.accept(fresh, now_ms)
             except DiskFull as error:
                 return error
-            self._note_lateness(due, now_ms)
+            self._note_lateness(fresh, now_ms)
             self.touch(now_ms)
         self.index.advance(due)
         self.stir(now_ms)
         return None
+
+    def _fresh(self, due: Due) -> Due:
+        """Where the ready log is damaged, what says that it took messages over may be gone, so that they come due again. Those
+        that it still has are not handed to it twice. A retry has the id of the one before it."""
+        heads = f.prefixes(due.raw, due.starts)
+        begin, sizes = due.starts + f.PREFIX_BYTES, heads["idlen"].astype(np.int64) - 1
+        texts = [due.raw[a:b] for a, b in zip(begin.tolist(), (begin + sizes).tolist(), strict=True)]
+        there = self.broker.ready.find_many(texts, hash_ids(due.raw, begin, sizes))
+        keep = np.array([i for i in range(len(due)) if i not in there or heads["flags"][i] & f.META], np.int64)
+        lengths = heads["len"][keep].astype(np.int64)
+        raw = bytes(f.gather(due.raw, due.starts[keep], lengths))
+        return replace(due, raw=raw, starts=np.cumsum(lengths) - lengths, due_ms=due.due_ms[keep], seq=due.seq[keep], hashes=None)
 
     def _note_lateness(self, due: Due, now_ms: int) -> None:
         if len(due) >= FEW:

@@ -230,6 +230,7 @@ class ReadyLog(log.Stoppable):
                 fits = max(not size, int(np.searchsorted(np.cumsum(end - begin), bytes_max - size, side="right")))
                 begin, end, ordinals = begin[:fits], end[:fits], ordinals[:fits]
             read = log.read_documents(self.door, segment.path, begin, end)
+            np.logical_and(read.good, (read.heads["flags"] & f.HANDOFF) == 0, out=read.good)  # no offset is that of a head
             self._report(segment, read, begin, end)
             buffers.append(read.buffer)
             starts.append(read.starts + size)
@@ -258,7 +259,9 @@ class ReadyLog(log.Stoppable):
         if places[-1][1] - places[0][0] > _FEW_BYTES_MAX:
             return None
         read = log.read_few(self.door, self.segments[-1].path, places)
-        found = [(one[3], ready_ms) for one, ready_ms in zip(read, times, strict=True) if one is not None]
+        found = [
+            (one[3], ready_ms) for one, ready_ms in zip(read, times, strict=True) if one is not None and not one[2] & f.HANDOFF
+        ]
         return found if len(found) == len(read) else None
 
     def _split(self, offsets: I64) -> list[tuple[Segment, t.Table | None, I64]]:

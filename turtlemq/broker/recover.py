@@ -125,11 +125,16 @@ def _open_segment(ready: ReadyLog, base: int, following: int | None, clean: Clea
     total = clean.next_offset if clean is not None else following
     upto = None if total is None else (segment.size, total)
     found, batches = _scan(ready, segment, position, expected, upto)
-    if last and not len(batches.positions) and segment.tables:  # what was handed off last stands in the last table
+    known = position  # tables speak only of what was synced
+    while last and not len(batches.positions) and segment.tables:  # what was handed off last stands in the last table
         gone = segment.tables.pop()
         ready.door.remove(gone.path)
         position = gone.cover.start
         found, batches = _scan(ready, segment, position, gone.cover.first_seq, upto)
+    if last and batches.end < known:
+        ready.damage.append(
+            Damage(segment.path.name, batches.end, known - batches.end, "no document is left of what a table knew")
+        )
     segment.first_offset = segment.tables[0].cover.first_seq if segment.tables else batches.first_offset
     offset = segment.first_offset + segment.tabled
     ready.next_offset = offset + len(batches.positions)
