@@ -266,6 +266,7 @@ def test_looking(line: Line) -> None:
 def test_watching_ends_with_ctrl_c(line: Line, server: Server) -> None:
     line("put", "watched", "1", "--delay", "60")
     args = [*PROGRAM, "stats", "watched", "--watch", "--every", "0.1", "--json"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it, and so do theirs
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=environment(TURTLEMQ_URL=server.url)) as process:
         assert process.stdout is not None
         assert [json.loads(process.stdout.readline())["stats"]["sleep"] for _ in range(2)] == [1, 1]
