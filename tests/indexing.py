@@ -105,7 +105,7 @@ class Later:
     def finish(self) -> None:
         """Do everything that waits."""
         for job in self.jobs:
-            job.result()
+            job.run()
         self.jobs = []
 
 
@@ -114,14 +114,25 @@ class LaterJob:
 
     def __init__(self, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._work, self._args, self._ran = work, args, False
+        self._value: Any = None
+        self._error: Exception | None = None
 
     def done(self) -> bool:
         return self._ran
 
-    def result(self) -> Any:
+    def run(self) -> None:
+        """What it meets is for whoever asks for its result."""
         if not self._ran:
             self._ran = True
-            self._value = self._work(*self._args)
+            try:
+                self._value = self._work(*self._args)
+            except Exception as error:  # noqa: BLE001 - kept, as by any worker
+                self._error = error
+
+    def result(self) -> Any:
+        self.run()
+        if self._error is not None:
+            raise self._error
         return self._value
 
 

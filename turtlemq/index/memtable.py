@@ -165,6 +165,8 @@ class Memtable(Part):
         return () if ordinal is None else (ordinal,)
 
     def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
+        if wanted.few is not None:
+            return [(number, ordinal) for number, hash_ in wanted.few for ordinal in self.find(hash_)]
         found = self.ids.find_many(self.hashes, wanted.hashes)
         hits = np.flatnonzero(found >= 0)
         return list(zip(wanted.numbers[hits].tolist(), found[hits].tolist(), strict=True))

@@ -149,7 +149,7 @@ class SinglesCursor(Cursor):
 
 
 class Wanted:
-    """Ids that are looked for in one part after the other: their numbers and their hashes."""
+    """Ids that are looked for in one part after the other: their numbers and their hashes, as arrays or, if few, one by one."""
 
     __slots__ = ("few", "hashes", "numbers")
 
@@ -159,8 +159,22 @@ class Wanted:
         if len(hashes) < _FEW:
             self.few = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
 
+    @classmethod
+    def of(cls, hashes: U64) -> Wanted:
+        """All of them."""
+        return cls(np.arange(len(hashes)), hashes) if len(hashes) >= _FEW else cls.these(list(enumerate(hashes.tolist())))
+
+    @classmethod
+    def these(cls, few: list[tuple[int, int]]) -> Wanted:
+        """Without arrays, each of which takes a microsecond."""
+        wanted = cls.__new__(cls)
+        wanted.few = few
+        return wanted
+
     def through(self, filter_: Filter) -> Wanted:
         """Those that pass a filter."""
+        if self.few is not None:
+            return Wanted.these([one for one in self.few if filter_.may_hold_one(one[1])])
         some = filter_.may_hold(self.hashes)
         return Wanted(self.numbers[some], self.hashes[some])
 
