@@ -71,7 +71,7 @@ bench: bench-setup ## run the benchmarks: TurtleMQ, the peers and the machine's 
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 bench-quick: bench-setup ## the same, small: in a few minutes
-	@exec $(BIN)/python -m benchmarks --quick $(ARGS)
+	@exec $(BIN)/python -m benchmarks --quick --minutes 4 $(ARGS)
 
 bench-setup: $(BENCH_STAMP) ## install the peers that the benchmarks compare with, where that is allowed
 	@sh benchmarks/peers/setup.sh
