@@ -199,18 +199,23 @@ def _heads(path: Path) -> list[int]:
     return [int(at) for at, flags in zip(found.positions, found.flags, strict=True) if flags & f.HANDOFF]
 
 
-@pytest.mark.parametrize("which", [0, 1, -1])
-@pytest.mark.parametrize("tables", [False, True])
-def test_a_damaged_head_of_a_batch_of_a_segment_before_the_last_loses_no_message(
-    tmp_path: Path, which: int, tables: bool
-) -> None:
-    engine = reopen(tmp_path, segment_bytes=4096)
+def _several(root: Path) -> list[Path]:
+    """Eighty messages handed off, four at a time, and a proper stop. Returns the files of the ready log."""
+    engine = reopen(root, segment_bytes=4096)
     engine.place_group("t", "g", "earliest", 0)
     for n in range(0, 80, 4):
         engine.submit("t", messages(4, n, due=10 + n), n)
         engine.tick(10 + n)
     engine.close()
-    files = sorted(folder(tmp_path).glob("ready_*.bson"))
+    return sorted(folder(root).glob("ready_*.bson"))
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_damaged_head_of_a_batch_of_a_segment_before_the_last_loses_no_message(
+    tmp_path: Path, which: int, tables: bool
+) -> None:
+    files = _several(tmp_path)
     assert len(files) > 2
     flip(files[1], _heads(files[1])[which] + 20)
     if not tables:
@@ -226,13 +231,7 @@ def test_a_damaged_head_of_a_batch_of_a_segment_before_the_last_loses_no_message
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_segment_of_no_bytes_before_the_last_costs_what_was_in_it_and_no_more(tmp_path: Path, which: int) -> None:
     """Its messages are known to have been there, and are nowhere: no place in a file is asked for them."""
-    engine = reopen(tmp_path, segment_bytes=4096)
-    engine.place_group("t", "g", "earliest", 0)
-    for n in range(0, 80, 4):
-        engine.submit("t", messages(4, n, due=10 + n), n)
-        engine.tick(10 + n)
-    engine.close()
-    files = sorted(folder(tmp_path).glob("ready_*.bson"))
+    files = _several(tmp_path)
     lost = {f"m{n}" for n in range(80) if b"\0m%d\0" % n in files[which].read_bytes()}
     assert 0 < len(lost) < 80
     os.truncate(files[which], 0)

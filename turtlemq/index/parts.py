@@ -22,7 +22,6 @@ from turtlemq.segment.filter import Filter
 from turtlemq.segment.table import Damaged, Table
 
 _TIES_MAX = 64
-_FEW = 24  # below this many, loops beat arrays
 
 
 class Bits:
@@ -156,13 +155,13 @@ class Wanted:
     def __init__(self, numbers: I64, hashes: U64) -> None:
         self.numbers, self.hashes = numbers, hashes
         self.few: list[tuple[int, int]] | None = None
-        if len(hashes) < _FEW:
+        if len(hashes) < f.FEW:
             self.few = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
 
     @classmethod
     def of(cls, hashes: U64) -> Wanted:
         """All of them."""
-        return cls(np.arange(len(hashes)), hashes) if len(hashes) >= _FEW else cls.these(list(enumerate(hashes.tolist())))
+        return cls(np.arange(len(hashes)), hashes) if len(hashes) >= f.FEW else cls.these(list(enumerate(hashes.tolist())))
 
     @classmethod
     def these(cls, few: list[tuple[int, int]]) -> Wanted:
