@@ -400,6 +400,31 @@ def test_a_damaged_head_is_not_taken_for_a_document_of_its_batch(tmp_path: Path)
     abandon(engine)
 
 
+def test_older_documents_that_stand_where_a_batch_begins_do_not_move_the_others(tmp_path: Path) -> None:
+    """Both heads of the last batches are damaged, and between them stand more documents than there were: of an older page."""
+    engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
+    engine.place_group("t", "g", "earliest", 0)
+    for first, count, body in ((0, 6, b"x"), (6, 2, b"y" * 300), (8, 6, b"z"), (14, 1, b"last")):
+        engine.submit("t", [Message(body, 10 + first, id=f"m{n:02}") for n in range(first, first + count)], 0)
+        engine.tick(10 + first)
+        engine.topics["t"].broker.ready.sync()
+    assert len(engine.reserve("t", "g", 15, 30).ids) == 15
+    abandon(engine)
+    path = next((tmp_path / "topic" / "t").glob("ready_*.bson"))
+    data = bytearray(path.read_bytes())
+    found = scan(memoryview(data), f.decode_header(bytes(data), "")[1], len(data), sealed=True)
+    heads = [int(found.positions[i]) for i in range(len(found)) if found.flags[i] & f.HANDOFF]
+    old, size = int(found.positions[1]), int(found.lengths[1])
+    behind = heads[1] + 50
+    data[heads[1] + 4 : heads[1] + 9] = b"\x99" * 5
+    data[behind : behind + 3 * size] = data[old : old + 3 * size]
+    data[behind + 3 * size : heads[2] + 60] = b"\x99" * (heads[2] + 60 - behind - 3 * size)
+    path.write_bytes(data)
+    engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
+    assert engine.ack("t", "g", [f"m{n:02}" for n in range(8, 15)], 31).unknown == []
+    abandon(engine)
+
+
 def test_a_checkpoint_in_the_journal_mends_what_was_damaged_before_it(tmp_path: Path) -> None:
     """The event that made a group is damaged, behind the last checkpoint; but a later file of the journal begins with one."""
     engine = reopen(tmp_path, segment_bytes=4096)

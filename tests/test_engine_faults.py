@@ -349,6 +349,27 @@ def test_dead_letters_are_counted_and_their_messages_gone_after_a_power_cut(tmp_
     abandon(engine)
 
 
+@pytest.mark.parametrize("after", ["the group is moved", "the group is gone"])
+def test_a_dead_letter_is_counted_though_its_note_is_lost_and_its_group_is_another_by_then(tmp_path: Path, after: str) -> None:
+    door = Syncing()
+    engine = start(tmp_path, door, max_attempts=1)
+    engine.submit("t", messages(3), 0)
+    engine.tick(10)
+    engine.topic("t").beat()
+    engine.reserve("t", "g", 3, 10)
+    assert engine.ack("t", "g", ["-m0"], 11).dead == 1
+    if after == "the group is moved":
+        engine.place_group("t", "g", "earliest", 12)
+    else:
+        engine.drop_group("t", "g", 12)
+    engine.topic("t").broker.reserve_log.sync()
+    cut_power(engine, door)
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.check() == []
+    assert engine.stats("t").dead == 1
+    abandon(engine)
+
+
 def test_a_batch_that_reached_the_disk_before_the_one_in_front_of_it_hands_nothing_off(tmp_path: Path) -> None:
     """Sectors of a log are written in any order. The second batch says that everything so far was handed off."""
     engine = start(tmp_path)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from turtlemq.broker.check import check as check_broker
-from turtlemq.dead import Filter
 from turtlemq.index.check import check as check_index
 from turtlemq.model import Mark
 from turtlemq.topic import Topic
@@ -20,7 +18,7 @@ def check_topic(topic: Topic) -> list[str]:
 
 
 def _check_together(topic: Topic) -> Iterator[str]:
-    letters = Counter(letter.group for letter in topic.dead.all(Filter()))
+    letters = topic.dead.by_group()
     counted = +topic.broker.dead
     if letters != counted:
         yield f"there are dead letters of {dict(letters)}, but {dict(counted)} are counted"

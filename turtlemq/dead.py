@@ -133,6 +133,10 @@ class DeadLetters:
         """How many died of what, the most common first."""
         return dict(Counter(letter.error for letter in self.all(asked)).most_common())
 
+    def by_group(self) -> Counter[str]:
+        """How many there are of each group. All are read: about 10 µs each."""
+        return Counter(letter.group for letter in self.all(Filter()))
+
     def remove(self, letters: Sequence[f.Document]) -> None:
         """Delete them, durably."""
         if letters:

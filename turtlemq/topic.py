@@ -79,6 +79,8 @@ class Topic:
         self.ending: list[f.Document] = []  # see `end_naps`
         self.departing: list[f.Document] = []
         odd = unfinished.resolve(self) or torn
+        if self.broker.dead.total() != len(self.dead):  # a power cut took the note of a burial; the letters themselves tell
+            self.broker.dead = self.dead.by_group()
         if odd or behind:
             self._note_where_we_stand(odd)
 

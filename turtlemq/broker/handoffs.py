@@ -136,11 +136,14 @@ def _between(found: Scan, first: int, stop: int) -> I64:
 
 def _place(found: Scan, mine: I64, total: int, first: int, stop: int, headless: bool = False) -> I64:
     """Positions for `total` documents: those found, and where the damage is for the rest. `headless`: the first thing damaged is
-    a head, if enough else is."""
+    a head, if enough else is. Where more are found than there were, those that do not belong there stand behind a hole: what is
+    before the first one and far behind keeps its place."""
     missing = total - len(mine)
+    holes = [hole.position for hole in found.damaged if first <= hole.position < stop]
     if missing <= 0:
-        return mine[:total]
-    holes = [hole.position for hole in found.damaged if first <= hole.position < stop] or [max(stop - 1, 0)]
+        at = int(np.searchsorted(mine, holes[0])) if holes else total
+        return np.delete(mine, slice(at, at - missing))[:total]
+    holes = holes or [max(stop - 1, 0)]
     if headless and len(holes) > missing:
         del holes[0]
     spread = (holes * missing)[:missing]
