@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tests.trust.model import Figures, Part
+from tests.trust.model import Broken, Figures, Part
 from tests.trust.parts import all_parts, apart, chunk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -33,6 +33,12 @@ class Outcome:
     figures: Figures = field(default_factory=Figures)
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def seen(self) -> str:
+        """The figures in words."""
+        words = [f"{count:,} {name}" for name, count in self.figures.items()]
+        return ", ".join(words if self.part.sum_up is None else [self.part.sum_up(self.figures), *words])
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
@@ -47,12 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     outcomes = [_run(parts[name], options) for name in options.parts or parts]
     failed = [outcome for outcome in outcomes if outcome.failures]
-    if not failed and options.write:
-        write(outcomes)
-        print(f"Written: {os.path.relpath(DOC)}.")
+    if options.write:
+        _write_whole(outcomes)
     for outcome in failed:
         print(f"{outcome.part.name}: {len(outcome.failures)} chunks failed.", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _write_whole(outcomes: Sequence[Outcome]) -> None:
+    """Only what was run to its end, and passed, is worth writing down."""
+    whole = [outcome for outcome in outcomes if outcome.cases >= outcome.part.full and not outcome.failures]
+    if whole:
+        write(whole)
+        print(f"Written: {os.path.relpath(DOC)}: {', '.join(outcome.part.name for outcome in whole)}.")
 
 
 def _parser(parts: dict[str, Part]) -> argparse.ArgumentParser:
@@ -70,7 +83,7 @@ def _parser(parts: dict[str, Part]) -> argparse.ArgumentParser:
     parser.add_argument("--only", type=int, metavar="N", help="this case alone, with what it prints")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at once (default: cores)")
     parser.add_argument("--keep-going", action="store_true", help="do not stop a part at its first failure")
-    parser.add_argument("--write", action="store_true", help="put the figures into docs/TRUST.md if nothing failed")
+    parser.add_argument("--write", action="store_true", help="put the figures of full runs without a failure into docs/TRUST.md")
     return parser
 
 
@@ -82,7 +95,11 @@ def _run(part: Part, options: argparse.Namespace) -> Outcome:
     else:
         _spread(outcome, options)
     outcome.seconds = time.monotonic() - begin
-    seen = ", ".join(f"{count:,} {name}" for name, count in outcome.figures.items())
+    try:
+        seen = outcome.seen
+    except Broken as error:
+        seen = str(error)
+        outcome.failures.append(seen)
     verdict = "FAILED" if outcome.failures else "passed"
     print(f"{part.name}: {outcome.cases:,} {part.unit} {verdict} in {outcome.seconds:,.0f} s: {seen}", flush=True)
     return outcome
@@ -130,9 +147,8 @@ def write(outcomes: Sequence[Outcome]) -> None:
     rows.pop("part", None)
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     for outcome in outcomes:
-        seen = ", ".join(f"{count:,} {name}" for name, count in outcome.figures.items())
         cases = f"{outcome.cases:,} {outcome.part.unit}"
-        rows[outcome.part.name] = f"| {outcome.part.name} | {cases} | {seen} | {outcome.seconds:,.0f} s, {today} |"
+        rows[outcome.part.name] = f"| {outcome.part.name} | {cases} | {outcome.seen} | {outcome.seconds:,.0f} s, {today} |"
     ordered = [rows[part.name] for part in all_parts() if part.name in rows]
     head = ["| part | tried | seen | took, on |", "| --- | --- | --- | --- |"]
     DOC.write_text("\n".join([before + _BEGIN, *head, *ordered, _END + after]), encoding="utf-8")

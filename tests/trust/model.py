@@ -30,6 +30,7 @@ class Part:
     full: int  # cases in `make trust`
     chunk: int = 25  # cases that one process runs in one go
     alone: bool = False  # needs the machine for itself: nothing else runs beside it
+    sum_up: Callable[[Figures], str] | None = None  # what all cases of a run tell together; raises Broken
 
 
 def figures(**counts: int) -> Figures:

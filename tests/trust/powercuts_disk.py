@@ -95,7 +95,7 @@ class Disk(Door):
 
     def __init__(self, root: Path, tree: Tree) -> None:
         super().__init__()
-        self.root = root
+        self.root, self._base = root, f"{root}/"
         self.inodes: Inodes = {ROOT: Folder({})}
         self.moments: list[Inodes] = []
         self._fds: dict[int, int] = {}
@@ -121,7 +121,7 @@ class Disk(Door):
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         result: Any = None if name in ("fdatasync", "fsync_dir") else action(*args)
-        if path is not None and path.is_relative_to(self.root) and self._note(name, path, result, args):
+        if path is not None and f"{path}/".startswith(self._base) and self._note(name, path, result, args):
             self.moments.append(dict(self.inodes))
         return result  # type: ignore[no-any-return]
 
@@ -194,7 +194,7 @@ class Disk(Door):
     def _folder(self, path: Path) -> int:
         """The inode of the folder that a path is in."""
         at = ROOT
-        for name in path.relative_to(self.root).parts[:-1]:
+        for name in str(path).removeprefix(self._base).split("/")[:-1]:
             at = self._names(at)[name]
         return at
 
