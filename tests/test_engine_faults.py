@@ -333,6 +333,27 @@ def test_what_sleeps_for_another_attempt_does_not_come_twice_after_a_power_cut(t
     abandon(engine)
 
 
+def test_what_slept_for_another_attempt_and_is_back_before_a_beat_does_not_come_twice_after_a_power_cut(tmp_path: Path) -> None:
+    """The clock stood still, or jumped: no beat has come since the message went to sleep."""
+    door = Syncing()
+    engine = start(tmp_path, door)
+    engine.submit("t", messages(1), 0)
+    engine.tick(10)
+    engine.topic("t").beat()
+    engine.reserve("t", "g", 1, 10)
+    assert engine.ack("t", "g", ["-m0"], 11, retry_delay_ms=60_000).failed == 1
+    topic = engine.topic("t")
+    assert topic._hand_off(70_000) is None
+    topic.broker.ready.sync()  # it reaches the disk before what is in the journal, which nobody has asked for yet
+    cut_power(engine, door)
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    engine.tick(200_000)
+    assert engine.reserve("t", "g", 9, 200_000).ids == ["m0"]
+    engine.tick(200_010)
+    assert engine.reserve("t", "g", 9, 200_010).ids == [], "it is in one consumer's hands"
+    abandon(engine)
+
+
 def test_dead_letters_are_counted_and_their_messages_gone_after_a_power_cut(tmp_path: Path) -> None:
     door = Syncing()
     engine = start(tmp_path, door, max_attempts=1)

@@ -47,6 +47,7 @@ RINGS = {
     "turtlemq.index": "index",
     "turtlemq.broker": "broker",
     "turtlemq.door": "door",
+    "turtlemq.shadow": "door",
     "turtlemq.segment": "segment",
     "turtlemq.segment.fields": "pure",
     "turtlemq.segment.format": "pure",

@@ -267,8 +267,17 @@ class Door:
     def lock(self, path: Path) -> int:
         """Hold a file for this process, or say who does. The kernel lets go when the process ends, however it ends."""
         fd = self._do("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._hold(path, fd, fcntl.LOCK_EX)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            return fd  # the name is a courtesy: on a full disk there may be no room for it
+        return fd
+
+    def _hold(self, path: Path, fd: int, how: int) -> int:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
@@ -276,11 +285,6 @@ class Door:
         except OSError:
             os.close(fd)
             raise
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        except OSError:
-            return fd  # the name is a courtesy: on a full disk there may be no room for it
         return fd
 
     def free_bytes(self, path: Path) -> int:

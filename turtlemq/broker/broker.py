@@ -128,9 +128,11 @@ class Broker:
         self._store(documents, starts, now_ms, self.ready.progress)
 
     def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Any, hashes: U64 | None = None) -> None:
-        self.ready.accept(raw, starts, progress, now_ms, hashes)
         heads = f.prefixes(raw, starts)
         some = int(np.bitwise_or.reduce(heads["flags"]))
+        if some & f.META:  # that a message left for a sleep is durable before it is back: no power cut leaves it in two places
+            self.reserve_log.sync()
+        self.ready.accept(raw, starts, progress, now_ms, hashes)
         self.levels |= bool(some & f.PRIORITY)
         own = self._special(raw, starts, heads) if some & (f.META | f.NOTICE) else None
         plain = len(starts) if own is None else len(starts) - len(own[1])

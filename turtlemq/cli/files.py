@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,10 @@ from turtlemq.cli.call import URL, AsJson, Topic, Url, amount, call, fail, path,
 from turtlemq.cli.times import when
 
 if TYPE_CHECKING:
+    from turtlemq.door import Door
     from turtlemq.engine import Engine
     from turtlemq.segment import format as f
+    from turtlemq.shadow import Shadow
 
 Data = Annotated[Path, typer.Option("--data", help="The data folder of a server that is stopped.")]
 BODY_CHARS = 120
@@ -25,32 +28,65 @@ _FLAGS = "JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID EXPIRES HEADERS MO
 
 
 @contextmanager
-def _opened(data: Path) -> Iterator[Engine]:
+def _opened(data: Path, door: Door | None = None) -> Iterator[Engine]:
+    """An engine on a data folder, or on a shadow of it."""
     from turtlemq.engine import Engine
     from turtlemq.errors import TurtleError
-    from turtlemq.segment import names
 
-    if not (data / names.FORMAT).is_file():
-        fail(f"{data} is no data folder of TurtleMQ")
     try:
-        engine = Engine.open(data)
+        engine = Engine.open(data, door=door)
     except (TurtleError, OSError) as error:
-        fail(f"{data}: {error}")
+        fail(str(error))
     try:
         yield engine
     finally:
         engine.close()
 
 
-def check(data: Data = Path("data"), as_json: AsJson = False) -> None:
-    """Read every byte again and find every broken invariant: a line each, and exit code 1.
+def _data_folder(data: Path) -> Path:
+    from turtlemq.segment import names
+
+    if not (data / names.FORMAT).is_file():
+        fail(f"{data} is no data folder of TurtleMQ")
+    return data
+
+
+def check(
+    data: Data = Path("data"),
+    scratch: Annotated[
+        Path | None, typer.Option(help="Where to keep what a start would write; the system's temporary folder if not given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte again and find every broken invariant: a line each, and exit code 1. Nothing in the folder is changed.
 
     turtlemq check --data data
     """
+    from turtlemq.errors import TurtleError
+    from turtlemq.shadow import Shadow
+
+    with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as place:
+        try:
+            door = Shadow(_data_folder(data), Path(place))
+            with _opened(door.root, door) as engine:
+                topics, problems = len(engine.topics), _problems(engine, door)
+        except (TurtleError, OSError) as error:
+            fail(str(error).replace(place, str(data)))
+    problems = [line.replace(place, str(data)) for line in dict.fromkeys(problems)]
+    if as_json:
+        show({"topics": topics, "problems": problems})
+    else:
+        print(*problems, sep="\n") if problems else print(f"{topics} topics, no problem found")
+    raise typer.Exit(1 if problems else 0)
+
+
+def _problems(engine: Engine, door: Shadow) -> list[str]:
+    """Everything that is wrong, a line each, with a bar while it is looked for."""
     from turtlemq.checks import check_topic
 
-    with _opened(data) as engine, progress() as shown:
-        problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
+    problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
+    problems += [f"{name}: it is not as it was left at the last stop; a start makes it again" for name in _remade(engine, door)]
+    with progress() as shown:
         sizes = {name: engine.stats(name).bytes for name in engine.topics}
         task = shown.add_task("check", total=sum(sizes.values()))
         for name, topic in engine.topics.items():
@@ -58,13 +94,15 @@ def check(data: Data = Path("data"), as_json: AsJson = False) -> None:
             problems += check_topic(topic)
             problems += [f"{name}/{damage}" for damage in topic.damage()]
             shown.advance(task, sizes[name])
-        topics = len(engine.topics)
-    problems = list(dict.fromkeys(problems))
-    if as_json:
-        show({"topics": topics, "problems": problems})
-    else:
-        print(*problems, sep="\n") if problems else print(f"{topics} topics, no problem found")
-    raise typer.Exit(1 if problems else 0)
+    return problems
+
+
+def _remade(engine: Engine, door: Shadow) -> list[str]:
+    """Caches that opening did not take as they are. After a crash there may be such; after a proper stop there are none."""
+    from turtlemq.segment import names
+
+    found = [(name, names.parse(name.rpartition("/")[2])) for name in door.changed() if engine.was_clean]
+    return [name for name, file in found if name.endswith("/offset") or (file and not file.suffix and file.what != "bson")]
 
 
 def inspect(
@@ -170,7 +208,7 @@ def compact(
 def _compact_here(data: Path, topic: str) -> tuple[int, int]:
     from turtlemq.errors import UnknownTopic
 
-    with _opened(data) as engine:
+    with _opened(_data_folder(data)) as engine:
         try:
             before = engine.stats(topic).bytes
         except UnknownTopic as error:
