@@ -16,7 +16,7 @@ from benchmarks import child
 from benchmarks.load import BODY_BYTES, START_MS, TOPIC
 from benchmarks.model import Figure, Goal, Size, of_rounds
 from benchmarks.run import Benchmark, Run
-from turtlemq.broker.broker import Reserved
+from turtlemq.broker.answers import Reserved
 from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f

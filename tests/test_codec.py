@@ -21,7 +21,7 @@ from bson.int64 import Int64
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from turtlemq.broker.broker import Reserved
+from turtlemq.broker.answers import Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
 from turtlemq.index.limits import check_batch

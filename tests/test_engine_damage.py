@@ -21,10 +21,9 @@ from turtlemq.segment.scan import scan
 
 
 class Bare(Quick):
-    """Syncs nothing, and has no room for ballast."""
+    """Syncs nothing, and keeps no ballast."""
 
-    def free_bytes(self, path: Path) -> int:
-        return 0
+    keeps_room = False
 
 
 def reopen(root: Path, **changes: Any) -> Engine:

@@ -42,6 +42,7 @@ RINGS = {
     "turtlemq.folder": "engine",
     "turtlemq.ballast": "segment",
     "turtlemq.leaving": "engine",
+    "turtlemq.naps": "engine",
     "turtlemq.unfinished": "engine",
     "turtlemq.views": "engine",
     "turtlemq.index": "index",

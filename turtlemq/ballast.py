@@ -28,12 +28,13 @@ class Ballast:
 
     def load(self) -> None:
         """Take it aboard if there is room. Not made durable: it only has to be there."""
-        if self.aboard:
+        if self.aboard or not self._door.keeps_room:
             return
         if self._door.exists(self._path) and self._door.size(self._path) == BYTES:
             self.aboard = True
             return
         if self._door.free_bytes(self._path.parent) < _ROOM * BYTES:
+            self._thrown = True  # by whom is no matter, it may have been before a restart: what room there is is for consumers
             return
         try:
             self._fill()
@@ -63,3 +64,8 @@ class Ballast:
             self.load()
             if self._thrown:
                 raise DiskFull
+
+    def spare(self) -> None:
+        """Raise where what comes due would take the room that consumers need for what they have. It may take any other."""
+        if self._thrown and self._door.free_bytes(self._path.parent) < BYTES:
+            raise DiskFull

@@ -35,6 +35,8 @@ _UNSURE = ("fdatasync", "fsync_dir", "truncate")
 class Door:
     """Blocking file operations. Subclasses in tests override `_call`."""
 
+    keeps_room = True  # for consumers, on a disk that may be full one day: see `ballast`
+
     def __init__(self) -> None:
         self._readers: OrderedDict[str, int] = OrderedDict()
 
@@ -207,10 +209,6 @@ class Door:
 
     def close(self, fd: int) -> None:
         os.close(fd)
-
-    def copy(self, fd: int) -> int:
-        """A second descriptor of an open file, for another thread: it stays open when the first is closed."""
-        return os.dup(fd)
 
     # Files that are read
 

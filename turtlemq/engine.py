@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
 from turtlemq import leaving, views
 from turtlemq.ballast import Ballast
-from turtlemq.broker.broker import Acked, Reserved
+from turtlemq.broker.answers import Acked, Reserved
 from turtlemq.checks import check_topic
 from turtlemq.dead import DeadLetter
 from turtlemq.door import Door
@@ -147,7 +147,7 @@ class Engine:
     def _open_topic(self, name: str) -> Topic:
         folder, mark = self.root / names.TOPICS / name, self._clean.get(name)
         settings = read_settings(self.door, folder, self.settings)
-        topic = Topic(name, folder, self.door, settings, self._worker, mark, self.ballast.throw, self._flusher)
+        topic = Topic(name, folder, self.door, settings, self._worker, self._flusher, self.ballast, mark)
         self._clean.pop(name, None)
         self.topics[name] = topic
         self._wake_at(name, 0)
@@ -247,7 +247,11 @@ class Engine:
     ) -> Reserved:
         """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
         found = self.topic(topic)
-        out = found.broker.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+        try:
+            out = found.broker.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+        except BaseException:
+            self._touched(found, now_ms)  # there may be leases already: they must end
+            raise
         if not out.idle:
             self._touched(found, now_ms, group)
         return out
@@ -275,11 +279,13 @@ class Engine:
         self._touched(found, now_ms)
         return out
 
-    def give_back(self, topic: str, group: str, ids: Sequence[str], now_ms: int) -> tuple[int, list[str]]:
+    def give_back(
+        self, topic: str, group: str, ids: Sequence[str], now_ms: int, attempts: Sequence[int] | None = None
+    ) -> tuple[int, list[str]]:
         """Messages that no consumer was told of come again at once, and their delivery does not count: how many, and the ids that
         the group does not hold."""
         found = self.topic(topic)
-        out = found.broker.give_back(group, ids, now_ms)
+        out = found.broker.give_back(group, ids, now_ms, attempts)
         self._touched(found, now_ms)
         return out
 
@@ -399,6 +405,9 @@ class Engine:
         elif self._when.get(name) != when_ms:
             self._when[name] = when_ms
             heappush(self._wake, (when_ms, name))
+            if len(self._wake) > 2 * len(self._when) + 64:  # most entries do not count any more
+                self._wake = [(when, name) for name, when in self._when.items()]
+                heapify(self._wake)
 
     def changed(self, topic: Topic, now_ms: int) -> None:
         """A topic got work: see that it is looked at in time."""

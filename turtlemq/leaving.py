@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from turtlemq.broker.broker import Leaving
+from turtlemq import naps
+from turtlemq.broker.answers import Leaving
 from turtlemq.broker.delivery import ANY_EPOCH
 from turtlemq.broker.ends import Ended
 from turtlemq.dead import DeadLetter, for_group
-from turtlemq.errors import DiskFull, InvalidFireAt, TurtleError
+from turtlemq.errors import DiskFull, InvalidFireAt
 from turtlemq.model import DUE_MS_MAX
 
 if TYPE_CHECKING:
@@ -45,14 +46,15 @@ def requeue(
         for i, letter in enumerate(letters)
     ]
     attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
-    first = topic.index.writer.next_seq(now_ms)
-    leaving = _leave(topic, letters, now_ms, range(first, first + len(letters)))
-    try:
-        topic.index.writer.stage(for_group(ended, attempts), first)
-        topic.index.writer.commit()
-    except TurtleError:
-        _stay(topic, leaving, now_ms)
-        raise
+    with topic.taking_over(topic.index):
+        first = topic.index.writer.next_seq(now_ms)
+        leaving = _leave(topic, letters, now_ms, range(first, first + len(letters)))
+        try:
+            topic.index.writer.stage(for_group(ended, attempts, naps.older(topic, ended)), first)
+            topic.index.writer.commit()
+        except DiskFull:
+            _stay(topic, leaving, now_ms)
+            raise
     topic.dead.requeued += len(letters)
     topic.departing += [letter.document for letter in letters]
     try:

@@ -22,6 +22,8 @@ _LEFT_OUT = (names.LOCK, "BALLAST", "PINNED", "READERS")  # of no meaning for wh
 class Shadow(Door):
     """The door to a shadow of `source` in `root`, an empty folder."""
 
+    keeps_room = False
+
     def __init__(self, source: Path, root: Path) -> None:
         super().__init__()
         self.source, self.root = source.absolute(), root
@@ -51,9 +53,6 @@ class Shadow(Door):
         """The folder's own, shared with others who only look: a server's is not."""
         own = self.source / names.LOCK
         return self._hold(own, os.open(own, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH) if own.exists() else super().lock(path)
-
-    def free_bytes(self, path: Path) -> int:
-        return 0  # it needs no ballast
 
     def open_write(self, path: Path) -> int:
         if not path.is_symlink():

@@ -6,7 +6,8 @@ Order of writes: whatever takes a message over has it durably before the one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ from typing import Any
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq import leaving, unfinished
+from turtlemq import leaving, naps, unfinished
+from turtlemq.ballast import Ballast
 from turtlemq.broker import replay
 from turtlemq.broker.cancel import CANCELLED, cancel
-from turtlemq.broker.delivery import void
 from turtlemq.broker.ends import Ended
-from turtlemq.broker.group import Group
 from turtlemq.broker.retention import keep_house, may_go
 from turtlemq.dead import DeadLetters, for_group
 from turtlemq.door import Door
@@ -27,13 +27,12 @@ from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.folder import logs
 from turtlemq.index import care
 from turtlemq.index.index import Index, tombstones
-from turtlemq.index.mend import mending
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.jobs import Inline, Job, Worker
 from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import hash_ids, hash_texts
+from turtlemq.segment.ids import hash_ids
 from turtlemq.tally import FEW, LATENESS_MS, Histogram
 
 BEAT_LOOK_MS = 2  # when to look first whether a beat is over; then after as long as it has taken so far
@@ -53,19 +52,19 @@ class Topic:
         door: Door,
         settings: Settings,
         worker: Worker,
+        flusher: Worker,
+        ballast: Ballast,
         clean: dict[str, Any] | None = None,
-        relief: Callable[[], bool] = bool,
-        flusher: Worker | None = None,
     ) -> None:
-        self.name, self.folder, self.door, self._worker = name, folder, door, worker
+        self.name, self.folder, self.door, self._worker, self._ballast = name, folder, door, worker, ballast
         clean = clean or {}  # what `close` returned, if the last stop was a proper one
         self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*logs(door, folder)}]
         stores = (self._bury, self._resleep, self._newest_seq)
         self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores, clean.get("broker"))
-        self.broker.reserve_log.relief = self.broker.history.relief = relief
+        self.broker.reserve_log.relief = self.broker.history.relief = ballast.throw
         self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
         self.dead = DeadLetters(door, folder, name, settings, clean.get("dead"))
-        self._flusher = flusher or Inline()
+        self._flusher = flusher
         self.index.writer.flusher = self.dead.index.writer.flusher = self._flusher
         self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
         self.lateness = Histogram(LATENESS_MS)  # of handoffs, where the message was to sleep at all
@@ -78,6 +77,7 @@ class Topic:
         self._retention_at = 0
         self.ending: list[f.Document] = []  # see `end_naps`
         self.departing: list[f.Document] = []
+        self._unnoted = False  # what opening found out is not on the disk yet
         odd = unfinished.resolve(self) or torn
         if self.broker.dead.total() != len(self.dead):  # a power cut took the note of a burial; the letters themselves tell
             self.broker.dead = self.dead.by_group()
@@ -108,9 +108,9 @@ class Topic:
             self._notice(ended, now_ms)
         out = dict.fromkeys(ended, CANCELLED)
         others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
-        naps = self.naps(others)
-        answers = cancel(self.broker, others, now_ms, naps.keys())
-        self.ending += [doc for (_, id_), doc in naps.items() if answers[id_] == CANCELLED]
+        found = naps.of(self, others)
+        answers = cancel(self.broker, others, now_ms, found.keys())
+        self.ending += [doc for (_, id_), doc in found.items() if answers[id_] == CANCELLED]
         try:
             self.end_naps()
         except DiskFull:
@@ -121,15 +121,10 @@ class Topic:
         self.stir(now_ms)
         return out
 
-    def naps(self, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
-        """Which of these sleep for another attempt, as (group, id) → document."""
-        groups = self.broker.groups.values()
-        found = [(group, id_, doc) for group in groups for id_, doc in self.asleep(group, ids).items()]
-        return {(group.name, id_): doc for group, id_, doc in found if not void(group, doc)}
-
     def end_naps(self) -> None:
         """Retries of cancelled messages that sleep still, and dead letters that sleep again: the journal says that they are over,
         so they go before anything is handed off, and before a checkpoint that leaves that journal behind."""
+        self.broker.pay()
         if self.ending:
             self.index.writer.stage(tombstones(self.ending), self.index.writer.next_seq(0))
             self.index.writer.commit()
@@ -159,22 +154,33 @@ class Topic:
             part.refuse_if_stopped()  # a message may have gone over without a note of it: nothing else is said of any before that
         try:
             self.end_naps()
+            if self._unnoted:
+                self._note_now()
             full = self._hand_off(now_ms)
         except DiskFull as error:  # nothing is handed off before they are over; leases end all the same
             full = error
         before = self.broker.events
         wake = self.broker.tick(now_ms)
-        if self.broker.events > before:
+        if self.broker.events > before or self.broker.owed:
             self.touch(now_ms)
+        for work in (self._beat_aside, self._care_in_time, self._retain_in_time):
+            try:
+                work(now_ms)
+            except DiskFull as error:  # what comes next may make room
+                full = full or error
         if full is not None:
             raise full
-        self._beat_aside(now_ms)
-        if self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS:
+        return self._wake(wake)
+
+    def _care_in_time(self, now_ms: int) -> None:
+        due = self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS
+        if due and not (self.ending or self.departing):  # compaction must not copy what is over
             self._care_at = now_ms + CARE_MS if self.care() else None
+
+    def _retain_in_time(self, now_ms: int) -> None:
         if not now_ms < self._retention_at <= now_ms + RETENTION_MS:
             self._retention_at = now_ms + RETENTION_MS
             self._retain(now_ms)
-        return self._wake(wake)
 
     def _hand_off(self, now_ms: int) -> DiskFull | None:
         """A slice of what is due goes to the Broker. A full disk keeps it asleep, and must not keep leases from ending."""
@@ -184,6 +190,7 @@ class Topic:
         fresh = self._fresh(due) if len(due) and self.broker.ready.damage else due
         if len(fresh):
             try:
+                self._ballast.spare()
                 self.broker.accept(fresh, now_ms)
             except DiskFull as error:
                 return error
@@ -248,8 +255,14 @@ class Topic:
     def beat(self) -> None:
         """Make handoffs and journals durable, write the checkpoint, and let the Index let go of what was handed off."""
         self._end_beat()
-        self._begin_beat(Inline())
-        self._end_beat()
+        try:
+            self._begin_beat(Inline())
+            self._end_beat()
+        except DiskFull:
+            if not self._ballast.throw():
+                raise
+            self._begin_beat(Inline())
+            self._end_beat()
 
     def _beat_aside(self, now_ms: int) -> None:
         """The same when it is time, while others go on: `flusher` does what takes long."""
@@ -347,40 +360,47 @@ class Topic:
 
     def _resleep(self, ended: Sequence[Ended]) -> None:
         """A long back-off: the message sleeps again, for its group alone, durably."""
-        self.index.writer.stage(for_group(ended, [e.attempt + 1 for e in ended]), self.index.writer.next_seq(0))
-        self.index.writer.commit()
+        with self.taking_over(self.index):
+            columns = for_group(ended, [e.attempt + 1 for e in ended], naps.older(self, ended))
+            self.index.writer.stage(columns, self.index.writer.next_seq(0))
+            self.index.writer.commit()
 
     def _bury(self, ended: Sequence[Ended]) -> int:
-        return self.dead.bury(ended)
+        with self.taking_over(self.dead.index):
+            return self.dead.bury(ended)
+
+    @contextmanager
+    def taking_over(self, index: Index) -> Iterator[None]:
+        """Messages go from the Broker into an index. After a failed sync nobody knows whether they did, and opening finds out:
+        until then nothing more is said of any."""
+        index.writer.refuse_if_stopped()  # then nothing is written, and the Broker keeps them
+        try:
+            yield
+        except DiskFull:
+            raise
+        except (TurtleError, OSError) as error:
+            self.broker.distrust(error)
+            raise
 
     def _newest_seq(self) -> int:
         return self.index.writer.last_seq
 
-    def asleep(self, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
-        """Messages of a group that sleep for another attempt; with `after_seq`, all that came to sleep after that, and perhaps
-        others."""
-        if not ids:
-            return {}
-        texts = [f"{group.name}/{id_}" for id_ in ids]
-        raw, shelf = [text.encode() for text in texts], self.index.shelf
-        hashes = hash_texts(raw)
-        hits = mending(shelf, lambda: shelf.find_many(raw, hashes, after_seq))
-        found = {ids[i]: self.index.find(texts[i]) for i in hits}
-        return {
-            id_: document
-            for id_, document in found.items()
-            if document is not None and not shelf.progress.covers_one(document.due_ms, document.seq)
-        }
-
     def _note_where_we_stand(self, odd: bool) -> None:
         """What was found out in opening must not have to be found out again, when other documents may have those offsets. Nor,
         if it was `odd`, from the journals alone."""
+        self._unnoted = odd
         try:
-            if odd:
-                self.broker.reserve_log.note_state()
-            self.beat()
+            self._note_now()
         except DiskFull:
-            return
+            return  # nothing is handed off before there is room
+
+    def _note_now(self) -> None:
+        if self._unnoted:
+            self.broker.reserve_log.note_state()
+            self.beat()
+            self._unnoted = False
+        elif self._beat_at is None:
+            self.beat()
 
     def close(self) -> dict[str, Any]:
         """Sync and close. Returns what the clean-shutdown mark says of this topic."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from turtlemq import naps
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
 from turtlemq.segment import format as f
@@ -22,7 +23,7 @@ def resolve(topic: Topic) -> bool:
     whether there was any. Both say at which ready offset they met the message."""
     count = 0
     for group in topic.broker.groups.values():
-        for id_ in _in_hands(group, topic.asleep(group, list(group.ids), topic.broker.noted_seq)):
+        for id_ in _in_hands(group, naps.asleep(topic, group, list(group.ids), topic.broker.noted_seq)):
             count += 1
             group.close(group.seek([id_])[0])
         ids = list(group.ids)
@@ -33,8 +34,9 @@ def resolve(topic: Topic) -> bool:
             group.close(group.seek([id_])[0])
             topic.broker.dead[group.name] += not letters[id_].flags & f.REPLACES  # then the older one was counted
     ended = topic.broker.ended
-    naps = {name: topic.asleep(topic.broker.groups[name], ids) for name, ids in ended.items() if name in topic.broker.groups}
-    topic.ending = [doc for name, found in naps.items() for doc in found.values() if not void(topic.broker.groups[name], doc)]
+    groups = topic.broker.groups
+    left = {name: naps.asleep(topic, groups[name], ids) for name, ids in ended.items() if name in groups}
+    topic.ending = [doc for name, found in left.items() for doc in found.values() if not void(groups[name], doc)]
     count += len(topic.ending)
     topic.broker.ended = {}
     return _finish_leaving(topic) or count > 0

@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 
+from turtlemq import naps
 from turtlemq.broker import cancel, delivery
 from turtlemq.broker.group import Group
 from turtlemq.dead import DeadLetter, Filter
@@ -332,7 +333,7 @@ def _states(topic: Topic, documents: dict[int, f.Document]) -> dict[int, str]:
     """The states of messages at ready offsets, over all groups, as `message` tells them."""
     broker, groups = topic.broker, topic.broker.groups.values()
     ids = [document.id for document in documents.values()]
-    naps, own = topic.naps(ids), cancel.own_retries(broker, ids)
+    asleep, own = naps.of(topic, ids), cancel.own_retries(broker, ids)
     asked = [(group.name, id_) for group in groups for id_ in ids]
     dead = {asked[i] for i in topic.dead.holds(asked)}
     out: dict[int, str] = {}
@@ -342,7 +343,7 @@ def _states(topic: Topic, documents: dict[int, f.Document]) -> dict[int, str]:
             key = (group.name, id_)
             if id_ in group.ids:
                 states.add("reserve")
-            elif key in naps:
+            elif key in asleep:
                 states.add("sleep")
             elif (key in own and cancel.fresh(broker, group, own[key])) or cancel.fresh(broker, group, offset):
                 states.add("ready")

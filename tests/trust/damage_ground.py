@@ -33,11 +33,10 @@ TOMBSTONE, REPLACES, CONTINUES, BARRIER, HANDOFF, NOTICE = 0x20, 0x40, 0x8, 0x10
 class Ram(Door):
     """Nothing is synced: nobody pulls the plug here. No ballast either."""
 
+    keeps_room = False
+
     def fresh(self) -> Door:
         return self
-
-    def free_bytes(self, path: Path) -> int:
-        return 0
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         if name in ("fdatasync", "fsync_dir"):

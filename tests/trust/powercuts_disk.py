@@ -93,6 +93,8 @@ def _named(names: dict[str, int], changes: Iterable[Name]) -> dict[str, int]:
 class Disk(Door):
     """Works on real files in `root`, which it fills with `tree`; syncs cost nothing. `moments` are the disk after each change."""
 
+    keeps_room = False  # ballast is no data, and would be most of the work
+
     def __init__(self, root: Path, tree: Tree) -> None:
         super().__init__()
         self.root, self._base = root, f"{root}/"
@@ -110,14 +112,6 @@ class Disk(Door):
 
     def fresh(self) -> Door:
         return self
-
-    def free_bytes(self, path: Path) -> int:
-        return 0  # so nobody takes ballast aboard: it is no data, and would be most of the work
-
-    def copy(self, fd: int) -> int:
-        twin = super().copy(fd)
-        self._fds[twin] = self._fds[fd]
-        return twin
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         result: Any = None if name in ("fdatasync", "fsync_dir") else action(*args)

@@ -16,11 +16,10 @@ from turtlemq.model import Message
 class Bare(Door):
     """Syncs nothing, and takes no ballast: nobody needs either here."""
 
+    keeps_room = False
+
     def fresh(self) -> Door:
         return self
-
-    def free_bytes(self, path: Path) -> int:
-        return 0
 
     def sync_folder(self, path: Path) -> None:
         """Nothing."""

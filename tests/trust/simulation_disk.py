@@ -129,6 +129,8 @@ class Drive:
 class Process(Door):
     """A process with its files open. It ends at the change number `ends_in` from now, in the middle of a write."""
 
+    keeps_room = False  # ballast would only cost time here
+
     def __init__(self, drive: Drive) -> None:
         super().__init__()
         self.drive, self.ends_in, self.ended = drive, -1, False
@@ -179,13 +181,6 @@ class Process(Door):
             self.drive.created(path, fd)
         if flags & os.O_RDWR:
             self._open_fds.add(fd)
-
-    def free_bytes(self, path: Path) -> int:
-        return 0  # room for no ballast, which would only cost time here
-
-    def copy(self, fd: int) -> int:
-        self._open_fds.add(made := super().copy(fd))
-        return made
 
     def close(self, fd: int) -> None:
         self._open_fds.discard(fd)

@@ -18,7 +18,7 @@ from tests.trust.simulation_auditor import Fetch, Got
 from tests.trust.simulation_disk import Crash, Drive, Process
 from tests.trust.simulation_ledger import Sent, Side
 from tests.trust.simulation_review import Review
-from turtlemq.broker.broker import Reserved
+from turtlemq.broker.answers import Reserved
 from turtlemq.dead import DeadLetter, Filter
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from bson.int64 import Int64
 from sortedcontainers import SortedSet
 
 from turtlemq.broker import delivery, ends
+from turtlemq.broker.answers import Acked, Leaving, Reserved, split_acks
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.ends import Ended
-from turtlemq.broker.group import NONE_HELD, Group, Held, moved
+from turtlemq.broker.group import NONE_HELD, Group, Held, Lease, moved
 from turtlemq.broker.journal import Journal, pack
 from turtlemq.broker.ready import ReadyLog
-from turtlemq.errors import InvalidArgument, UnknownGroup
+from turtlemq.errors import DiskFull, InvalidArgument, UnknownGroup
 from turtlemq.model import DUE_MS_MAX, I64, U64, Due, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -30,59 +31,6 @@ from turtlemq.tally import LATENESS_MS, Histogram
 
 _UNSAVED_BYTES_MAX = 32 << 20  # of journals between two checkpoints: replaying them takes half a second
 _UNSAVED_DOCUMENTS_MAX = 500_000  # of the ready log: counting them takes as long
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """A dead letter that is about to go."""
-
-    group: str
-    id: str
-    seq: int  # of the letter
-    became: int  # the seq under which it sleeps again; 0: it is deleted
-
-
-@dataclass(slots=True)
-class Reserved:
-    """What a fetch hands out: documents by piece, with the columns that a shell needs for its answer."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    until_ms: list[I64] = field(default_factory=list)  # for each piece, for each message
-    more: bool = False  # nothing is here because so much was passed over: ask again at once
-    idle: bool = False  # nothing was there, and nothing has changed
-
-    def __len__(self) -> int:
-        return sum(len(piece.which) for piece in self.pieces)
-
-    @property
-    def ids(self) -> list[str]:
-        return [id_ for piece in self.pieces for id_ in piece.held.ids]
-
-    def documents(self) -> list[f.Document]:
-        """Decoded. Not for hot paths."""
-        return [delivery.document(piece.read, i) for piece in self.pieces for i in piece.which.tolist()]
-
-
-@dataclass(frozen=True, slots=True)
-class Acked:
-    """The answer to a grouped ack list."""
-
-    acked: int
-    failed: int
-    dead: int
-    unknown: list[str]
-
-
-def split_acks(acks: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Ids that were handled, and ids that failed.
-
-    >>> split_acks(["a", "-b", "c"])
-    (['a', 'c'], ['b'])
-    """
-    joined = "\0".join(acks)  # usually there is nothing to split, which is seen at once
-    if joined[:1] != "-" and "\0-" not in joined:
-        return acks, []
-    return [ack for ack in acks if ack[:1] != "-"], [ack[1:] for ack in acks if ack[:1] == "-"]
 
 
 class Broker:
@@ -110,6 +58,7 @@ class Broker:
         self.newest_seq = newest_seq  # of the Index
         self.dead: Counter[str] = Counter()  # dead letters by the name of their group, which may be gone
         self.noted_seq = 0  # what came to sleep up to here had been noted by the last checkpoint; for opening only
+        self.owed: list[tuple[Journal, int, str, dict[str, Any]]] = []  # see `note`
         self.ended: dict[str, list[str]] = {}  # cancelled ids that may sleep for a group when the process ended; for opening only
         self.leaving: list[Leaving] = []  # dead letters that were about to go when the process ended
         self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, in every group
@@ -139,7 +88,7 @@ class Broker:
         for name, group in self.groups.items():
             group.unfetched += plain
             if own is not None:
-                group.unfetched += int(delivery.visible(name, group, *own, frozenset()).sum())
+                group.unfetched += int(delivery.visible(self.ready, name, group, *own, frozenset()).sum())
         if self._unclaimed is not None:
             self._unclaimed += plain
 
@@ -190,7 +139,7 @@ class Broker:
         special, own = self.ready.special(first, last, name, self.cancelled)
         for some in np.split(own, range(65_536, len(own), 65_536)):
             read, _ = self.ready.read(some)
-            total += int(delivery.visible(name, place, read, some, self.cancelled).sum())
+            total += int(delivery.visible(self.ready, name, place, read, some, self.cancelled).sum())
         return total - special
 
     @property
@@ -243,32 +192,32 @@ class Broker:
         group.cursors, group.credits = picked.cursors, picked.credits
         group.wait_no_more(picked.retries)
         group.unfetched -= picked.passed
-        if len(held):
-            self._lease(group, held, until, consumer, now_ms)
+        made = self._lease(group, held, until, consumer, now_ms) if len(held) else []
         if len(late):
             ends.expire(self, group, late, now_ms)
         if len(held) and (auto or self.settings.delivery == "at-most-once"):
-            taken, _ = group.seek(held.ids)
             self.settle(group, held, np.full(len(held), now_ms), "acked", now_ms)
-            group.close(taken)
+            group.close([(lease, np.arange(len(lease.held))) for lease in made])
             self.sync()
         return out
 
-    def _lease(self, group: Group, held: Held, until: I64, consumer: str, now_ms: int) -> None:
+    def _lease(self, group: Group, held: Held, until: I64, consumer: str, now_ms: int) -> list[Lease]:
         """A lease for all of them, or one for each moment at which some end."""
         few = len(held) < f.FEW
         one = not few and bool((until == until[0]).all())
         moments = [int(until[0])] if one else sorted(set(until.tolist())) if few else np.unique(until).tolist()
+        made = []
         for moment in moments:
             mine = held if len(moments) == 1 else held.pick(np.flatnonzero(until == moment))
-            group.lease(mine, now_ms, moment, consumer)
+            made.append(group.lease(mine, now_ms, moment, consumer))
         group.tally.delivered += len(held)
         if not few:
             self.wait.add_many(now_ms - held.ready_ms[held.attempts == 1])
-            return
+            return made
         for ready_ms, attempt in zip(held.ready_ms.tolist(), held.attempts.tolist(), strict=True):
             if attempt == 1:
                 self.wait.add(now_ms - ready_ms)
+        return made
 
     def _ttr(self, piece: Piece, ttr_ms: int | None) -> I64:
         if ttr_ms is not None:
@@ -343,12 +292,18 @@ class Broker:
             group.extend(taken, now_ms + ttr_ms)
         return sum(len(which) for _, which in taken), unknown
 
-    def give_back(self, name: str, ids: Sequence[str], now_ms: int) -> tuple[int, list[str]]:
+    def give_back(
+        self, name: str, ids: Sequence[str], now_ms: int, attempts: Sequence[int] | None = None
+    ) -> tuple[int, list[str]]:
         """A consumer was never told of these: they come again at once, and that delivery does not count. Returns how many, and
         ids not held in reserve."""
         if name not in self.groups:
             return 0, list(ids)
         group = self.groups[name]
+        if attempts is not None:  # by now somebody else may have them, at a later attempt
+            slots = {id_: group.slot(number) for id_ in ids if (number := group.ids.get(id_)) is not None}
+            still = {id_: int(lease.held.attempts[i]) for id_, (lease, i) in slots.items()}
+            ids = [id_ for id_, attempt in zip(ids, attempts, strict=True) if still.get(id_) == attempt]
         taken, unknown = group.seek(ids)
         for lease, which in taken:
             ends.wait(self, group, lease.held.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)
@@ -370,7 +325,8 @@ class Broker:
         self, group: Group, held: Held, reserved: I64, outcome: str, now_ms: int, error: str = "", replaced: int = 0
     ) -> None:
         """The settlement record: one document for all of them. `replaced`: so many make no new dead letter."""
-        self.history.append(
+        write = self.history.append if outcome == "acked" else partial(self.note, self.history)
+        write(
             now_ms,
             group.name,
             {
@@ -416,6 +372,26 @@ class Broker:
         self.dead[name] += len(leaving) if stay else -len(leaving)
 
     # Durability
+
+    def note(self, journal: Journal, now_ms: int, name: str, fields: dict[str, Any]) -> None:
+        """Write of something that cannot be undone: somebody has taken messages over. Where there is no room, it is owed."""
+        try:
+            self.pay()
+            journal.append(now_ms, name, fields)
+        except DiskFull:
+            self.owed.append((journal, now_ms, name, fields))
+
+    def pay(self) -> None:
+        """Write what is owed: before anything is handed off, and before a checkpoint."""
+        while self.owed:
+            journal, now_ms, name, fields = self.owed[0]
+            journal.append(now_ms, name, fields)
+            del self.owed[0]
+
+    def distrust(self, error: BaseException) -> None:
+        """Nobody knows whether messages were taken over: nothing more is said of any until the topic is opened again."""
+        for journal in (self.reserve_log, self.history):
+            journal.stop(error)
 
     def secure_leases(self) -> None:
         """What is in consumers' hands is known after a power cut, too: whoever takes one of these messages over, durably, must

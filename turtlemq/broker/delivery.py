@@ -79,6 +79,15 @@ def pick(ready: ReadyLog, group: Group, cancelled: Set[int], levels: bool, count
     if not levels and (few := _pick_few(ready, group, cancelled, count, now_ms)) is not None:
         return few
     picked = Picked(dict(group.cursors), dict(group.credits), group.due_retries(now_ms, count))
+    try:
+        return _fill(ready, group, cancelled, levels, count, picked, now_ms)
+    except BaseException:
+        group.put_back(picked.retries)  # a read failed: they wait on
+        raise
+
+
+def _fill(ready: ReadyLog, group: Group, cancelled: Set[int], levels: bool, count: int, picked: Picked, now_ms: int) -> Picked:
+    """See `pick`."""
     if picked.retries:
         _pick_retries(ready, group, picked, now_ms)
     missing = count - len(picked)
@@ -158,7 +167,7 @@ def _pick_fresh(
             _take_all(group, read, offsets, times, picked)  # as it nearly always is
             found, cursor, steps = found + len(offsets), cursor + len(offsets), steps + 1
             continue
-        mine = visible(group.name, group, read, offsets, cancelled)
+        mine = visible(ready, group.name, group, read, offsets, cancelled)
         if level is not None:
             mine &= (read.heads["flags"] & f.PRIORITY) == int(level)
         chosen = np.flatnonzero(mine)
@@ -179,11 +188,14 @@ def _take_all(group: Group, read: log.Documents, offsets: I64, times: I64, picke
     picked.passed += len(offsets)
 
 
-def visible(name: str, place: Place, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
-    """Which documents are messages for this group. A damaged one counts: it is passed when the cursor gets there."""
+def visible(ready: ReadyLog, name: str, place: Place, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
+    """Which documents are messages for this group. A damaged one counts, and is passed when the cursor gets there, unless it is
+    known to have been a notice or another group's: that was never counted."""
     flags = read.heads["flags"]
     special = read.good & ((flags & (f.META | f.NOTICE)) != 0)
     mine = np.ones(len(offsets), np.bool_)
+    if not read.good.all():
+        mine &= read.good | ~np.isin(offsets, ready.foreign(int(offsets[0]), int(offsets[-1]) + 1, name))
     if special.any():
         prefix = name.encode() + b"/"
         for i in np.flatnonzero(special).tolist():

@@ -93,7 +93,7 @@ def _sleep(broker: Broker, group: Group, held: Held, when: I64, error: str, now_
     except DiskFull:
         return False
     fields = {"event": "moved", "epoch": Int64(group.epoch), "offsets": pack(held.offsets), "seqs": pack(held.seqs)}
-    broker.reserve_log.append(now_ms, group.name, fields)
+    broker.note(broker.reserve_log, now_ms, group.name, fields)
     return True
 
 
@@ -131,8 +131,9 @@ def die(broker: Broker, group: Group, held: Held, reserved_ms: int, outcome: str
 def expire(broker: Broker, group: Group, held: Held, now_ms: int) -> None:
     """Messages that were not delivered in time are dead. They stand in a lease that ends at once, so none is lost between."""
     lease = group.lease(held, now_ms, now_ms, "")
-    if die(broker, group, held, now_ms, EXPIRED, EXPIRED, now_ms):
-        group.close([(lease, np.arange(len(held)))])
+    if not die(broker, group, held, now_ms, EXPIRED, EXPIRED, now_ms):
+        wait(broker, group, held, np.full(len(held), now_ms + FULL_RETRY_MS), EXPIRED, now_ms)
+    group.close([(lease, np.arange(len(held)))])
 
 
 def ended(broker: Broker, group: Group, held: Held, error: str, when: Sequence[int]) -> list[Ended]:

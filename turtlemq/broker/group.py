@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import repeat
 
 import numpy as np
@@ -159,6 +159,9 @@ class Group:
             self._enter()
         self._whole[held.ids[0]] = number
         heappush(self._deadlines, (until_ms, number))
+        if len(self._deadlines) > 2 * len(self.leases) + 64:  # most of them have ended
+            self._deadlines = [(lease.until_ms, lease.number) for lease in self.leases.values()]
+            heapify(self._deadlines)
         self.in_flight += len(held)
         return made
 

@@ -243,8 +243,12 @@ class Journal(log.Stoppable):
         self._dirty, self.durable = False, self.number
 
     def unsynced(self) -> tuple[int, Path] | None:
-        """A descriptor for whoever syncs this journal elsewhere, and its file; None if nothing is to be synced."""
-        return (self.door.copy(self._fd), self._path(self.bases[-1])) if self._dirty and self._fd >= 0 else None
+        """A descriptor for whoever syncs this journal elsewhere, and its file; None if nothing is to be synced. It is a new one:
+        of two copies the system tells only one that a write has failed."""
+        if not self._dirty or self._fd < 0:
+            return None
+        path = self._path(self.bases[-1])
+        return self.door.open_write(path), path
 
     def synced(self, number: int) -> None:
         """Every event before this number was synced elsewhere."""

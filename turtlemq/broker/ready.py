@@ -193,9 +193,10 @@ class ReadyLog(log.Stoppable):
         self.recent.clear()
 
     def unsynced(self) -> tuple[int, Path] | None:
-        """A descriptor for whoever syncs this log elsewhere, and its file; None if nothing is to be synced."""
+        """A descriptor of its own for whoever syncs this log elsewhere (see `Journal.unsynced`), and its file; None if nothing is
+        to be synced."""
         behind = self._fd >= 0 and self.durable_offset < self.next_offset
-        return (self.door.copy(self._fd), self.segments[-1].path) if behind else None
+        return (self.door.open_write(self.segments[-1].path), self.segments[-1].path) if behind else None
 
     def synced(self, progress: Progress, offset: int) -> None:
         """Everything up to this offset was synced elsewhere."""
@@ -324,6 +325,21 @@ class ReadyLog(log.Stoppable):
                 count -= int(np.isin(at + special[low:high], list(cancelled)).sum())
             mine.append(at + special[low:high][owners[low:high] == wanted])
         return count, np.sort(np.concatenate(mine))
+
+    @mending
+    def foreign(self, first: int, last: int, name: str) -> I64:
+        """Offsets in [first, last) of documents that a group does not see, as they were when they were written."""
+        wanted, found = np.uint64(owner(name.encode())), [np.empty(0, np.int64)]
+        tail = self.tail.rows(0, self.tail.count)
+        parts = [(self.next_offset - self.tail.count, tail.special, tail.owners)]
+        for segment in self.segments:
+            at = segment.first_offset
+            for table in segment.tables:
+                if at < last and at + table.cover.documents > first and (owners := table.owners()) is not None:
+                    parts.append((at, table.kills(), owners))
+                at += table.cover.documents
+        found += [at + special[owners != wanted] for at, special, owners in parts]
+        return np.concatenate(found)
 
     @mending
     def newest_ms(self, segment: Segment) -> int:

@@ -17,7 +17,8 @@ from sortedcontainers import SortedSet
 
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker import delivery
-from turtlemq.broker.broker import Broker, Leaving
+from turtlemq.broker.answers import Leaving
+from turtlemq.broker.broker import Broker
 from turtlemq.broker.ends import Ended
 from turtlemq.broker.group import LEVELS, Group, Held, Waiting, moved
 from turtlemq.broker.journal import Event, Journal
@@ -182,7 +183,7 @@ def count_unfetched(broker: Broker, name: str, place: delivery.Place, cursors: d
         read, _ = ready.read(offsets)
         levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(behind) - 1)
         fresh = offsets >= np.where(read.good, behind[levels], behind[0])
-        total += int((fresh & delivery.visible(name, place, read, offsets, broker.cancelled)).sum())
+        total += int((fresh & delivery.visible(broker.ready, name, place, read, offsets, broker.cancelled)).sum())
     return total
 
 
@@ -197,7 +198,7 @@ def _count_arrivals(broker: Broker, saved: c.Checkpoint) -> None:
         saved.specials |= bool((flags & (f.META | f.NOTICE)).any())
         saved.notices += int(((flags & f.NOTICE) != 0).sum())
         for name, mark in saved.groups.items():
-            mark.unfetched += int(delivery.visible(name, mark, read, offsets, frozenset()).sum())
+            mark.unfetched += int(delivery.visible(broker.ready, name, mark, read, offsets, frozenset()).sum())
     saved.sure_offset, saved.ready_offset = saved.ready_offset, broker.ready.next_offset
 
 
@@ -272,7 +273,7 @@ def _recover_lease(broker: Broker, mark: c.GroupMark | None, event: Event, ended
         read, _ = broker.ready.read(some)
         levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(before) - 1)
         lost = read.good & (some >= before[levels]) & (some < after[levels])
-        lost &= delivery.visible(event.group, mark, read, some, broker.cancelled)
+        lost &= delivery.visible(broker.ready, event.group, mark, read, some, broker.cancelled)
         for offset in some[lost].tolist():
             mark.open.setdefault(offset, c.Open(0, 1, event.at_ms, waits=True, error="a journal is damaged"))
 

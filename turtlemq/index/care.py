@@ -26,6 +26,8 @@ from turtlemq.segment import log, names
 from turtlemq.segment import table as t
 from turtlemq.segment.ids import hash_id
 
+_MOVED_BYTES = 4 << 20  # of sleepers moved in one step: whoever waits for the loop waits for it
+
 
 def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset()) -> tuple[SealJob | None, bool]:
     """One small step of housekeeping: drop what is empty, move up to `budget` sleepers, or say which segment to seal.
@@ -41,10 +43,9 @@ def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset
         index.writer.finish_flush()
     except (OSError, t.Damaged):
         pass  # the memtable serves on
-    flushing = {memtable.base for memtable in index.writer.frozen}
-    waiting, loads = bool(flushing), []
+    waiting, loads = False, []
     for segment in list(shelf.segments.values()):
-        if segment is shelf.active or segment.base == busy or segment.base in flushing:
+        if segment is shelf.active or segment.base == busy or _flushing(index, segment):  # asked anew: `drop` may roll
             continue
         if segment.live:
             loads.append(_load(index, segment, segment.base in skip))
@@ -54,13 +55,18 @@ def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset
             loads.append(_load(index, segment, segment.base in skip))  # a seal finds out which of its tombstones are needed
         else:
             drop(index, segment.base)
-    plan = policy.plan(loads, index.settings)
+    plan, waiting = policy.plan(loads, index.settings), waiting or bool(index.writer.frozen)
     if plan is None:
         return None, waiting
     if plan.task is policy.Task.COMPACT:
         compact(index, plan.base, budget)
         return None, True
     return (seal_job(index, plan.base) if busy is None else None), True
+
+
+def _flushing(index: Index, segment: Segment) -> bool:
+    """Is a table of it still to be written? Then a part of it is a memtable, which only firing knows how to read."""
+    return any(memtable.base == segment.base for memtable in index.writer.frozen)
 
 
 def _load(index: Index, segment: Segment, unsealable: bool = False) -> SegmentLoad:
@@ -104,10 +110,10 @@ def _ended_seqs(shelf: Shelf, segment: Segment) -> I64:
     """Seqs of the documents of a segment that tombstones have ended. Those left out of a run's keys count as ended too."""
     found = [np.empty(0, np.int64)]
     for part in segment.parts:
+        assert isinstance(part, TablePart), "a memtable's documents would all count as ended"
         everything = np.arange(part.documents)
         keyed = np.zeros(part.documents, np.bool_)
-        if isinstance(part, TablePart):
-            keyed[f.key_ordinals(part.table.slice(0, len(part.table)))] = True
+        keyed[f.key_ordinals(part.table.slice(0, len(part.table)))] = True
         ordinals = everything[~keyed | ~part.alive(everything)]
         starts, _ = part.places(ordinals)
         found.append(log.read_prefixes(shelf.door, part.path, starts)["seq"])
@@ -197,15 +203,19 @@ def _first_sleepers(index: Index, base: int, budget: int) -> list[tuple[tuple[Pa
     """Sleepers of a segment, but for those whose end is being committed."""
     shelf, ending = index.shelf, index.writer.staged_kills
     documents: list[tuple[tuple[Part, int], f.Document]] = []
+    size = 0
     for part in shelf.segments[base].parts:
         for cursor in part.cursors:
             ordinals = f.key_ordinals(cursor.keys.slice(cursor.pos, len(cursor.keys)))
             for ordinal in ordinals[part.alive(ordinals)][: budget - len(documents)].tolist():
+                if size >= _MOVED_BYTES:
+                    return documents
                 document = shelf.read_one(part, ordinal)
                 if document is None:
                     part.kill(ordinal)  # damaged and reported: a copy of its bytes is kept aside
                 elif document.seq not in ending:
                     documents.append(((part, ordinal), document))
+                    size += document.length
     return documents
 
 

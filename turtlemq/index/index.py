@@ -296,8 +296,8 @@ class Index:
             f.extra_elements((old.seq, old.due_ms), old.arrived, None, old.expires_ms, message.headers, old.meta),
         ]
         columns.purpose = "rescheduled"
-        columns.kills = [(old.seq, old.due_ms)]
-        self.writer.stage(columns, seq)
+        columns.kills, columns.seen = [(old.seq, old.due_ms)], [hit[:2]]  # no read is left that could fail once it is durable
+        self._note(self.writer.stage(columns, seq), [id_.encode()])  # or a put of the same id would take it for ended
         headers = message.headers or {}
         return found(
             replace(old, seq=seq, due_ms=message.due_ms, flags=columns.flags[0], body=message.body, headers=headers), State.SLEEP

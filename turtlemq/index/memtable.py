@@ -162,14 +162,20 @@ class Memtable(Part):
 
     def find(self, hash_: int) -> Sequence[int]:
         ordinal = self.ids.find(self.hashes, hash_)
-        return () if ordinal is None else (ordinal,)
+        if ordinal is None or hash_ not in self.ids.older:
+            return () if ordinal is None else (ordinal,)
+        self.ids.older[hash_] = older = [one for one in self.ids.older[hash_] if self.alive_one(one)]
+        return sorted({ordinal, *older}, reverse=True)  # newest first
 
     def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
         if wanted.few is not None:
             return [(number, ordinal) for number, hash_ in wanted.few for ordinal in self.find(hash_)]
         found = self.ids.find_many(self.hashes, wanted.hashes)
         hits = np.flatnonzero(found >= 0)
-        return list(zip(wanted.numbers[hits].tolist(), found[hits].tolist(), strict=True))
+        if not self.ids.older:
+            return list(zip(wanted.numbers[hits].tolist(), found[hits].tolist(), strict=True))
+        some = zip(wanted.numbers[hits].tolist(), wanted.hashes[hits].tolist(), strict=True)
+        return [(number, ordinal) for number, hash_ in some for ordinal in self.find(hash_)]
 
     def find_seq(self, seq: int) -> int | None:
         """The document with this seq. O(log n)."""

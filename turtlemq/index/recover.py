@@ -130,6 +130,10 @@ def _open_sealed(shelf: Shelf, segment: Segment) -> None:
     path = table_path(shelf.folder, segment.base, None)
     unfinished = path.with_name(path.name + names.TMP)
     header, _ = log.read_header(shelf.door, segment.path)
+    odd = segment.size - (segment.data_start + header.bytes)
+    if odd:  # said at every opening: a table that was made of what is left fits
+        reason = f"the file is {'shorter' if odd < 0 else 'longer'} than its header says"
+        shelf.damage(Damage(segment.path.name, segment.size - max(odd, 0), abs(odd), reason))
     wanted = (segment.generation, segment.size, segment.killed_seq)
     for candidate in (path, unfinished):
         part = _open_part(shelf, segment, candidate)

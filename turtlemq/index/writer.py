@@ -218,7 +218,7 @@ class Writer:
             for batch in group.batches:
                 self._publish(batch)
         except OSError as error:  # it is durable, but what it ends cannot be looked up: opening again will work it in
-            heard = self.stop(error)
+            heard = self._drop(error)  # nothing more is written behind it; whoever waits for a later group hears why
             group.finish(heard)
             raise heard from error
         if self._group is None:

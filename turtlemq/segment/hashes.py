@@ -28,6 +28,7 @@ class Hashes:
     def __init__(self) -> None:
         self._slots: U32 = np.zeros(_SLOTS, np.uint32)  # ordinal + 1; 0: free
         self._count = 0
+        self.older: dict[int, list[int]] = {}  # ordinals of a hash that came again: a later version, or another id
 
     def __len__(self) -> int:
         return self._count
@@ -61,6 +62,8 @@ class Hashes:
             at, hashes, entries = at[rest], hashes[rest], entries[rest]
             same = column[there[rest].astype(np.int64) - 1] == hashes
             if same.any():
+                for hash_, a, b in zip(hashes[same].tolist(), there[rest][same].tolist(), entries[same].tolist(), strict=True):
+                    self.older.setdefault(hash_, []).extend((a - 1, b - 1))
                 np.maximum.at(slots, at[same], entries[same])
                 at, hashes, entries = at[~same], hashes[~same], entries[~same]
             at = (at + 1) & mask
@@ -70,6 +73,8 @@ class Hashes:
     def _enter_one(self, column: U64, hash_: int, entry: int) -> None:
         if hash_:
             at = self._slot(column, hash_)
+            if there := int(self._slots[at]):
+                self.older.setdefault(hash_, []).extend((there - 1, entry - 1))
             self._slots[at] = max(int(self._slots[at]), entry)
 
     def _slot(self, column: U64, hash_: int) -> int:

@@ -76,10 +76,18 @@ class Committer:
             return
         ran = threading.Lock()
         ran.acquire()
-        group.wait = ran.acquire  # it is waited for once at most
-        self._jobs.append((topic, group, ran))
+        job = (topic, group, ran)
+        group.wait = partial(self._wait, job)  # it is waited for once at most
+        self._jobs.append(job)
         if self._idle:
             self._idle.pop().give(self._jobs.popleft())
+
+    def _wait(self, job: Job) -> None:
+        """On the loop: until a job was run. One that no thread was given yet never would be while the loop waits: do it here."""
+        if job in self._jobs:
+            self._jobs.remove(job)
+            self._loop.call_soon(self._tell, job[0], job[1], _run(job))
+        job[2].acquire()
 
     def _ran(self, thread: _Thread, job: Job, seconds: float) -> None:
         """On the thread: go on with it on the loop."""

@@ -11,7 +11,7 @@ from bson.int64 import Int64
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from turtlemq.broker import delivery
-from turtlemq.broker.broker import Reserved
+from turtlemq.broker.answers import Reserved
 from turtlemq.broker.delivery import Piece
 from turtlemq.dead import DeadLetter
 from turtlemq.model import I64, SEQ_COUNTER_BITS

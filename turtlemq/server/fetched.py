@@ -17,7 +17,7 @@ import bson
 import msgspec
 import numpy as np
 
-from turtlemq.broker.broker import Reserved
+from turtlemq.broker.answers import Reserved
 from turtlemq.broker.delivery import Piece
 from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, Mask
 from turtlemq.segment import format as f

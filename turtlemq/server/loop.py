@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from turtlemq.broker.broker import Reserved
+from turtlemq.broker.answers import Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import logs
@@ -247,7 +247,7 @@ class Service:
     def give_back(self, want: Want, out: Reserved) -> None:
         """They come again at once, to whoever is there, and this was no attempt."""
         if len(out) and not want.auto and self.serving:
-            self.engine.give_back(want.topic, want.group, out.ids, now_ms())
+            self.engine.give_back(want.topic, want.group, out.ids, now_ms(), out.attempts)
             self.stir(want.topic)
 
     def _leave(self, waiter: Waiter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from turtlemq.broker.broker import Acked
+from turtlemq.broker.answers import Acked
 from turtlemq.model import Forecast
 from turtlemq.server import admin, answers, command, graveyard, status, work
 from turtlemq.server.deliver import Delivered
