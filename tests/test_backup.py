@@ -113,6 +113,32 @@ def test_a_backup_that_nothing_was_added_to_copies_nearly_nothing(data: Path, tm
     assert len(told["removed"]) == 1
 
 
+def test_what_has_rotted_in_an_earlier_backup_is_copied_again(data: Path, tmp_path: Path) -> None:
+    into = tmp_path / "bk"
+    path = next(path for path in made(data, into).files if path.endswith(".bson"))
+    _flip(b.choose(Door(), into) / path)
+    second = made(data, into, NOW + 1000)
+    assert second.copied == second.files[path].bytes
+    assert b.verify(Door(), b.choose(Door(), into)) == []
+
+
+def test_a_backup_of_a_clock_that_stood_ahead_is_older_than_the_next(data: Path, tmp_path: Path) -> None:
+    into, ahead = tmp_path / "bk", NOW + 10**11
+    made(data, into, ahead)
+    made(data, into, NOW)
+    assert b.backups_in(Door(), into) == [b.name_at(ahead), b.name_at(ahead + 1)]
+    assert b.prune(Door(), into, 1) == [b.name_at(ahead)]
+
+
+def test_a_backup_that_finds_no_room_in_the_middle_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
+    counting = Failing()
+    made(data, tmp_path / "other", door=counting)
+    failing = Failing([i for i, name in enumerate(counting.calls) if name == "write"][3], "ENOSPC")
+    with pytest.raises(DiskFull):
+        made(data, tmp_path / "bk", door=failing)
+    assert os.listdir(tmp_path / "bk") == []
+
+
 def test_an_empty_folder_can_be_kept_too(tmp_path: Path) -> None:
     Engine.open(tmp_path / "data").close()
     line("backup", tmp_path / "bk", "--data", tmp_path / "data")
@@ -358,10 +384,10 @@ def test_pins_of_a_backup_that_was_cut_off_go_with_the_next_start(tmp_path: Path
         pins = server.ok("POST", "/v1/backup")
         assert len(os.listdir(data / "PINNED" / pins["name"])) == pins["files"] + 1
         again = server.ok("POST", "/v1/backup")
-        assert os.listdir(data / "PINNED") == [again["name"]]
+        assert sorted(os.listdir(data / "PINNED")) == [again["name"], "LOCK"]
         server.stop(signal.SIGKILL)
     with running(data) as server:
-        assert os.listdir(data / "PINNED") == []
+        assert os.listdir(data / "PINNED") == ["LOCK"], "the server's own, whoever makes a backup"
         assert server.ok("DELETE", "/v1/backup") == {"outcome": "unpinned"}
         asked = [threading.Thread(target=server.ok, args=(method, "/v1/backup")) for method in ("POST", "DELETE") * 5]
         for thread in asked:
@@ -369,7 +395,7 @@ def test_pins_of_a_backup_that_was_cut_off_go_with_the_next_start(tmp_path: Path
         for thread in asked:
             thread.join()
         assert server.ok("DELETE", "/v1/backup") == {"outcome": "unpinned"}
-        assert os.listdir(data / "PINNED") == []
+        assert os.listdir(data / "PINNED") == ["LOCK"], "the server's own, whoever makes a backup"
         assert "request_failed" not in server.log
 
 

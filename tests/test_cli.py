@@ -25,9 +25,7 @@ from turtlemq.cli import queue
 from turtlemq.cli.times import moment, seconds
 from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
-from turtlemq.errors import Locked
 from turtlemq.model import Message
-from turtlemq.shadow import Shadow
 
 
 @pytest.fixture(scope="module")
@@ -359,60 +357,6 @@ def data(tmp_path: Path) -> Path:
     engine.ack("t", "default", ["m0"], now_ms=6)
     engine.close()
     return tmp_path / "data"
-
-
-def test_check_finds_damage(data: Path) -> None:
-    line = Line("")
-    assert "no problem" in line("check", "--data", str(data))
-    file = data / "topic" / "t" / "delay_0000000000.bson"
-    content = bytearray(file.read_bytes())
-    at = content.rindex(b"body 7")
-    content[at] ^= 1
-    file.write_bytes(content)
-    (said,) = line.json("check", "--data", str(data), code=1)
-    assert any("delay_0000000000.bson" in problem for problem in said["problems"])
-    line("check", "--data", str(data / "nowhere"), code=1)
-
-
-def _bytes(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@pytest.mark.parametrize("how", ["stopped", "killed", "torn", "never locked"])
-def test_check_changes_nothing(data: Path, how: str) -> None:
-    if how != "stopped":
-        (data / "CLEAN").unlink()
-    if how == "torn":
-        with (data / "topic" / "t" / "delay_0000000000.bson").open("ab") as file:
-            file.write(b"half a document")
-    if how == "never locked":
-        (data / "LOCK").unlink()
-    (data / "topic" / "t" / "delay_0000000000.bson.tmp").write_bytes(b"unfinished")
-    before = _bytes(data)
-    assert "1 topics, no problem found" in Line("")("check", "--data", str(data))
-    assert _bytes(data) == before
-
-
-def test_check_needs_a_folder_that_no_server_has(data: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    engine = Engine.open(data)
-    assert "in use by process" in Line("")("check", "--data", str(data), code=1)
-    engine.close()
-    door = Shadow(data, tmp_path_factory.mktemp("shadow"))
-    looking = Engine.open(door.root, door=door)
-    assert "no problem found" in Line("")("check", "--data", str(data)), "two may look at once"
-    with pytest.raises(Locked):
-        Engine.open(data)
-    looking.close()
-
-
-def test_check_names_a_cache_that_a_start_would_not_take(data: Path) -> None:
-    offset = data / "topic" / "t" / "offset"
-    content = bytearray(offset.read_bytes())
-    content[40] ^= 1
-    offset.write_bytes(content)
-    (said,) = Line("").json("check", "--data", str(data), code=1)
-    assert said["problems"] == ["topic/t/offset: it is not as it was left at the last stop; a start makes it again"]
-    assert offset.read_bytes() == bytes(content)
 
 
 def test_inspect_shows_documents_with_positions(data: Path) -> None:

@@ -125,6 +125,17 @@ def _linked(door: Door, path: Path, link: Path) -> bool:
     return True
 
 
+def make_room(door: Door, root: Path) -> None:
+    """A place for pins that is the server's own, whoever makes backups; and what one left that was cut off goes. On a full disk
+    there is no such place, and no live backup either."""
+    unpin(door, root)
+    try:
+        door.make_folder(root / PINNED)
+        door.close(door.lock(root / PINNED / names.LOCK))
+    except (TurtleError, OSError):  # or a backup is still being made of what was pinned before
+        return
+
+
 def unpin(door: Door, root: Path) -> None:
     """Let go of all pins, so that their room can be freed."""
     for name in door.names(root / PINNED):
@@ -176,19 +187,30 @@ def make(
     earlier = backups_in(door, into)
     before = into / earlier[-1] if earlier else None
     old = load(door, before).files if before is not None else {}
+    now_ms = max(now_ms, load(door, before).made_ms + 1) if before is not None else now_ms  # names rise, whatever the clock says
     name, manifest = name_at(now_ms), Manifest(now_ms, live)
     tmp = into / (name + names.TMP)
     door.make_folder(tmp)
-    missing = sum(length for path, (_, length) in files.items() if path not in old) - door.free_bytes(tmp)
+    new = [file for path, file in files.items() if not _same(door, file, old.get(path))]
+    missing = sum(length for _, length in new) - door.free_bytes(tmp)
     if missing > 0:
         door.remove_folder(tmp)
         raise InvalidArgument(f"there is no room for the backup in {into}: {missing:,} bytes are missing")
-    for path, source in files.items():
-        _take(door, source, tmp, path, (before, old.get(path)), manifest)
-        shown(path, source[1])
-    _check_documents(door, tmp, manifest, old, shown)
-    _finish(door, tmp, into / name, manifest)
+    try:
+        for path, source in files.items():
+            _take(door, source, tmp, path, (before, old.get(path)), manifest)
+            shown(path, source[1])
+        _check_documents(door, tmp, manifest, old, shown)
+        _finish(door, tmp, into / name, manifest)
+    except (OSError, TurtleError):
+        door.remove_folder(tmp)  # it would take the room that others wait for
+        raise
     return name, manifest
+
+
+def _same(door: Door, file: tuple[Path, int], entry: Entry | None) -> bool:
+    """Is this the file of an earlier backup, by what the file system says?"""
+    return entry is not None and (entry.bytes, entry.source) == (file[1], door.identity(file[0]))
 
 
 def _take(
@@ -198,8 +220,8 @@ def _take(
     (source, length), (before, entry) = file, old
     door.make_folder((tmp / path).parent, durable=False)
     identity = door.identity(source)
-    if before is not None and entry is not None and (entry.bytes, entry.source) == (length, identity):
-        try:
+    if before is not None and entry is not None and _same(door, file, entry) and _wrong(door, before / path, entry) is None:
+        try:  # (what has rotted there is copied again while the source is whole)
             door.link(before / path, tmp / path)
             manifest.files[path] = entry
             return

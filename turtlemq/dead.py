@@ -18,6 +18,7 @@ from bson.int64 import Int64
 
 from turtlemq.broker.ends import Ended
 from turtlemq.door import Door
+from turtlemq.errors import Corrupt
 from turtlemq.index import care
 from turtlemq.index.index import Index, tombstones
 from turtlemq.index.look import browse
@@ -163,6 +164,8 @@ class DeadLetters:
 
 
 def _letter(document: f.Document) -> DeadLetter:
+    if not document.meta.keys() >= {"due", "attempt", "error"}:
+        raise Corrupt(f"dead/: {document.id!r} is no dead letter: a file stands where it does not belong. Move it back.")
     group, _, id_ = document.id.partition("/")
     return DeadLetter(
         id=id_,

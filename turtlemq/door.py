@@ -264,7 +264,12 @@ class Door:
 
     def lock(self, path: Path) -> int:
         """Hold a file for this process, or say who does. The kernel lets go when the process ends, however it ends."""
-        fd = self._do("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fd = self._do("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS) or not os.path.exists(path):
+                raise
+            fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)  # to hold it, reading is enough
         self._hold(path, fd, fcntl.LOCK_EX)
         try:
             os.ftruncate(fd, 0)

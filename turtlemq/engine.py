@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
 from turtlemq import leaving, views
+from turtlemq.alarms import Alarms
 from turtlemq.ballast import Ballast
 from turtlemq.broker.answers import Acked, Reserved
 from turtlemq.checks import check_topic
@@ -34,8 +34,8 @@ from turtlemq.door import Door
 from turtlemq.errors import (
     Conflict,
     Corrupt,
+    DiskFull,
     InvalidArgument,
-    NewerFormat,
     TurtleError,
     Unavailable,
     UnknownMessage,
@@ -69,8 +69,7 @@ class Engine:
         self._worker, self._flusher = worker, flusher
         self._lock = -1
         self._clean: dict[str, Any] = {}
-        self._wake: list[tuple[int, str]] = []  # a heap of (when, topic)
-        self._when: dict[str, int] = {}  # the entry of the heap that counts
+        self._alarms = Alarms()
 
     @classmethod
     def open(
@@ -101,6 +100,8 @@ class Engine:
                     self.door.remove_folder(self.root / names.TOPICS / name)
                 elif names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
                     self._try_topic(name)
+            for name in self._clean.keys() - self.topics.keys() - self.trouble.keys():
+                self.trouble[name] = Corrupt("its folder is gone since the last proper stop. Restore it, or delete the topic.")
             self.ballast.load()
         except BaseException:
             self.door.shut()
@@ -111,10 +112,11 @@ class Engine:
 
     def topic(self, name: str, create: bool = False) -> Topic:
         """A topic that is there; with `create`, also one that is not yet."""
+        if name not in self.topics:
+            self._check_name(name)
         found = self.topics.get(name)
         if found is not None:
             return found
-        self._check_name(name)
         if not create:
             raise UnknownTopic(f"there is no topic {name!r}")
         return self._open_topic(name)
@@ -134,14 +136,17 @@ class Engine:
     def _check_name(self, name: str) -> None:
         """May there be such a topic? One that is there and cannot be opened is left as it is."""
         names.check_topic(name)
+        if name not in self.topics and isinstance(self.trouble.get(name), DiskFull):
+            del self.trouble[name]
+            self._try_topic(name)  # perhaps there is room now
         if name in self.trouble and name not in self.topics:
             raise Unavailable(f"topic {name!r} cannot be opened: {self.trouble[name]}")
 
     def _try_topic(self, name: str) -> None:
-        """Open a topic that is there. If it cannot be, the others still are."""
+        """Open a topic that is there. If it cannot be, whatever the reason, the others still are."""
         try:
             self._open_topic(name)
-        except (Corrupt, NewerFormat) as error:
+        except Exception as error:  # noqa: BLE001 - it is named wherever somebody asks for the topic, and in the log
             self.trouble[name] = error
 
     def _open_topic(self, name: str) -> Topic:
@@ -150,17 +155,19 @@ class Engine:
         topic = Topic(name, folder, self.door, settings, self._worker, self._flusher, self.ballast, mark)
         self._clean.pop(name, None)
         self.topics[name] = topic
-        self._wake_at(name, 0)
+        self._alarms.put(name, 0)
         return topic
 
     def drop_topic(self, name: str) -> None:
-        """Remove a topic with everything in it."""
-        topic = self.topic(name)
-        topic.close()
-        del self.topics[name]
+        """Remove a topic with everything in it, also one that cannot be opened."""
+        if name in self.topics or name not in self.trouble:
+            self.topic(name).close()
+            del self.topics[name]
         self.trouble.pop(name, None)  # it was the old one's: one of this name may be made again
-        self._wake_at(name, None)
-        self.door.drop_folder(self.root / names.TOPICS / name)
+        self._clean.pop(name, None)
+        self._alarms.put(name, None)
+        if self.door.is_folder(self.root / names.TOPICS / name):
+            self.door.drop_folder(self.root / names.TOPICS / name)
 
     # Producing
 
@@ -280,12 +287,12 @@ class Engine:
         return out
 
     def give_back(
-        self, topic: str, group: str, ids: Sequence[str], now_ms: int, attempts: Sequence[int] | None = None
+        self, topic: str, group: str, ids: Sequence[str], now_ms: int, ends: Sequence[int] | None = None
     ) -> tuple[int, list[str]]:
         """Messages that no consumer was told of come again at once, and their delivery does not count: how many, and the ids that
-        the group does not hold."""
+        the group does not hold. `ends`: of the leases under which they were held; others' are left alone."""
         found = self.topic(topic)
-        out = found.broker.give_back(group, ids, now_ms, attempts)
+        out = found.broker.give_back(group, ids, now_ms, ends)
         self._touched(found, now_ms)
         return out
 
@@ -374,55 +381,36 @@ class Engine:
 
     def tick(self, now_ms: int) -> int | None:
         """Hand off what is due, a slice of each topic. Returns when to call again: at once if more is due, None for never."""
-        if not self._wake or self._wake[0][0] > now_ms:
+        first = self._alarms.first
+        if first is None or first > now_ms:
             self.woken = NOBODY
-            return self.next_wake()
+            return first
         self.ballast.load()
-        called: set[str] = set()
-        while self._wake and self._wake[0][0] <= now_ms:
-            when, name = heappop(self._wake)
-            if self._when.get(name) == when:
-                del self._when[name]
-                called.add(name)
+        called = self._alarms.ring(now_ms)
         for name in sorted(called):
             try:
-                self._wake_at(name, self.topics[name].tick(now_ms))
+                self._alarms.put(name, self.topics[name].tick(now_ms))
                 self.trouble.pop(name, None)
             except (TurtleError, OSError) as error:  # the other topics go on
                 self.trouble[name] = error
-                self._wake_at(name, now_ms + CARE_MS)
+                self._alarms.put(name, now_ms + CARE_MS)
         self.woken = called
         return self.next_wake()
 
     def next_wake(self) -> int | None:
         """When to call `tick` again; None for never."""
-        return self._wake[0][0] if self._wake else None
-
-    def _wake_at(self, name: str, when_ms: int | None) -> None:
-        """Let the next tick at or after `when_ms` look at a topic."""
-        if when_ms is None:
-            self._when.pop(name, None)
-        elif self._when.get(name) != when_ms:
-            self._when[name] = when_ms
-            heappush(self._wake, (when_ms, name))
-            if len(self._wake) > 2 * len(self._when) + 64:  # most entries do not count any more
-                self._wake = [(when, name) for name, when in self._when.items()]
-                heapify(self._wake)
+        return self._alarms.first
 
     def changed(self, topic: Topic, now_ms: int) -> None:
         """A topic got work: see that it is looked at in time."""
         due_ms = topic.index.next_due()
-        self._wake_before(topic.name, now_ms + CARE_MS if due_ms is None else min(due_ms, now_ms + CARE_MS))
+        self._alarms.put_before(topic.name, now_ms + CARE_MS if due_ms is None else min(due_ms, now_ms + CARE_MS))
 
     def _touched(self, topic: Topic, now_ms: int, group: str | None = None) -> None:
         """Consumers did something: leases end, and journals want to be synced. `group`: nothing changed in others."""
         topic.touch(now_ms)
         when_ms = topic.next_wake(now_ms, group)
-        self._wake_before(topic.name, now_ms + CARE_MS if when_ms is None else when_ms)
-
-    def _wake_before(self, name: str, when_ms: int) -> None:
-        if when_ms < self._when.get(name, when_ms + 1):
-            self._wake_at(name, when_ms)
+        self._alarms.put_before(topic.name, now_ms + CARE_MS if when_ms is None else when_ms)
 
     def compact(self, topic: str) -> None:
         """Free what can be freed, now."""

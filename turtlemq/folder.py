@@ -20,6 +20,8 @@ def check_format(door: Door, root: Path) -> None:
     """Refuse a folder of a newer format, and write ours into a new one."""
     path = root / names.FORMAT
     if not door.exists(path):
+        if door.exists(root / (names.TOPICS + names.TMP)):
+            raise Corrupt(f"a restore into {root} did not come to its end. Remove the folder and restore again.")
         door.replace(path, f"{f.VERSION}\n".encode())
         return
     text = door.read_all(path).decode(errors="replace").strip()
@@ -35,7 +37,7 @@ def take_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
     if door.exists(path):
         try:
             found = dict(f.decode_checked(door.read_all(path))[0]["topics"])
-        except ValueError:  # as if there was none
+        except (ValueError, KeyError, TypeError):  # as if there was none
             pass
         door.remove(path)
     door.sync_folder(root)  # also if it is gone: whoever removed it may have died before that was safe, and it would come back
@@ -63,4 +65,4 @@ def write_settings(door: Door, folder: Path, settings: Settings) -> None:
 def logs(door: Door, folder: Path) -> list[str]:
     """Names of the files of a topic without which something would be lost."""
     found = [*door.names(folder), *(f"dead/{name}" for name in door.names(folder / "dead"))]
-    return sorted(name for name in found if name.endswith(".bson"))
+    return sorted(name for name in found if name.endswith(".bson") or name == names.SETTINGS)

@@ -46,6 +46,12 @@ class Shadow(Door):
         """Files, as paths within the folder, that are gone or not the folder's own any more."""
         return [name for name in self._files if not (self.root / name).is_symlink()]
 
+    def cut(self) -> dict[str, int]:
+        """Logs that opening has made shorter, and by how many bytes."""
+        logs = [name for name in self.changed() if name.endswith(".bson") and (self.root / name).exists()]
+        lost = {name: (self.source / name).stat().st_size - (self.root / name).stat().st_size for name in logs}
+        return {name: bytes_ for name, bytes_ in lost.items() if bytes_ > 0}
+
     def fresh(self) -> Door:
         return self
 

@@ -79,10 +79,17 @@ class Topic:
         self.departing: list[f.Document] = []
         self._unnoted = False  # what opening found out is not on the disk yet
         odd = unfinished.resolve(self) or torn
-        if self.broker.dead.total() != len(self.dead):  # a power cut took the note of a burial; the letters themselves tell
-            self.broker.dead = self.dead.by_group()
+        self._count_letters()
         if odd or behind:
             self._note_where_we_stand(odd)
+
+    def _count_letters(self) -> None:
+        """A power cut may take the note of a burial, never a letter that was noted: what is there tells how many there are."""
+        counted, there = self.broker.dead.total(), len(self.dead)
+        if counted > there:
+            self.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
+        if counted != there:
+            self.broker.dead = self.dead.by_group()
 
     def configure(self, settings: Settings) -> None:
         """Settings for what comes from now on."""

@@ -70,6 +70,9 @@ class Tale(Story):
 
     def _open(self) -> None:
         self.engine = Engine.open(self.folder, door=self.door, settings=self.settings)
+        for error in self.engine.trouble.values():  # a topic that cannot be opened: there are no others to go on for
+            abandon(self.engine)
+            raise error
 
     def _begin(self, tree: Tree) -> None:
         self._open()

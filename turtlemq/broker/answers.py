@@ -38,8 +38,9 @@ class Reserved:
         return [id_ for piece in self.pieces for id_ in piece.held.ids]
 
     @property
-    def attempts(self) -> list[int]:
-        return [attempt for piece in self.pieces for attempt in piece.held.attempts.tolist()]
+    def ends(self) -> list[int]:
+        """When the lease of each ends."""
+        return [end for until in self.until_ms for end in until.tolist()]
 
     def documents(self) -> list[f.Document]:
         """Decoded. Not for hot paths."""

@@ -293,17 +293,17 @@ class Broker:
         return sum(len(which) for _, which in taken), unknown
 
     def give_back(
-        self, name: str, ids: Sequence[str], now_ms: int, attempts: Sequence[int] | None = None
+        self, name: str, ids: Sequence[str], now_ms: int, until_ms: Sequence[int] | None = None
     ) -> tuple[int, list[str]]:
         """A consumer was never told of these: they come again at once, and that delivery does not count. Returns how many, and
         ids not held in reserve."""
         if name not in self.groups:
             return 0, list(ids)
         group = self.groups[name]
-        if attempts is not None:  # by now somebody else may have them, at a later attempt
+        if until_ms is not None:  # by now somebody else may have them, under another lease; after a replay at the same attempt
             slots = {id_: group.slot(number) for id_ in ids if (number := group.ids.get(id_)) is not None}
-            still = {id_: int(lease.held.attempts[i]) for id_, (lease, i) in slots.items()}
-            ids = [id_ for id_, attempt in zip(ids, attempts, strict=True) if still.get(id_) == attempt]
+            still = {id_: lease.until_ms for id_, (lease, _) in slots.items()}
+            ids = [id_ for id_, end in zip(ids, until_ms, strict=True) if still.get(id_) == end]
         taken, unknown = group.seek(ids)
         for lease, which in taken:
             ends.wait(self, group, lease.held.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)

@@ -31,6 +31,8 @@ def check(broker: Broker, folder: Path) -> Iterator[str]:
         if not broker.ready.first_offset <= offset < broker.ready.next_offset:
             yield f"{offset} is cancelled, but not in the ready log"
     yield from _check_checkpoint(broker, folder)
+    for journal in (broker.reserve_log, broker.history):
+        yield from map(str, journal.verify())
     yield from _check_journals(broker, folder)
 
 

@@ -169,6 +169,20 @@ class Journal(log.Stoppable):
                 if event is not None:
                     yield event
 
+    def verify(self) -> Iterator[Damage]:
+        """Read every event again, also those before the checkpoint, which opening passes over."""
+        for base in self.bases:
+            path = self._path(base)
+            header, start = log.try_header(self.door, path, self.kind, self.topic, base)
+            if header is None:
+                yield Damage(path.name, 0, start, "its header is damaged")
+            view = self.door.map(path)
+            found = scan(view, start, self.size if base == self.bases[-1] else len(view), sealed=True)
+            yield from log.damage_of(path, found)
+            for at, length in zip(found.positions.tolist(), found.lengths.tolist(), strict=True):
+                if _event(view[at : at + length]) is None:
+                    yield Damage(path.name, at, length, "it tells of no event")
+
     def last_event_ms(self, base: int) -> int:
         """When the last event of a file was written."""
         if base not in self.last_ms:

@@ -102,7 +102,6 @@ def _files(door: Door, data: Path, url: str) -> Iterator[tuple[Files, bool]]:
     try:
         lock = door.lock(data / "LOCK")
     except Locked as held:
-        door.make_folder(data / b.PINNED)
         with _locked(door, data / b.PINNED / "LOCK"), _pinned(door, data, url, held) as files:
             yield files, True
         return
@@ -126,7 +125,10 @@ def _pinned(door: Door, data: Path, url: str, held: Exception) -> Iterator[Files
             fail(f"the server at {url} uses {Path(pins['folder']).parent.parent}, not {data.absolute()}; see --data and --url")
         yield b.pinned(door, data, pins["name"])
     finally:
-        call(url, "DELETE", "/v1/backup")
+        try:
+            call(url, "DELETE", "/v1/backup")
+        except typer.Exit:
+            pass  # it is gone, and has said so; its next start lets go of the pins
 
 
 def _verify(door: Door, folder: Path, as_json: bool) -> None:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Topic, Url, amount, call, fail, path, plain, progress, show
+from turtlemq.cli.call import URL, AsJson, Topic, Url, amount, call, complain, fail, path, plain, progress, show
 from turtlemq.cli.times import when
 
 if TYPE_CHECKING:
-    from turtlemq.door import Door
     from turtlemq.engine import Engine
     from turtlemq.segment import format as f
     from turtlemq.shadow import Shadow
@@ -28,13 +27,12 @@ _FLAGS = "JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID EXPIRES HEADERS MO
 
 
 @contextmanager
-def _opened(data: Path, door: Door | None = None) -> Iterator[Engine]:
-    """An engine on a data folder, or on a shadow of it."""
+def _opened(data: Path) -> Iterator[Engine]:
     from turtlemq.engine import Engine
     from turtlemq.errors import TurtleError
 
     try:
-        engine = Engine.open(data, door=door)
+        engine = Engine.open(_data_folder(data))
     except (TurtleError, OSError) as error:
         fail(str(error))
     try:
@@ -63,29 +61,37 @@ def check(
     turtlemq check --data data
     """
     from turtlemq.errors import TurtleError
-    from turtlemq.shadow import Shadow
 
-    with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as place:
-        try:
-            door = Shadow(_data_folder(data), Path(place))
-            with _opened(door.root, door) as engine:
-                topics, problems = len(engine.topics), _problems(engine, door)
-        except (TurtleError, OSError) as error:
-            fail(str(error).replace(place, str(data)))
-    problems = [line.replace(place, str(data)) for line in dict.fromkeys(problems)]
+    _data_folder(data)
+    try:
+        with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as place:
+            try:
+                topics, problems, notes = _looked(data, Path(place))
+            except (TurtleError, OSError) as error:
+                fail(str(error).replace(place, str(data)))
+    except OSError as error:
+        fail(f"{error}. See --scratch.")
+    problems, notes = ([line.replace(place, str(data)) for line in dict.fromkeys(lines)] for lines in (problems, notes))
     if as_json:
-        show({"topics": topics, "problems": problems})
+        show({"topics": topics, "problems": problems, "notes": notes})
     else:
         print(*problems, sep="\n") if problems else print(f"{topics} topics, no problem found")
+        for note in notes:
+            complain(f"note: {note}")
     raise typer.Exit(1 if problems else 0)
 
 
-def _problems(engine: Engine, door: Shadow) -> list[str]:
-    """Everything that is wrong, a line each, with a bar while it is looked for."""
+def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
+    """How many topics there are, everything that is wrong, and what a start would cut off, a line each."""
     from turtlemq.checks import check_topic
+    from turtlemq.engine import Engine
+    from turtlemq.shadow import Shadow
 
+    door = Shadow(data, place)
+    engine = Engine.open(door.root, door=door)
     problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
     problems += [f"{name}: it is not as it was left at the last stop; a start makes it again" for name in _remade(engine, door)]
+    notes = [f"{name}: {cut} bytes at its end belong to no whole batch; a start cuts them" for name, cut in door.cut().items()]
     with progress() as shown:
         sizes = {name: engine.stats(name).bytes for name in engine.topics}
         task = shown.add_task("check", total=sum(sizes.values()))
@@ -94,7 +100,8 @@ def _problems(engine: Engine, door: Shadow) -> list[str]:
             problems += check_topic(topic)
             problems += [f"{name}/{damage}" for damage in topic.damage()]
             shown.advance(task, sizes[name])
-    return problems
+    engine.close()
+    return len(engine.topics), problems, notes
 
 
 def _remade(engine: Engine, door: Shadow) -> list[str]:
@@ -208,7 +215,7 @@ def compact(
 def _compact_here(data: Path, topic: str) -> tuple[int, int]:
     from turtlemq.errors import UnknownTopic
 
-    with _opened(_data_folder(data)) as engine:
+    with _opened(data) as engine:
         try:
             before = engine.stats(topic).bytes
         except UnknownTopic as error:

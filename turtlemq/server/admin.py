@@ -68,7 +68,7 @@ async def get_topic(request: web.Request) -> web.Response:
 
 async def drop_topic(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}"""
-    engine_of(request).drop_topic(topic_of(request))
+    engine_of(request).drop_topic(names.check_topic(request.match_info["topic"]))  # also one that cannot be opened
     request.app[SERVICE].stir()
     return answer({"outcome": "deleted"})
 
@@ -93,6 +93,7 @@ async def put_group(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}/groups/{group}"""
     topic, group = topic_of(request, use=True), group_of(request, use=True)
     start = (await read_as(request, Place)).start
+    topic, group = topic_of(request, use=True), group_of(request, use=True)  # others may have made or deleted some since
     engine = engine_of(request)
     known = topic in engine.topics and group in engine.topics[topic].broker.groups
     if start is not None or not known:

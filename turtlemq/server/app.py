@@ -111,6 +111,9 @@ async def _answered(request: web.Request, handler: Handler) -> Answered:
         return _plain(request, error)
     except ConnectionError:
         raise  # nobody is there to be answered
+    except OSError as error:  # of the disk
+        trace.failed(request, Unavailable.code, error)
+        return _refused(request, Unavailable(f"the disk has failed: {error.strerror or error}. The log says more."))
     except Exception as error:  # noqa: BLE001 - it is logged and answered
         trace.failed(request, TurtleError.code, error, trace=True)
         return _refused(request, TurtleError(f"{TurtleError.__doc__} ({type(error).__name__})"))

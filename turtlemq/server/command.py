@@ -14,6 +14,7 @@ from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.segment import names
 from turtlemq.server.deliver import delivered
+from turtlemq.server.errors import RequestTimeout
 from turtlemq.server.guard import ANY, COMMANDS, GUARD
 from turtlemq.server.http import CONFIG, SERVICE, answer, check_topics, engine_of, read_as, throttle
 from turtlemq.server.loop import Service, Want, now_ms
@@ -58,7 +59,10 @@ async def command(request: web.Request) -> web.Response:
             check_topics(request, asked.topic)
         out = await _run(request, asked)
     except TurtleError as error:
-        return answer(Answer(False, f"{error.code}: {error}"))
+        refused = answer(Answer(False, f"{error.code}: {error}"))
+        if isinstance(error, RequestTimeout):
+            refused.force_close()  # the rest of the body would be taken for the next request
+        return refused
     service.stir()
     return answer(out)
 

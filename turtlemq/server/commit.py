@@ -30,7 +30,7 @@ class Committer:
         self._changed, self._observe = changed, observe
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[Job] = deque()  # for which no thread is free
-        self._soon: set[str] = set()  # topics whose next group is about to be taken
+        self._soon: set[Topic] = set()  # topics whose next group is about to be taken
         self._threads = [_Thread(n, self._ran) for n in range(THREADS)]
         self._idle = list(self._threads)
         for thread in self._threads:
@@ -65,12 +65,12 @@ class Committer:
 
     def _take_soon(self, topic: Topic) -> None:
         """Requests that are read in the same turn of the loop share a group."""
-        if topic.name not in self._soon:
-            self._soon.add(topic.name)
+        if topic not in self._soon:  # not its name: another topic may have that by now
+            self._soon.add(topic)
             self._loop.call_soon(self._take, topic)
 
     def _take(self, topic: Topic) -> None:
-        self._soon.discard(topic.name)
+        self._soon.discard(topic)
         group = topic.index.writer.take()
         if group is None:
             return

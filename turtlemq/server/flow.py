@@ -114,6 +114,15 @@ class Held:
             )
         self.bytes += count
 
+    @property
+    def full(self) -> bool:
+        """Is there no room at all?"""
+        return self.bytes >= self.most
+
+    def add(self, count: int) -> None:
+        """So many are there already, room or not."""
+        self.bytes += count
+
     def give(self, count: int) -> None:
         """So many are gone."""
         self.bytes -= count

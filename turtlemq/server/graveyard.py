@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +13,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from turtlemq.dead import DeadLetter, Filter
-from turtlemq.errors import InvalidArgument, TooLarge
+from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
 from turtlemq.index.limits import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.deliver import letter
@@ -91,7 +92,12 @@ async def summary(request: web.Request) -> web.Response:
 
 
 def _lines(page: list[DeadLetter]) -> bytes:
-    return b"".join([_line(letter(one)) + b"\n" for one in page])
+    return b"".join([_one_line(_line(letter(one))) + b"\n" for one in page])
+
+
+def _one_line(text: bytes) -> bytes:
+    """A body is kept as it was sent, line breaks between its tokens included; inside its texts there are none."""
+    return text.replace(b"\r", b" ").replace(b"\n", b" ") if b"\n" in text or b"\r" in text else text
 
 
 async def export(request: web.Request) -> web.StreamResponse:
@@ -108,20 +114,31 @@ async def export(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _chosen(request: web.Request, topic: str, asked: Chosen) -> tuple[list[DeadLetter], list[str]]:
-    """The letters that a request names, and ids that are not dead."""
+def _chosen(request: web.Request, topic: str, asked: Chosen, unknown: list[str]) -> AsyncIterator[list[DeadLetter]]:
+    """The letters that a request names, a page at a time: their bodies may not fit into memory. Ids that are not dead go to
+    `unknown`. Who dies meanwhile is not among them: it may be one that was requeued."""
     if (asked.ids is None) == (asked.filter is None):
         raise InvalidArgument('give "ids", or "filter" ({} for all of them)')
-    if asked.ids is None:
-        assert asked.filter is not None
-        return [one async for page in pages(request, topic, _filter(asked.filter)) for one in page], []
+    if asked.filter is not None:
+        which = _filter(asked.filter)
+        return pages(request, topic, replace(which, to_ms=min(which.to_ms, now_ms())))
+    assert asked.ids is not None
     if len(asked.ids) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} ids at once")
     check_ids(asked.ids)
-    found = engine_of(request).topic(topic)
-    groups = list(found.broker.groups) if asked.group is None else [asked.group]
-    letters = {id_: [one for group in groups if (one := found.dead.get(group, id_))] for id_ in asked.ids}
-    return [one for some in letters.values() for one in some], [id_ for id_, some in letters.items() if not some]
+    return _named(request, topic, list(dict.fromkeys(asked.ids)), asked.group, unknown)
+
+
+async def _named(
+    request: web.Request, topic: str, ids: list[str], group: str | None, unknown: list[str]
+) -> AsyncIterator[list[DeadLetter]]:
+    for at in range(0, len(ids), PAGE):
+        found = engine_of(request).topic(topic)
+        groups = list(found.broker.groups) if group is None else [group]
+        letters = {id_: [one for name in groups if (one := found.dead.get(name, id_))] for id_ in ids[at : at + PAGE]}
+        unknown += [id_ for id_, some in letters.items() if not some]
+        yield [one for some in letters.values() for one in some]
+        await asyncio.sleep(0)
 
 
 async def requeue(request: web.Request) -> web.Response:
@@ -130,25 +147,25 @@ async def requeue(request: web.Request) -> web.Response:
     asked = await read_as(request, Requeue)
     start = due_time(asked.delay, asked.due_ms, now := now_ms())
     check_due(start, now, rules_of(request, topic))
-    letters, unknown = await _chosen(request, topic, asked)
-    if not 0 <= start + (len(letters) / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
-        raise InvalidArgument("the last of them would be due after May 2109, or the first before 1970")
-    for at in range(0, len(letters), PAGE):
-        due_ms = start + int(at * 1000 / asked.per_s) if asked.per_s else start
-        some = letters[at : at + PAGE]
+    unknown, count = list[str](), 0
+    letters = _chosen(request, topic, asked, unknown)
+    found = engine_of(request).topic(topic)
+    most = min(len(found.dead), len(found.dead) if asked.ids is None else len(asked.ids) * len(found.broker.groups))
+    if not 0 <= start + (most / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
+        raise InvalidFireAt("the last of them would be due after May 2109, or the first before 1970")
+    async for some in letters:
+        due_ms = start + int(count * 1000 / asked.per_s) if asked.per_s else start
         reset = asked.reset_attempts
-        engine_of(request).requeue(topic, some, now_ms(), due_ms=due_ms, reset_attempts=reset, per_s=asked.per_s)
+        count += engine_of(request).requeue(topic, some, now_ms(), due_ms=due_ms, reset_attempts=reset, per_s=asked.per_s)
         request.app[SERVICE].stir()
-        await asyncio.sleep(0)
-    return answer({"requeued": len(letters), "unknown": unknown})
+    return answer({"requeued": count, "unknown": unknown})
 
 
 async def delete(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/delete"""
     topic = topic_of(request)
-    letters, unknown = await _chosen(request, topic, await read_as(request, Chosen))
-    for at in range(0, len(letters), PAGE):
-        engine_of(request).delete_dead(topic, letters[at : at + PAGE], now_ms())
-        await asyncio.sleep(0)
-    out: dict[str, Any] = {"deleted": len(letters), "unknown": unknown}
+    unknown, count = list[str](), 0
+    async for some in _chosen(request, topic, await read_as(request, Chosen), unknown):
+        count += engine_of(request).delete_dead(topic, some, now_ms())
+    out: dict[str, Any] = {"deleted": count, "unknown": unknown}
     return answer(out)

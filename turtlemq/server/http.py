@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from turtlemq.engine import GROUP, Engine
-from turtlemq.errors import InvalidArgument, TooLarge, TurtleError, UnknownTopic
+from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
 from turtlemq.index.limits import check_ids
 from turtlemq.model import Settings
 from turtlemq.segment import names
@@ -230,7 +230,7 @@ def topic_of(request: web.Request, use: bool = False) -> str:
     name = names.check_topic(request.match_info["topic"])
     engine = engine_of(request)
     if name not in engine.topics and not (use and request.app[CONFIG].auto_create_topics):
-        raise UnknownTopic(f"there is no topic {name!r}")
+        engine.topic(name)  # it says why not
     check_topics(request, name)
     return name
 

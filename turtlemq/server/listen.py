@@ -134,6 +134,8 @@ class Handler(web.RequestHandler):
         if not isinstance(resp, Reply):
             return await self._finish(request, resp, start_time)
         lost, answered = True, cast(Any, resp)
+        service, size = cast(Any, request).app[SERVICE], 2 * len(resp.body)  # with what it was made from, which `undo` keeps
+        service.flow.held.add(size)
         try:
             if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
                 lost = not await self._send(resp.head(request), resp.body)
@@ -141,6 +143,9 @@ class Handler(web.RequestHandler):
                 answered, lost = await self._finish(request, resp.usual(), start_time)
             return answered, lost
         finally:
+            if service.flow.held.full:
+                service.stir()  # whoever waits may be answered now
+            service.flow.held.give(size)
             if lost and resp.undo is not None:
                 resp.undo()
 

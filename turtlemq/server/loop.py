@@ -210,6 +210,8 @@ class Service:
     async def fetch(self, want: Want, wait_s: float) -> Reserved:
         """What is ready; if nothing is, what becomes ready within `wait_s`."""
         now = now_ms()
+        if self.flow.held.full:  # others do not take their answers
+            self.flow.held.take(1)
         if not self._knows(want) or self._has_ready(want.topic, want.group, now):
             out = self._reserve(want)
             self._tick_if_sooner(self.engine)
@@ -247,7 +249,7 @@ class Service:
     def give_back(self, want: Want, out: Reserved) -> None:
         """They come again at once, to whoever is there, and this was no attempt."""
         if len(out) and not want.auto and self.serving:
-            self.engine.give_back(want.topic, want.group, out.ids, now_ms(), out.attempts)
+            self.engine.give_back(want.topic, want.group, out.ids, now_ms(), out.ends)
             self.stir(want.topic)
 
     def _leave(self, waiter: Waiter) -> None:
@@ -282,24 +284,23 @@ class Service:
                 self._answer_queue(topic, group, queue, now)
 
     def _answer_queue(self, topic: str, group: str, queue: dict[Waiter, None], now: int) -> None:
-        while queue and self._has_ready(topic, group, now):
+        while queue and not self.flow.held.full and self._has_ready(topic, group, now):
             waiter = next(iter(queue))
+            if waiter.future.done():  # its time is up, or it has gone: nothing is taken for it, which `auto` could not give back
+                self._leave(waiter)
+                continue
             try:
                 out = self._reserve(waiter.want)
             except (TurtleError, OSError) as error:
                 self._leave(waiter)
-                if not waiter.future.done():
-                    waiter.future.set_exception(error)
+                waiter.future.set_exception(error)
                 continue
             if not len(out):
                 if out.more:  # it has passed over what is gone, and goes on with the next tick
                     self._stirred.add(topic)
                 return  # else as much is in flight as the topic allows
             self._leave(waiter)
-            if waiter.future.done():  # it has just gone
-                self.give_back(waiter.want, out)
-            else:
-                waiter.future.set_result(out)
+            waiter.future.set_result(out)
 
     def _has_ready(self, topic: str, name: str, now: int) -> bool:
         """Would a fetch bring anything? O(1)."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from turtlemq import __version__
-from turtlemq.backup import unpin
+from turtlemq import __version__, backup
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
 from turtlemq.server import logs
@@ -96,7 +95,7 @@ async def _until_stopped(
 
     def opened() -> Engine:
         engine = Engine.open(Path(config.data), worker=worker, flusher=flusher, settings=config.topic_defaults())
-        unpin(engine.door, engine.root)  # of a backup that was cut off
+        backup.make_room(engine.door, engine.root)
         return engine
 
     try:
