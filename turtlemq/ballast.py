@@ -65,7 +65,6 @@ class Ballast:
             if self._thrown:
                 raise DiskFull
 
-    def spare(self) -> None:
-        """Raise where what comes due would take the room that consumers need for what they have. It may take any other."""
-        if self._thrown and self._door.free_bytes(self._path.parent) < BYTES:
-            raise DiskFull
+    def spare(self, most: int) -> int:
+        """How many bytes, `most` at most, what comes due may take: none of the room that consumers need for what they have."""
+        return min(most, max(0, self._door.free_bytes(self._path.parent) - BYTES)) if self._thrown else most

@@ -40,6 +40,7 @@ CARE_MS = 1_000  # how often housekeeping looks around
 RETENTION_MS = 60_000
 CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
 FIRE_SLICE = 4_000  # messages handed off before others get a turn: 2 to 3 ms
+FIRE_BYTES = 16 << 20  # of them, too
 
 
 class Topic:
@@ -191,13 +192,15 @@ class Topic:
 
     def _hand_off(self, now_ms: int) -> DiskFull | None:
         """A slice of what is due goes to the Broker. A full disk keeps it asleep, and must not keep leases from ending."""
-        due = self.index.due(now_ms, count_max=FIRE_SLICE)
+        room = self._ballast.spare(FIRE_BYTES)
+        due = self.index.due(now_ms, count_max=FIRE_SLICE, bytes_max=room)
         if due is None:
             return None
         fresh = self._fresh(due) if len(due) and self.broker.ready.damage else due
         if len(fresh):
             try:
-                self._ballast.spare()
+                if len(fresh.raw) > room < FIRE_BYTES:  # `due` gives one message at least
+                    raise DiskFull
                 self.broker.accept(fresh, now_ms)
             except DiskFull as error:
                 return error

@@ -54,7 +54,8 @@ def open_broker(
     settlements = _from(history.open(saved.history, ends.get("history")), saved.numbers[1])
     reserve.number, history.number = max(reserve.number, saved.numbers[0]), max(history.number, saved.numbers[1])
     torn = apply_events(broker, saved, leases, settlements)
-    tidy(broker, saved, recount=torn or derived or _hindsight(leases, settlements))
+    odd = bool(ready.damage)  # nobody knows any more for whom what is damaged was
+    tidy(broker, saved, recount=torn or derived or odd or _hindsight(leases, settlements))
     broker.dead, broker.noted_seq = saved.dead, saved.newest_seq
     broker.note_saved()  # nearly: what was replayed now is noted by whoever opened this
     for name, mark in saved.groups.items():
