@@ -58,7 +58,7 @@ class Server:
         return list(receipt.created)
 
     async def cancel(self, id_: str, now_ms: int = 0) -> str:
-        found, staged = self.engine.stage_cancel("t", [id_])
+        found, staged = self.engine.stage_cancel("t", [id_], now_ms)
         await self.committer.landed(found)
         return self.engine.cancelled(found, staged, now_ms)[id_]
 
@@ -358,4 +358,27 @@ def test_many_at_once_while_segments_roll_and_messages_fire(tmp_path: Path, seed
         got += out.ids
     assert sorted(got) == sorted(set(got)), "none twice"
     assert set(got) == set(told), "all that sleep, and nothing that was cancelled"
+    engine.close()
+
+
+def test_an_id_is_known_at_every_moment_of_its_cancel(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path)
+    engine.submit("t", batch("a", due_ms=1_000_000), 0)
+    topic, staged = engine.stage_cancel("t", ["a"], 1)
+
+    def again() -> list[bool]:
+        return list(engine.stage("t", batch("a", due_ms=1_000_000), 1)[1].created)
+
+    assert again() == [False], "it may fail, and then it sleeps on"
+    group = topic.index.writer.take()
+    assert group is not None
+    group.run()
+    topic.index.writer.land(group)
+    view = engine.message("t", "a")  # those who asked for it have not been answered yet
+    assert view is not None
+    assert view.state == "cancelled"
+    assert again() == [False]
+    assert engine.cancelled(topic, staged, 2) == {"a": "cancelled"}
+    engine.tick(2_000_000)
+    assert engine.reserve("t", "g", 10, 2_000_000).ids == []
     engine.close()

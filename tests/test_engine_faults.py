@@ -391,6 +391,24 @@ def test_a_dead_letter_is_counted_though_its_note_is_lost_and_its_group_is_anoth
     abandon(engine)
 
 
+def test_a_group_that_is_back_since_a_power_cut_took_its_end_counts_without_what_was_cancelled_meanwhile(tmp_path: Path) -> None:
+    engine = start(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(4), 0)
+    engine.tick(10)
+    engine.topic("t").beat()
+    path = tmp_path / "data" / "topic" / "t" / "reserve_0000000000.bson"
+    size = path.stat().st_size
+    engine.drop_group("t", "g", 11)
+    assert engine.cancel("t", ["m0", "m1"], 12) == {"m0": "cancelled", "m1": "cancelled"}
+    abandon(engine)
+    os.truncate(path, size)  # the journals are synced one after the other
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.check() == []
+    assert engine.groups("t")["g"].ready == 2
+    abandon(engine)
+
+
 def test_a_batch_that_reached_the_disk_before_the_one_in_front_of_it_hands_nothing_off(tmp_path: Path) -> None:
     """Sectors of a log are written in any order. The second batch says that everything so far was handed off."""
     engine = start(tmp_path)

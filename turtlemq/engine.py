@@ -193,14 +193,14 @@ class Engine:
 
     def cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> dict[str, str]:
         """End messages that sleep or are ready and untouched, durably: cancelled, the state it is in, or unknown."""
-        found, outcome = self.stage_cancel(topic, ids)
+        found, outcome = self.stage_cancel(topic, ids, now_ms)
         found.index.writer.commit()
         return self.cancelled(found, outcome, now_ms)
 
-    def stage_cancel(self, topic: str, ids: Sequence[str]) -> tuple[Topic, dict[str, State]]:
+    def stage_cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> tuple[Topic, dict[str, State]]:
         """The part of `cancel` before the commit."""
         found = self.topic(topic)
-        return found, found.index.stage_cancel(ids)
+        return found, found.stage_cancel(ids, now_ms)
 
     def cancelled(self, topic: Topic, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
         """The part of `cancel` behind the commit: what did not sleep may be ready."""

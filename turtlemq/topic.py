@@ -108,13 +108,20 @@ class Topic:
         self.stir(now_ms)
         return receipt
 
+    def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
+        """End sleepers with the next commit. In the moment in which it lands the ready log knows their ids, so that there is none
+        in which nobody does."""
+        outcome = self.index.stage_cancel(ids)
+        ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
+        group = self.index.writer.pending
+        if ended and group is not None:
+            group.then.append(lambda: self._notice(ended, now_ms) if group.error is None else None)
+        return outcome
+
     def cancelled(self, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
         """Sleepers were cancelled, durably; what did not sleep is cancelled if it is ready, or waits to be tried again, in every
         group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or unknown."""
-        ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
-        if ended:
-            self._notice(ended, now_ms)
-        out = dict.fromkeys(ended, CANCELLED)
+        out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
         others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
         found = naps.of(self, others)
         answers = cancel(self.broker, others, now_ms, found.keys())
@@ -149,7 +156,7 @@ class Topic:
         try:
             self.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
             self._beat_at = self._beat_at or now_ms + self.broker.settings.beat_ms
-        except DiskFull:
+        except (TurtleError, OSError):
             return
 
     # Time
@@ -342,7 +349,8 @@ class Topic:
             assert base is not None
             self.unsealable[base] = str(error)
             return
-        care.adopt(self.index, sealed)
+        if not care.adopt(self.index, sealed):
+            self.unsealable[sealed.base] = "what it wrote is damaged, or lacks messages that sleep"
 
     def _retain(self, now_ms: int) -> None:
         """Let go of history, dead letters and groups that are old enough. What is to go must not be needed by the checkpoint."""
@@ -415,6 +423,8 @@ class Topic:
     def close(self) -> dict[str, Any]:
         """Sync and close. Returns what the clean-shutdown mark says of this topic."""
         broker = self.broker
+        if self.index.writer.stopped is None:
+            self.index.writer.commit()  # what follows from it is written, too
         if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
             self.beat()
         else:

@@ -16,7 +16,7 @@ import numpy as np
 
 from turtlemq.broker.policy import Extent
 from turtlemq.door import Door
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Corrupt, DiskFull
 from turtlemq.model import I64, Damage, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log, names
@@ -173,7 +173,11 @@ class Journal(log.Stoppable):
         """Read every event again, also those before the checkpoint, which opening passes over."""
         for base in self.bases:
             path = self._path(base)
-            header, start = log.try_header(self.door, path, self.kind, self.topic, base)
+            try:
+                header, start = log.try_header(self.door, path, self.kind, self.topic, base)
+            except Corrupt as error:  # it is none of ours
+                yield Damage(path.name, 0, self.door.size(path), str(error))
+                continue
             if header is None:
                 yield Damage(path.name, 0, start, "its header is damaged")
             view = self.door.map(path)

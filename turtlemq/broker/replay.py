@@ -55,7 +55,7 @@ def open_broker(
     reserve.number, history.number = max(reserve.number, saved.numbers[0]), max(history.number, saved.numbers[1])
     torn = apply_events(broker, saved, leases, settlements)
     odd = bool(ready.damage)  # nobody knows any more for whom what is damaged was
-    tidy(broker, saved, recount=torn or derived or odd or _hindsight(leases, settlements))
+    tidy(broker, saved, recount=torn or derived or odd or _hindsight(saved, leases, settlements))
     broker.dead, broker.noted_seq = saved.dead, saved.newest_seq
     broker.note_saved()  # nearly: what was replayed now is noted by whoever opened this
     for name, mark in saved.groups.items():
@@ -153,10 +153,12 @@ def _ended(settlements: list[Event]) -> dict[tuple[str, int], I64]:
     return {key: np.sort(np.concatenate(arrays)) for key, arrays in found.items()}
 
 
-def _hindsight(leases: list[Event], settlements: list[Event]) -> bool:
-    """A group that was moved is counted as of now, without what was fetched first and cancelled later."""
-    cancelled = any(event.fields["event"] == "cancel" for event in settlements)
-    return cancelled and any(event.fields["event"] == "group" for event in leases)
+def _hindsight(saved: c.Checkpoint, leases: list[Event], settlements: list[Event]) -> bool:
+    """A group that was moved is counted as of now, without what was fetched first and cancelled later. One that a cancel does not
+    speak of was not there then, but a power cut took the note of its end."""
+    cancels = [event for event in settlements if event.fields["event"] == "cancel"]
+    unheard = any(saved.groups.keys() - event.fields["unfetched"].keys() for event in cancels)
+    return unheard or (bool(cancels) and any(event.fields["event"] == "group" for event in leases))
 
 
 def tidy(broker: Broker, saved: c.Checkpoint, recount: bool) -> None:

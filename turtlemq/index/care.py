@@ -131,6 +131,8 @@ def adopt(index: Index, sealed: Sealed) -> bool:
         fresh, part = _prepare(index, sealed)
     except t.Damaged:
         return False
+    if part.live < old.live and not sealed.damage:  # both as of now: whatever was ended or handed off meanwhile is so in both
+        return False
     for damage in sealed.damage:
         shelf.damage(damage)
     door.rename(part.path, path)
@@ -211,7 +213,7 @@ def _first_sleepers(index: Index, base: int, budget: int) -> list[tuple[tuple[Pa
                 if size >= _MOVED_BYTES:
                     return documents
                 document = shelf.read_one(part, ordinal)
-                if document is None:
+                if document is None or any(True for _ in shelf.strays(part, [(ordinal, document)])):
                     part.kill(ordinal)  # damaged and reported: a copy of its bytes is kept aside
                 elif document.seq not in ending:
                     documents.append(((part, ordinal), document))

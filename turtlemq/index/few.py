@@ -46,6 +46,7 @@ class Few:
         self.cursors = cursors
         self.source = [source for _, source, _ in keys]
         self.due_ms = [due for due, _, _ in keys]
+        self.ordinals = [ordinal for _, _, ordinal in keys]
         self.places: list[tuple[int, int] | None] = []  # None: cancelled
         for _, source, ordinal in keys:
             part = cursors[source].part
@@ -79,16 +80,22 @@ class Few:
 
     def _read(self, shelf: Shelf, part: Part, places: dict[int, tuple[int, int]]) -> None:
         """Those of one cursor."""
-        odd = False
+        odd, stray, before = False, False, _NOTHING
         for i, document in zip(places, log.read_few(shelf.door, part.path, list(places.values())), strict=True):
             if document is not None:
                 self.documents[i] = document
                 odd |= document[0] != self.due_ms[i]
+                stray |= document <= before or not part.first_seq <= document[1] <= part.last_seq  # by due, then seq
+                before = document
             else:
                 start, end = places[i]
                 shelf.damage(Damage(part.path.name, start, end - start, "checksum does not match"))
         if odd:
             raise Damaged(f"{part.path.name}: its index names other due times than its documents.", part=part)
+        if stray:
+            good = [i for i in places if self.documents[i] is not _NOTHING]
+            for number in shelf.strays(part, [(self.ordinals[i], f.decode(self.documents[i][3])) for i in good]):
+                self.documents[good[number]] = _NOTHING
 
     def first_of(self, seqs: Set[int]) -> int:
         """Where the first of these documents stands."""

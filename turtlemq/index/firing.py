@@ -162,6 +162,12 @@ class _Taken:
             heads = read.heads[read.good]
             if (heads["due"] != self.due_ms[good]).any():
                 raise Damaged(f"{part.path.name}: its index names other due times than its documents.", part=part)
+            if not part.in_place(self.ordinals[good], heads["due"], heads["seq"]):
+                places = zip(read.starts[read.good].tolist(), heads["len"].tolist(), strict=True)
+                found = (f.decode(memoryview(read.buffer)[at : at + length]) for at, length in places)
+                stray = list(shelf.strays(part, zip(self.ordinals[good].tolist(), found, strict=True)))
+                read.good[np.flatnonzero(read.good)[stray]] = False
+                good, heads = wanted[read.good], read.heads[read.good]
             self.seq[good], self.flags[good], self.length[good] = heads["seq"], heads["flags"], heads["len"]
             self.at[good] = read.starts[read.good] + size
             buffers.append(read.buffer)

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 import xxhash
 
-from turtlemq.errors import Conflict, DiskFull, InvalidId, UnknownMessage
+from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
 from turtlemq.index import build, firing, mend
 from turtlemq.index.filters import Filters
 from turtlemq.index.limits import check_batch
@@ -138,13 +138,11 @@ class Index:
                 if seq >= next_seq:
                     raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
                 hashes[i] = hash_id(r.decode())
-                found = self.shelf.find(r.decode())
-                if found is not None and found[2].seq not in self.writer.staged_kills:
+                if self.shelf.find(r.decode()) is not None:
                     held.add(i)
         asked = [i for i in first.values() if i not in held]
         texts, numbers = [raw[i] for i in asked], np.array([hashes[i] for i in asked], np.uint64)
-        found_seqs = self.shelf.find_many(texts, numbers)
-        held.update(asked[k] for k, seq in found_seqs.items() if seq not in self.writer.staged_kills)
+        held.update(asked[k] for k in self.shelf.find_many(texts, numbers))  # also one whose end is under way: it may fail
         if elsewhere is not None:
             held.update(asked[k] for k in elsewhere(texts, numbers))
         fresh = [i for i in range(len(raw)) if i not in held]
@@ -340,10 +338,11 @@ class Index:
             if self.writer.stopped is None:
                 self.writer.commit()
                 self.writer.sync()
-                try:
-                    self.writer.finish_flush(wait=True)
-                except (DiskFull, OSError, Damaged):
-                    pass  # opening makes that table
+            try:
+                self.writer.finish_flush(wait=True)  # also of one that is stopped: nothing may be written here later
+            except (TurtleError, OSError, Damaged):
+                pass  # opening makes that table
+            if self.writer.stopped is None:
                 build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
         finally:
             self.filters.close()

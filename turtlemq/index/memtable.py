@@ -193,6 +193,12 @@ class Memtable(Part):
     def seq_of(self, door: Door, ordinal: int) -> int | None:
         return int(self.seq[ordinal])
 
+    def holds(self, ordinal: int, document: f.Document) -> bool:
+        return bool(self.seq[ordinal] == document.seq)
+
+    def in_place(self, ordinals: I64, dues: I64, seqs: I64) -> bool:
+        return bool((self.seq[ordinals] == seqs).all())
+
     def kills(self) -> I64:
         return np.array(self._kills, dtype=np.int64)
 

@@ -19,6 +19,7 @@ from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.filter import Filter
+from turtlemq.segment.ids import hash_id
 from turtlemq.segment.table import Damaged, Table
 
 _TIES_MAX = 64
@@ -223,6 +224,15 @@ class Part:
         """The seq of a document, None if it is damaged."""
         raise NotImplementedError
 
+    def holds(self, ordinal: int, document: f.Document) -> bool:
+        """Is this the document that was written there, and not a good one in its place?"""
+        raise NotImplementedError
+
+    def in_place(self, ordinals: I64, dues: I64, seqs: I64) -> bool:
+        """Can good documents with these due times and seqs, in the order of keys, all be where they were written? If not,
+        `holds` tells which are."""
+        raise NotImplementedError
+
     def kills(self) -> I64:
         """Ordinals of the documents that end others."""
         raise NotImplementedError
@@ -336,6 +346,15 @@ class TablePart(Part):
     def seq_of(self, door: Door, ordinal: int) -> int | None:
         read = self.read(door, np.array([ordinal]))
         return int(read.heads["seq"][0]) if read.good[0] else None
+
+    def holds(self, ordinal: int, document: f.Document) -> bool:
+        return self.first_seq <= document.seq <= self.last_seq and ordinal in self.table.find(hash_id(document.id))
+
+    def in_place(self, ordinals: I64, dues: I64, seqs: I64) -> bool:
+        if not len(seqs):
+            return True
+        rising = (seqs[1:] > seqs[:-1]) | (dues[1:] > dues[:-1])
+        return bool(rising.all() and self.first_seq <= seqs.min() and seqs.max() <= self.last_seq)
 
     def kills(self) -> I64:
         return self.table.kills()

@@ -7,7 +7,7 @@ stands behind the older ones, so the first hit from the end decides. Nothing her
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -334,6 +334,18 @@ class Shelf:
         starts, ends = part.places(ordinals)
         for i in np.flatnonzero(~read.good).tolist():
             self.damage(Damage(part.path.name, int(starts[i]), int(ends[i] - starts[i]), "checksum does not match"))
+
+    def strays(self, part: Part, found: Iterable[tuple[int, f.Document]]) -> Iterator[int]:
+        """Of good documents, each with the ordinal whose place it has, the numbers of those that were not written there
+        (reported). A misplaced write leaves one twice; of two that no index tells apart, the second counts as such. 5 µs each."""
+        seen: set[int] = set()
+        for number, (ordinal, document) in enumerate(found):
+            if part.holds(ordinal, document) and document.seq not in seen:
+                seen.add(document.seq)
+            else:
+                start, end = part.place(ordinal)
+                self.damage(Damage(part.path.name, start, end - start, "another document stands in its place"))
+                yield number
 
     def damage(self, damage: Damage) -> None:
         """Note damaged bytes, and keep a copy of them: their segment may go one day."""

@@ -6,6 +6,7 @@ Every few seconds figures are compared with what they were. Nothing has to call 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -40,6 +41,7 @@ class Watch:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._known: dict[str, Known] | None = None
+        self._engine: Engine | None = None  # once it serves
         self._stalls = 0
 
     async def __call__(self, _: object) -> AsyncIterator[None]:
@@ -47,12 +49,15 @@ class Watch:
         task = asyncio.create_task(self._run())
         yield
         task.cancel()
+        if self._engine is not None:
+            deque(self.look(self._engine), maxlen=0)  # what was found since the last look is told, too
 
     async def _run(self) -> None:
         while True:
             try:
                 if self._service.serving:
-                    await in_slices(self.look(self._service.engine))
+                    self._engine = self._service.engine
+                    await in_slices(self.look(self._engine))
                     self._stalled()
             except Exception as error:  # noqa: BLE001 - logged; watching must not end for it
                 logs.error("watch_failed", error)

@@ -247,7 +247,8 @@ async def remove(request: web.Request) -> web.Response:
     topic, id_ = topic_of(request), id_of(request)
     missed = (await cancel_ids(request.app[SERVICE], topic, [id_]))[1]
     if id_ in missed:
-        state = state_of(engine_of(request), topic, id_)
+        known = missed[id_] if missed[id_] in ("reserve", "history", "dead") else None  # in some group, whatever it is in others
+        state = known or state_of(engine_of(request), topic, id_)
         raise Conflict(f"{id_!r} can no longer be cancelled: it is in state {state}", state=state)
     return answer({"outcome": "cancelled"})
 
@@ -291,7 +292,7 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         if at:
             await service.turns.turn()
         engine = service.engine
-        found, staged = engine.stage_cancel(topic, ids[at : at + PAGE])
+        found, staged = engine.stage_cancel(topic, ids[at : at + PAGE], now_ms())
         await service.landed(found)
         outcome |= engine.cancelled(found, staged, now_ms())
     service.stir()
@@ -326,7 +327,7 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
         await request.app[SERVICE].turns.turn()  # a commit may be made here and now, and a page may have nothing to commit
         engine = engine_of(request)
         page, cursor = engine.browse(topic, first, last, PAGE, cursor)
-        found, staged = engine.stage_cancel(topic, [m.id for m in page if not m.group])
+        found, staged = engine.stage_cancel(topic, [m.id for m in page if not m.group], now_ms())
         await request.app[SERVICE].landed(found)
         outcome = engine.cancelled(found, staged, now_ms())
         count += sum(state == "cancelled" for state in outcome.values())
