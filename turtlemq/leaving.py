@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from turtlemq import naps
+from turtlemq.broker import cancel
 from turtlemq.broker.answers import Leaving
 from turtlemq.broker.delivery import ANY_EPOCH
 from turtlemq.broker.ends import Ended
@@ -23,14 +23,20 @@ if TYPE_CHECKING:
 def requeue(
     topic: Topic, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
 ) -> int:
-    """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none."""
-    letters = _still_dead(topic, letters)
-    if not letters:
-        return 0
+    """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none. One that its
+    group has again in any case, since it was moved, is only removed: nobody gets it twice at once."""
     start = now_ms if due_ms is None else due_ms
     last = start + (int((len(letters) - 1) * 1000 / per_s) if per_s else 0)
     if not 0 <= start <= last <= DUE_MS_MAX:
         raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
+    letters = _still_dead(topic, letters)
+    moved = [letter for letter in letters if _goes_on(topic, letter)]
+    if moved:
+        topic.broker.sync()  # that its group has it is durable before the letter goes
+        delete(topic, moved, now_ms)
+        letters = [letter for letter in letters if letter not in moved]
+    if not letters:
+        return len(moved)
     ended = [
         Ended(
             letter.group,
@@ -50,7 +56,7 @@ def requeue(
         first = topic.index.writer.next_seq(now_ms)
         leaving = _leave(topic, letters, now_ms, range(first, first + len(letters)))
         try:
-            topic.index.writer.stage(for_group(ended, attempts, naps.older(topic, ended)), first)
+            topic.index.writer.stage(for_group(ended, attempts), first)
             topic.index.writer.commit()
         except DiskFull:
             _stay(topic, leaving, now_ms)
@@ -61,7 +67,13 @@ def requeue(
         topic.end_naps()
     except DiskFull:
         topic.stir(now_ms)  # they sleep, and that counts; what they were goes when there is room
-    return len(letters)
+    return len(letters) + len(moved)
+
+
+def _goes_on(topic: Topic, letter: DeadLetter) -> bool:
+    """Is its group to get this message again, or has it, whatever becomes of the letter?"""
+    group, offset = topic.broker.groups.get(letter.group), int(letter.document.meta["offset"])
+    return group is not None and (letter.id in group.ids or cancel.fresh(topic.broker, group, offset))
 
 
 def delete(topic: Topic, letters: Sequence[DeadLetter], now_ms: int) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from turtlemq.broker.delivery import void
-from turtlemq.broker.ends import Ended
 from turtlemq.broker.group import Group
 from turtlemq.index.mend import mending
 from turtlemq.segment import format as f
@@ -37,13 +36,3 @@ def asleep(topic: Topic, group: Group, ids: Sequence[str], after_seq: int = -1) 
         for id_, document in found.items()
         if document is not None and not shelf.progress.covers_one(document.due_ms, document.seq)
     }
-
-
-def older(topic: Topic, ended: Sequence[Ended]) -> dict[int, f.Document]:
-    """Which of these sleep already, since they were requeued while their group was moved: the new nap takes the place of the old,
-    so that a cancel ends all there is. By index."""
-    found: dict[int, f.Document] = {}
-    for name in {e.group for e in ended} & topic.broker.groups.keys():
-        group, mine = topic.broker.groups[name], {e.id: i for i, e in enumerate(ended) if e.group == name}
-        found |= {mine[id_]: doc for id_, doc in asleep(topic, group, list(mine)).items() if not void(group, doc)}
-    return found

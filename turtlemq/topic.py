@@ -379,8 +379,7 @@ class Topic:
     def _resleep(self, ended: Sequence[Ended]) -> None:
         """A long back-off: the message sleeps again, for its group alone, durably."""
         with self.taking_over(self.index):
-            columns = for_group(ended, [e.attempt + 1 for e in ended], naps.older(self, ended))
-            self.index.writer.stage(columns, self.index.writer.next_seq(0))
+            self.index.writer.stage(for_group(ended, [e.attempt + 1 for e in ended]), self.index.writer.next_seq(0))
             self.index.writer.commit()
 
     def _bury(self, ended: Sequence[Ended]) -> int:
