@@ -69,7 +69,7 @@ class Engine:
         self._worker, self._flusher = worker, flusher
         self._lock = -1
         self._clean: dict[str, Any] = {}
-        self._alarms = Alarms()
+        self._alarms, self._ticked_ms = Alarms(), 0
 
     @classmethod
     def open(
@@ -381,6 +381,10 @@ class Engine:
 
     def tick(self, now_ms: int) -> int | None:
         """Hand off what is due, a slice of each topic. Returns when to call again: at once if more is due, None for never."""
+        if now_ms < self._ticked_ms:  # the clock went back: what was put down for a time that lies ahead now is looked at anew
+            for name in self.topics:
+                self._alarms.put_before(name, now_ms)
+        self._ticked_ms = now_ms
         first = self._alarms.first
         if first is None or first > now_ms:
             self.woken = NOBODY

@@ -26,7 +26,7 @@ def requeue(
     """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none. One that its
     group has again in any case, since it was moved, is only removed: nobody gets it twice at once."""
     start = now_ms if due_ms is None else due_ms
-    last = start + (int((len(letters) - 1) * 1000 / per_s) if per_s else 0)
+    last = start + (int(max(0, len(letters) - 1) * 1000 / per_s) if per_s else 0)
     if not 0 <= start <= last <= DUE_MS_MAX:
         raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
     letters = _still_dead(topic, letters)

@@ -113,21 +113,22 @@ def _spread(outcome: Outcome, options: argparse.Namespace) -> None:
     with Progress(*columns, console=Console(stderr=True)) as bar, ThreadPoolExecutor(jobs) as pool:
         task = bar.add_task(part.name, total=count)
         first, last = options.first, options.first + count
-        starts = range(first, last, part.chunk)
-        work = {pool.submit(apart, part.name, at, min(last, at + part.chunk)): at for at in starts}
+        step = part.chunk * min(8, max(1, count // (part.chunk * jobs * 16)))  # of many, more in one process
+        work = {pool.submit(apart, part.name, at, min(last, at + step)): at for at in range(first, last, step)}
         for done in as_completed(work):
-            at, size = work[done], min(last, work[done] + part.chunk) - work[done]
+            at, size = work[done], min(last, work[done] + step) - work[done]
             bar.advance(task, size)
             _tell(bar, part.name, size)
-            error = None if done.cancelled() else done.exception()
-            if error is None and not done.cancelled():
+            error = done.exception()
+            if error is None:
                 outcome.figures.update(done.result())
                 outcome.cases += size
-            elif error is not None:
+            else:
                 outcome.failures.append(str(error))
                 print(f"{part.name}, cases from {at}: {error}", file=sys.stderr, flush=True)
                 if not options.keep_going:
                     pool.shutdown(wait=False, cancel_futures=True)
+                    break  # those that were cancelled never end
 
 
 def _tell(bar: Progress, name: str, size: int) -> None:

@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from turtlemq.engine import GROUP, Engine
-from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage, UnknownTopic
+from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.limits import check_ids
 from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
@@ -55,7 +55,7 @@ async def command(request: web.Request) -> web.Response:
             request.app[GUARD].require(request, asked.topic, COMMANDS.get(asked.command, ANY))
             creates = names_topic and request.app[CONFIG].auto_create_topics
             if asked.topic not in service.engine.topics and not creates:
-                raise UnknownTopic(f"there is no topic {asked.topic!r}")
+                service.engine.topic(asked.topic)  # it says why not
             check_topics(request, asked.topic)
         out = await _run(request, asked)
     except TurtleError as error:

@@ -95,22 +95,22 @@ class Shelf:
 
 
 class Held:
-    """Bytes of requests in memory: from when they arrive until they are answered.
+    """Bytes in memory: of requests from when they arrive until they are answered, of answers until somebody has taken them.
 
     >>> held = Held(100); held.take(80); held.give(50); held.take(70); held.bytes
     100
     """
 
-    __slots__ = ("most", "bytes")
+    __slots__ = ("most", "bytes", "_what")
 
-    def __init__(self, most: int) -> None:
-        self.most, self.bytes = most, 0
+    def __init__(self, most: int, what: str = "requests") -> None:
+        self.most, self.bytes, self._what = most, 0, what
 
     def take(self, count: int) -> None:
         """Make room for so many more, or raise `Overloaded`."""
         if self.bytes + count > self.most:
             raise Overloaded(
-                f"requests of {self.bytes:,} bytes are under way, and {self.most:,} are the most", retry_after_ms=1_000
+                f"{self._what} of {self.bytes:,} bytes are under way, and {self.most:,} are the most", retry_after_ms=1_000
             )
         self.bytes += count
 
@@ -118,6 +118,11 @@ class Held:
     def full(self) -> bool:
         """Is there no room at all?"""
         return self.bytes >= self.most
+
+    def refuse_if_full(self) -> None:
+        """Raise `Overloaded` where others do not take their answers."""
+        if self.full:
+            self.take(1)
 
     def add(self, count: int) -> None:
         """So many are there already, room or not."""
@@ -133,6 +138,7 @@ class Flow:
 
     def __init__(self, client_per_s: float = 0, client_burst: int = 0, held_bytes_max: int = 512 << 20) -> None:
         self.held = Held(held_bytes_max)
+        self.answers = Held(held_bytes_max, "answers")  # apart: whoever does not take his keeps nobody from acknowledging
         self.client_rate, self._client_burst = client_per_s, burst_of(client_per_s, client_burst)
         self._topics, self._clients, self._groups = Shelf(TOPICS_MAX), Shelf(CLIENTS_MAX), Shelf(TOPICS_MAX)
 

@@ -78,6 +78,7 @@ async def pages(request: web.Request, topic: str, asked: Filter) -> AsyncIterato
 async def list_dead(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/dead"""
     topic, asked = topic_of(request), query(request, Page)
+    request.app[SERVICE].flow.answers.refuse_if_full()
     found, cursor = engine_of(request).topic(topic).dead.page(_filter(asked), asked.limit, asked.cursor)
     return answer({"messages": [letter(one) for one in found], "cursor": cursor})
 

@@ -132,10 +132,10 @@ class Handler(web.RequestHandler):
     ) -> tuple[Any, bool]:
         """Send an answer. A client that does not take a large one in time is left alone with what it has."""
         if not isinstance(resp, Reply):
-            return await self._finish(request, resp, start_time)
+            return await self._finish_held(request, resp, start_time)
         lost, answered = True, cast(Any, resp)
         service, size = cast(Any, request).app[SERVICE], 2 * len(resp.body)  # with what it was made from, which `undo` keeps
-        service.flow.held.add(size)
+        service.flow.answers.add(size)
         try:
             if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
                 lost = not await self._send(resp.head(request), resp.body)
@@ -143,11 +143,26 @@ class Handler(web.RequestHandler):
                 answered, lost = await self._finish(request, resp.usual(), start_time)
             return answered, lost
         finally:
-            if service.flow.held.full:
+            if service.flow.answers.full:
                 service.stir()  # whoever waits may be answered now
-            service.flow.held.give(size)
+            service.flow.answers.give(size)
             if lost and resp.undo is not None:
                 resp.undo()
+
+    async def _finish_held(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """A listing may be as large as what a fetch brings."""
+        if (size := resp.content_length or 0) < ANSWER_SMALL_BYTES:
+            return await self._finish(request, resp, start_time)
+        service = cast(Any, request).app[SERVICE]
+        service.flow.answers.add(size)
+        try:
+            return await self._finish(request, resp, start_time)
+        finally:
+            if service.flow.answers.full:
+                service.stir()  # whoever waits may be answered now
+            service.flow.answers.give(size)
 
     async def _send(self, head: bytes, body: bytes | bytearray | memoryview) -> bool:
         """Whether somebody took it, or the system for him."""

@@ -210,8 +210,7 @@ class Service:
     async def fetch(self, want: Want, wait_s: float) -> Reserved:
         """What is ready; if nothing is, what becomes ready within `wait_s`."""
         now = now_ms()
-        if self.flow.held.full:  # others do not take their answers
-            self.flow.held.take(1)
+        self.flow.answers.refuse_if_full()
         if not self._knows(want) or self._has_ready(want.topic, want.group, now):
             out = self._reserve(want)
             self._tick_if_sooner(self.engine)
@@ -284,7 +283,7 @@ class Service:
                 self._answer_queue(topic, group, queue, now)
 
     def _answer_queue(self, topic: str, group: str, queue: dict[Waiter, None], now: int) -> None:
-        while queue and not self.flow.held.full and self._has_ready(topic, group, now):
+        while queue and not self.flow.answers.full and self._has_ready(topic, group, now):
             waiter = next(iter(queue))
             if waiter.future.done():  # its time is up, or it has gone: nothing is taken for it, which `auto` could not give back
                 self._leave(waiter)

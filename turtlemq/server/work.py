@@ -338,6 +338,7 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
 async def browse(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/messages"""
     topic, asked = topic_of(request), query(request, Browse)
+    request.app[SERVICE].flow.answers.refuse_if_full()
     place = engine_of(request).topic(topic)
     found, cursor = views.browse(place, asked.state, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
     return answer({"messages": [deliver.listed(message) for message in found], "cursor": cursor})

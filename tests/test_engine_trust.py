@@ -1,0 +1,299 @@
+"""Facts about the engine that only chance would meet: ids that collide, what a restart keeps, clocks that go back, beats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from tests.indexing import Later
+from tests.test_engine_faults import Quick, Syncing, abandon, cut_power, messages
+from turtlemq.dead import Filter
+from turtlemq.engine import Engine
+from turtlemq.index import care
+from turtlemq.model import Message, Settings
+
+HOUR = 3_600_000
+SETTINGS = Settings(ttr_ms=60_000, backoff_jitter="none", max_attempts=3)
+
+
+def start(tmp_path: Path, settings: Settings = SETTINGS) -> Engine:
+    engine = Engine.open(tmp_path / "data", door=Quick(), settings=settings)
+    engine.place_group("t", "g", "earliest", 0)
+    return engine
+
+
+def again(engine: Engine, settings: Settings = SETTINGS) -> Engine:
+    """A proper stop, and a start."""
+    engine.close()
+    return Engine.open(engine.root, door=Quick(), settings=settings)
+
+
+# Expiry
+
+
+@pytest.mark.parametrize("how", ["rescheduled", "compacted", "tried before"])
+def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: Path, how: str) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", [Message(b"", 10, id="a", expires_ms=50_000)], 0)
+    index = engine.topic("t").index
+    if how == "rescheduled":
+        engine.reschedule("t", "a", 1, due_ms=20)
+    elif how == "compacted":
+        index.writer.roll()
+        assert care.compact(index, 0, 10) == 1
+    else:
+        engine.tick(10)
+        assert engine.reserve("t", "g", 1, 10).ids == ["a"]
+        assert engine.ack("t", "g", ["-a"], 20, retry_delay_ms=60_000).failed == 1
+    engine.tick(70_000)
+    assert engine.reserve("t", "g", 1, 70_000).ids == [], "nobody wants it any more"
+    assert engine.topic("t").dead.summary(Filter()) == {"expired": 1}
+    assert engine.check() == []
+    engine.close()
+
+
+def test_a_message_expires_at_the_very_millisecond_and_its_letter_tells_of_no_attempt_that_was_not(tmp_path: Path) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", [Message(b"", 10, id="early", expires_ms=51), Message(b"", 10, id="late", expires_ms=50)], 0)
+    engine.tick(50)
+    assert engine.reserve("t", "g", 9, 50).ids == ["early"]
+    (letter,) = engine.topic("t").dead.all(Filter())
+    assert (letter.id, letter.attempts) == ("late", 0)
+    engine.close()
+
+
+# What a restart keeps
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_longer_lease_is_as_long_after_a_restart(tmp_path: Path, clean: bool) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", [Message(b"", 10, id="a")], 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 1, 10, ttr_ms=1_000)
+    engine.extend("t", "g", ["a"], 9_000, 500)
+    if clean:
+        engine = again(engine)
+    else:
+        abandon(engine)
+        engine = Engine.open(engine.root, door=Quick(), settings=SETTINGS)
+    engine.tick(9_499)
+    assert engine.reserve("t", "g", 1, 9_499).ids == []
+    engine.tick(9_500)
+    assert engine.reserve("t", "g", 1, 9_500).ids == ["a"]
+    engine.close()
+
+
+def test_a_restart_keeps_who_has_a_message_and_why_others_wait(tmp_path: Path) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", [Message(b"", 10, id=id_) for id_ in "abc"], 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 9, 10, consumer="worker-7")
+    engine.ack("t", "g", ["-a"], 20, error="no room", retry_delay_ms=5_000)
+    engine.ack("t", "g", ["-b"], 20, error="no time", retry_delay_ms=6_000)
+
+    def told(engine: Engine) -> list[dict[str, object]]:
+        return [view.groups["g"] for id_ in "abc" if (view := engine.message("t", id_)) is not None]
+
+    before = told(engine)
+    assert [(entry.get("error"), entry.get("due_ms"), entry.get("consumer")) for entry in before] == [
+        ("no room", 5_020, None),
+        ("no time", 6_020, None),
+        (None, None, "worker-7"),
+    ]
+    engine = again(engine)
+    assert told(engine) == before
+    engine.close()
+
+
+# What may go, and what may not
+
+
+def test_a_dead_letter_that_is_younger_than_its_time_stays(tmp_path: Path) -> None:
+    settings = Settings(max_attempts=1, dead_ttl_hours=2)
+    engine = start(tmp_path, settings)
+    for at, id_ in ((10, "old"), (2 * HOUR, "young")):
+        engine.submit("t", [Message(b"", at, id=id_)], at)
+        engine.tick(at)
+        engine.reserve("t", "g", 1, at)
+        assert engine.ack("t", "g", [f"-{id_}"], at).dead == 1
+    engine.tick(3 * HOUR)
+    assert [letter.id for letter in engine.topic("t").dead.all(Filter())] == ["young"]
+    engine.close()
+
+
+def test_what_waits_for_the_first_group_is_kept_however_old_and_however_much(tmp_path: Path) -> None:
+    settings = Settings(segment_bytes=4096, run_messages=8, history_hours=0, history_bytes=0)
+    engine = Engine.open(tmp_path, door=Quick(), settings=settings)
+    for n in range(20):
+        engine.submit("t", [Message(b"x" * 500, n, id=f"m{n}")], n)
+        engine.tick(n)
+    assert len(engine.topic("t").broker.ready.segments) > 2
+    for now in range(HOUR, 2 * HOUR, 60_001):
+        engine.tick(now)
+    assert engine.reserve("t", "g", 99, 2 * HOUR).ids == [f"m{n}" for n in range(20)]
+    engine.close()
+
+
+def test_a_group_whose_consumer_holds_messages_is_not_forgotten(tmp_path: Path) -> None:
+    settings = Settings(group_expire_hours=1)
+    engine = start(tmp_path, settings)
+    engine.submit("t", [Message(b"", 10, id="a")], 0)
+    engine.tick(10)
+    assert engine.reserve("t", "g", 1, 10, ttr_ms=5 * HOUR).ids == ["a"]
+    for now in range(HOUR, 4 * HOUR, 60_000):
+        engine.tick(now)
+    assert engine.ack("t", "g", ["a"], 4 * HOUR).acked == 1
+    engine.close()
+
+
+def test_what_a_group_tries_again_has_the_time_to_run_that_its_producer_asked_for(tmp_path: Path) -> None:
+    engine = start(tmp_path, Settings(max_attempts=1, ttr_ms=60_000))
+    engine.submit("t", [Message(b"", 10, id="a", ttr_ms=5_000)], 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 1, 10)
+    assert engine.ack("t", "g", ["-a"], 20).dead == 1
+    engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 30)
+    engine.tick(30)
+    (until,) = engine.reserve("t", "g", 1, 30).until_ms
+    assert until.tolist() == [5_030]
+    engine.close()
+
+
+# Time that goes back
+
+
+def test_what_is_to_be_synced_is_synced_though_the_clock_went_back(tmp_path: Path) -> None:
+    engine = start(tmp_path, Settings(beat_ms=1_000))
+    engine.submit("t", [Message(b"", 10, id="a")], 0)
+    for now in range(0, 60_000, 2_000):
+        engine.tick(now)
+    engine.reserve("t", "g", 1, 58_000)
+    journal = engine.topic("t").broker.reserve_log
+    assert journal.durable < journal.number
+    for now in (30_000, 32_000):
+        engine.submit("t", [Message(b"", 90_000, id=f"m{now}")], now)
+        engine.tick(now)
+    assert journal.durable == journal.number
+    engine.close()
+
+
+def test_there_is_housekeeping_though_the_clock_went_back(tmp_path: Path) -> None:
+    now = 100 * 24 * HOUR
+    engine = start(tmp_path, Settings(segment_bytes=4096, run_messages=8))
+    engine.tick(now)
+    engine.submit("t", [Message(b"x" * 500, 2 * now, id=f"m{n}") for n in range(20)], now)
+    now -= 50 * 24 * HOUR
+    engine.cancel("t", [f"m{n}" for n in range(20)], now)
+    for _ in range(60):
+        now += 1_000
+        engine.tick(now)
+    assert engine.topic("t").index.stats().bytes < 5_000, "what was cancelled has gone from the disk"
+    engine.close()
+
+
+def test_what_is_too_old_goes_though_the_clock_went_back(tmp_path: Path) -> None:
+    engine = start(tmp_path, Settings(max_attempts=1, dead_max_count=1))
+    now = 100 * 24 * HOUR
+    engine.tick(now)
+    now -= 50 * 24 * HOUR
+    for id_ in "ab":
+        engine.submit("t", [Message(b"", now, id=id_)], now)
+        engine.tick(now)
+        engine.reserve("t", "g", 1, now)
+        assert engine.ack("t", "g", [f"-{id_}"], now).dead == 1
+    for _ in range(130):
+        now += 1_000
+        engine.tick(now)
+    assert [letter.id for letter in engine.topic("t").dead.all(Filter())] == ["b"]
+    engine.close()
+
+
+# Beats
+
+
+def test_what_comes_while_a_beat_is_under_way_is_not_taken_for_synced(tmp_path: Path) -> None:
+    door, flusher = Syncing(), Later()
+    settings = Settings(beat_ms=1_000, ttr_ms=600_000, ack_durability="beat")
+    engine = Engine.open(tmp_path / "data", door=door, flusher=flusher, settings=settings)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(4), 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 2, 10)
+    engine.tick(2_000)  # a beat begins
+    assert len(flusher.jobs) == 1
+    engine.ack("t", "g", ["m0"], 2_001)
+    engine.submit("t", [Message(b"", 2_002, id="late")], 2_001)
+    engine.tick(2_002)
+    flusher.finish()  # and ends
+    engine.tick(2_010)
+    topic = engine.topic("t")
+    assert topic.broker.history.durable < topic.broker.history.number
+    assert topic.broker.ready.durable_offset < topic.broker.ready.next_offset
+    assert topic.index.durable != topic.index.shelf.progress, "what was handed off since may be gone with the power"
+    engine.tick(4_000)
+    flusher.finish()
+    engine.tick(4_010)
+    cut_power(engine, door)
+    engine = Engine.open(tmp_path / "data", settings=settings)
+    assert engine.stats("t").history == 1, "that beat was there for it"
+    assert engine.reserve("t", "g", 9, 5_000).ids == ["m2", "m3", "late"]
+    engine.close()
+
+
+# Ids whose hashes are alike
+
+ALIKE = ("order-366517", "order-396737")  # 42 bits of their hashes are the same, and tables know no more
+
+
+def test_ids_whose_hashes_are_alike_are_two_messages(tmp_path: Path) -> None:
+    one, other = ALIKE
+    assert xxhash.xxh3_64_intdigest(one.encode()) >> 22 == xxhash.xxh3_64_intdigest(other.encode()) >> 22
+    engine = start(tmp_path, Settings(run_messages=4))
+    engine.submit("t", [Message(b"1", 10, id=one), *messages(8)], 0)
+    engine.topic("t").index.writer.flush()
+    assert engine.get("t", other) is None
+    assert engine.cancel("t", [other], 0) == {other: "unknown"}
+    for id_ in (other, one):
+        assert engine.submit("t", [Message(b"2", 10, id=id_)], 0).created == [id_ == other]
+    assert [found.body for id_ in ALIKE if (found := engine.get("t", id_)) is not None] == [b"1", b"2"]
+    engine.close()
+
+
+def test_ids_whose_hashes_are_alike_are_two_messages_also_when_they_are_ready(tmp_path: Path) -> None:
+    one, other = ALIKE
+    engine = start(tmp_path, Settings(run_messages=4))
+    engine.submit("t", [Message(b"1", 10, id=one), *messages(8)], 0)
+    for now in (10, 11, 12):
+        engine.submit("t", [Message(b"", now, id=f"n{now}")], now)
+        engine.tick(now)
+    assert engine.topic("t").broker.ready.segments[0].tables, "it is in a table"
+    assert engine.message("t", other) is None
+    assert engine.cancel("t", [other], 20) == {other: "unknown"}
+    assert engine.submit("t", [Message(b"2", 30, id=other)], 20).created == [True]
+    engine.tick(30)
+    assert engine.cancel("t", [one], 40) == {one: "cancelled"}
+    assert {one, other} & set(engine.reserve("t", "g", 99, 50).ids) == {other}
+    engine.close()
+
+
+@pytest.mark.parametrize("acks", [False, True])
+def test_what_consumers_did_is_synced_on_the_beat_though_the_clock_went_back(tmp_path: Path, acks: bool) -> None:
+    engine = Engine.open(tmp_path, door=Quick(), settings=Settings(beat_ms=5_000))
+    now = 100 * 24 * HOUR
+    engine.submit("t", [Message(b"", now, id=f"m{n}") for n in range(60)], now)
+    engine.tick(now)
+    engine.reserve("t", "g", 60, now)
+    now -= HOUR
+    for n in range(60):  # a minute
+        now += 1_000
+        if acks:
+            engine.ack("t", "g", [f"m{n}"], now)
+        engine.tick(now)
+    broker = engine.topic("t").broker
+    late = broker.reserve_log.number - broker.reserve_log.durable, broker.history.number - broker.history.durable
+    assert late[0] == 0, late
+    assert late[1] <= 6, late
+    engine.close()

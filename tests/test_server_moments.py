@@ -1,0 +1,114 @@
+"""Facts about commits, long polls and answers in the moments between two of their steps."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.serving import running
+from tests.test_commit import Server, Slow
+from tests.test_engine_faults import Disk
+from turtlemq.engine import Engine
+from turtlemq.errors import DiskFull
+from turtlemq.model import Message
+from turtlemq.server.errors import DeadlineExceeded
+from turtlemq.server.http import DEADLINE, check_deadline
+from turtlemq.server.loop import Service, Want, now_ms
+
+
+def test_a_duplicate_is_not_answered_before_what_it_repeats_is_durable(tmp_path: Path) -> None:
+    door = Slow()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        first = asyncio.create_task(server.put("a"))
+        await asyncio.sleep(0.1)  # it is being synced, and nothing gathers behind it
+        second = asyncio.create_task(server.put("a"))
+        await asyncio.sleep(0.1)
+        assert not second.done(), "a power cut now would take what it was told is there"
+        door.gate.set()
+        assert (await first, await second) == ([True], [False])
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_what_could_not_be_cancelled_for_want_of_room_still_fires(tmp_path: Path) -> None:
+    door = Disk()
+    engine = Engine.open(tmp_path / "data", door=door)
+    engine.submit("t", [Message(b"", 10, id=id_) for id_ in "ab"], 0)
+    door.full = True
+    with pytest.raises(DiskFull):
+        engine.cancel("t", ["a"], 1)
+    door.full = False
+    engine.tick(10)
+    assert engine.reserve("t", "g", 9, 10).ids == ["a", "b"]
+    engine.close()
+
+
+def test_what_a_poll_was_given_in_the_moment_in_which_it_was_cut_off_comes_again_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        service, engine = Service(), Engine.open(tmp_path / "d")
+        engine.topic("t", create=True)
+        service.start(engine)
+        want = Want("t", "g", 10)
+        poll = asyncio.create_task(service.fetch(want, 20))
+        await asyncio.sleep(0.1)
+        assert service.waiters == 1
+        engine.submit("t", [Message(b"", 0, id="a")], now_ms())
+        service.stir("t")
+        service._tick()
+        assert engine.stats("t").reserve == 1
+        poll.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await poll
+        out = await service.fetch(want, 5)
+        assert (out.ids, out.pieces[0].held.attempts.tolist()) == (["a"], [1])
+        service.drain()
+        service.close()
+        engine.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_nothing_is_begun_for_a_caller_whose_time_is_over() -> None:
+    async def story() -> None:
+        clock = asyncio.get_running_loop().time
+        check_deadline({})  # type: ignore[arg-type]
+        check_deadline({DEADLINE: clock() + 9})  # type: ignore[arg-type]
+        with pytest.raises(DeadlineExceeded):
+            check_deadline({DEADLINE: clock() - 0.001})  # type: ignore[arg-type]
+
+    asyncio.run(story())
+
+
+def test_messages_in_bson_that_could_not_be_sent_come_back_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as server:
+        ids = [id_ for _ in range(8) for id_ in server.put("big", *({"body": "x" * 500_000} for _ in range(4)))]
+        request = b'{"max": 100, "ttr": 3600}'
+        head = "POST /v1/topics/big/fetch HTTP/1.1\r\nHost: x\r\nAccept: application/bson\r\nContent-Type: application/json\r\n"
+        with socket.socket() as consumer:
+            consumer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            consumer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            consumer.connect(("127.0.0.1", server.port))
+            consumer.sendall(f"{head}Content-Length: {len(request)}\r\n\r\n".encode() + request)
+            assert consumer.recv(1000).startswith(b"HTTP/1.1 200")
+            assert server.ok("GET", "/v1/topics/big")["stats"]["reserve"] == len(ids)
+        again = server.fetch("big", max=100, wait=10)
+        assert sorted(message["id"] for message in again) == sorted(ids)
+
+
+def test_many_dead_letters_come_back_at_the_rate_that_was_asked_for_too(tmp_path: Path) -> None:
+    """They are requeued a page at a time, which nobody must notice."""
+    with running(tmp_path / "data") as server:
+        server.ok("PUT", "/v1/topics/graves", {"max_attempts": 1})
+        ids = server.put("graves", *({"body": n} for n in range(510)))
+        assert len(server.fetch("graves", max=1_000, wait=10)) == 510
+        server.ack("graves", *(f"-{id_}" for id_ in ids))
+        assert server.ok("POST", "/v1/topics/graves/dead/requeue", {"filter": {}, "delay": 60, "per_s": 100})["requeued"] == 510
+        due = [message["due_ms"] for message in server.ok("GET", "/v1/topics/graves/messages?limit=1000")["messages"]]
+        assert [at - due[0] for at in due] == [10 * n for n in range(510)]
