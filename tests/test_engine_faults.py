@@ -15,7 +15,7 @@ from turtlemq.ballast import FILE
 from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message, Priority, Settings
 
 T = TypeVar("T")
 SETTINGS = Settings(segment_bytes=16_384, run_messages=8, backoff_base_ms=10, backoff_jitter="none", max_attempts=2, ttr_ms=1_000)
@@ -406,6 +406,30 @@ def test_a_group_that_is_back_since_a_power_cut_took_its_end_counts_without_what
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
     assert engine.check() == []
     assert engine.groups("t")["g"].ready == 2
+    abandon(engine)
+
+
+@pytest.mark.parametrize("levels", [False, True])
+def test_an_ack_whose_lease_a_power_cut_took_is_counted_when_it_comes_again(tmp_path: Path, levels: bool) -> None:
+    engine = start(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    high = [Message(b"", 10, id=f"h{n}", priority=Priority.HIGH) for n in range(2)] if levels else []
+    engine.submit("t", [*messages(4), *high], 0)
+    engine.tick(10)
+    engine.topic("t").beat()
+    path = tmp_path / "data" / "topic" / "t" / "reserve_0000000000.bson"
+    size = path.stat().st_size
+    ids = engine.reserve("t", "g", 3, 11).ids
+    assert engine.ack("t", "g", ids, 12).acked == 3
+    abandon(engine)
+    os.truncate(path, size)  # the journals are written one after the other
+    engine = Engine.open(tmp_path / "data", settings=SETTINGS)
+    assert engine.groups("t")["g"].history == 0
+    again = engine.reserve("t", "g", 9, 13).ids
+    assert set(ids) <= set(again)
+    engine.ack("t", "g", again, 14)
+    assert engine.groups("t")["g"].history == len(again)
+    assert engine.check() == []
     abandon(engine)
 
 

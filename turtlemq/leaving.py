@@ -29,12 +29,11 @@ def requeue(
     last = start + (int(max(0, len(letters) - 1) * 1000 / per_s) if per_s else 0)
     if not 0 <= start <= last <= DUE_MS_MAX:
         raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
-    letters = _still_dead(topic, letters)
-    moved = [letter for letter in letters if _goes_on(topic, letter)]
+    still = [(letter, _goes_on(topic, letter)) for letter in _still_dead(topic, letters)]
+    letters, moved = ([letter for letter, goes_on in still if goes_on is which] for which in (False, True))
     if moved:
         topic.broker.sync()  # that its group has it is durable before the letter goes
         delete(topic, moved, now_ms)
-        letters = [letter for letter in letters if letter not in moved]
     if not letters:
         return len(moved)
     ended = [

@@ -293,8 +293,8 @@ BUGS = (
     Bug(
         "settled messages come back when replay begins without a checkpoint",
         "broker/replay.py",
-        "        for offset in offsets[real].tolist():\n            mark.open.pop(offset, None)\n    mark.changed_ms",
-        "    mark.changed_ms",
+        "        for offset in offsets[real].tolist():\n            mark.open.pop(offset, None)\n        lost +=",
+        "        lost +=",
         f"{_SIM} server_kill",
     ),
     # The door to the world

@@ -291,6 +291,15 @@ class ReadyLog(log.Stoppable):
             if (damage.file, damage.position) not in known:
                 self.damage.append(damage)
 
+    def unpassed(self, offsets: I64, cursors: Sequence[int]) -> int:
+        """How many of these rising offsets the cursors of a group, one for each level, have not passed."""
+        ahead = offsets[np.searchsorted(offsets, min(cursors)) :]
+        if not len(ahead):
+            return 0
+        read, _ = self.read(ahead)
+        levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(cursors) - 1)
+        return int((ahead >= np.array(cursors)[levels]).sum())
+
     @mending
     def offset_at(self, ready_ms: int) -> int:
         """The first offset that became ready at or after a time."""

@@ -63,6 +63,7 @@ def open_ready(ready: ReadyLog, clean: Clean | None) -> None:
         _step_back(ready)
     ready.durable, ready.durable_offset = ready.progress, ready.next_offset
     if clean is not None and ready.progress != clean.progress:  # the head that said so is damaged: say it again
+        ready.durable_offset = -1  # it has no message, and is to be synced all the same
         ready.accept(b"", np.empty(0, np.int64), clean.progress, ready.tail.last_ready_ms)
         ready.sync()
 

@@ -324,6 +324,7 @@ def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool
     if epoch == mark.epoch:
         for offset in offsets[real].tolist():
             mark.open.pop(offset, None)
+        lost += broker.ready.unpassed(np.sort(offsets[real]), mark.cursors)  # their lease is lost: they come again
     mark.changed_ms = max(mark.changed_ms, event.at_ms)
     mark.settled += len(offsets) - lost if acked else 0
     return lost > 0
