@@ -204,7 +204,7 @@ class World:
         seen = {id_ for _, receipt, _ in self.staged for id_ in receipt.ids}
         out = []
         for id_ in batch.ids or [None] * len(batch):
-            free = id_ in self.ending or (id_ not in self.asleep and (id_ is None or self.index.get(id_) is None))
+            free = id_ not in self.asleep and (id_ is None or self.index.get(id_) is None)  # nor one whose cancel is on its way
             out.append(id_ is None or (id_ not in seen and free))
             if id_ is not None:
                 seen.add(id_)
@@ -214,10 +214,9 @@ class World:
         for i, (id_, fresh) in enumerate(zip(receipt.ids, receipt.created, strict=True)):
             if not fresh:
                 continue
-            assert id_ not in self.asleep or id_ in self.ending, id_
+            assert id_ not in self.asleep, id_
             self.arrivals += 1
             self.cancelled.discard(id_)
-            self.ending.discard(id_)
             self.handed.pop(id_, None)
             self.asleep[id_] = Sleeper(
                 id=id_,
