@@ -174,10 +174,13 @@ def killed_in_compaction(server: Server, kill: Callable[[], None], after_s: floa
 
 
 def calm(folder: Path, case: str) -> None:
-    """Nothing went wrong in the server, as far as its log tells."""
-    before, found, after = (folder / "server.log").read_text().partition("Traceback")
-    if found:
-        raise Broken(f"{case}: {before[-500:]}{found}{after[:1500]}")
+    """Nothing went wrong in the server, as far as its log tells. A worker process that was about to begin when its server was
+    killed has nobody to tell it what to do, and says so: that is all right."""
+    text = (folder / "server.log").read_text()
+    for found in re.finditer("Traceback", text):
+        before, after = text[: found.start()], text[found.start() :]
+        if "in spawn_main" not in after[:300]:
+            raise Broken(f"{case}: {before[-500:]}{after[:1500]}")
 
 
 def check_copy(data: Path, copy: Path, case: str) -> None:
