@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from pathlib import Path
 
 import pytest
@@ -84,22 +82,6 @@ def test_nothing_is_begun_for_a_caller_whose_time_is_over() -> None:
             check_deadline({DEADLINE: clock() - 0.001})  # type: ignore[arg-type]
 
     asyncio.run(story())
-
-
-def test_messages_in_bson_that_could_not_be_sent_come_back_at_once(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as server:
-        ids = [id_ for _ in range(8) for id_ in server.put("big", *({"body": "x" * 500_000} for _ in range(4)))]
-        request = b'{"max": 100, "ttr": 3600}'
-        head = "POST /v1/topics/big/fetch HTTP/1.1\r\nHost: x\r\nAccept: application/bson\r\nContent-Type: application/json\r\n"
-        with socket.socket() as consumer:
-            consumer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            consumer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            consumer.connect(("127.0.0.1", server.port))
-            consumer.sendall(f"{head}Content-Length: {len(request)}\r\n\r\n".encode() + request)
-            assert consumer.recv(1000).startswith(b"HTTP/1.1 200")
-            assert server.ok("GET", "/v1/topics/big")["stats"]["reserve"] == len(ids)
-        again = server.fetch("big", max=100, wait=10)
-        assert sorted(message["id"] for message in again) == sorted(ids)
 
 
 def test_many_dead_letters_come_back_at_the_rate_that_was_asked_for_too(tmp_path: Path) -> None:

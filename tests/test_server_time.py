@@ -244,12 +244,14 @@ def test_ctrl_c_in_a_terminal_reaches_the_worker_process_too_and_does_no_harm(tm
     assert (tmp_path / "data" / "CLEAN").exists()
 
 
-def test_messages_that_could_not_be_sent_come_back_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["json", "bson"])
+def test_messages_that_could_not_be_sent_come_back_at_once(tmp_path: Path, kind: str) -> None:
     """A consumer hangs up in the middle of a large answer: the next one gets all of it, without waiting for the lease."""
     with running(tmp_path / "data") as server:
         ids = [id_ for _ in range(8) for id_ in server.put("big", *({"body": "x" * 500_000} for _ in range(4)))]
         request = b'{"max": 100, "ttr": 3600}'
-        head = "POST /v1/topics/big/fetch HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        accept = f"Accept: application/{kind}\r\nContent-Type: application/json\r\n"
+        head = f"POST /v1/topics/big/fetch HTTP/1.1\r\nHost: x\r\n{accept}"
         with socket.socket() as consumer:
             consumer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             consumer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

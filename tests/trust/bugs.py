@@ -444,7 +444,7 @@ BUGS = (
         "server/work.py",
         "        return Reply(fetched_bson(found), 200, BSON, back)\n",
         "        return Reply(fetched_bson(found), 200, BSON)\n",
-        "server_moments",
+        "server_time",
     ),
     Bug(
         "dead letters of a second page come all at once",
