@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import xxhash
 
 from tests.indexing import Later
 from tests.test_engine_faults import Quick, Syncing, abandon, cut_power, messages
+from tests.trust.powercuts_disk import Disk as Remembering
+from tests.trust.powercuts_disk import all_lost, fill
 from turtlemq.dead import Filter
 from turtlemq.engine import Engine
 from turtlemq.index import care
 from turtlemq.model import Message, Settings
+
+T = TypeVar("T")
 
 HOUR = 3_600_000
 SETTINGS = Settings(ttr_ms=60_000, backoff_jitter="none", max_attempts=3)
@@ -296,4 +302,43 @@ def test_what_consumers_did_is_synced_on_the_beat_though_the_clock_went_back(tmp
     late = broker.reserve_log.number - broker.reserve_log.durable, broker.history.number - broker.history.durable
     assert late[0] == 0, late
     assert late[1] <= 6, late
+    engine.close()
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Ending(Remembering):
+    """Ends the process when it is about to sync a segment of dead letters that it has just begun."""
+
+    armed = False
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        if self.armed and name == "fdatasync" and path is not None and path.parent.name == "dead":
+            raise Killed
+        return super()._call(name, path, action, *args)
+
+
+def test_a_segment_that_a_killed_process_had_just_begun_has_a_durable_name_before_anything_is_in_it(tmp_path: Path) -> None:
+    disk, settings = Ending(tmp_path / "disk", {}), Settings(segment_bytes=4096, max_attempts=1, ttr_ms=10)
+    engine = Engine.open(disk.root, door=disk, settings=settings)
+    engine.submit("t", [Message(bytes(2_960), 10, id=id_) for id_ in ("a", "b")], 0)
+    engine.tick(10)
+    engine.reserve("t", "g", 2, 10)
+    assert engine.ack("t", "g", ["-a"], 11).dead == 1
+    disk.armed = True
+    with pytest.raises(Killed):
+        engine.ack("t", "g", ["-b"], 12)
+    abandon(engine)
+    disk.armed = False
+    engine = Engine.open(disk.root, door=disk, settings=settings)
+    engine.tick(100)
+    engine.topic("t").beat()
+    assert engine.stats("t").dead == 2
+    abandon(engine)
+    fill(tmp_path / "left", all_lost(disk.inodes))
+    engine = Engine.open(tmp_path / "left", settings=settings)
+    assert sorted(letter.id for letter in engine.topic("t").dead.all(Filter())) == ["a", "b"]
+    assert engine.damage() == {}
     engine.close()

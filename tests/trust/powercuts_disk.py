@@ -221,15 +221,15 @@ def cut(inodes: Inodes, chance: Random) -> tuple[str, Tree]:
         case "nothing is lost":
             return kind, _tree(inodes, File.current, Folder.current)
         case "all that was not synced is lost":
-            return kind, _tree(inodes, lambda file: file.durable, lambda folder: folder.durable)
+            return kind, all_lost(inodes)
         case "in order":
             return kind, _in_order(inodes, chance)
     return kind, _tree(inodes, lambda file: _some_of(file, chance), lambda folder: _some_names(folder, chance))
 
 
-def left(inodes: Inodes) -> Tree:
-    """What a killed process leaves."""
-    return _tree(inodes, File.current, Folder.current)
+def all_lost(inodes: Inodes) -> Tree:
+    """What a power cut leaves in any case."""
+    return _tree(inodes, lambda file: file.durable, lambda folder: folder.durable)
 
 
 def _tree(

@@ -33,6 +33,8 @@ def open_index(
     shelf = Shelf(door, folder, topic)
     shelf.progress = progress
     bases = _tidy(door, folder)
+    if clean_end is None:
+        door.sync_folder(folder)  # a process that was killed may have left names that are not durable: all are relied on now
     for base in bases:
         segment = _open_segment(shelf, base, base == bases[-1], clean_end)
         if segment is not None:
