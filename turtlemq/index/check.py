@@ -91,7 +91,10 @@ def _check_segment(shelf: Shelf, segment: Segment, found: Scan, ended: I64) -> I
             keys.append(np.array(list(part.small), np.uint64))
         joined = np.concatenate(keys) if keys else np.empty(0, np.uint64)
         ordinals = f.key_ordinals(joined)
-        sleeping.append(part.places(ordinals[part.alive(ordinals)])[0])
+        try:
+            sleeping.append(part.places(ordinals[part.alive(ordinals)])[0])
+        except Damaged as error:
+            yield f"{shelf.topic}/{error}"
     if not np.array_equal(np.sort(np.concatenate(sleeping)), expected):
         here, there = set(np.concatenate(sleeping).tolist()), set(expected.tolist())
         yield (

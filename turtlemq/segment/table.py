@@ -226,8 +226,10 @@ class Table:
         """Where documents begin and end in the segment (the end may lie behind a damaged stretch)."""
         if len(ordinals):
             self._touch("positions", int(ordinals.min()), int(ordinals.max()) + 2, 4)
-        starts = self._positions[ordinals].astype(np.int64)
-        return starts, self._positions[ordinals + 1].astype(np.int64)
+        starts, ends = self._positions[ordinals].astype(np.int64), self._positions[ordinals + 1].astype(np.int64)
+        if len(starts) and ((ends < starts).any() or ends.max() > self.cover.end):  # whatever its checksums say
+            raise Damaged(f"{self.path.name}: it places documents where none can be. {Damaged.__doc__}", table=self)
+        return starts, ends
 
     def place(self, ordinal: int) -> tuple[int, int]:
         """`places` of one document."""
