@@ -315,7 +315,8 @@ class Ending(Remembering):
     armed = False
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
-        if self.armed and name == "fdatasync" and path is not None and path.parent.name == "dead":
+        begun = name in ("fdatasync", "unlink") and path is not None and path.match("dead/delay_*[1-9]*.bson")
+        if self.armed and begun:  # who is dead tidies nothing up
             raise Killed
         return super()._call(name, path, action, *args)
 
