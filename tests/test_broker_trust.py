@@ -658,3 +658,29 @@ def test_what_comes_due_takes_what_room_there_is_and_none_of_the_ballasts(tmp_pa
     engine.tick(20)
     assert isinstance(engine.trouble["t"], DiskFull)
     abandon(engine)
+
+
+def test_acks_of_a_group_whose_beginning_a_power_cut_took_say_nothing_of_the_next_one(tmp_path: Path) -> None:
+    """Both would be of the same epoch: the number of the event that was lost is given again."""
+    engine = start(tmp_path)
+    engine.submit("t", messages(3), 0)
+    engine.tick(10)
+    topic = engine.topic("t")
+    topic.beat()
+    reserve = topic.folder / "reserve_0000000000.bson"
+    synced = reserve.stat().st_size
+    assert engine.reserve("t", "late", 1, 10).ids == ["m0"]
+    assert engine.ack("t", "late", ["m0"], 11).acked == 1
+    abandon(engine)
+    os.truncate(reserve, synced)
+    for now in (100_000, 200_000):
+        engine = reopen(tmp_path)
+        assert engine.check() == []
+        engine.tick(now)
+        assert sorted(engine.reserve("t", "late", 9, now).ids) == ["m0", "m1", "m2"]
+        assert engine.check() == []
+        if now == 100_000:
+            abandon(engine)  # nothing was acknowledged
+    assert engine.ack("t", "late", ["m0", "m1", "m2"], 200_000).acked == 3
+    assert engine.check() == []
+    engine.close()

@@ -318,6 +318,8 @@ def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool
     offsets, epoch, acked = event.array("offsets"), int(event.fields["epoch"]), event.fields["outcome"] == "acked"
     if not acked:
         saved.dead[event.group] += len(offsets) - int(event.fields["replaced"])
+    if epoch > broker.reserve_log.number:
+        return True  # a power cut took the note of that beginning or move, and its number will be given again
     if mark is None or epoch < mark.born:
         return False
     real, lost = _real(broker, saved, offsets, event.array("seqs"))
