@@ -305,6 +305,19 @@ def test_what_consumers_did_is_synced_on_the_beat_though_the_clock_went_back(tmp
     engine.close()
 
 
+def test_what_was_done_is_synced_though_the_clock_came_back_to_when_it_was_done(tmp_path: Path) -> None:
+    """An hour has passed, and the clock shows a moment in which the beat would not be due."""
+    engine = Engine.open(tmp_path, door=Quick(), settings=Settings(beat_ms=5_000))
+    now = 100 * 24 * HOUR
+    engine.submit("t", [Message(b"", now, id="m")], now - 10)
+    for at in (now - 10, now, now + 2_000):
+        engine.tick(at)
+    assert engine.topic("t").broker.ready.durable_offset == 0
+    engine.tick(now + 1_000)
+    assert engine.topic("t").broker.ready.durable_offset == 1
+    engine.close()
+
+
 class Killed(BaseException):
     """The process ends here."""
 

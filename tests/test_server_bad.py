@@ -71,6 +71,17 @@ def test_a_bad_message_refuses_the_whole_batch_by_its_index(server: Server, mess
     assert server.call("GET", "/v1/topics/never").status == 404, "a refused batch makes no topic"
 
 
+def test_there_is_one_message_a_line(server: Server) -> None:
+    line = b'{"body":1}'
+    for lines in ([line, line + line, line], [line, line + b" " + line], [line, b"{", b'"body":1}', line]):
+        for end in (b"\n", b"\r\n"):
+            for many in (1, 30_000):  # the latter are read in slices
+                data = end.join([line] * (many - 1) + lines)
+                refused(server.call("POST", "/v1/topics/never/messages", data=data, headers=NDJSON), 400, "INVALID_JSON", many)
+    blank = b"\n\r\n".join([b"", line, b" ", line, b"\t", b""])
+    assert len(server.call("POST", "/v1/topics/lines/messages", data=blank, headers=NDJSON).json["ids"]) == 2
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[1", b"\xff", b'{"body": "\xff"}', b'{"body": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", b'{"body":1}x']
 )

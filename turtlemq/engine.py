@@ -382,7 +382,8 @@ class Engine:
     def tick(self, now_ms: int) -> int | None:
         """Hand off what is due, a slice of each topic. Returns when to call again: at once if more is due, None for never."""
         if now_ms < self._ticked_ms:  # the clock went back: what was put down for a time that lies ahead now is looked at anew
-            for name in self.topics:
+            for name, topic in self.topics.items():
+                topic.hurry(now_ms)
                 self._alarms.put_before(name, now_ms)
         self._ticked_ms = now_ms
         first = self._alarms.first

@@ -40,7 +40,7 @@ def decode(data: bytes, kind: str, now_ms: int) -> list[Meant]:
     """All messages of a body."""
     try:
         if kind == "application/bson":
-            return [_meant(fields, now_ms) for fields in _documents(data)]
+            return [_meant(_without_strange(fields), now_ms) for fields in _documents(data)]
         text = data.decode("utf-8")
         if kind == "application/x-ndjson":
             return [_meant(_json(line), now_ms) for line in text.split("\n") if line.strip()]
@@ -94,10 +94,14 @@ def _whole(value: Any) -> bool:
 
 
 def _body(value: Any) -> bytes | list[Any]:
-    if isinstance(value, bytes):
-        return value
-    json.dumps(value, allow_nan=False)
-    return [value]
+    return value if isinstance(value, bytes) else [value]
+
+
+def _without_strange(fields: dict[str, Any]) -> dict[str, Any]:
+    """BSON has values that JSON has not, and that no body has. (A number that is too big for anybody, like 1e999, is JSON.)"""
+    if not isinstance(fields.get("body"), bytes):
+        json.dumps(fields.get("body"), allow_nan=False)
+    return fields
 
 
 # Languages

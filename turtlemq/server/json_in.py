@@ -64,7 +64,7 @@ class Shape:
     def read(self, data: bytes, lines: bool, sliced: bool) -> list[Any]:
         """The messages of a request, or of a slice of one; raises if they are not of this shape."""
         if lines:
-            return self._message.decode_lines(data)
+            return _one_a_line(self._message, data)
         return self._messages.decode(data) if sliced else self._envelope.decode(data).messages  # type: ignore[attr-defined]
 
     def columns(self, messages: Sequence[Any]) -> Columns:
@@ -113,7 +113,7 @@ def _read(data: bytes, lines: bool, done: int, sliced: bool = False) -> Columns:
         except (msgspec.DecodeError, RecursionError):
             pass
     if sliced:
-        messages = _message.decode_lines(data) if lines else _messages.decode(data)
+        messages = _one_a_line(_message, data) if lines else _messages.decode(data)
     else:
         messages = (_from_lines(data) if lines else _from_json(data))[done:]
     if first and messages:
@@ -195,9 +195,18 @@ def _from_json(data: bytes) -> list[JsonMessage]:
     return found.messages
 
 
+def _one_a_line(decoder: msgspec.json.Decoder[Any], data: bytes) -> list[Any]:
+    """Messages, one on each line that is not blank: the decoder alone would also take two on one."""
+    found = decoder.decode_lines(data)
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if lines != len(found) and sum(not line.isspace() for line in data.split(b"\n") if line) != len(found):
+        raise msgspec.DecodeError("there is one message a line")
+    return found
+
+
 def _from_lines(data: bytes) -> list[JsonMessage]:
     try:
-        return _message.decode_lines(data)
+        return _one_a_line(_message, data)
     except (msgspec.DecodeError, RecursionError):
         pass
     out: list[JsonMessage] = []  # again, a line at a time: which one is it?
