@@ -217,13 +217,24 @@ class Ground:
             if self.msgs[id_].state == "cancelled":
                 assert outcome[id_] == "cancelled before", (id_, outcome[id_])
                 continue
-            may = self.msgs[id_].state == "sleep" or kinds[id_] <= {"ready", "wait", "nap"}
-            unsure = "any" in kinds[id_] and kinds[id_] <= {"ready", "wait", "nap", "any"}
+            buried = any(id_ in letters for letters in self.letters.values())
+            may = self.msgs[id_].state == "sleep" or (kinds[id_] <= {"ready", "wait", "nap"} and not buried)
+            unsure = kinds[id_] & {"any", "gone"} and kinds[id_] <= {
+                "ready",
+                "wait",
+                "nap",
+                "any",
+                "gone",
+            }  # of a late group, or a moved
             assert unsure or (outcome[id_] == "cancelled") == may, (id_, outcome[id_], self.msgs[id_], kinds[id_])
             if outcome[id_] == "cancelled":
                 self._note_cancelled(id_)
             else:
-                assert unsure or outcome[id_] in self._blocking(kinds[id_]), (id_, outcome[id_], kinds[id_])
+                assert unsure or outcome[id_] in ({"dead"} if buried else self._blocking(kinds[id_])), (
+                    id_,
+                    outcome[id_],
+                    kinds[id_],
+                )
 
     def _blocking(self, kinds: set[str]) -> set[str]:
         """What an answer may say where a message cannot be cancelled."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from turtlemq.broker import cancel
 from turtlemq.broker.answers import Leaving
-from turtlemq.broker.delivery import ANY_EPOCH
 from turtlemq.broker.ends import Ended
 from turtlemq.dead import DeadLetter, for_group
 from turtlemq.errors import DiskFull, InvalidFireAt
@@ -29,7 +28,9 @@ def requeue(
     last = start + (int(max(0, len(letters) - 1) * 1000 / per_s) if per_s else 0)
     if not 0 <= start <= last <= DUE_MS_MAX:
         raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
-    still = [(letter, _goes_on(topic, letter)) for letter in _still_dead(topic, letters)]
+    letters = _still_dead(topic, letters)
+    _bring_back(topic, {letter.group for letter in letters}, now_ms)
+    still = [(letter, _goes_on(topic, letter)) for letter in letters]
     letters, moved = ([letter for letter, goes_on in still if goes_on is which] for which in (False, True))
     if moved:
         topic.broker.sync()  # that its group has it is durable before the letter goes
@@ -46,7 +47,7 @@ def requeue(
             start + (int(i * 1000 / per_s) if per_s else 0),
             letter.due_ms,
             int(letter.document.meta["offset"]),
-            topic.broker.groups[letter.group].epoch if letter.group in topic.broker.groups else ANY_EPOCH,
+            topic.broker.groups[letter.group].epoch,
         )
         for i, letter in enumerate(letters)
     ]
@@ -67,6 +68,16 @@ def requeue(
     except DiskFull:
         topic.stir(now_ms)  # they sleep, and that counts; what they were goes when there is room
     return len(letters) + len(moved)
+
+
+def _bring_back(topic: Topic, names: set[str], now_ms: int) -> None:
+    """A group that is gone, but is to get letters, is there again, durably, and begins at the end: whoever cancels such a message
+    sees that it is to come."""
+    gone = sorted(names - topic.broker.groups.keys())
+    for name in gone:
+        topic.broker.place(name, topic.broker.ready.next_offset, now_ms)
+    if gone:
+        topic.broker.sync()
 
 
 def _goes_on(topic: Topic, letter: DeadLetter) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from turtlemq.broker import cancel
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
 from turtlemq.index.mend import mending
@@ -36,3 +37,13 @@ def asleep(topic: Topic, group: Group, ids: Sequence[str], after_seq: int = -1) 
         for id_, document in found.items()
         if document is not None and not shelf.progress.covers_one(document.due_ms, document.seq)
     }
+
+
+def outlived(topic: Topic, ids: Sequence[str]) -> set[str]:
+    """Which of these some group sleeps on, is to try again, has in reserve or among its dead."""
+    broker, groups = topic.broker, topic.broker.groups
+    found = {id_ for _, id_ in of(topic, ids)} | {id_ for group in groups.values() for id_ in group.ids.keys() & {*ids}}
+    own = cancel.own_retries(broker, ids)
+    found |= {id_ for (name, id_), at in own.items() if cancel.fresh(broker, groups[name], at)}
+    asked = [(name, id_) for name in broker.bereaved for id_ in ids]
+    return found | {asked[i][1] for i in topic.dead.holds(asked)}

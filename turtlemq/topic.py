@@ -30,7 +30,7 @@ from turtlemq.index.index import Index, tombstones
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.jobs import Inline, Job, Worker
-from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
+from turtlemq.model import SEQ_COUNTER_BITS, U64, Batch, Damage, Due, Receipt, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_ids
 from turtlemq.tally import FEW, LATENESS_MS, Histogram
@@ -103,10 +103,18 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        held = self.broker.ready.find_many if self.broker.ready.next_offset else None
-        receipt = self.index.stage(batch, now_ms, held)
+        receipt = self.index.stage(batch, now_ms, self._held if self.broker.ready.next_offset else None)
         self.stir(now_ms)
         return receipt
+
+    def _held(self, ids: Sequence[bytes], hashes: U64) -> set[int]:
+        """Which of these the ready log knows; and those that retention has removed from it, but that a group still tries or has
+        among its dead: a second message of that id would be taken for the first."""
+        found = set(self.broker.ready.find_many(ids, hashes))
+        if self.broker.ready.first_offset and len(found) < len(ids):
+            rest = {id_.decode(): i for i, id_ in enumerate(ids) if i not in found}
+            found |= {rest[id_] for id_ in naps.outlived(self, list(rest))}
+        return found
 
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
         """End sleepers with the next commit. In the moment in which it lands the ready log knows their ids, so that there is none
@@ -123,6 +131,8 @@ class Topic:
         group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or unknown."""
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
         others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
+        buried = self._buried(others)
+        others = [id_ for id_ in others if id_ not in buried]
         found = naps.of(self, others)
         answers = cancel(self.broker, others, now_ms, found.keys())
         self.ending += [doc for (_, id_), doc in found.items() if answers[id_] == CANCELLED]
@@ -130,11 +140,16 @@ class Topic:
             self.end_naps()
         except DiskFull:
             pass  # nothing can be handed off either before there is room
-        settled = [(name, id_) for id_, state in answers.items() if state == "history" for name in self.broker.groups]
-        dead = {settled[i][1] for i in self.dead.holds(settled)}
-        out |= {id_: "dead" if id_ in dead else state or "unknown" for id_, state in answers.items()}
+        out |= {id_: state or "unknown" for id_, state in answers.items()} | dict.fromkeys(buried, "dead")
         self.stir(now_ms)
         return out
+
+    def _buried(self, ids: Sequence[str]) -> set[str]:
+        """Which of these are dead in some group, be it one that was moved or forgotten since: a requeue would deliver
+        them, so they cannot be over."""
+        asked = [(name, id_) for name in self.broker.bereaved for id_ in ids]
+        gone = {document.seq for document in self.departing}
+        return {asked[i][1] for i, letter in self.dead.holds(asked).items() if letter.seq not in gone}
 
     def end_naps(self) -> None:
         """Retries of cancelled messages that sleep still, and dead letters that sleep again: the journal says that they are over,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -321,7 +322,14 @@ def _browse_ready(
         flags, due = read.heads["flags"], read.heads["due"]
         rows = np.flatnonzero(read.good & ((flags & f.META) == 0) & (due >= from_ms) & (due <= to_ms)).tolist()
         documents = {int(offsets[i]): delivery.document(read, i) for i in rows}
-        for offset, told in _states(topic, documents).items():
+        bases = {offset: offset for offset in documents}
+        if state in ("ready", "reserve"):
+            again = np.flatnonzero(read.good & ((flags & f.META) != 0)).tolist()
+            retries = {int(offsets[i]): delivery.document(read, i) for i in again}
+            for offset, document, base in _alone(topic, retries, first):
+                if from_ms <= document.due_ms <= to_ms:
+                    documents[offset], bases[offset] = document, base
+        for offset, told in sorted(_states(topic, documents, bases).items()):
             if told == state:
                 found.append(_view(documents[offset], state))
                 if len(found) == limit:
@@ -329,8 +337,23 @@ def _browse_ready(
     return found, str(at) if at < last else None
 
 
-def _states(topic: Topic, documents: dict[int, f.Document]) -> dict[int, str]:
-    """The states of messages at ready offsets, over all groups, as `message` tells them."""
+def _alone(topic: Topic, retries: dict[int, f.Document], first: int) -> Iterator[tuple[int, f.Document, int]]:
+    """Messages of which nothing but groups' own retries lies at `first` or behind it, each where the first of these lies, as the
+    producer sent them; and where they came due themselves, -1 if that was removed."""
+    ids = {offset: document.id.partition("/")[2] for offset, document in retries.items()}
+    asked = list(dict.fromkeys(ids.values()))
+    bases, places = cancel.find(topic.broker, asked), dict[str, int]()
+    for (_, id_), at in cancel.own_retries(topic.broker, asked).items():
+        if at >= first:
+            places[id_] = min(at, places.get(id_, at))
+    for offset, id_ in ids.items():
+        base = bases.get(id_, -1)
+        if base < first and places.get(id_) == offset:
+            yield offset, replace(retries[offset], id=id_, due_ms=int(retries[offset].meta["due"])), base
+
+
+def _states(topic: Topic, documents: dict[int, f.Document], bases: dict[int, int]) -> dict[int, str]:
+    """The states of messages at ready offsets, over all groups, as `message` tells them. `bases`: where each came due itself."""
     broker, groups = topic.broker, topic.broker.groups.values()
     ids = [document.id for document in documents.values()]
     asleep, own = naps.of(topic, ids), cancel.own_retries(broker, ids)
@@ -345,10 +368,10 @@ def _states(topic: Topic, documents: dict[int, f.Document]) -> dict[int, str]:
                 states.add("reserve")
             elif key in asleep:
                 states.add("sleep")
-            elif (key in own and cancel.fresh(broker, group, own[key])) or cancel.fresh(broker, group, offset):
+            elif (key in own and cancel.fresh(broker, group, own[key])) or cancel.fresh(broker, group, bases[offset]):
                 states.add("ready")
             else:
                 states.add("dead" if key in dead else "history")
-        gone = offset in broker.cancelled or document.flags & f.NOTICE
+        gone = bases[offset] in broker.cancelled or document.flags & f.NOTICE
         out[offset] = "cancelled" if gone else next((s for s in FURTHEST if s in states), "ready")
     return out

@@ -358,6 +358,11 @@ class Broker:
         """Was the message at this ready offset cancelled, here or while it slept?"""
         return offset in self.cancelled or bool(int(self.ready.read(np.array([offset]))[0].heads["flags"][0]) & f.NOTICE)
 
+    @property
+    def bereaved(self) -> list[str]:
+        """Names of groups that have dead letters; they may be gone themselves."""
+        return [name for name, count in self.dead.items() if count > 0]
+
     def undead(self, name: str, leaving: Sequence[Leaving], now_ms: int, *, stay: bool = False) -> None:
         """Dead letters of a group are about to go, requeued, deleted or too old; or `stay` after all. Noted before it is done,
         and durably, so that a crash between leaves nothing half done: see `leaving`."""

@@ -87,8 +87,14 @@ def blocked(broker: Broker, id_: str, offset: int | None, own: dict[str, int], a
         if id_ in group.ids:
             return "reserve"
         again = (group.name, id_) in asleep or (group.name in own and fresh(broker, group, own[group.name]))
-        states.add(again or (offset is not None and fresh(broker, group, offset)))
+        if again or offset is None or not skipped(group, offset):
+            states.add(again or (offset is not None and fresh(broker, group, offset)))
     return CANCELLED if False not in states else "history"
+
+
+def skipped(group: Group, offset: int) -> bool:
+    """Did a group begin behind this document, and was never moved back to it? Then it never had it, and never ended it."""
+    return bool(group.moves) and offset < group.moves[0][1]
 
 
 def fresh(broker: Broker, group: Group, offset: int) -> bool:

@@ -21,7 +21,6 @@ from turtlemq.segment import format as f
 from turtlemq.segment import log
 
 FETCH_BYTES_MAX = 32 << 20
-ANY_EPOCH = -1  # of a dead letter that was requeued when its group was gone
 EXPIRED_MAX = 1_000  # messages that one fetch buries: each costs 30 µs
 _LEVELS = tuple(int(level) for level in LEVELS)
 _NORMAL = int(Priority.NORMAL)
@@ -214,7 +213,7 @@ def visible(ready: ReadyLog, name: str, place: Place, read: log.Documents, offse
 def void(place: Place, retry: f.Document) -> bool:
     """A retry of another group that had the same name, or from before this one was moved to where its message came again."""
     left, epoch = int(retry.meta["offset"]), int(retry.meta["epoch"])
-    return ANY_EPOCH < epoch < place.born or any(retry.order <= seq and first <= left for seq, first in place.moves)
+    return epoch < place.born or any(retry.order <= seq and first <= left for seq, first in place.moves)
 
 
 def _void(place: Place, read: log.Documents, i: int) -> bool:

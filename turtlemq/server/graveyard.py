@@ -135,7 +135,7 @@ async def _named(
 ) -> AsyncIterator[list[DeadLetter]]:
     for at in range(0, len(ids), PAGE):
         found = engine_of(request).topic(topic)
-        groups = list(found.broker.groups) if group is None else [group]
+        groups = found.broker.bereaved if group is None else [group]
         letters = {id_: [one for name in groups if (one := found.dead.get(name, id_))] for id_ in ids[at : at + PAGE]}
         unknown += [id_ for id_, some in letters.items() if not some]
         yield [one for some in letters.values() for one in some]
@@ -151,7 +151,7 @@ async def requeue(request: web.Request) -> web.Response:
     unknown, count = list[str](), 0
     letters = _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
-    most = min(len(found.dead), len(found.dead) if asked.ids is None else len(asked.ids) * len(found.broker.groups))
+    most = min(len(found.dead), len(found.dead) if asked.ids is None else len(asked.ids) * len(found.broker.bereaved))
     if not 0 <= start + (most / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
         raise InvalidFireAt("the last of them would be due after May 2109, or the first before 1970")
     async for some in letters:

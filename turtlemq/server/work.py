@@ -175,9 +175,26 @@ async def fetch(request: web.Request) -> Reply:
     found = await trace.waited(request, service.fetch(want, min(asked.wait, time_left(request))))
     service.meter.fetch_batch.add(len(found))
     back = partial(service.give_back, want, found)
-    if BSON in request.headers.get("Accept", ""):
+    if _wants_bson(request.headers.get("Accept", "")):
         return Reply(fetched_bson(found), 200, BSON, back)
     return Reply(fetched_json(found), 200, JSON, back)
+
+
+def _wants_bson(accept: str) -> bool:
+    """Does a client like BSON, and no less than JSON?
+
+    >>> [_wants_bson(a) for a in ("application/BSON", "application/bson;q=0", "application/json, application/bson;q=0.1", "*/*")]
+    [True, False, False, False]
+    """
+    likes = {BSON: 0.0, JSON: 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = (text.strip() for text in part.split(";"))
+        found = [text[2:] for text in parameters if text.startswith("q=")]
+        try:
+            likes[kind] = float(found[0]) if found else 1.0
+        except ValueError:
+            likes[kind] = 1.0
+    return likes[BSON] > 0 and likes[BSON] >= likes[JSON]
 
 
 async def ack(request: web.Request) -> Reply:
