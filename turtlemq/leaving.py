@@ -98,6 +98,14 @@ def delete(topic: Topic, letters: Sequence[DeadLetter], now_ms: int) -> int:
     return len(letters)
 
 
+def buried(topic: Topic, ids: Sequence[str]) -> set[str]:
+    """Which of these are dead in some group, be it one that was moved or forgotten since: a requeue would deliver them, so they
+    cannot be over."""
+    asked = [(name, id_) for name in topic.broker.bereaved for id_ in ids]
+    gone = {document.seq for document in topic.departing}
+    return {asked[i][1] for i, letter in topic.dead.holds(asked).items() if letter.seq not in gone}
+
+
 def _still_dead(topic: Topic, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
     """They may have gone, or been copied by compaction, since somebody looked."""
     found = {(letter.group, letter.id): letter for letter in letters}

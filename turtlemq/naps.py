@@ -9,6 +9,7 @@ from turtlemq.broker import cancel
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
 from turtlemq.index.mend import mending
+from turtlemq.model import U64
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_texts
 
@@ -39,7 +40,18 @@ def asleep(topic: Topic, group: Group, ids: Sequence[str], after_seq: int = -1) 
     }
 
 
-def outlived(topic: Topic, ids: Sequence[str]) -> set[str]:
+def held(topic: Topic, ids: Sequence[bytes], hashes: U64) -> set[int]:
+    """Which of these the ready log knows; and those that retention has removed from it, but that a group still tries or has among
+    its dead: a second message of that id would be taken for the first. Then 0.7 µs for each new one and group."""
+    found = set(topic.broker.ready.find_many(ids, hashes))
+    if topic.broker.ready.first_offset and len(found) < len(ids):
+        rest = {i: id_.decode() for i, id_ in enumerate(ids) if i not in found}
+        known = _outlived(topic, list(rest.values()))
+        found |= {i for i, id_ in rest.items() if id_ in known} if known else set()
+    return found
+
+
+def _outlived(topic: Topic, ids: Sequence[str]) -> set[str]:
     """Which of these some group sleeps on, is to try again, has in reserve or among its dead."""
     broker, groups = topic.broker, topic.broker.groups
     found = {id_ for _, id_ in of(topic, ids)} | {id_ for group in groups.values() for id_ in group.ids.keys() & {*ids}}

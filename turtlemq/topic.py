@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from turtlemq.index.index import Index, tombstones
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.jobs import Inline, Job, Worker
-from turtlemq.model import SEQ_COUNTER_BITS, U64, Batch, Damage, Due, Receipt, Settings, State
+from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_ids
 from turtlemq.tally import FEW, LATENESS_MS, Histogram
@@ -80,17 +81,9 @@ class Topic:
         self.departing: list[f.Document] = []
         self._unnoted = False  # what opening found out is not on the disk yet
         odd = unfinished.resolve(self) or torn
-        self._count_letters()
+        unfinished.count_letters(self)
         if odd or behind:
             self._note_where_we_stand(odd)
-
-    def _count_letters(self) -> None:
-        """A power cut may take the note of a burial, never a letter that was noted: what is there tells how many there are."""
-        counted, there = self.broker.dead.total(), len(self.dead)
-        if counted > there:
-            self.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
-        if counted != there:
-            self.broker.dead = self.dead.by_group()
 
     def configure(self, settings: Settings) -> None:
         """Settings for what comes from now on."""
@@ -103,18 +96,9 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        receipt = self.index.stage(batch, now_ms, self._held if self.broker.ready.next_offset else None)
+        receipt = self.index.stage(batch, now_ms, partial(naps.held, self) if self.broker.ready.next_offset else None)
         self.stir(now_ms)
         return receipt
-
-    def _held(self, ids: Sequence[bytes], hashes: U64) -> set[int]:
-        """Which of these the ready log knows; and those that retention has removed from it, but that a group still tries or has
-        among its dead: a second message of that id would be taken for the first."""
-        found = set(self.broker.ready.find_many(ids, hashes))
-        if self.broker.ready.first_offset and len(found) < len(ids):
-            rest = {id_.decode(): i for i, id_ in enumerate(ids) if i not in found}
-            found |= {rest[id_] for id_ in naps.outlived(self, list(rest))}
-        return found
 
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
         """End sleepers with the next commit. In the moment in which it lands the ready log knows their ids, so that there is none
@@ -131,7 +115,7 @@ class Topic:
         group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or unknown."""
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
         others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
-        buried = self._buried(others)
+        buried = leaving.buried(self, others)
         others = [id_ for id_ in others if id_ not in buried]
         found = naps.of(self, others)
         answers = cancel(self.broker, others, now_ms, found.keys())
@@ -143,13 +127,6 @@ class Topic:
         out |= {id_: state or "unknown" for id_, state in answers.items()} | dict.fromkeys(buried, "dead")
         self.stir(now_ms)
         return out
-
-    def _buried(self, ids: Sequence[str]) -> set[str]:
-        """Which of these are dead in some group, be it one that was moved or forgotten since: a requeue would deliver
-        them, so they cannot be over."""
-        asked = [(name, id_) for name in self.broker.bereaved for id_ in ids]
-        gone = {document.seq for document in self.departing}
-        return {asked[i][1] for i, letter in self.dead.holds(asked).items() if letter.seq not in gone}
 
     def end_naps(self) -> None:
         """Retries of cancelled messages that sleep still, and dead letters that sleep again: the journal says that they are over,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from turtlemq import naps
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
+from turtlemq.model import Damage
 from turtlemq.segment import format as f
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ def resolve(topic: Topic) -> bool:
     count += len(topic.ending)
     topic.broker.ended = {}
     return _finish_leaving(topic) or count > 0
+
+
+def count_letters(topic: Topic) -> None:
+    """A power cut may take the note of a burial, never a letter that was noted: what is there tells how many there are."""
+    counted, there = topic.broker.dead.total(), len(topic.dead)
+    if counted > there:
+        topic.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
+    if counted != there:
+        topic.broker.dead = topic.dead.by_group()
 
 
 def _finish_leaving(topic: Topic) -> bool:
