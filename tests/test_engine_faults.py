@@ -147,7 +147,10 @@ def test_leases_end_while_what_is_due_finds_no_room(tmp_path: Path) -> None:
     door.full = False
     engine.tick(4_000)
     assert engine.trouble == {}
-    assert engine.reserve("t", "g", 5, 4_001).ids == ["m1", "m0"][:1] or engine.stats("t").reserve == 2
+    assert engine.reserve("t", "g", 5, 4_001).ids == ["m1"], "it has come due; the second lease of m0, its last, has ended"
+    stats = engine.stats("t")
+    assert (stats.ready, stats.reserve, stats.dead) == (0, 1, 1)
+    assert engine.check() == []
     engine.close()
 
 
