@@ -18,13 +18,16 @@ from tests.trust.powercuts_disk import Tree
 from tests.trust.powercuts_harvest import Bare, abandon, harvest, run_to_rest
 from tests.trust.powercuts_ledger import Key, Ledger, audit
 from tests.trust.powercuts_story import STEPS, Story
-from tests.trust.refusals_server import full_disk, rotten_sync
+from tests.trust.refusals_server import NO_DISK, full_disk, rotten_sync
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message
 
 HOWS = ("EIO", "ENOSPC", "short", "half", "wedged", "gone")
 SERVERS = 500  # two of so many cases are real servers
+FULL_DISK = 498  # which of them has a disk of its own
+SWEEP = 25  # one of so many cases is about all calls of a story, from one to the next so far apart:
+SLICES = 20
 LATER_MS = 10_000_000
 _KEPT = ("delay_", "ready_", "reserve_", "history_")
 
@@ -35,13 +38,19 @@ def run(cases: range, folder: Path) -> Figures:
     for number in cases:
         place = folder / str(number)
         place.mkdir()
-        server = {0: full_disk, 1: rotten_sync}.get(number % SERVERS)
         try:
-            total += server(number, place) if server is not None else _call_fails(number, place)
+            total.update(_case(number)(number, place))
         except Exception as error:
             raise Broken(f"case {number}: {type(error).__name__}: {error}") from error
         shutil.rmtree(place)
     return total
+
+
+def _case(number: int) -> Callable[[int, Path], Figures]:
+    servers = {0: rotten_sync, FULL_DISK: full_disk}
+    if number % SERVERS in servers:
+        return servers[number % SERVERS]
+    return _calls_fail if number % SWEEP == SWEEP - 1 else _call_fails
 
 
 class End(Exception):
@@ -162,10 +171,30 @@ def _call_fails(number: int, folder: Path) -> Figures:
     seed, how = number // 10, chance.choice(HOWS)
     plain = Tale(seed, folder / "plain", Failing())
     plain.run()
-    can = [k for k, name in enumerate(plain.door.calls) if Failing(how=how).can_fail(name)]
-    at = chance.choice(can)
+    return _told(plain, seed, chance.choice(_can_fail(plain, how)), how, folder / "tale")
+
+
+def _calls_fail(number: int, folder: Path) -> Figures:
+    """A story over and over, each time another call fails. Of those that can, a case takes one in `SLICES`; the next cases take
+    those beside them, so that twice `SLICES` cases leave none out."""
+    story, part = divmod(number // SWEEP, 2 * SLICES)
+    how, first = ("EIO", "ENOSPC")[part % 2], part // 2
+    plain, seen = Tale(story, folder / "plain", Failing()), Figures()
+    plain.run()
+    for at in _can_fail(plain, how)[first::SLICES]:
+        seen.update(_told(plain, story, at, how, folder / "tale"))
+        shutil.rmtree(folder / "tale")
+    return seen
+
+
+def _can_fail(plain: Tale, how: str) -> list[int]:
+    return [k for k, name in enumerate(plain.door.calls) if Failing(how=how).can_fail(name)]
+
+
+def _told(plain: Tale, seed: int, at: int, how: str, folder: Path) -> Figures:
+    """The story once more, with a call that fails."""
     door = Failing(at, how)
-    tale = Tale(seed, folder / "tale", door)
+    tale = Tale(seed, folder, door)
     tale.run()
     door.shut()
     if door.failed is None:
@@ -195,14 +224,26 @@ def _audit(tale: Tale, before: Ledger, after: Ledger, together: tuple[Key, ...],
         abandon(engine)
 
 
+def sum_up(seen: Figures) -> str:
+    """Without a disk that was filled it was no whole run, whatever else passed."""
+    if seen["disks that could not be had"]:
+        raise Broken(f"{seen['disks that could not be had']} disks were not filled: {NO_DISK}")
+    stories = seen["stories with a failed call"]
+    if not stories:
+        return "real servers alone"
+    refused, errors = (f"{seen[name] / stories:.0%}" for name in ("calls refused", "calls errors"))
+    return f"of the failed calls {refused} refused a request or a step, {errors} were an error, the rest nobody needed"
+
+
 PART = Part(
     name="refusals",
     unit="cases",
-    about="The disk says no: an error or no room at any call of the engine's work, a real disk filled to the brim under a real "
-    "server, syncs that fail. Producers are refused, consumers go on, service resumes with room; after a failed sync nothing is "
-    "written any more; nothing accepted is lost.",
+    about="The disk says no: an error or no room at any call of the engine's work, in some stories at every one; a real disk "
+    "filled to the brim under a real server; syncs that fail. Producers are refused, consumers go on, service resumes with room; "
+    "after a failed sync nothing is written any more; nothing accepted is lost.",
     run=run,
     quick=150,
     full=5_000,
     chunk=25,
+    sum_up=sum_up,
 )
