@@ -26,6 +26,7 @@ from tests.trust.load_wire import Wire, all_wait, run_loop
 from tests.trust.model import Broken, Figures, Part, figures
 
 MEMORY_BYTES = 500 << 20  # more than any scenario needs by half
+MEMORY = "MiB at most in"  # a figure, followed by a case's name
 PATIENCE_S = 600  # for a scenario; a stalled one never ends
 STALL_S = 30.0  # a message of a quiet topic comes within this time, however busy the machine
 FAIR = 4  # nobody gets less than the middle one by more than this factor
@@ -294,7 +295,7 @@ async def wake_ups(server: Server, full: bool) -> Figures:
 SCENARIOS: tuple[Scenario, ...] = (crowd, slow, instant, topics, groups, wake_ups)
 
 
-async def beside_a_quiet_topic(scenario: Scenario, server: Server, full: bool) -> Figures:
+async def beside_a_quiet_topic(scenario: Scenario, server: Server, full: bool, name: str) -> Figures:
     """The scenario, with a look at memory and at a topic that has nothing to do with it."""
     most = 0
 
@@ -311,12 +312,23 @@ async def beside_a_quiet_topic(scenario: Scenario, server: Server, full: bool) -
         calm_one.cancel()
         count = await calm_one
     if most > MEMORY_BYTES:
-        raise Broken(f"the server took {most / 1e6:.0f} MB; {MEMORY_BYTES / 1e6:.0f} are the most")
+        raise Broken(f"the server took {most >> 20} MiB; {MEMORY_BYTES >> 20} are the most")
     if not count:
         raise Broken("nothing came through the quiet topic")
     seen["through the quiet topic"] = count
-    print(f"{scenario.__name__}: {most / 1e6:.0f} MB, {dict(seen)}")
+    seen[f"{MEMORY} {name}"] = round(most / (1 << 20))
+    print(f"{name}: {dict(seen)}")
     return seen
+
+
+def name_of(case: int) -> str:
+    """No two cases have the same, so that figures under it are never added up.
+
+    >>> name_of(1), name_of(7), name_of(13)
+    ('slow, small', 'slow', 'slow, case 13')
+    """
+    again, which = divmod(case, len(SCENARIOS))
+    return SCENARIOS[which].__name__.replace("_", " ") + ((", small", "")[again] if again < 2 else f", case {case}")
 
 
 def first_of(error: BaseException) -> BaseException:
@@ -333,7 +345,7 @@ def run(cases: range, folder: Path) -> Figures:
         place.mkdir()
         try:
             with running(place / "data") as server:
-                seen.update(run_loop(beside_a_quiet_topic(scenario, server, full)))
+                seen.update(run_loop(beside_a_quiet_topic(scenario, server, full, name_of(case))))
                 server.process.terminate()
                 if server.process.wait(PATIENCE_S) != 0:  # ten thousand topics need their time
                     raise Broken("it did not end well")
@@ -341,6 +353,11 @@ def run(cases: range, folder: Path) -> Figures:
             raise Broken(f"case {case} ({scenario.__name__}): {first_of(error)!r}") from error
         calm(place, f"case {case} ({scenario.__name__})")
     return seen
+
+
+def sum_up(seen: Figures) -> str:
+    """The most memory that any of them took: a maximum, which figures are not."""
+    return f"the server's own memory at most {max(count for name, count in seen.items() if name.startswith(MEMORY))} MiB"
 
 
 PART = Part(
@@ -355,4 +372,5 @@ PART = Part(
     full=2 * len(SCENARIOS),
     chunk=1,
     alone=True,
+    sum_up=sum_up,
 )
