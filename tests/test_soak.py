@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.trust.soak import main
+from tests.trust.soak import main, wrong
 from tests.trust.soak_audit import CANCELLED, FAULTS, Audit
+from tests.trust.soak_load import CANCEL, MOVE
 from tests.trust.soak_picture import PANELS, draw
 
 
@@ -19,11 +20,22 @@ def test_a_short_soak_accounts_for_every_message(tmp_path: Path, capsys: pytest.
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert min(summary[name] for name in ("kills", "stops", "accepted", "cancelled", "moved", "failed")) > 0
     assert [summary[kind] for kind in FAULTS] == [0] * len(FAULTS)
+    for what, share in (("cancelled", CANCEL), ("moved", MOVE)):  # a few come too late for it; a run of seconds has its chance
+        assert 0.6 * share < summary[what] / summary["accepted"] < 1.3 * share, (what, summary)
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert len(samples) > 5
     assert all(sample["memory_mb"] > 10 for sample in samples)
     assert (tmp_path / "copy.svg").read_text() == (tmp_path / "soak.svg").read_text()
     assert "0 lost" in capsys.readouterr().out
+
+
+def test_memory_that_grows_for_an_hour_is_a_fault() -> None:
+    fine = {"memory_mb_max": 100.0, "memory_slope_mb_per_hour": 1.0, "minutes": 240.0}
+    assert wrong(fine) == []
+    assert wrong(fine | {"memory_slope_mb_per_hour": 30.0}) == ["memory grows by 30.0 MB an hour; 20 are the most"]
+    assert wrong(fine | {"memory_slope_mb_per_hour": 30.0, "minutes": 20.0}) == [], "too short to tell"
+    assert wrong(fine | {"memory_slope_mb_per_hour": float("nan")}) != []
+    assert wrong(fine | {"memory_mb_max": 600.0}) == ["memory: 600 MB; 524 are the most"]
 
 
 def test_a_picture_has_a_curve_for_each_figure_and_a_line_for_each_restart() -> None:

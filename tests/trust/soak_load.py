@@ -23,6 +23,7 @@ POISON = 250  # one message in so many never succeeds, and dies
 ATTEMPTS = 4
 BODY_BYTES = (50, 2_000)
 WAIT_S = 2.0  # of a long poll
+HISTORY_S = 72  # what is done with stays for so long
 
 
 class Gone(Exception):
@@ -106,7 +107,7 @@ class Load:
             "backoff": {"base": 0.5, "factor": 2, "max": 4},
             "segment_bytes": 2 << 20,
             "compact_live_ratio": 0.3,
-            "retention": {"history_hours": 0.02},
+            "retention": {"history_hours": HISTORY_S / 3600},
             "dead": {"max_count": 5_000},
         }
         for topic in TOPICS:
@@ -166,8 +167,8 @@ class Load:
     async def _change_minds(self, audit: Audit, ids: list[str], delay: float, dice: random.Random) -> None:
         """Cancel some of a batch and move others, while they sleep or a little too late. Of those that sleep at all: more."""
         share = 1.5
-        chosen = dice.sample(ids, min(len(ids), round(len(ids) * share * (CANCEL + MOVE) + dice.random())))
-        cut = round(len(chosen) * CANCEL / (CANCEL + MOVE))
+        chosen = dice.sample(ids, min(len(ids), int(len(ids) * share * (CANCEL + MOVE) + dice.random())))
+        cut = int(len(chosen) * CANCEL / (CANCEL + MOVE) + dice.random())
         await asyncio.sleep(dice.uniform(0, delay * 1.05))
         async with AsyncExitStack() as stack:
             caller = Caller(self.house, await stack.enter_async_context(AsyncExitStack()))
