@@ -100,6 +100,7 @@ DOCSTRING_CHARS_MIN = 40
 
 # Put together from pieces, so that this file does not match itself.
 PRIVATE_PATH = re.compile(r"(?:^|[^A-Za-z0-9_.])/(?:" + "|".join(("work", "root", "home", "farm")) + ")/")
+ELSEWHERE = re.compile(re.escape("../" + "shared"))  # what is not in the repository cannot be read by who has only that
 UNFINISHED = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3)) + r")\b")
 HOST = re.compile(r"://|--(?:extra-)?index-url|--find-links")
 
@@ -341,7 +342,9 @@ def test_the_package_keeps_its_rules(checker: Callable[[Source], list[str]]) -> 
     assert_none([offence for source in sources for offence in checker(source)])
 
 
-@pytest.mark.parametrize("pattern", [PRIVATE_PATH, UNFINISHED], ids=["private paths", "unfinished work"])
+@pytest.mark.parametrize(
+    "pattern", [PRIVATE_PATH, ELSEWHERE, UNFINISHED], ids=["private paths", "files from elsewhere", "unfinished work"]
+)
 def test_text_files_are_free_of(pattern: re.Pattern[str]) -> None:
     files = dict(text_files(ROOT))
     assert "tests/test_tidy.py" in files, "the listing is broken"
@@ -475,6 +478,13 @@ def test_a_private_path_is_an_offence(folder: str) -> None:
     text = f"fine\ncd {slashed}x\n{slashed}\n'{slashed}y'\nsrc{slashed}x\n.{slashed}x\n"
     offences = matching_lines("README.md", text, PRIVATE_PATH)
     assert [offence.split(": ")[0] for offence in offences] == ["README.md:2", "README.md:3", "README.md:4"]
+
+
+def test_a_file_from_elsewhere_is_an_offence() -> None:
+    place = "../" + "shared"
+    assert matching_lines("a.md", f"see {place}/api.md\nsee shared/x", ELSEWHERE) == [
+        f"a.md:1: see {place}/api.md"
+    ]
 
 
 @pytest.mark.parametrize("word", ["TO" + "DO", "FIX" + "ME", "X" * 3])
