@@ -482,9 +482,7 @@ def test_a_private_path_is_an_offence(folder: str) -> None:
 
 def test_a_file_from_elsewhere_is_an_offence() -> None:
     place = "../" + "shared"
-    assert matching_lines("a.md", f"see {place}/api.md\nsee shared/x", ELSEWHERE) == [
-        f"a.md:1: see {place}/api.md"
-    ]
+    assert matching_lines("a.md", f"see {place}/api.md\nsee shared/x", ELSEWHERE) == [f"a.md:1: see {place}/api.md"]
 
 
 @pytest.mark.parametrize("word", ["TO" + "DO", "FIX" + "ME", "X" * 3])

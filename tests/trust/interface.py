@@ -50,12 +50,23 @@ ROUNDS = 20  # of each operation in full: each asks a hundred times out of the b
 WORLD = "0"  # a topic with a message in every state; no name comes before this one
 IDS = ("asleep", "asleep2", "ready", "held", "dead", "done", "gone")
 _FETCHED, _STORED = "$response.body#/messages/0/id", "$response.body#/ids"
+_TOPIC, _SAID = "$request.path.topic", "$response.body#/id"
 BODIES: dict[str, dict[str, list[Any]]] = {  # what the document's links cannot say: answers within bodies
-    "produce": {"cancelMany": [{"ids": _STORED}]},
-    "fetch": {"ack": [[_FETCHED], {"acks": [f"-{{{_FETCHED}}}"], "error": "no"}], "extend": [{"ids": [_FETCHED]}]},
+    "produce": {
+        "cancelMany": [{"ids": _STORED}],
+        "command": [{"command": "pop", "topic": _TOPIC}, {"command": "delete", "topic": _TOPIC, "id": f"{_STORED}/0"}],
+    },
+    "fetch": {
+        "ack": [[_FETCHED], {"acks": [f"-{{{_FETCHED}}}"], "error": "no"}],
+        "extend": [{"ids": [_FETCHED]}],
+        "command": [{"command": "finish", "topic": _TOPIC, "id": _FETCHED}],
+    },
+    "command": {"command": [{"command": verb, "id": _SAID} for verb in ("finish", "delete")]},
     "fetchInGroup": {"ackInGroup": [[_FETCHED], {"acks": [f"-{{{_FETCHED}}}"]}], "extendInGroup": [{"ids": [_FETCHED]}]},
     "listDead": {"requeueDead": [{"ids": [_FETCHED]}], "deleteDead": [{"ids": [_FETCHED]}]},
 }
+
+LEADS = {"produce": "pinBackup", "pinBackup": "pinBackup", "unpinBackup": "pinBackup"}  # needs nothing that an answer said
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -84,9 +95,12 @@ def linked() -> dict[str, Any]:
     for source, targets in BODIES.items():
         for target, bodies in targets.items():
             links = _links(every[source][1])
-            plain = links.pop(target, {"operationId": target, "parameters": {"topic": "$request.path.topic"}})
+            taken = {"topic": _TOPIC} if "{topic}" in every[target][0] else {}
+            plain = links.pop(target, {"operationId": target, "parameters": taken})
             extra = {"x-schemathesis": {"merge_body": False}}
             links |= {f"{target}{i}": {**plain, **extra, "requestBody": body} for i, body in enumerate(bodies)}
+    for source, target in LEADS.items():
+        _links(every[source][1])[target] = {"operationId": target, "parameters": {}}
     known = {"topic": "$response.body#/topics/0/topic", "group": "default", "id": "asleep"}
     for name, (path, _) in every.items():
         taken = {part: value for part, value in known.items() if f"{{{part}}}" in path}
