@@ -101,8 +101,11 @@ def dump(server: Server) -> dict[str, Any]:
 
 
 def figures(group: dict[str, Any]) -> dict[str, Any]:
-    """Without `changed_ms`, and of `offset` and `lag` the sum: fetches that pass nothing but cancelled messages are not noted."""
-    return {**{name: group[name] for name in ("ready", "reserve", "history", "dead")}, "end": group["offset"] + group["lag"]}
+    """Of `offset` and `lag` the sum: fetches that pass nothing but cancelled messages are not noted."""
+    return {
+        **{name: group[name] for name in ("ready", "reserve", "history", "dead", "changed_ms")},
+        "end": group["offset"] + group["lag"],
+    }
 
 
 def at_rest(server: Server) -> bool:

@@ -105,7 +105,7 @@ def topic_stats(topic: Topic, oldest: bool = True) -> TopicStats:
         bytes=index.bytes + logs + dead.bytes,
         segments=index.segments + len(broker.ready.segments),
         live_ratio=index.live_ratio,
-        oldest_ready_ms=_oldest_ready(topic) if oldest else None,
+        oldest_ready_ms=_oldest_ready(topic) if oldest and waiting else None,
         next_due_ms=index.next_due_ms,
         damaged=len(topic.damage()),
     )

@@ -117,8 +117,9 @@ class Life:
 
 def _group(stats: GroupStats) -> dict[str, int]:
     """Figures of a group. Fetches that pass nothing but cancelled messages are not noted: after a start it stands before them
-    again, and only the end of the log is the same. `changed_ms` may be that of a lease that ended by itself."""
-    return {"end": stats.offset + stats.lag, **{name: getattr(stats, name) for name in ("ready", "reserve", "history", "dead")}}
+    again, and only the end of the log is the same."""
+    names = ("ready", "reserve", "history", "dead", "changed_ms")
+    return {"end": stats.offset + stats.lag, **{name: getattr(stats, name) for name in names}}
 
 
 # Forging

@@ -243,7 +243,8 @@ def _apply_lease(broker: Broker, saved: c.Checkpoint, event: Event, ended: dict[
     mark = saved.groups.get(event.group)
     if kind in ("forget", "group", "state") or mark is None or mark.epoch != event.fields["epoch"]:
         return False
-    mark.changed_ms = event.at_ms
+    if kind == "lease":
+        mark.changed_ms = max(mark.changed_ms, event.at_ms)
     offsets = event.array("offsets")
     if kind == "extend":
         for offset in offsets.tolist():
