@@ -122,7 +122,7 @@ def run(cases: range, folder: Path) -> Figures:
     for case in cases:
         root = folder / str(case)
         if case % SERVER_EVERY:
-            seen += Jumping(root, f"case {case}", case).tell(Random(case).choice([30, 60, 120]))
+            seen += Jumping(root, f"case {case}", case).tell(Random(case).choice([20, 40, 80]))
         else:
             root.mkdir()
             with running(root / "data") as server:

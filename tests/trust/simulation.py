@@ -7,23 +7,30 @@ from pathlib import Path
 from random import Random
 
 from tests.trust.model import Figures, Part
+from tests.trust.simulation_reach import STORIES_MIN, counting, reached
 from tests.trust.simulation_story import Story
 
 
 def run(cases: range, folder: Path) -> Figures:
     """A story for each seed."""
     seen = Figures()
-    for case in cases:
-        seen += tell(case, folder / str(case))
+    with counting(seen):
+        for case in cases:
+            seen.update(tell(case, folder / str(case)))
+            seen["stories"] += 1
     return seen
 
 
 def tell(case: int, root: Path) -> Figures:
-    """One story: some are short, a few are long."""
-    steps = Random(case).choice([15, 30, 30, 60, 60, 120])
-    seen = Story(root, f"seed {case}", case).tell(steps)
+    """One story."""
+    seen = Story(root, f"seed {case}", case).tell(steps_of(case))
     shutil.rmtree(root)
     return seen
+
+
+def steps_of(case: int) -> int:
+    """Some stories are short, a few are long."""
+    return Random(case).choice([10, 20, 20, 30, 50, 100])
 
 
 PART = Part(
@@ -31,6 +38,7 @@ PART = Part(
     unit="seeds",
     about="Producers, consumers, cancels, retries and housekeeping on a simulated disk and clock, the process ending anywhere.",
     run=run,
-    quick=200,
+    quick=STORIES_MIN,
     full=10_000,
+    sum_up=reached,
 )

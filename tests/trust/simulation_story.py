@@ -7,8 +7,9 @@ sent and messages that they were given. Whether the answers are right is the aud
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -18,13 +19,15 @@ from tests.trust.simulation_auditor import Fetch, Got
 from tests.trust.simulation_disk import Crash, Drive, Process
 from tests.trust.simulation_ledger import Sent, Side
 from tests.trust.simulation_review import Review
-from turtlemq.broker.answers import Reserved
+from tests.trust.simulation_scenes import crowd, ended_sleepers, slow_consumer
+from turtlemq.broker.answers import Acked, Reserved
 from turtlemq.dead import DeadLetter, Filter
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
 from turtlemq.model import Message, Priority, Settings
 
 T = TypeVar("T")
+Step = Callable[[str, Review], None]  # of a story: a topic's name and its auditor
 _START_MS = 1_800_000_000_000
 
 
@@ -35,6 +38,7 @@ def settings_of(chance: Random) -> Settings:
     return Settings(
         segment_bytes=pick([4096, 8192, 40_000]),
         run_messages=pick([4, 8, 50]),
+        compact_live_ratio=pick([0.05, 0.3, 0.6]),
         max_attempts=pick([1, 2, 3, 5]),
         backoff_base_ms=pick([10, 1_000, 20_000]),
         backoff_jitter=pick(["none", "equal", "full"]),
@@ -149,20 +153,25 @@ class Story:
     # Producers
 
     def submit(self, name: str, audit: Review) -> None:
-        pick, batch = self.chance.choice, list[Sent]()
-        number = self.count
-        for _ in range(pick([1, 1, 2, 5, 30])):
-            self.count += 1
-            due = self.now + pick([0, 0, 5, 30, 200, 3_000, 20_000, 100_000, -20])
-            expires = due + pick([10, 3_000]) if self.chance.random() < 0.04 else None
-            headers = {"k": f"v{self.count}"} if self.chance.random() < 0.2 else {}
-            level = pick([0, 0, 1, 2]) if self.levels else 0
-            body = self.chance.randbytes(pick([0, 10, 100, 300]))
-            batch.append(Sent(f"m{self.count}", body, due, number, self.count, level, pick([0, 0, 0, 70]), expires, headers))
-        self.send(name, audit, batch)
+        pick = self.chance.choice
+        dues = [self.now + pick([0, 0, 5, 30, 200, 3_000, 20_000, 100_000, -20]) for _ in range(pick([1, 1, 2, 5, 30]))]
+        self.send(name, audit, self.compose(dues, [0, 10, 100, 300]))
         again = self.unanswered[name].pop() if self.unanswered[name] and self.chance.random() < 0.7 else []
         if again and all(sent.cancelled is False for sent in again):  # an id that was cancelled may be used again
             self.send(name, audit, again)
+
+    def compose(self, dues: Sequence[int], sizes: Sequence[int]) -> list[Sent]:
+        """A batch with these due times, and bodies of some of these sizes."""
+        pick, batch = self.chance.choice, list[Sent]()
+        number = self.count
+        for due in dues:
+            self.count += 1
+            expires = due + pick([10, 3_000]) if self.chance.random() < 0.04 else None
+            headers = {"k": f"v{self.count}"} if self.chance.random() < 0.2 else {}
+            level = pick([0, 0, 1, 2]) if self.levels else 0
+            body = self.chance.randbytes(pick(sizes))
+            batch.append(Sent(f"m{self.count}", body, due, number, self.count, level, pick([0, 0, 0, 70]), expires, headers))
+        return batch
 
     def send(self, name: str, audit: Review, batch: list[Sent], body: bytes | None = None) -> None:
         messages = [
@@ -189,28 +198,32 @@ class Story:
         return not audit.forgetful or any(not audit.may_be(group, id_, "done", "dead", "gone") for group in audit.groups)
 
     def cancel(self, name: str, audit: Review) -> None:
-        ids = self.some([s.id for s in audit.sent.values() if s.accepted], 3)
+        self.cancel_so(name, audit, self.some([s.id for s in audit.sent.values() if s.accepted], 3))
+
+    def cancel_so(self, name: str, audit: Review, ids: list[str]) -> None:
         self.ask(audit, lambda: self.engine.cancel(name, ids, self.now), lambda told: audit.cancelled(ids, told))
 
     def reschedule(self, name: str, audit: Review) -> None:
         for id_ in self.some([s.id for s in audit.sent.values() if s.accepted and not s.ready], 1):
-            sent = audit.sent[id_]
-            due, body = self.now + self.chance.choice([0, 10, 500, 30_000]), sent.body
-            if len(sent.versions) > 1:
-                continue
-            ((_, body),) = sent.versions
-            changes: dict[str, object] = {"due_ms": due}
-            if self.chance.random() < 0.3:
-                changes["body"] = body = self.chance.randbytes(20)
+            self.reschedule_so(name, audit, id_, self.now + self.chance.choice([0, 10, 500, 30_000]))
 
-            def change(id_: str = id_, changes: dict[str, object] = changes) -> bool:
-                try:
-                    self.engine.reschedule(name, id_, self.now, **changes)
-                    return True
-                except (Conflict, UnknownMessage):
-                    return False
+    def reschedule_so(self, name: str, audit: Review, id_: str, due: int) -> None:
+        """Another due time, and perhaps another body; not where nobody knows which one it has."""
+        ((_, body), *others) = audit.sent[id_].versions
+        if others:
+            return
+        changes: dict[str, object] = {"due_ms": due}
+        if self.chance.random() < 0.3:
+            changes["body"] = body = self.chance.randbytes(20)
 
-            self.ask(audit, change, lambda told, i=id_, d=due, b=body: audit.rescheduled(i, (d, b), told))  # type: ignore[misc]
+        def change() -> bool:
+            try:
+                self.engine.reschedule(name, id_, self.now, **changes)
+                return True
+            except (Conflict, UnknownMessage):
+                return False
+
+        self.ask(audit, change, lambda told: audit.rescheduled(id_, (due, body), told))
 
     # Time
 
@@ -220,6 +233,10 @@ class Story:
             self.pass_time(soon - self.chance.choice([0, 1]) - self.now)
         else:
             self.pass_time(self.chance.choice([1, 10, 40, 100, 1_000, 6_000, 40_000]))
+
+    def tick_to(self, moment: int) -> None:
+        """Let it be that late, if it is not later."""
+        self.pass_time(max(0, moment - self.now))
 
     def pass_time(self, step: int) -> None:
         self.now, self.steady = self.now + step, self.steady + step
@@ -262,7 +279,7 @@ class Story:
         return self.ask(
             audit,
             lambda: self.engine.reserve(name, asked.group, asked.count, self.now, ttr_ms=asked.ttr_ms, auto=asked.auto),
-            lambda out: audit.fetched(asked, None if out is None else _got(out), out is not None and out.more),
+            lambda out: audit.fetched(asked, None if out is None else got(out), out is not None and out.more),
         )
 
     def held(self, audit: Review) -> tuple[str, list[str]]:
@@ -275,8 +292,11 @@ class Story:
         group, ids = self.held(audit)
         settled = [i for i in audit.groups[group].at if audit.is_(group, i, "done")] if group in audit.groups else []
         acks = [f"-{i}" if self.chance.random() < 0.3 else i for i in (*ids, *self.some(settled, 2))]
+        self.ack_so(name, audit, group, acks)
+
+    def ack_so(self, name: str, audit: Review, group: str, acks: list[str]) -> Acked | None:
         delay = self.chance.choice([None, None, 0, 100, 40_000])
-        self.ask(
+        return self.ask(
             audit,
             lambda: self.engine.ack(name, group, acks, self.now, retry_delay_ms=delay, error="no"),
             lambda told: audit.acked(group, acks, delay, told),
@@ -340,7 +360,10 @@ class Story:
             lambda: (self.engine.stats(name), self.engine.groups(name)),
             lambda told: None if told is None else audit.figures(*told),
         )
-        for id_ in self.some(list(audit.sent), 3):
+        self.look_at(name, audit, self.some(list(audit.sent), 3))
+
+    def look_at(self, name: str, audit: Review, ids: Sequence[str]) -> None:
+        for id_ in ids:
             self.ask(
                 audit,
                 lambda i=id_: [self.engine.message(name, i)],  # type: ignore[misc]
@@ -357,17 +380,19 @@ class Story:
 
     def tell(self, steps: int) -> Counter[str]:
         """So many steps, and then all of it to the end."""
-        often: list[Callable[[str, Review], None]] = [
-            self.submit,
-            self.tick,
-            self.tick,
-            self.fetch,
-            self.fetch,
-            self.ack,
-            self.ack,
+        often: list[Step] = [self.submit, self.tick, self.tick, self.fetch, self.fetch, self.ack, self.ack]
+        seldom: list[Step] = [
+            self.cancel,
+            self.reschedule,
+            self.extend,
+            self.give_back,
+            self.requeue,
+            self.look,
+            self.send_again,
         ]
-        seldom = [self.cancel, self.reschedule, self.extend, self.give_back, self.requeue, self.look, self.send_again]
-        choices = [*often * 6, *seldom * 2, self.delete_dead, self.move, self.compact]
+        scenes = [partial(ended_sleepers, self), partial(slow_consumer, self)]
+        rare: list[Step] = [self.delete_dead, self.move, self.compact, *scenes]
+        choices: list[Step] = [*often * 12, *seldom * 4, *rare * 2, partial(crowd, self)]
         for _ in range(steps):
             dice = self.chance.random()
             if dice < self.ends / 2:
@@ -412,7 +437,7 @@ class Story:
         return stats.sleep, stats.ready, stats.reserve
 
 
-def _got(out: Reserved) -> list[Got]:
+def got(out: Reserved) -> list[Got]:
     """The columns and documents of an answer, message by message."""
     documents, got = iter(out.documents()), list[Got]()
     for piece, until in zip(out.pieces, out.until_ms, strict=True):

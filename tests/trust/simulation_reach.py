@@ -1,0 +1,54 @@
+"""What the stories come to inside the engine, which no client sees: a run that never seals anything says nothing about seals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from tests.trust.model import Broken, Figures
+from turtlemq.index import care, firing, seal
+
+STORIES_MIN = 200  # in fewer, something may be missing by chance
+PLACES = ("seals", "compactions", "bulk handoffs", "tombstones sealed", "late acks", "of them for another's lease")
+
+
+@contextmanager
+def counting(seen: Figures) -> Iterator[None]:
+    """Count into `seen` what is finished meanwhile."""
+    with (
+        _counted(care, "adopt", lambda done: seen.update({"seals": bool(done)})),
+        _counted(care, "compact", lambda moved: seen.update({"compactions": bool(moved)})),
+        _counted(firing, "_merge", lambda _: seen.update({"bulk handoffs": 1})),
+        _counted(seal, "_tombstones", lambda stones: seen.update({"tombstones sealed": len(stones)})),
+    ):
+        yield
+
+
+def _counted(module: ModuleType, name: str, note: Callable[[Any], None]) -> Any:
+    """A function of a module also tells what it returns."""
+    function = getattr(module, name)
+
+    def told(*args: Any) -> Any:
+        answer = function(*args)
+        note(answer)
+        return answer
+
+    return patch.object(module, name, told)
+
+
+def reached(seen: Figures) -> str:
+    """How many of these places the stories came to; a whole run that has missed one is a failure.
+
+    >>> reached(Figures(stories=1, seals=3))
+    '1 of 6 rare places reached'
+    >>> reached(Figures(dict.fromkeys(PLACES[1:], 1), stories=STORIES_MIN))
+    Traceback (most recent call last):
+    tests.trust.model.Broken: 200 stories, and none came to: seals
+    """
+    missed = [place for place in PLACES if not seen[place]]
+    if missed and seen["stories"] >= STORIES_MIN:
+        raise Broken(f"{seen['stories']} stories, and none came to: {', '.join(missed)}")
+    return f"{len(PLACES) - len(missed)} of {len(PLACES)} rare places reached"
