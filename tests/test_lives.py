@@ -64,6 +64,26 @@ def test_a_letter_of_a_forgotten_group_comes_again_to_a_group_of_that_name(tmp_p
     engine.close()
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_letter_is_only_removed_where_its_group_sleeps_on_the_message_again(tmp_path: Path, ready: bool) -> None:
+    engine = Engine.open(tmp_path, settings=Settings(max_attempts=2))
+    engine.place_group("t", "g", "earliest", 10)
+    engine.submit("t", [Message(b"", 10, id="m")], 10)
+    for now in (10, 20):
+        engine.tick(now)
+        engine.ack("t", "g", ["-" + id_ for id_ in engine.reserve("t", "g", 1, now).ids], now, retry_delay_ms=0)
+    engine.place_group("t", "g", "earliest", 30)
+    assert engine.reserve("t", "g", 1, 30).ids == ["m"]
+    engine.ack("t", "g", ["-m"], 30, retry_delay_ms=90_000)
+    if ready:
+        engine.tick(100_000)
+    assert engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 100_000, due_ms=150_000) == 1
+    engine.tick(200_000)
+    assert engine.reserve("t", "g", 9, 200_000).ids == ["m"]
+    assert engine.check() == []
+    engine.close()
+
+
 @pytest.mark.parametrize(("attempts", "state"), [(1, "sleep"), (2, "dead")])
 def test_an_id_is_known_as_long_as_a_group_tries_it_or_has_it_dead(tmp_path: Path, attempts: int, state: str) -> None:
     engine = Engine.open(tmp_path, settings=SMALL)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from turtlemq import naps
 from turtlemq.broker import cancel
 from turtlemq.broker.answers import Leaving
 from turtlemq.broker.ends import Ended
@@ -82,8 +83,14 @@ def _bring_back(topic: Topic, names: set[str], now_ms: int) -> None:
 
 def _goes_on(topic: Topic, letter: DeadLetter) -> bool:
     """Is its group to get this message again, or has it, whatever becomes of the letter?"""
-    group, offset = topic.broker.groups.get(letter.group), int(letter.document.meta["offset"])
-    return group is not None and (letter.id in group.ids or cancel.fresh(topic.broker, group, offset))
+    group, offset = topic.broker.groups[letter.group], int(letter.document.meta["offset"])
+    if letter.id in group.ids or cancel.fresh(topic.broker, group, offset):
+        return True
+    if letter.document.meta["epoch"] == group.epoch:
+        return False  # it was not moved since
+    key = (letter.group, letter.id)
+    again = cancel.own_retries(topic.broker, [letter.id]).get(key)
+    return key in naps.of(topic, [letter.id]) or (again is not None and cancel.fresh(topic.broker, group, again))
 
 
 def delete(topic: Topic, letters: Sequence[DeadLetter], now_ms: int) -> int:

@@ -114,7 +114,8 @@ class Auditor(Ledger):
             if told != "unknown":  # of a sleeper that was cancelled a crash may take every trace
                 self.fail("it was cancelled", sent, told)
             return
-        if sent.cancelled is False and (free or self.asleep(sent)):
+        buried = told == "dead" and any((group, sent.id) in self.stray for group in self.groups)  # there is a letter still
+        if sent.cancelled is False and (free or self.asleep(sent)) and not buried:
             self.fail("what sleeps or is ready can be cancelled, once", sent, told)
         settled = all(self.may_be(group, sent.id, *OVER) for group in self.groups)
         if told == "unknown" and sent.cancelled is False and not (self.forgetful and settled):
