@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import bson
@@ -17,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serving import ROOT, environment
-from turtlemq.client import errors, flow, wire
-from turtlemq.client.desk import STOPPED, AckList, Desk, Retry, Terms
+from turtlemq.client import calls, errors, flow, wire
+from turtlemq.client.desk import STOPPED, AckList, Desk, Retry, Terms, error_text
 from turtlemq.client.flow import Entry, Gather, Pause, Rules, Send
 from turtlemq.client.wire import Answer, Message, Out, Request
 

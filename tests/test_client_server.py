@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,26 @@ def test_every_field_of_a_message_arrives(client: Client, topic: str, wire: Any,
     assert (found.topic, found.group) == (topic, "default")
 
 
+def test_numbers_that_fit_no_type_are_decimals_wherever_they_are_read(client: Client, server: Server, topic: str) -> None:
+    odd = {"big": Decimal("1e999"), "digits": [Decimal("9" * 5000), 1.5, 2**70]}
+    text = b'{"big": 1e999, "digits": [%s, 1.5, %d]}' % (b"9" * 5000, 2**70)
+    client.configure(topic, max_attempts=1)
+    server.ok("POST", f"/v1/topics/{topic}/messages", data=b'{"body": %s, "id": "a", "delay": 3600}' % text)
+
+    async def story() -> list[Any]:
+        async with AsyncClient(server.url) as mine:
+            look = await mine.get(topic, "a")
+            return [look.body, *[found.body async for found in mine.browse(topic)]]
+
+    assert client.get(topic, "a").body == odd
+    assert [found.body for found in client.browse(topic)] == [odd]
+    assert asyncio.run(story()) == [odd, odd]
+    client.reschedule(topic, "a", delay=0)
+    (found,) = client.fetch(topic, wait=5)
+    client.ack(topic, ["-a"])
+    assert [found.body, *[letter.body for letter in client.dead(topic)]] == [odd, odd]
+
+
 def test_ids_of_the_client_sort_in_the_order_of_their_making(client: Client, topic: str) -> None:
     ids = [client.put(topic, b"") for _ in range(20)]
     assert ids == sorted(set(ids))
@@ -108,10 +129,13 @@ def test_refusals_have_their_class(client: Client, topic: str) -> None:
         ({"id": "a/b"}, errors.InvalidId),
         ({"id": "ü" * 101}, errors.InvalidId),
         ({"delay": -1}, errors.InvalidFireAt),
+        ({"delay": "5"}, errors.InvalidFireAt),
+        ({"delay": Decimal("NaN")}, errors.InvalidFireAt),
         ({"delay": 1, "due": 5}, errors.InvalidFireAt),
         ({"due": datetime(2030, 1, 1)}, errors.InvalidFireAt),  # noqa: DTZ001 - that is the point
         ({"due": 1.5}, errors.InvalidFireAt),
         ({"ttr": 0}, errors.InvalidMessage),
+        ({"ttr": timedelta(seconds=5)}, errors.InvalidMessage),
         ({"priority": "urgent"}, errors.InvalidMessage),
         ({"headers": {"a\0": "b"}}, errors.InvalidMessage),
         ({"headers": {"a": "\ud800"}}, errors.InvalidMessage),

@@ -28,7 +28,7 @@ from turtlemq.client.results import (
     Summary,
     Topic,
 )
-from turtlemq.client.wire import BSON, JSON, Answer, Message, Request, outgoing, parse_fetched, path, to_json, to_ms
+from turtlemq.client.wire import BSON, JSON, Answer, Message, Request, from_json, outgoing, parse_fetched, path, to_json, to_ms
 
 T = TypeVar("T")
 GROUP = "default"
@@ -53,7 +53,7 @@ def _into(kind: type[T]) -> Callable[[Answer], T]:
 
     def parse(answer: Answer) -> T:
         try:
-            return decoder.decode(answer.body)
+            return from_json(answer.body, decoder)
         except msgspec.DecodeError as wrong:
             raise BadAnswer(f"no {kind.__name__} in the answer: {wrong}") from None
 

@@ -11,8 +11,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from struct import Struct as Layout
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -26,6 +27,7 @@ PRIORITIES = ("high", "normal", "low")
 ID_BYTES_MAX = 200
 ENTRY_BYTES = 120  # what a message takes beside its body and headers, about
 Priority = Literal["high", "normal", "low"]
+T = TypeVar("T")
 _EPOCH = datetime.fromtimestamp(0, UTC)
 to_json = msgspec.json.Encoder().encode
 
@@ -126,15 +128,14 @@ def outgoing(
     turtlemq.client.errors.InvalidFireAt: delay is a number of seconds, 0 or more, and there is delay or due, not both
     """
     _check_id(id_)
+    delay, ttr = seconds(delay), seconds(ttr)
     if delay is not None and (due is not None or not 0 <= delay < 1e10):
         raise InvalidFireAt("delay is a number of seconds, 0 or more, and there is delay or due, not both")
     if ttr is not None and not 0 < ttr < 1e9:
         raise InvalidMessage("ttr is a number of seconds above 0")
     if priority is not None and priority not in PRIORITIES:
         raise InvalidMessage(f"priority is high, normal or low, not {priority!r}")
-    if headers:
-        for name, value in headers.items():
-            _check_header(name, value)
+    named = {_header(name, value): _text_itself(value) for name, value in headers.items()} if headers else None
     if isinstance(body, bytes | bytearray | memoryview):
         text, is_json = bytes(body), False
     else:
@@ -142,7 +143,27 @@ def outgoing(
             text, is_json = to_json(body), True
         except (TypeError, ValueError, OverflowError, RecursionError) as wrong:
             raise InvalidMessage(f"a body is bytes or a JSON value: {wrong}") from None
-    return Out(id_, text, is_json, delay, to_ms(due), ttr, priority, to_ms(expires), dict(headers) if headers else None, put_s)
+    level: Any = None if priority is None else _text_itself(priority)
+    return Out(_text_itself(id_), text, is_json, delay, to_ms(due), ttr, level, to_ms(expires), named, put_s)
+
+
+def seconds(given: Any) -> float | None:
+    """Seconds as a float, which every encoder knows, whatever type of number they are; NaN, which no limit lets through, if none.
+
+    >>> seconds(Decimal("1.5")), seconds(Decimal("NaN")), seconds("5"), seconds(None)
+    (1.5, nan, nan, None)
+    """
+    if given is None or type(given) is float:
+        return given
+    try:
+        return float(given) if hasattr(given, "__float__") else float("nan")
+    except (ArithmeticError, TypeError, ValueError):
+        return float("nan")
+
+
+def _text_itself(given: str) -> str:
+    """The text of a subclass, too: an encoder may know no subclasses."""
+    return given if type(given) is str else str.__str__(given)
 
 
 def to_ms(when: Any) -> int | None:
@@ -158,16 +179,18 @@ def to_ms(when: Any) -> int | None:
         return -(-(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000)
     if when is not None and (not isinstance(when, int) or not 0 <= when < 1 << 62):
         raise InvalidFireAt(f"a time is a datetime, or a whole number of epoch milliseconds, not {when!r:.80}")
-    return when
+    return None if when is None else int(when)
 
 
-def _check_header(name: Any, value: Any) -> None:
+def _header(name: Any, value: Any) -> str:
+    """The name of a header, if both are good."""
     if not isinstance(name, str) or not isinstance(value, str) or not name or "\0" in name:
         raise InvalidMessage("headers are text by name, without NUL in a name")
     try:
         (name + value).encode()
     except UnicodeEncodeError:
         raise InvalidMessage("a header is not valid text") from None
+    return _text_itself(name)
 
 
 def _check_id(id_: Any) -> None:
@@ -270,6 +293,39 @@ def _text(value: str) -> bytes:
 # In
 
 
+def from_json(text: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
+    """What JSON says. Numbers that msgspec has no type for must not make all else unreadable: they are read the slow way.
+
+    >>> from_json("[1, 1e999]", msgspec.json.Decoder(list))
+    [1, Decimal('1E+999')]
+    """
+    try:
+        return decoder.decode(text)
+    except msgspec.DecodeError as wrong:
+        import json  # not at the top: hardly anybody needs it
+
+        try:
+            found = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_no_number)
+            return msgspec.convert(found, decoder.type)
+        except (ValueError, RecursionError):
+            raise wrong from None
+
+
+def _number(text: str) -> int | float | Decimal:
+    """A number: an int or a float if it can be one, else a Decimal (1e999, or more digits than Python makes an int of)."""
+    try:
+        found = int(text) if text.lstrip("-").isdigit() else float(text)
+        return found if abs(found) < float("inf") else Decimal(text)
+    except ValueError:
+        return Decimal(text)
+    except InvalidOperation:  # its exponent alone has 19 digits
+        return float(text)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 class Message(Struct, kw_only=True):
     """A message that was fetched. `attempt` is 1 the first time it is delivered."""
 
@@ -297,6 +353,7 @@ class _Fetched(Struct):
 
 
 _fetched = msgspec.json.Decoder(_Fetched)
+_value: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def parse_fetched(answer: Answer) -> list[Message]:
@@ -304,7 +361,7 @@ def parse_fetched(answer: Answer) -> list[Message]:
     if answer.headers.get("content-type", "").startswith(BSON):
         return from_bson(answer.body)
     try:
-        return _fetched.decode(answer.body).messages
+        return from_json(answer.body, _fetched).messages
     except msgspec.DecodeError as wrong:
         raise BadAnswer(f"a fetch was answered with something else: {wrong}") from None
 
@@ -364,7 +421,7 @@ def _slow(data: bytes) -> list[Message]:
 
 def _message(found: dict[str, Any]) -> Message:
     if "body_json" in found:  # a JSON value that BSON cannot hold
-        found["body"] = msgspec.json.decode(found["body_json"])
+        found["body"] = from_json(found["body_json"], _value)
     known = {name: found[name] for name in _NAMED if name in found}
     body = found.get("body")
     return Message(**known, data=body) if isinstance(body, bytes) else Message(**known, value=body)
