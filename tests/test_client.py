@@ -225,9 +225,13 @@ def test_a_batch_goes_by_count_by_bytes_by_time_or_in_a_hurry() -> None:
 # What a consumer holds
 
 
+def leased(id_: str, **more: Any) -> Message:
+    return Message(id=id_, lease_until_ms=1, **more)
+
+
 def desk(*ids: str, now: float = 100.0, **terms: Any) -> Desk:
     made = Desk(Terms("t", **{"ttr": 10.0, **terms}))
-    made.arrived([Message(id=id_) for id_ in ids], now)
+    made.arrived([leased(id_) for id_ in ids], now)
     return made
 
 
@@ -272,11 +276,11 @@ def test_leases_are_extended_together_and_in_time() -> None:
     due = one.extend_due_s(100)
     assert due is not None
     assert 100 < due < 105
-    one.arrived([Message(id="c")], due - 0.1)
+    one.arrived([leased("c")], due - 0.1)
     assert sorted(one.to_extend(due)) == ["a", "b", "c"]  # the new one goes along
     one.extended(["a", "b"], [], due)
-    assert one.holds("a", due + 9.9)
-    assert not one.holds("a", due + 10.1)
+    assert one.holds(leased("a"), due + 9.9)
+    assert not one.holds(leased("a"), due + 10.1)
     assert (one.extend_due_s(due) or 0) > 0
 
 
@@ -294,7 +298,7 @@ def test_a_lost_lease_is_noticed() -> None:
 def test_a_message_that_comes_again_while_it_is_handled_is_not_handled_twice() -> None:
     one = desk("a")
     job = one.next(100)
-    one.arrived([Message(id="a", attempt=2)], 120)
+    one.arrived([leased("a", attempt=2)], 120)
     assert one.next(120) == []
     one.finished(job, {"a": ValueError("x")}, 125)
     assert one.take_acks() == [AckList(["-a"], None, "ValueError: x")]
@@ -334,6 +338,42 @@ def test_at_most_once_holds_and_tells_nothing() -> None:
     assert ids_of(job) == ["a"]
     one.finished(job, {"a": ValueError()}, 501)
     assert (one.held, one.take_acks(), one.extend_due_s(501)) == ({}, [], None)
+
+
+def test_what_was_settled_before_it_came_is_handled_whenever_its_turn_comes() -> None:
+    """A topic may be at-most-once though the consumer is not: there is no lease, to lose or to extend."""
+    one = desk(now=100)
+    one.arrived([Message(id="a"), Message(id="b"), leased("c")], 100)
+    assert one.holds(Message(id="a"), 500)
+    assert one.to_extend(105) == ["c"]
+    job = one.next(500)
+    assert ids_of(job) == ["a"]
+    one.finished(job, {"a": ValueError()}, 501)
+    assert ids_of(one.next(501)) == ["b"]
+    assert one.take_acks() == []
+    assert one.next(501) == []
+    assert one.counts == {"fetched": 3, "handled": 0, "failed": 1, "lost": 1}
+
+
+@pytest.mark.parametrize("delay", [-1, 1e9 + 1, 1.7e12, float("nan"), float("inf"), Decimal("NaN"), "5"])
+def test_a_delay_that_no_server_takes_is_refused_where_it_is_made(delay: Any) -> None:
+    with pytest.raises(ValueError, match="delay"):
+        Retry(delay=delay)
+
+
+def test_a_retry_has_its_delay_as_a_float() -> None:
+    assert [type(Retry(delay=delay).delay) for delay in (5, Decimal(5), Fraction(1, 2))] == [float] * 3  # type: ignore[arg-type]
+
+
+def test_an_exception_that_cannot_say_what_it_is_has_its_name() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            return self.args[0]  # type: ignore[no-any-return]
+
+    one = desk("a")
+    one.finished(one.next(100), {"a": Odd(404)}, 100)
+    assert one.take_acks() == [AckList(["-a"], None, "Odd")]
+    assert error_text(Odd("text")) == "Odd: text"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 
 from tests.client_ground import WAIT_S, Shell, proxied, shell
 from tests.serving import Server, environment, running
-from turtlemq.client import Client, Consumer, Dedup, Message, Retry, errors
+from turtlemq.client import AsyncConsumer, Client, Consumer, Dedup, Message, Retry, errors
 
 __all__ = ["shell"]
 
@@ -225,6 +227,106 @@ def test_at_most_once_never_comes_again(server: Server, shell: Shell, topic: str
     assert len(log.seen) == 5
 
 
+def test_a_topic_that_is_at_most_once_is_so_for_every_consumer(server: Server, shell: Shell, topic: str) -> None:
+    """What waits for its turn has no lease that could end meanwhile, and is handled."""
+    server.ok("PUT", f"/v1/topics/{topic}", {"delivery": "at-most-once"})
+    server.put(topic, *({"body": n, "id": str(n)} for n in range(6)))
+    log = Log()
+
+    def handle(message: Message) -> None:
+        time.sleep(0.1)
+        log.add((message.id, consumer.holds(message)))
+
+    consumer = shell.consumer(topic, handle, server.url, concurrency=1, ttr=0.2, wait=0.2)
+    with consumer:
+        log.until(lambda seen: len(seen) == 6)
+    assert sorted(log.seen) == [(str(n), True) for n in range(6)]
+    assert consumer.counts == {"fetched": 6, "handled": 6, "failed": 0, "lost": 0}
+
+
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("wire", ["json", "bson"])
+def test_what_is_settled_has_no_lease(server: Server, topic: str, count: int, wire: Any) -> None:
+    server.put(topic, *({"body": n, "id": str(n)} for n in range(count)))
+    with Client(server.url) as client:
+        for group, ack in (("a", "auto"), ("m", "manual")):
+            found = client.fetch(topic, group=group, max=1000, wait=5, ack=ack, wire=wire)  # type: ignore[arg-type]
+            assert (len(found), {message.lease_until_ms == 0 for message in found}) == (count, {ack == "auto"})
+        client.configure(topic, delivery="at-most-once")
+        assert {message.lease_until_ms for message in client.fetch(topic, group="t", max=1000, wait=5, wire=wire)} == {0}
+
+
+@pytest.mark.parametrize("wire", ["json", "bson"])
+def test_a_number_beyond_floats_does_not_stop_a_consumer(server: Server, shell: Shell, topic: str, wire: str) -> None:
+    for body in (b"1", b"1e999", b"9" * 5000, b"2"):
+        server.ok("POST", f"/v1/topics/{topic}/messages", data=b'{"body": %s}' % body)
+    log = Log()
+    with shell.consumer(topic, lambda message: log.add(message.body), server.url, wire=wire):
+        log.until(lambda seen: len(seen) == 4)
+        settled(server, topic, history=4, reserve=0)
+    assert sorted(log.seen) == [1, 2, Decimal("1e999"), Decimal("9" * 5000)]
+
+
+def test_a_handler_that_awaits_what_was_cancelled_has_failed(server: Server, topic: str) -> None:
+    """And its worker goes on."""
+    server.ok("PUT", f"/v1/topics/{topic}", {"max_attempts": 1})
+    server.put(topic, {"body": 1, "id": "bad", "priority": "high"}, {"body": 2, "id": "good"})
+
+    consumer: Any = None
+
+    async def handle(message: Message) -> None:
+        if message.id == "bad":
+            waiting = asyncio.ensure_future(asyncio.sleep(WAIT_S))
+            waiting.cancel()
+            await waiting
+        await consumer.stop(wait=False)
+
+    async def make() -> None:
+        nonlocal consumer
+        consumer = AsyncConsumer(topic, handle, url=server.url, concurrency=1)
+        await asyncio.wait_for(consumer.run(), WAIT_S)
+
+    asyncio.run(make())
+    assert consumer.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0}
+    settled(server, topic, history=1, dead=1, reserve=0)
+    assert server.ok("GET", f"/v1/topics/{topic}/dead/summary")["errors"] == {"CancelledError: ": 1}
+
+
+def test_a_cancelled_consumer_ends_though_its_handlers_wait(server: Server, topic: str) -> None:
+    server.put(topic, {"body": 1, "id": "a"})
+    began = threading.Event()
+
+    async def handle(message: Message) -> None:
+        began.set()
+        await asyncio.sleep(WAIT_S)
+
+    async def story() -> None:
+        consumer = AsyncConsumer(topic, handle, url=server.url)
+        await consumer.start()
+        await asyncio.to_thread(began.wait, WAIT_S)
+        await asyncio.wait_for(consumer.stop(timeout=0.1), WAIT_S)
+
+    start = time.monotonic()
+    asyncio.run(story())
+    assert time.monotonic() - start < WAIT_S / 2
+
+
+def test_ctrl_c_stops_the_workers_before_it_is_raised(server: Server, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.put(topic, {"body": 1, "id": "a"})
+    log = Log()
+    consumer = Consumer(topic, lambda message: log.add(message.id), url=server.url)
+
+    def interrupted(timeout: float) -> bool:
+        log.until(lambda seen: seen == ["a"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(consumer._stopped, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.run(timeout=WAIT_S)
+    assert not [thread for thread in consumer._threads if thread.is_alive()]
+    settled(server, topic, history=1, reserve=0)
+
+
 def test_what_will_not_change_ends_the_consumer(server: Server, shell: Shell) -> None:
     consumer = shell.consumer("-bad-", lambda message: None, server.url)
     with pytest.raises(errors.InvalidTopic):
@@ -342,6 +444,25 @@ def test_an_effect_and_its_record_stand_or_fall_together(tmp_path: Path) -> None
         Dedup(sqlite3.connect(tmp_path / "shop.db", isolation_level=None))
     with pytest.raises(ValueError, match="table"):
         Dedup(database, table="x; DROP TABLE paid")
+
+
+def test_a_commit_that_fails_leaves_nothing_behind() -> None:
+    """Neither for the next message nor for `forget`."""
+    database = sqlite3.connect(":memory:")
+    database.execute("PRAGMA foreign_keys = ON")
+    database.execute("CREATE TABLE customer (id INTEGER PRIMARY KEY)")
+    database.execute("CREATE TABLE paid (customer REFERENCES customer (id) DEFERRABLE INITIALLY DEFERRED)")
+    dedup = Dedup(database)
+    with pytest.raises(sqlite3.IntegrityError), dedup.once(Message(id="a")):
+        database.execute("INSERT INTO paid VALUES (99)")
+    assert not database.in_transaction
+    with dedup.once(Message(id="b")) as first:
+        assert first
+    database.execute("INSERT INTO paid VALUES (99)")
+    with pytest.raises(sqlite3.IntegrityError):
+        dedup.forget(-1)
+    assert not database.in_transaction
+    assert dedup.forget(-1) == 1  # b alone
 
 
 def test_a_message_that_comes_twice_has_its_effect_once(server: Server, topic: str, tmp_path: Path) -> None:

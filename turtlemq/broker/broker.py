@@ -199,6 +199,7 @@ class Broker:
             self.settle(group, held, np.full(len(held), now_ms), "acked", now_ms)
             group.close([(lease, np.arange(len(lease.held))) for lease in made])
             self.sync()
+            out.until_ms = [np.zeros_like(until) for until in out.until_ms]  # there is no lease: it is settled
         return out
 
     def _lease(self, group: Group, held: Held, until: I64, consumer: str, now_ms: int) -> list[Lease]:

@@ -207,7 +207,7 @@ class AsyncConsumer:
 
     def holds(self, message: Message) -> bool:
         """Is this message still ours alone? For handlers that want to be sure before they do what cannot be undone."""
-        return self._desk.holds(message.id, time.monotonic())
+        return self._desk.holds(message, time.monotonic())
 
     # Life
 
@@ -316,7 +316,10 @@ class AsyncConsumer:
         messages = [held.message for held in job]
         try:
             said = await self.handler(messages if self.terms.batch else messages[0])
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is for the record of its message
+        except (Exception, asyncio.CancelledError) as error:  # whatever a handler raises is for the record of its message
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # it is this worker who is to end, not something that its handler waited for
             level = logging.INFO if isinstance(error, Retry) else logging.WARNING  # the one is meant, the other is not
             log.log(level, "event=handler_failed topic=%s id=%s error=%r", self.terms.topic, messages[0].id, error)
             return all_failed(job, error)

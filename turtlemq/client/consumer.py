@@ -78,7 +78,7 @@ class Consumer:
     def holds(self, message: Message) -> bool:
         """Is this message still ours alone? For handlers that want to be sure before they do what cannot be undone."""
         with self._lock:
-            return self._desk.holds(message.id, time.monotonic())
+            return self._desk.holds(message, time.monotonic())
 
     # Life
 
@@ -96,14 +96,16 @@ class Consumer:
     def run(self, *, signals: bool = False, timeout: float = 30.0) -> None:
         """Work until somebody calls `stop`, or something is wrong that will not change, which is raised.
 
-        signals: SIGTERM and SIGINT stop it gracefully, within `timeout` seconds.
+        signals: SIGTERM and SIGINT stop it gracefully, within `timeout` seconds. Else Ctrl-C does so, and is raised afterwards.
         """
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT) if signals}
         try:
             self.start()
-            while not self._stopped.wait(SIGNAL_S) and not self._signalled:
-                pass
-            self.stop(timeout=timeout)
+            try:
+                while not self._stopped.wait(SIGNAL_S) and not self._signalled:
+                    pass
+            finally:  # after a KeyboardInterrupt, too: nothing goes on behind the caller's back
+                self.stop(timeout=timeout)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

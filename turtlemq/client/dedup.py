@@ -74,21 +74,25 @@ class Dedup:
         Do the effect through the same connection, and do not commit in between. Two that try at once: the second waits for the
         first (PostgreSQL), or fails and comes again (SQLite, if the other takes longer than its busy timeout).
         """
-        try:
-            cursor = self._database.cursor()
-            marks = ", ".join([self._mark] * 4)
-            row = (message.topic, message.group, message.id, time.time_ns() // 1_000_000)
+        marks = ", ".join([self._mark] * 4)
+        row = (message.topic, message.group, message.id, time.time_ns() // 1_000_000)
+        with self._whole() as cursor:
             cursor.execute(f"INSERT INTO {self._table} VALUES ({marks}) ON CONFLICT DO NOTHING", row)
             yield cursor.rowcount > 0
-        except BaseException:
-            self._database.rollback()
-            raise
-        self._database.commit()
 
     def forget(self, older_s: float) -> int:
         """Drop what was handled longer ago than this. Keep more than a message may take to come again, say a week."""
-        cursor = self._database.cursor()
         before = time.time_ns() // 1_000_000 - round(older_s * 1000)
-        cursor.execute(f"DELETE FROM {self._table} WHERE done_ms < {self._mark}", (before,))
-        self._database.commit()
+        with self._whole() as cursor:
+            cursor.execute(f"DELETE FROM {self._table} WHERE done_ms < {self._mark}", (before,))
         return int(cursor.rowcount)
+
+    @contextmanager
+    def _whole(self) -> Iterator[Any]:
+        """A transaction. A commit that fails is rolled back as well: what it leaves open would fail all that come after it."""
+        try:
+            yield self._database.cursor()
+            self._database.commit()
+        except BaseException:
+            self._database.rollback()
+            raise

@@ -3,7 +3,7 @@
 Leases are counted on this side's clock, from the moment in which the answer came, and a tenth shorter than they are, for the
 answer was on its way for a while; extended ones from when that was asked for. What has waited in the queue until its lease ran
 out is not handled: another consumer may have it. An ack of success is sent even then, for the work is done; one of failure is
-not, for it would fail the other's attempt.
+not, for it would fail the other's attempt. What was settled before it came has no lease, and cannot be lost.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Literal
 
 from turtlemq.client.calls import GROUP, fetch
 from turtlemq.client.flow import Call
-from turtlemq.client.wire import Message
+from turtlemq.client.wire import Message, seconds
 
 FETCH_MAX = 10_000
 ERROR_CHARS_MAX = 4_000
+RETRY_S_MAX = 1e9  # a server refuses what reaches beyond its calendar, and all acks of that list with it
 SURE = 0.9  # of a lease
 RENEW = 2 / 3  # a lease is extended when this much of it is left
 AUTO_WAIT_S = 2.0  # a long poll whose messages would be lost with it is not cut off, so it is short
@@ -30,9 +31,9 @@ class Retry(Exception):
 
     def __init__(self, error: str = "", *, delay: float | None = None) -> None:
         super().__init__(error or "the handler asked for another attempt")
-        if delay is not None and delay < 0:
-            raise ValueError("delay is 0 or more seconds")
-        self.delay = delay
+        self.delay = seconds(delay)
+        if self.delay is not None and not 0 <= self.delay <= RETRY_S_MAX:
+            raise ValueError(f"delay is a number of seconds from 0 to {RETRY_S_MAX:,.0f}, not {delay!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class Desk:
                 known.until_s = until_s
                 continue
             held = Held(message, until_s)
-            if not self.terms.auto:
+            if not self._settled(message):
                 self.held[message.id] = held
             self.queue.append(held)
 
@@ -156,7 +157,8 @@ class Desk:
         out: list[Held] = []
         while self.queue and len(out) < max(1, self.terms.batch):
             held = self.queue.popleft()
-            if not self.terms.auto and (self.held.get(held.message.id) is not held or held.until_s <= now_s):
+            ours = self.held.get(held.message.id) is held and held.until_s > now_s
+            if not ours and not self._settled(held.message):
                 self._lose(held)
                 continue
             held.started_s = now_s
@@ -176,7 +178,7 @@ class Desk:
             id_ = held.message.id
             error = errors.get(id_)
             self.counts["handled" if error is None else "failed"] += 1
-            if self.terms.auto:
+            if self._settled(held.message):
                 continue
             ours = self.held.get(id_) is held and held.until_s > now_s
             if self.held.get(id_) is held:
@@ -255,10 +257,14 @@ class Desk:
             else:
                 held.until_s = asked_s  # its handler goes on; whether that still counts is seen at its end
 
-    def holds(self, id_: str, now_s: float) -> bool:
-        """Is this message still ours alone?"""
-        held = self.held.get(id_)
-        return held is not None and held.until_s > now_s
+    def holds(self, message: Message, now_s: float) -> bool:
+        """Is this message still ours alone? What was settled before it came is nobody else's."""
+        held = self.held.get(message.id)
+        return self._settled(message) or (held is not None and held.until_s > now_s)
+
+    def _settled(self, message: Message) -> bool:
+        """Was it settled before it came, without a lease? A topic may be at-most-once, whatever this consumer asks for."""
+        return self.terms.auto or message.lease_until_ms == 0
 
     # Stopping
 
@@ -282,5 +288,8 @@ def error_text(error: BaseException | str) -> str:
     >>> error_text(ValueError("no such customer")), error_text(Retry("later"))
     ('ValueError: no such customer', 'later')
     """
-    text = str(error) if isinstance(error, str | Retry) else f"{type(error).__name__}: {error}"
+    try:
+        text = str(error) if isinstance(error, str | Retry) else f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - one that cannot say what it is must not end the consumer
+        text = type(error).__name__
     return text.encode(errors="replace").decode()
