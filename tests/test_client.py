@@ -217,6 +217,12 @@ def test_a_batch_goes_by_count_by_bytes_by_time_or_in_a_hurry() -> None:
     gather.settled(some[:3])
     assert gather.past(mark)
     assert (gather.held_bytes, gather.waiting_bytes) == (0, 0)
+    gather.add(some[0])
+    taken = gather.take()
+    gather.add(some[1])
+    gather.put_back(taken)
+    assert gather.take() == some[:2]  # it is the next again
+    assert gather.waiting_bytes == 0
     gather.add(Entry(Out("big", b"x" * 5000), Promise(), 0.0))
     assert gather.due_s() == 0.0
     assert len(gather.take()) == 1

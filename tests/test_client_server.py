@@ -6,10 +6,13 @@ import asyncio
 import inspect
 import io
 import json
+import logging
 import os
 import re
 import signal
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,9 +24,9 @@ from typing import Any
 import pytest
 
 from tests.client_ground import WAIT_S, Proxy, Shell, canned, proxied, shell
-from tests.serving import Server, running
+from tests.serving import Server, environment, running
 from tests.test_server_security import certificate
-from turtlemq.client import AsyncClient, Client, NewMessage, Producer, errors
+from turtlemq.client import AsyncClient, AsyncProducer, Client, NewMessage, Producer, errors
 from turtlemq.server.guard import hash_of, new_token
 
 __all__ = ["shell"]
@@ -276,6 +279,98 @@ def test_bytes_count_towards_fullness_but_one_message_always_fits(proxy: Proxy, 
         with pytest.raises(errors.BufferFull):
             producer.put(b"x", block=0)
         proxy.set("pass")
+
+
+FORKED = """
+import os, sys
+from turtlemq.client import Client, Producer, errors
+
+client = Client()
+producer = Producer(sys.argv[1], client, linger=0.2)
+mine = producer.put("parent", id="parent")
+producer._lock.acquire(), client.pool._lock.acquire()  # as other threads may at that moment
+child = os.fork()
+if child:
+    producer._lock.release(), client.pool._lock.release()
+    mine.result(10)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    mine.result(10)
+except errors.Closed:
+    producer.put("child", id="child").result(10)
+    producer.put("exit", id="exit")  # sent by the end of the program
+"""
+
+
+def test_a_producer_works_on_in_a_forked_child(server: Server, topic: str) -> None:
+    """And what its parent had put is sent once, by the parent."""
+    program = [sys.executable, "-c", FORKED, topic]
+    done = subprocess.run(program, env=environment(TURTLEMQ_URL=server.url), capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(message["id"] for message in server.fetch(topic, wait=5)) == ["child", "exit", "parent"]
+
+
+# The end of a program
+
+
+def test_what_an_async_producer_holds_is_sent_at_the_end(server: Server, topic: str) -> None:
+    async def main() -> None:
+        producer = AsyncProducer(topic, url=server.url, linger=60.0, count=4)
+        for n in range(10):
+            await producer.put(n)
+
+    asyncio.run(main())
+    assert sorted(message["body"] for message in server.fetch(topic, wait=5)) == list(range(10))
+
+
+def test_a_batch_that_is_on_its_way_at_the_end_is_sent_again(proxy: Proxy, server: Server, topic: str) -> None:
+    async def main() -> None:
+        producer = AsyncProducer(topic, url=proxy.url, linger=0.0, senders=2, count=2)
+        for n in range(6):
+            await producer.put(n)
+        await asyncio.to_thread(proxy.wait_for, lambda: len(produced(proxy)) == 2)
+        threading.Timer(0.2, proxy.set, ["pass"]).start()
+
+    proxy.set("hold")
+    asyncio.run(main())
+    assert sorted(message["body"] for message in server.fetch(topic, wait=5)) == list(range(6))
+    assert len(produced(proxy)) > 3
+
+
+def test_an_end_without_a_server_takes_no_longer_than_the_timeout(topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        producer = AsyncProducer(topic, url="http://127.0.0.1:9", timeout=0.4, linger=60.0)
+        puts.extend([await producer.put(n) for n in range(3)])
+
+    puts: list[Any] = []
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, "turtlemq.client"):
+        asyncio.run(main())
+    assert time.monotonic() - start < 5
+    assert [type(put.exception()) for put in puts] == [errors.TimedOut] * 3
+    assert f"event=puts_failed topic={topic} count=3" in caplog.text
+
+
+def test_a_producer_that_is_cancelled_again_says_what_it_drops(
+    proxy: Proxy, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        producer = AsyncProducer(topic, url=proxy.url, linger=0.0, count=2)
+        puts = [await producer.put(n) for n in range(5)]
+        await asyncio.to_thread(proxy.wait_for, lambda: len(produced(proxy)) == 1)
+        (sender,) = producer._tasks
+        for tries in (2, 3):
+            sender.cancel()
+            if tries == 2:
+                await asyncio.to_thread(proxy.wait_for, lambda: len(produced(proxy)) == 2)
+        await asyncio.wait_for(producer.close(), WAIT_S)
+        assert [type(put.exception()) for put in puts] == [errors.Closed] * 5
+
+    proxy.set("hold")
+    with caplog.at_level(logging.WARNING, "turtlemq.client"):
+        asyncio.run(main())
+    assert caplog.text.count("event=puts_failed") == 3
+    proxy.set("pass")
 
 
 # A network that breaks

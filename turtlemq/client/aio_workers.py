@@ -105,6 +105,9 @@ class AsyncProducer:
         put.id = out.id
         entry = Entry(out, put, now + self._rules.budget_s)
         end = now + (self._rules.budget_s if block is None else block)
+        if not self._tasks and not self._closed:
+            self._tasks = [asyncio.create_task(self._send_all()) for _ in range(self._senders)]
+            await asyncio.sleep(0)  # they begin: a task that never began is cancelled without a word
         while not self._closed and not self._gather.fits(entry.size):
             self._gather.hurry()  # what is held back for company would wait for room that it takes itself
             self._work.set()
@@ -113,8 +116,6 @@ class AsyncProducer:
                 raise BufferFull
         if self._closed:
             raise Closed("this producer was closed; make a new one")
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._send_all()) for _ in range(self._senders)]
         self._gather.add(entry)
         self._work.set()
         return put
@@ -134,28 +135,58 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Send all there is, then end. Takes at most the timeout of the client. Puts that come later are a `Closed`."""
-        self._closed = True
-        self._gather.hurry()
-        self._work.set()
-        self._settled.set()
+        self._take_no_more()
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self._owned:
             await self.client.close()
 
+    def _take_no_more(self) -> None:
+        self._closed = True
+        self._gather.hurry()
+        self._work.set()
+        self._settled.set()
+
     async def _send_all(self) -> None:
-        """A sender: batch after batch, until all is sent and the producer is closed."""
+        """A sender. If it is cancelled, as at the end of `asyncio.run`, what was taken in goes first, within the time it has."""
+        try:
+            await self._send_until_closed()
+        except asyncio.CancelledError:
+            self._take_no_more()
+            try:
+                await self._send_until_closed()
+            finally:
+                self._drop()
+            if self._owned and not self._gather.held:  # the last one of them
+                await self.client.close()
+            raise
+
+    async def _send_until_closed(self) -> None:
+        """Batch after batch, until all is sent and the producer is closed."""
         while batch := await self._next():
             try:
                 await self.client.run(flow.deliver(self.topic, batch, self._rules))
+            except asyncio.CancelledError:
+                self._gather.put_back(batch)  # ids make it safe to send it twice
+                raise
             except Exception as error:  # noqa: BLE001 - nobody may wait for ever because of something unforeseen
                 for entry in batch:
                     entry.fail(error if isinstance(error, ClientError) else ClientError(f"not sent: {error!r}"))
-            finally:
-                for entry in batch:
-                    entry.fail(Closed("its sender was cancelled"))  # says nothing to those that are settled
-                self._gather.settled(batch)
-                self._settled.set()
+            self._done_with(batch)
+
+    def _drop(self) -> None:
+        """It was cancelled once more: who waits for what is left is told. Nothing is left otherwise."""
+        while left := self._gather.take():
+            for entry in left:
+                entry.fail(Closed("its sender was cancelled"))
+            self._done_with(left)
+
+    def _done_with(self, batch: list[Entry]) -> None:
+        failed = [entry.error for entry in batch if entry.error is not None]
+        if failed:
+            log.warning("event=puts_failed topic=%s count=%d first=%s", self.topic, len(failed), failed[0])
+        self._gather.settled(batch)
+        self._settled.set()
 
     async def _next(self) -> list[Entry]:
         """The next batch, when it is time; empty at the end."""

@@ -301,6 +301,11 @@ class Gather:
         self.waiting_bytes -= size
         return out
 
+    def put_back(self, batch: list[Entry]) -> None:
+        """What was taken was not sent, or nobody knows whether it was: it is the next again."""
+        self.waiting.extendleft(reversed(batch))
+        self.waiting_bytes += sum(entry.size for entry in batch)
+
     def settled(self, entries: list[Entry]) -> None:
         """These are done, one way or the other: room for others."""
         for entry in entries:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
@@ -95,19 +97,38 @@ class Producer:
         if client is not None and options:
             raise TypeError(f"with a client there are no {', '.join(options)}")
         self.topic = topic
-        self._gather = Gather(count, bytes, linger, held_count, held_bytes)
+        self._limits = (count, bytes, linger, held_count, held_bytes)
+        self._senders = senders
         self._owned = client is None
         self.client = Client(**options) if client is None else client
         self._rules = self.client.options.rules
+        self._closed = False
+        self._begin()
+        self._start()
+        _producers.add(self)
+        atexit.register(self.close)
+
+    def _begin(self) -> None:
+        """Nothing is held, and nobody sends yet."""
+        self._gather = Gather(*self._limits)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for senders: there may be a batch
         self._room = threading.Condition(self._lock)  # for those who put or flush: something was settled
-        self._closed = False
-        names = [f"turtlemq-put-{topic}-{i}" for i in range(senders)]
+        self._threads: list[threading.Thread] = []
+
+    def _start(self) -> None:
+        """Make the senders."""
+        names = [f"turtlemq-put-{self.topic}-{i}" for i in range(self._senders)]
         self._threads = [threading.Thread(target=self._send_all, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
-        atexit.register(self.close)
+
+    def begin_anew(self) -> None:
+        """In a forked child: what was put before is the parent's, which has the threads that send it, and hears of it."""
+        held = list(self._gather.held.values())
+        self._begin()
+        for entry in held:
+            entry.fail(Closed("it was put before this process was forked; the one that put it sends it"))
 
     def __enter__(self) -> Self:
         return self
@@ -148,6 +169,8 @@ class Producer:
                     raise BufferFull
             if self._closed:
                 raise Closed("this producer was closed; make a new one")
+            if not self._threads:  # the first put of a forked child
+                self._start()
             gather.add(entry)
             waiting = len(gather.waiting)
             if waiting == 1 or waiting == gather.count or gather.waiting_bytes >= gather.size:
@@ -208,3 +231,15 @@ class Producer:
                         self._work.notify()  # there is more, for another sender
                     return batch
                 self._work.wait(None if due is None else due - now)
+
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for producer in list(_producers):
+        producer.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -41,15 +42,13 @@ class Pool:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, str, Connection]] = []
         self._at = 0
-        self._pid = os.getpid()
         self._context: Any = None
+        _pools.add(self)
 
     def _take(self) -> tuple[str, Connection]:
         with self._lock:
             if self.closed:
                 raise Closed("this client was closed; make a new one")
-            if self._pid != os.getpid():  # the sockets are those of the process that this one was forked from
-                self._idle, self._pid = [], os.getpid()
             url = self.options.urls[self._at]
             while self._idle:
                 since, where, connection = self._idle.pop()
@@ -135,6 +134,22 @@ class Pool:
             idle, self._idle = self._idle, []
         for _, _, connection in idle:
             connection.close()
+
+    def begin_anew(self) -> None:
+        """In a forked child: the sockets are the parent's, and the lock may be held by a thread that only the parent has."""
+        self._lock, self._idle = threading.Lock(), []
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def stop_sending(connection: Connection) -> None:
