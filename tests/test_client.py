@@ -22,6 +22,7 @@ from tests.serving import ROOT, environment
 from turtlemq.client import calls, errors, flow, wire
 from turtlemq.client.desk import STOPPED, AckList, Desk, Retry, Terms, error_text
 from turtlemq.client.flow import Entry, Gather, Pause, Rules, Send
+from turtlemq.client.options import Sink
 from turtlemq.client.wire import Answer, Message, Out, Request
 
 
@@ -112,6 +113,30 @@ def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: f
     assert world.now <= start + budget + 1e-6
     assert met.value.__cause__ is CUT or not world.sent
     assert all(send.budget_ms is not None and 0 < send.budget_ms <= budget * 1000 + 1 for send in world.sent)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (calls.reschedule("t", "a", delay=Decimal(5)), "delay"),  # type: ignore[arg-type]
+        (calls.requeue_dead("t", ["a"], delay=5), "delay"),
+        (calls.ack("t", ["-a"], retry_delay=5, error="why"), "retry_delay"),
+    ],
+    ids=["reschedule", "requeue_dead", "ack"],
+)
+def test_a_delay_counts_from_the_call_and_not_from_the_last_try(call: flow.Call[Any], field: str) -> None:
+    answers: list[Any] = [CUT, CUT, CUT, Answer(200, {}, b'{"due_ms": 1}')]
+    world = World(lambda _: answers.pop(0), latency_s=2.0)
+    world.play(flow.ask(call, world.rules))
+    delays = [json.loads(send.request.body or b"")[field] for send in world.sent]
+    assert delays == pytest.approx([5.0, 2.95, 0.85, 0.0])
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), "5"])
+def test_a_delay_that_json_would_not_say_is_refused(delay: Any) -> None:
+    for call in (calls.reschedule, calls.requeue_dead):
+        with pytest.raises(errors.InvalidFireAt):
+            call("t", "a", delay=delay)
 
 
 # Delivering what was gathered
@@ -458,6 +483,77 @@ def test_broken_bson_is_a_bad_answer_and_nothing_else(data: bytes) -> None:
 def test_a_value_that_bson_does_not_have_comes_as_json() -> None:
     (found,) = wire.from_bson(bson.encode({"id": "a", "body_json": str(2**70)}))
     assert found.body == 2**70
+
+
+NUMBERS = {b"1e999": Decimal("1e999"), b"-1e400": Decimal("-1e400"), b"9" * 5000: Decimal("9" * 5000)}
+
+
+@pytest.mark.parametrize(("text", "number"), [*NUMBERS.items(), (b"1e99999999999999999999", float("inf"))])
+def test_a_number_that_fits_no_type_leaves_its_neighbours_readable(text: bytes, number: Any) -> None:
+    body = b'{"deep": [%s, 1.5, 2]}' % text
+    odd = {"deep": [number, 1.5, 2]}
+    each = b'{"id": "a", "state": "sleep", "due_ms": 5, "group": "g", "body": %s}' % body
+    two = b'{"messages": [{"id": "b", "state": "sleep", "due_ms": 5, "group": "g", "body_base64": "AP8="}, %s]}' % each
+    answer = Answer(200, {}, two)
+    for parse in (wire.parse_fetched, calls.browse_page("t").parse, calls.dead_page("t").parse):
+        found: Any = parse(answer)
+        assert [message.body for message in getattr(found, "messages", found)] == [b"\x00\xff", odd]
+    assert calls.get("t", "a").parse(Answer(200, {}, each)).body == odd
+    documents = bson.encode({"id": "b", "body": 1}) + bson.encode({"id": "a", "body_json": body.decode()})
+    assert [message.body for message in wire.from_bson(documents)] == [1, odd]
+
+
+@pytest.mark.parametrize(
+    "text", [b"<html>", b"NaN", b'{"messages": [{"id": 5}]}', b'{"messages": [{"id": 1e999}]}', b'{"messages": 1e999', b""]
+)
+def test_what_is_no_answer_is_still_none(text: bytes) -> None:
+    for parse in (wire.parse_fetched, calls.browse_page("t").parse):
+        with pytest.raises(errors.BadAnswer):
+            parse(Answer(200, {}, text))
+
+
+class Name(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("body", [b"bytes", "json"])
+@pytest.mark.parametrize(
+    ("odd", "plain"),
+    [
+        ({"delay": Decimal("1.5")}, {"delay": 1.5}),
+        ({"delay": Fraction(3, 2), "ttr": Fraction(5)}, {"delay": 1.5, "ttr": 5.0}),
+        ({"ttr": Decimal(5)}, {"ttr": 5.0}),
+        ({"due": True, "expires": True}, {"due_ms": 1, "expires_ms": 1}),
+        ({"priority": Name("high")}, {"priority": "high"}),
+        ({"headers": {Name("a"): Name("b")}}, {"headers": {"a": "b"}}),
+    ],
+)
+def test_fields_of_odd_types_do_not_break_their_batch(body: Any, odd: Any, plain: Any) -> None:
+    request = wire.produce("t", [wire.outgoing(body, Name("x"), **odd), wire.outgoing(body, "y")], 0.0)
+    assert request.body is not None
+    found = bson.decode_all(request.body) if request.kind == wire.BSON else json.loads(request.body)["messages"]
+    assert {name: value for name, value in found[0].items() if not name.startswith("body")} == {"id": "x", **plain}
+    assert found[1]["id"] == "y"
+
+
+def test_a_sink_takes_everything_and_keeps_its_error() -> None:
+    class Little:
+        def __init__(self) -> None:
+            self.got = b""
+
+        def write(self, piece: bytes) -> int:
+            if len(self.got) > 8:
+                raise OSError(28, "full")
+            self.got += piece[:3]
+            return len(piece[:3])
+
+    file: Any = Little()
+    sink = Sink(file)
+    sink.write(b"12345678")
+    assert (file.got, sink.error) == (b"12345678", None)
+    with pytest.raises(OSError, match="full") as met:
+        sink.write(b"9abc")
+    assert sink.error is met.value
 
 
 # The package

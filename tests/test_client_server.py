@@ -556,6 +556,30 @@ def test_listings_go_on_to_the_next_page(client: Client, topic: str) -> None:
     assert client.dead_summary(topic).total == 0
 
 
+class Full(io.RawIOBase):
+    def write(self, piece: Any, /) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_file_that_is_full_is_no_broken_connection(client: Client, server: Server, topic: str) -> None:
+    client.configure(topic, max_attempts=1)
+    client.put(topic, b"x", id="d")
+    client.fetch(topic, wait=5)
+    client.ack(topic, ["-d"])
+    full: Any = Full()
+
+    async def story() -> None:
+        async with AsyncClient(server.url) as mine:
+            with pytest.raises(OSError, match="No space left"):
+                await mine.export_dead(topic, full)
+            assert (await mine.stats(topic)).dead == 1
+
+    with pytest.raises(OSError, match="No space left"):
+        client.export_dead(topic, full)
+    assert client.stats(topic).dead == 1
+    asyncio.run(story())
+
+
 def test_the_async_client_has_the_same_calls(server: Server, topic: str) -> None:
     async def story() -> None:
         async with AsyncClient(server.url) as client:

@@ -15,7 +15,7 @@ from yarl import URL
 from turtlemq.client import calls, flow
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.flow import Call, Flow, Pause, Send
-from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, new_id, outgoing_all
+from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, Sink, new_id, outgoing_all
 from turtlemq.client.results import DeadLetter, Look
 from turtlemq.client.wire import Answer, Priority, Request, error_of, outgoing, path
 
@@ -87,7 +87,7 @@ class AsyncClient:
             self._session._retry_connection = False  # it would try again by itself, and nobody would know that it did
         return self._session
 
-    async def send(self, step: Send, sink: BinaryIO | None = None) -> Answer:
+    async def send(self, step: Send, sink: Sink | None = None) -> Answer:
         """Ask once. A good body goes into `sink`, if there is one."""
         session, request = self._open(), step.request
         url = self.options.urls[self._at]
@@ -107,6 +107,8 @@ class AsyncClient:
                     self._turn(url)
                 return Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, body)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            if sink is not None and error is sink.error:
+                raise
             self._turn(url)
             raise ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}") from error
 
@@ -209,6 +211,7 @@ class AsyncClient:
 
     async def export_dead(self, topic: str, file: BinaryIO) -> None:
         """Write all dead letters into a file, a JSON object a line. See `Client.export_dead`."""
-        answer = await self.send(Send(Request("GET", path(topic, "dead", "export")), self.options.rules.try_s, None), file)
+        step = Send(Request("GET", path(topic, "dead", "export")), self.options.rules.try_s, None)
+        answer = await self.send(step, Sink(file))
         if answer.status >= 300:
             raise error_of(answer)

@@ -370,7 +370,7 @@ class AsyncConsumer:
         terms = self.terms
         call = calls.ack(terms.topic, acks.acks, group=terms.group, retry_delay=acks.delay, error=acks.error)
         try:
-            call.parse(await self.client.run(flow.exchange(lambda _: call.request, self._rules, deadline_s, patient=True)))
+            call.parse(await self.client.run(flow.exchange(call.since(time.monotonic()), self._rules, deadline_s, patient=True)))
         except ClientError as error:
             log.warning("event=ack_failed topic=%s count=%d error=%s", terms.topic, len(acks.acks), error)
         finally:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from turtlemq.client.errors import BadAnswer, Conflict, InvalidArgument, Refused, UnknownGroup, UnknownTopic
-from turtlemq.client.flow import Call
+from turtlemq.client.flow import Call, delayed
 from turtlemq.client.results import (
     Acked,
     Cancelled,
@@ -117,8 +117,13 @@ def ack(
     >>> client.ack("jobs", ["j1", "nobody"])
     Acked(acked=1, failed=0, dead=0, unknown=['nobody'])
     """
-    more = _given(retry_delay=retry_delay, error=error)
-    return Call(_post(path(topic, "groups", group, "ack"), {"acks": list(acks), **more} if more else list(acks)), _acked)
+    target, ids = path(topic, "groups", group, "ack"), list(acks)
+
+    def request(delay: float | None) -> Request:
+        more = _given(retry_delay=delay, error=error)
+        return _post(target, {"acks": ids, **more} if more else ids)
+
+    return delayed(retry_delay, request, _acked)
 
 
 def extend(topic: str, ids: Sequence[str], ttr: float | None = None, *, group: str = GROUP) -> Call[Extended]:
@@ -197,11 +202,12 @@ def reschedule(
     """
     if body.keys() - {"body"}:
         raise TypeError(f"reschedule has no {', '.join(body.keys() - {'body'})}")
-    given = _given(delay=delay, due_ms=to_ms(due), headers=None if headers is None else dict(headers))
+    given = _given(due_ms=to_ms(due), headers=None if headers is None else dict(headers))
     if body:
         made = outgoing(body["body"], id)
         given |= {"body": Raw(made.body)} if made.is_json else {"body_base64": made.body}
-    return Call(_post(path(topic, "messages", id), given, "PATCH"), lambda answer: _due(answer).due_ms)
+    target = path(topic, "messages", id)
+    return delayed(delay, lambda left: _post(target, given | _given(delay=left), "PATCH"), lambda answer: _due(answer).due_ms)
 
 
 def browse_page(
@@ -411,9 +417,12 @@ def requeue_dead(
     >>> client.requeue_dead("jobs", ["j4"], delay=3600)
     1
     """
-    more = _given(delay=delay, due_ms=to_ms(due), per_s=per_s, reset_attempts=reset_attempts)
-    request = _chosen(topic, "requeue", ids, everything, **_which(group, from_, to, error), **more)
-    return Call(request, lambda answer: _count(answer).requeued)
+    more = _given(due_ms=to_ms(due), per_s=per_s, reset_attempts=reset_attempts) | _which(group, from_, to, error)
+    return delayed(
+        delay,
+        lambda left: _chosen(topic, "requeue", ids, everything, **more, **_given(delay=left)),
+        lambda answer: _count(answer).requeued,
+    )
 
 
 def delete_dead(

@@ -13,8 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from turtlemq.client.errors import BadAnswer, ClientError, ConnectionFailed, Refused, TimedOut
-from turtlemq.client.wire import Answer, Out, Request, error_of, produce
+from turtlemq.client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidFireAt, Refused, TimedOut
+from turtlemq.client.wire import Answer, Out, Request, error_of, produce, seconds
 
 T = TypeVar("T")
 AGAIN = (408, 429, 502, 503)  # refused for now: nothing was done
@@ -44,11 +44,29 @@ Flow = Generator[Send | Pause, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request, and how its answer is read. `done`: a refusal that says that an earlier try, whose answer got lost, did it."""
+    """A request, and how its answer is read. `done`: a refusal that says that an earlier try, whose answer got lost, did it.
+
+    `later`: the request of a try so many seconds after the call, where that is another: a delay counts from the call.
+    """
 
     request: Request
     parse: Callable[[Answer], T]
     done: Callable[[Refused], bool] = lambda _: False
+    later: Callable[[float], Request] | None = None
+
+    def since(self, called_s: float) -> Callable[[float], Request]:
+        """Makes the request of each try, for `exchange`."""
+        return lambda now: self.request if self.later is None else self.later(now - called_s)
+
+
+def delayed(delay: float | None, make: Callable[[float | None], Request], parse: Callable[[Answer], T]) -> Call[T]:
+    """A call whose delay counts from the call: what its tries take is taken off."""
+    whole = seconds(delay)
+    if whole is None:
+        return Call(make(None), parse)
+    if not 0 <= whole < FOREVER:  # JSON would say null, which is no delay at all
+        raise InvalidFireAt("delay is a number of seconds, 0 or more")
+    return Call(make(whole), parse, later=lambda passed_s: make(max(0.0, whole - passed_s)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +132,9 @@ def exchange(make: Callable[[float], Request], rules: Rules, deadline_s: float, 
 
 def ask(call: Call[T], rules: Rules) -> Flow[T]:
     """Send a call, and read its answer."""
-    deadline = rules.now() + rules.budget_s + call.request.wait_s
+    now = rules.now()
     try:
-        answer = yield from exchange(lambda _: call.request, rules, deadline)
+        answer = yield from exchange(call.since(now), rules, now + rules.budget_s + call.request.wait_s)
     except Refused as error:
         if error.tries < 2 or not call.done(error):
             raise

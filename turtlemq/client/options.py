@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from turtlemq import __version__
@@ -77,6 +77,26 @@ def _address(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidArgument(f"{url!r} is no address of a server; it looks like {URL}")
     return found
+
+
+class Sink:
+    """A file that an answer goes into. Remembers its error, which says nothing of the connection."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: Any = file
+        self.error: Exception | None = None
+
+    def write(self, piece: bytes) -> None:
+        """Write all of it: a file without a buffer may take less than it is given."""
+        try:
+            while piece:
+                taken = self._file.write(piece)
+                if taken == 0:
+                    raise OSError("the file takes nothing")
+                piece = b"" if taken is None else piece[taken:]
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def new_id() -> str:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from turtlemq.client import calls, flow
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.flow import Call, Flow, Pause, Send
-from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, new_id, outgoing_all
+from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, Sink, new_id, outgoing_all
 from turtlemq.client.results import DeadLetter, Look
 from turtlemq.client.wire import Answer, Priority, Request, error_of, outgoing, path
 
@@ -81,7 +81,7 @@ class Pool:
             if self.options.urls[self._at] == url:
                 self._at = (self._at + 1) % len(self.options.urls)
 
-    def send(self, step: Send, *, watch: Watch | None = None, sink: BinaryIO | None = None) -> Answer:
+    def send(self, step: Send, *, watch: Watch | None = None, sink: Sink | None = None) -> Answer:
         """Ask once. `watch` gets the connection while it is in use; a good body goes into `sink`, if there is one."""
         url, connection = self._take()
         kept = False
@@ -94,6 +94,8 @@ class Pool:
                 self._turn(url)
             return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if sink is not None and error is sink.error:
+                raise
             self._turn(url)
             raise ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}") from error
         finally:
@@ -105,7 +107,7 @@ class Pool:
                 connection.close()
 
     def _exchange(
-        self, url: str, connection: Connection, step: Send, sink: BinaryIO | None
+        self, url: str, connection: Connection, step: Send, sink: Sink | None
     ) -> tuple[http.client.HTTPResponse, bytes]:
         end = time.monotonic() + step.timeout_s
         connection.timeout = step.timeout_s
@@ -320,6 +322,6 @@ class Client:
     def export_dead(self, topic: str, file: BinaryIO) -> None:
         """Write all dead letters into a file, a JSON object a line, as they come: nothing is held in memory. Not tried again."""
         step = Send(Request("GET", path(topic, "dead", "export")), self.options.rules.try_s, None)
-        answer = self.pool.send(step, sink=file)
+        answer = self.pool.send(step, sink=Sink(file))
         if answer.status >= 300:
             raise error_of(answer)
