@@ -20,6 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.cli_reference import verbs
+from tests.client_ground import proxied
 from tests.serving import PROGRAM, Server, environment, run, running
 from turtlemq.cli import queue
 from turtlemq.cli.times import moment, seconds
@@ -114,9 +115,27 @@ def test_a_file_that_turns_bad_says_how_far_it_got(line: Line, tmp_path: Path) -
     assert "1000 created and 0 duplicates before; nothing of lines 1001 to 1001" in said
 
 
+def test_lines_are_counted_as_they_stand_in_the_file(line: Line) -> None:
+    good = '{"body": 1, "delay": 60}\n'
+    said = line("put", "blank", "-", given="\n" + good * 1000 + "\n\n" + good + "\nnot json\n\n", code=1)
+    assert "1000 created and 0 duplicates before; nothing of lines 1004 to 1006" in said
+
+
+@pytest.mark.parametrize("mode", ["cut-answer", "cut-half", "cut-request"])
+def test_lines_whose_answer_was_lost_may_be_stored(line: Line, server: Server, mode: Any) -> None:
+    with proxied(server.port) as proxy:
+        proxy.set(mode)
+        said = Line(proxy.url)("put", f"lost.{mode}", "-", given='{"body": 1, "delay": 60}\n' * 3, code=1)
+    assert "0 created and 0 duplicates before; whether lines 1 to 3 are stored is not known" in said
+    said = Line("http://127.0.0.1:9")("put", "lost", "-", given='{"body": 1, "delay": 60}\n' * 3, code=1)
+    assert "nothing of lines 1 to 3" in said
+
+
 def test_batches_of_a_file_are_bounded_in_lines_and_bytes() -> None:
     long, short = b"x" * 1_000_000 + b"\n", b"y\n"
-    batches = list(queue._batches(io.BytesIO(long * 20 + short * 2500 + b"\n  \nend")))
+    found = list(queue._batches(io.BytesIO(long * 20 + short * 2500 + b"\n  \nend")))
+    batches = [lines for _, _, lines in found]
+    assert [(first, last) for first, last, _ in found][-2:] == [(1021, 2020), (2021, 2523)]
     assert sum(map(len, batches)) == 2521
     assert max(map(len, batches)) == queue.LINES
     assert max(sum(map(len, batch)) for batch in batches) <= queue.LINE_BYTES + len(long)
@@ -161,6 +180,16 @@ def test_any_id_can_fail(line: Line, id_: str) -> None:
     line("put", "dash", "1", f"--id={id_}")
     line("fetch", "dash", "--wait", "5")
     assert line("ack", "dash", f"-{id_}", "--retry-delay", "60") == "0 acked, 1 failed, 0 dead, 0 unknown\n"
+
+
+@pytest.mark.parametrize("option", ["--retry-dely", "--retry-dely=5", "--x"])
+def test_a_misspelt_option_of_ack_is_no_id(line: Line, option: str) -> None:
+    topic = f"typo.{option.strip('-').partition('=')[0]}{len(option)}"
+    for id_ in ("x", "60"):
+        line("put", topic, "1", "--id", id_)
+    line("fetch", topic, "--wait", "5")
+    assert f"there is no option {option}" in line("ack", topic, "-x", option, "60", code=2)
+    assert line.json("stats", topic)[0]["stats"]["reserve"] == 2
 
 
 def test_bodies_are_sent_to_the_digit_and_shown_as_they_are(line: Line) -> None:

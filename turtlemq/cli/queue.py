@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -101,19 +102,21 @@ def _headers(given: list[str]) -> dict[str, str]:
 
 
 def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool) -> None:
-    created = duplicates = line = 0
+    created = duplicates = 0
     with progress() as shown:
         task = shown.add_task(f"put {topic}", total=size or None)
-        for lines in _batches(source):
+        for first, last, lines in _batches(source):
             data = b"".join(lines)
             try:
                 with answered(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
                     answer = json.loads(response.read())
-            except typer.Exit:
-                said = f"{created} created and {duplicates} duplicates before; nothing of lines {line + 1} to {line + len(lines)}"
-                console(stderr=True).print(f"turtlemq: {said}", style="red")
+            except typer.Exit as end:
+                which = f"lines {first} to {last}"
+                said = f"whether {which} are stored is not known" if _unanswered(end) else f"nothing of {which}"
+                said = f"turtlemq: {created} created and {duplicates} duplicates before; {said}"
+                console(stderr=True).print(said, style="red")
                 raise
-            created, duplicates, line = created + answer["created"], duplicates + answer["duplicates"], line + len(lines)
+            created, duplicates = created + answer["created"], duplicates + answer["duplicates"]
             shown.advance(task, len(data))
     if as_json:
         show({"created": created, "duplicates": duplicates})
@@ -121,20 +124,28 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
         print(f"{created} created, {duplicates} duplicates")
 
 
-def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
-    """Lines by the thousand, or fewer where they are long: memory does not grow with the file."""
+def _unanswered(end: typer.Exit) -> bool:
+    """Did it end because no answer came, though the server was there? What it ended of is its context; a refusal has none."""
+    said = end.__context__
+    return isinstance(said, OSError | HTTPException) and not isinstance(said, ConnectionRefusedError)
+
+
+def _batches(source: BinaryIO) -> Iterator[tuple[int, int, list[bytes]]]:
+    """Lines by the thousand, fewer where they are long: memory does not grow with the file. First and last are counted from 1."""
     lines: list[bytes] = []
+    first = last = 0
     room = LINE_BYTES
-    for line in source:
+    for number, line in enumerate(source, 1):
         if not line.strip():
             continue
+        first, last = (first if lines else number), number
         lines.append(line if line.endswith(b"\n") else line + b"\n")
         room -= len(line)
         if len(lines) == LINES or room <= 0:
-            yield lines
+            yield first, last, lines
             lines, room = [], LINE_BYTES
     if lines:
-        yield lines
+        yield first, last, lines
 
 
 def fetch(
@@ -194,6 +205,8 @@ def ack(
 
     turtlemq ack orders order-17 -order-18 --error "no connection"
     """
+    if odd := [one for one in ids if one.startswith("--")]:  # no id starts with a dash, so it is not a failed one
+        fail(f"there is no option {odd[0]}", 2)
     asked: dict[str, Any] = {"acks": ids, "error": error}
     if retry_delay is not None:
         asked["retry_delay"] = retry_delay
