@@ -532,7 +532,8 @@ def test_fields_of_odd_types_do_not_break_their_batch(body: Any, odd: Any, plain
     request = wire.produce("t", [wire.outgoing(body, Name("x"), **odd), wire.outgoing(body, "y")], 0.0)
     assert request.body is not None
     found = bson.decode_all(request.body) if request.kind == wire.BSON else json.loads(request.body)["messages"]
-    assert {name: value for name, value in found[0].items() if not name.startswith("body")} == {"id": "x", **plain}
+    given = {name: value for name, value in found[0].items() if not name.startswith("body")}
+    assert repr(sorted(given.items())) == repr(sorted({"id": "x", **plain}.items()))  # True is no number
     assert found[1]["id"] == "y"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import io
 import json
@@ -313,13 +314,17 @@ def test_a_producer_works_on_in_a_forked_child(server: Server, topic: str) -> No
 # The end of a program
 
 
-def test_what_an_async_producer_holds_is_sent_at_the_end(server: Server, topic: str) -> None:
+@pytest.mark.parametrize("sudden", [False, True])
+def test_what_an_async_producer_holds_is_sent_at_the_end(server: Server, topic: str, sudden: bool) -> None:
     async def main() -> None:
         producer = AsyncProducer(topic, url=server.url, linger=60.0, count=4)
         for n in range(10):
             await producer.put(n)
+        if sudden:
+            sys.exit()
 
-    asyncio.run(main())
+    with pytest.raises(SystemExit) if sudden else contextlib.nullcontext():
+        asyncio.run(main())
     assert sorted(message["body"] for message in server.fetch(topic, wait=5)) == list(range(10))
 
 
