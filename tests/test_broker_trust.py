@@ -684,3 +684,31 @@ def test_acks_of_a_group_whose_beginning_a_power_cut_took_say_nothing_of_the_nex
     assert engine.ack("t", "late", ["m0", "m1", "m2"], 200_000).acked == 3
     assert engine.check() == []
     engine.close()
+
+
+@pytest.mark.parametrize("then", ["acks", "cancels"])
+def test_what_was_said_after_a_move_that_a_power_cut_took_is_counted_for_nobody(tmp_path: Path, then: str) -> None:
+    engine = start(tmp_path)
+    engine.submit("t", messages(3), 0)
+    engine.tick(10)
+    assert engine.reserve("t", "g", 1, 10).ids == ["m0"]
+    if then == "acks":
+        engine.ack("t", "g", ["m0"], 10)
+    topic = engine.topic("t")
+    topic.beat()
+    reserve = topic.folder / "reserve_0000000000.bson"
+    synced = reserve.stat().st_size
+    engine.place_group("t", "g", "earliest", 11)
+    if then == "acks":
+        assert engine.ack("t", "g", engine.reserve("t", "g", 2, 12).ids, 13).acked == 2
+    else:
+        assert engine.cancel("t", ["m0", "m2"], 13) == dict.fromkeys(["m0", "m2"], "cancelled")
+    abandon(engine)
+    os.truncate(reserve, synced)
+    for now in (100_000, 200_000):
+        engine = reopen(tmp_path)
+        assert engine.check() == []
+        assert engine.stats("t").history == (then == "acks")
+        engine.tick(now)
+        assert sorted(engine.reserve("t", "g", 9, now).ids) == (["m1", "m2"] if then == "acks" else ["m1"])
+        abandon(engine)

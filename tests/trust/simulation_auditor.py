@@ -210,7 +210,8 @@ class Auditor(Ledger):
             self.fail("never early", one, sent)
         if sent.expires_ms is not None and sent.expires_ms <= self.now:
             self.fail("nothing is delivered after it has expired", one, sent)
-        if one.until_ms != self.now + (asked.ttr_ms or sent.ttr_ms or self.settings.ttr_ms):
+        until_ms = 0 if asked.auto else self.now + (asked.ttr_ms or sent.ttr_ms or self.settings.ttr_ms)
+        if one.until_ms != until_ms:
             self.fail("a lease lasts as long as was asked for", asked, one, sent)
         promise = "one delivery at a time, none after an answered acknowledgement, and attempts count"
         left = self.narrow(group, one.id, lambda at: self._may_come(at) == one.attempt, f"{promise}; now {one}")

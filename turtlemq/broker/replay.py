@@ -55,7 +55,8 @@ def open_broker(
     reserve.number, history.number = max(reserve.number, saved.numbers[0]), max(history.number, saved.numbers[1])
     torn = apply_events(broker, saved, leases, settlements)
     odd = bool(ready.damage)  # nobody knows any more for whom what is damaged was
-    tidy(broker, saved, recount=torn or derived or odd or _hindsight(saved, leases, settlements))
+    cancels = any(event.fields["event"] == "cancel" for event in settlements)  # these knew of fetches and moves that may be lost
+    tidy(broker, saved, recount=torn or derived or odd or cancels)
     broker.dead, broker.noted_seq = saved.dead, saved.newest_seq
     broker.note_saved()  # nearly: what was replayed now is noted by whoever opened this
     for name, mark in saved.groups.items():
@@ -151,14 +152,6 @@ def _ended(settlements: list[Event]) -> dict[tuple[str, int], I64]:
         if event.fields["event"] == "settle":
             found.setdefault((event.group, int(event.fields["epoch"])), []).append(event.array("offsets"))
     return {key: np.sort(np.concatenate(arrays)) for key, arrays in found.items()}
-
-
-def _hindsight(saved: c.Checkpoint, leases: list[Event], settlements: list[Event]) -> bool:
-    """A group that was moved is counted as of now, without what was fetched first and cancelled later. One that a cancel does not
-    speak of was not there then, but a power cut took the note of its end."""
-    cancels = [event for event in settlements if event.fields["event"] == "cancel"]
-    unheard = any(saved.groups.keys() - event.fields["unfetched"].keys() for event in cancels)
-    return unheard or (bool(cancels) and any(event.fields["event"] == "group" for event in leases))
 
 
 def tidy(broker: Broker, saved: c.Checkpoint, recount: bool) -> None:
@@ -319,8 +312,8 @@ def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool
     offsets, epoch, acked = event.array("offsets"), int(event.fields["epoch"]), event.fields["outcome"] == "acked"
     if not acked:
         saved.dead[event.group] += len(offsets) - int(event.fields["replaced"])
-    if epoch > broker.reserve_log.number:
-        return True  # a power cut took the note of that beginning or move, and its number will be given again
+    if epoch > (broker.reserve_log.number if mark is None else mark.epoch):
+        return True  # a power cut took the note of that beginning or move; whoever opens this gives its number to another note
     if mark is None or epoch < mark.born:
         return False
     real, lost = _real(broker, saved, offsets, event.array("seqs"))

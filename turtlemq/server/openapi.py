@@ -82,7 +82,7 @@ WORDS = {
     "JsonMessage.id": "Your own id; else the server gives one.",
     "BsonMessage.id": "Your own id; else the server gives one.",
     "index": "The first bad item.",
-    "lease_until_ms": "What is not acknowledged by then comes again.",
+    "lease_until_ms": "What is not acknowledged by then comes again; 0: it is settled already.",
     "limit": "At most so many.",
     "live_ratio": "Sleeping documents among all in the delay segments.",
     "Fetch.max": "At most so many messages.",
