@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.serving import ROOT
-from tests.trust.model import Part
+from tests.trust.model import Part, figures
 from tests.trust.parts import all_parts, apart
 
 CHUNKS = [(part, first) for part in all_parts() for first in range(0, part.quick, part.chunk)]
@@ -16,7 +16,19 @@ CHUNKS = [(part, first) for part in all_parts() for first in range(0, part.quick
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "first"), CHUNKS, ids=[f"{part.name}-{first}" for part, first in CHUNKS])
 def test_what_is_promised_holds(part: Part, first: int) -> None:
-    assert sum(apart(part.name, first, min(part.quick, first + part.chunk)).values()) > 0, "it did something"
+    last = min(part.quick, first + part.chunk)
+    seen = apart(part.name, first, last)
+    assert sum(seen.values()) > 0, "it did something"
+    assert part.lacks(last - first, seen) == []
+
+
+def test_a_run_that_saw_too_little_is_told() -> None:
+    part = Part("p", "cases", "", lambda _, __: figures(), quick=20, full=100, chunk=10, must=("kills",), floors={"in a seal": 3})
+    assert part.lacks(1, figures()) == [], "one case, by its number"
+    assert part.lacks(10, figures(kills=0)) == ["kills: 0 in 10 cases, 1 are the least"]
+    assert part.lacks(99, figures(kills=1)) == [], "not a whole run"
+    assert part.lacks(100, figures(kills=1, in_a_seal=2)) == ["in a seal: 2 in 100 cases, 3 are the least"]
+    assert part.lacks(100, figures(kills=1, in_a_seal=3)) == []
 
 
 def test_every_promise_has_somebody_who_tries_to_break_it() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tests.trust.model import Broken, Figures, Part
+from tests.trust.model import TRIED, Broken, Figures, Part
 from tests.trust.parts import all_parts, apart, chunk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -36,7 +36,7 @@ class Outcome:
     @property
     def seen(self) -> str:
         """The figures in words."""
-        words = [f"{count:,} {name}" for name, count in self.figures.items()]
+        words = [f"{count:,} {name}" for name, count in self.figures.items() if not name.startswith(TRIED)]
         return ", ".join(words if self.part.sum_up is None else [self.part.sum_up(self.figures), *words])
 
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         _write_whole(outcomes)
     for outcome in failed:
-        print(f"{outcome.part.name}: {len(outcome.failures)} chunks failed.", file=sys.stderr)
+        print(f"{outcome.part.name}: {len(outcome.failures)} failures.", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -100,6 +100,9 @@ def _run(part: Part, options: argparse.Namespace) -> Outcome:
     except Broken as error:
         seen = str(error)
         outcome.failures.append(seen)
+    if options.only is None and not options.first and not outcome.failures:
+        outcome.failures += part.lacks(outcome.cases, outcome.figures)
+        seen = "; ".join([*outcome.failures, seen])
     verdict = "FAILED" if outcome.failures else "passed"
     print(f"{part.name}: {outcome.cases:,} {part.unit} {verdict} in {outcome.seconds:,.0f} s: {seen}", flush=True)
     return outcome

@@ -6,7 +6,7 @@
 - Contained: only messages whose own documents were struck may be missing, or come again. The other topic is as it was, exactly.
 - Found: where anything is missing or comes again, `Engine.damage` or `Engine.check` names the file.
 
-What the design lets a strike do, by the kind of file (../shared/design.md 2 and 5, docs/FORMAT.md "what bad bytes mean"):
+What the design lets a strike do, by the kind of file (docs/FORMAT.md, "Batches, barriers, and what bad bytes mean"):
 
 - tables, dead bits, the checkpoint, CLEAN, LOCK, unfinished files: nothing at all. All of them are made again from the logs.
 - a sleeper's document: that message is lost; a tombstone's: the message it ended may sleep again; a new version's: the older
@@ -21,6 +21,11 @@ What the design lets a strike do, by the kind of file (../shared/design.md 2 and
 - a whole file that is gone: after a proper stop its name is known; after a kill nothing tells one of sleepers or dead letters
   from one that was compacted away, nor the oldest of the ready log from one that was old enough to go.
 - topic.toml is written by people: what can be read counts. What cannot is refused by name.
+
+A torn end, or a whole file that is gone after a kill, is what a crash leaves, too. Where it takes messages and no file is named,
+the figures say so: "not to be told from a crash".
+
+The number of a case says which kind of file is struck, and how: in a whole run no kind misses any way that it can be struck in.
 """
 
 from __future__ import annotations
@@ -37,14 +42,14 @@ from shutil import rmtree
 
 from tests.trust import damage_ground as ground
 from tests.trust.damage_ground import FAR, GROUPS, TOPICS, Doc, Folder, Promised, Version, kind_of
-from tests.trust.model import Broken, Figures, Part
+from tests.trust.model import TRIED, Broken, Figures, Part
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NewerFormat
 
 END = FAR + 10_000_000  # everything is due
 VARIANTS = 4  # folders of a chunk
 LOGS = ".bson"
-REFUSALS = ("FORMAT", "topic.toml")
+CRASH = "not to be told from a crash"
 
 
 # Strikes: a file's bytes before → after. None: it is gone.
@@ -71,11 +76,14 @@ def _zero(data: bytearray, dice: Random) -> None:
 
 
 def _swap(data: bytearray, dice: Random) -> None:
-    size = dice.choice([512, 512, 512, 4096])
-    pages = max(1, len(data) // size)
-    one, other = (slice(i * size, (i + 1) * size) for i in (dice.randrange(pages), dice.randrange(pages)))
-    if len(data[one]) == len(data[other]):
-        data[one], data[other] = data[other], data[one]
+    size = dice.choice([size for size in (512, 512, 512, 4096) if 2 * size <= len(data)] or [_unit(data)])
+    one, other = (slice(i * size, (i + 1) * size) for i in dice.sample(range(len(data) // size), 2))
+    data[one], data[other] = data[other], data[one]
+
+
+def _unit(data: bytearray) -> int:
+    """What to exchange in a file that has no two pages."""
+    return next(size for size in (64, 16, 1) if 2 * size <= len(data))
 
 
 def _garbage(data: bytearray, dice: Random) -> None:
@@ -97,6 +105,28 @@ STRIKES: dict[str, Callable[[bytearray, Random], None]] = {
     "appended": _append,
 }
 HOW = (*STRIKES, "missing", "exchanged")
+KINDS_LOGS = ("delay.bson", "ready.bson", "reserve.bson", "history.bson", "dead letters delay.bson")
+KINDS_SINGLE = ("FORMAT", "LOCK", "CLEAN")  # one of each: there is none to exchange it for
+KINDS_OTHER = (
+    *KINDS_SINGLE,
+    "topic.toml",
+    "offset",
+    "delay.index",
+    "delay.run",
+    "delay.dead",
+    "delay.tmp",
+    "ready.run",
+    "dead letters delay.run",
+    "dead letters delay.dead",
+)
+WALK = (*KINDS_LOGS, *KINDS_OTHER[:4], *KINDS_LOGS, *KINDS_OTHER[4:8], *KINDS_LOGS, *KINDS_OTHER[8:])  # most is in the logs
+CELLS = tuple(
+    f"{TRIED}{how} in {kind}"
+    for kind in (*KINDS_LOGS, *KINDS_OTHER)
+    for how in HOW
+    if how != "exchanged" or kind not in KINDS_SINGLE
+)
+TRIES = 1_000  # to draw a strike that changes a byte
 
 
 @dataclass
@@ -119,33 +149,60 @@ class Strike:
         return self.name.split("/")[1] if self.name.startswith("topic/") else ""
 
 
-def strike(case: int, folder: Folder, path: Path) -> Strike:
-    """Damage a copy of a folder as the case's number says: all kinds of files get their share, in all ways."""
-    dice = Random(case)
+def strike(case: int, folder: Folder, kind: str, path: Path) -> Strike:
+    """Damage a file of this kind in a copy of a folder, as the case's number says."""
+    dice, how = Random(case), HOW[case % len(HOW)]
+    name, after = _struck(folder, kind, how, dice)
+    made = Strike(case, folder, name, how)
+    folder.copy(path)
+    for one, data in after.items():
+        if data is None:
+            os.unlink(path / one)
+        else:
+            (path / one).write_bytes(data)
+        if one.endswith(LOGS):
+            made.touched[one] = _touched(folder, one, bytes(data or b""), made)
+    return made
+
+
+def files_of(folder: Folder) -> dict[str, list[str]]:
+    """The files that may be struck, by kind."""
     kinds: dict[str, list[str]] = {}
     for name in folder.files:
         if "quiet" not in name:
             kinds.setdefault(kind_of(name), []).append(name)
-    how = HOW[case % len(HOW)]
-    logs = [kind for kind in kinds if kind.endswith(LOGS)]
-    name = dice.choice(kinds[dice.choice(logs if dice.random() < 0.5 else sorted(kinds))])
-    after = {name: bytearray(folder.files[name])}
-    made = Strike(case, folder, name, how)
-    folder.copy(path)
+    if unknown := kinds.keys() - set(WALK):
+        raise Broken(f"there are files of a kind that nobody strikes: {sorted(unknown)}")
+    return kinds
+
+
+def others(folder: Folder, name: str) -> list[str]:
+    """Files of the same kind, also of the other topic, with other bytes."""
+    return [other for other in folder.files if kind_of(other) == kind_of(name) and folder.files[other] != folder.files[name]]
+
+
+def possible(folder: Folder, kind: str, how: str) -> bool:
+    """Is there such a file, and, if it is to change names, another one?"""
+    mine = files_of(folder).get(kind, [])
+    return any(others(folder, name) for name in mine) if how == "exchanged" else bool(mine)
+
+
+def _struck(folder: Folder, kind: str, how: str, dice: Random) -> tuple[str, dict[str, bytearray | None]]:
+    """A file, and those whose bytes are others now; None: it is gone."""
+    mine = files_of(folder)[kind]
+    if how == "exchanged":
+        name = dice.choice([name for name in mine if others(folder, name)])
+        other = dice.choice(others(folder, name))
+        return name, {name: bytearray(folder.files[other]), other: bytearray(folder.files[name])}
+    name = dice.choice(mine)
     if how == "missing":
-        os.unlink(path / name)
-        after[name].clear()
-    elif how == "exchanged":
-        other = dice.choice([n for n in folder.files if kind_of(n) == kind_of(name)])
-        after = {name: bytearray(folder.files[other]), other: bytearray(folder.files[name])}
-    elif after[name]:
-        STRIKES[how](after[name], dice)
-    for one, data in after.items():
-        if how != "missing" and data != folder.files[one]:
-            (path / one).write_bytes(data)
-        if one.endswith(LOGS):
-            made.touched[one] = _touched(folder, one, bytes(data), made)
-    return made
+        return name, {name: None}
+    for _ in range(TRIES):
+        data = bytearray(folder.files[name])
+        STRIKES[how](data, dice)
+        if data != folder.files[name]:
+            return name, {name: data}
+    raise Broken(f"{how} in {name} changes nothing, however often it is tried")
 
 
 def _touched(folder: Folder, name: str, after: bytes, made: Strike) -> list[Doc]:
@@ -355,31 +412,53 @@ def _damage(engine: Engine) -> list[str]:
     return [str(damage) for some in engine.damage().values() for damage in some]
 
 
+def _chosen(case: int, where: Path) -> tuple[Folder, str]:
+    """The folder and the kind of file for a case: the first of its turn, or else the next for which this is possible."""
+    turn, how = case // len(HOW), HOW[case % len(HOW)]
+    for kind in (WALK[(turn + i) % len(WALK)] for i in range(len(WALK))):
+        for variant in (case // 100 * VARIANTS + (turn + i) % VARIANTS for i in range(VARIANTS)):
+            folder = _folder(variant, where)
+            if possible(folder, kind, how):
+                return folder, kind
+    raise Broken(f"case {case}: no file can be {how}")
+
+
 def _case(case: int, where: Path) -> Figures:
-    folder = _folder(case // len(HOW) % VARIANTS + case // 100 * VARIANTS, where)
+    folder, kind = _chosen(case, where)
     path = where / "struck"
-    made = strike(case, folder, path)
-    kind = kind_of(made.name)
+    made = strike(case, folder, kind, path)
+    figures = Counter({"cases": 1, f"{TRIED}{made.how} in {kind}": 1})
     try:
         seen, said = _take(path, made)
     except (Corrupt, NewerFormat) as error:
         if made.name != "FORMAT" or "FORMAT" not in str(error):
             raise Broken(f"{made}: nothing is served any more: {error}") from error
-        return Counter({"cases": 1, "found": 1, f"found in {kind}": 1})
+        return figures + Counter({"found": 1, f"found in {kind}": 1})
     finally:
         rmtree(path)
     if len(seen) < len(TOPICS):
         _may_be_refused(made, set(TOPICS) - seen.keys())
-    off = {topic: judge(made, topic, found) for topic, found in seen.items()}
+    off = any({topic: judge(made, topic, found) for topic, found in seen.items()}.values())
     struck = set(made.touched) or {made.name}
     named = any(Path(name).name in line for name in struck for line in said)
-    unseen = made.torn or (made.how == "missing" and not folder.clean and kind.endswith(("delay.bson", "ready.bson")))
-    if any(off.values()) and not named and not unseen:
+    cause = _as_a_crash(made)
+    if off and not named and cause is None:
         raise Broken(f"{made}: something is missing or came again, and nothing was said")
     if len(seen) < len(TOPICS) and not named:
         raise Broken(f"{made}: refused without the file's name: {said}")
-    outcome = "found" if named else "harmless"
-    return Counter({"cases": 1, outcome: 1, f"{outcome} in {kind}": 1, "messages lost or again": any(off.values())})
+    outcome = "found" if named else CRASH if off else "harmless"
+    figures += Counter({outcome: 1, f"{outcome} in {kind}": 1, "messages lost or again": off})
+    return figures + Counter({f"{CRASH}: {cause}": outcome == CRASH})
+
+
+def _as_a_crash(made: Strike) -> str | None:
+    """What a kill may leave, or a compaction or retention before it, in the same way. None: no such thing."""
+    if made.how == "missing" and not made.folder.clean:
+        kind = kind_of(made.name)
+        mine = sorted(name for name in files_of(made.folder)[kind] if Path(name).parent == Path(made.name).parent)
+        if kind.endswith("delay.bson") or (kind == "ready.bson" and made.name in (mine[0], mine[-1])):
+            return "a file is gone after a kill"
+    return "a torn end after a kill" if made.torn else None
 
 
 def _may_be_refused(made: Strike, closed: Set[str]) -> None:
@@ -401,4 +480,6 @@ PART = Part(
     quick=500,
     full=10_000,
     chunk=100,
+    must=("cases", "found", "harmless", "messages lost or again"),
+    floors=dict.fromkeys(CELLS, 1),
 )

@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.trust import hostile_decoder
-from tests.trust.damage_ground import Folder, Ram, make
+from tests.trust.damage_ground import Ram, make
 from tests.trust.model import Broken, Figures, Part
 from turtlemq import backup
 from turtlemq.broker import checkpoint
 from turtlemq.broker.journal import Journal
 from turtlemq.errors import TurtleError
-from turtlemq.folder import check_format, read_settings
+from turtlemq.folder import check_format, read_settings, take_clean_mark
 from turtlemq.index.limits import check_batch
 from turtlemq.model import Batch, Settings
 from turtlemq.segment import format as f
@@ -229,25 +230,57 @@ def _packed(how: str, size: int) -> bytes:
 
 # What files hold
 
+READERS = (".bson", ".index", ".run", ".dead", "offset", "topic.toml", "FORMAT", "CLEAN")  # how names end that somebody reads
+
+CHECKED = (".bson", ".index", ".run", ".dead", "offset", "CLEAN")  # of these, those that begin with a document and its checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A data folder, and what its readers may say: what they say of the sound files. Of one with a checksum nothing else."""
+
+    files: dict[str, bytes]
+    documents: frozenset[bytes]  # of all segments, by docs/FORMAT.md
+    events: list[Any]
+    tables: list[Any]
+    checkpoints: list[Any]
+    checked: list[Any]  # the first documents of files
+
 
 @lru_cache(maxsize=1)
-def _folder(where: Path) -> Folder:
-    return make(where / "story", 5, clean=True)
+def _known(where: Path) -> Known:
+    folder, sound, door = make(where / "story", 5, clean=True), where / "sound", Ram()
+    folder.copy(sound)
+    paths = [sound / name for name in sorted(folder.files)]
+    documents = (folder.files[name][doc.start : doc.end] for name, docs in folder.docs.items() for doc in docs)
+    journals = (path for path in paths if path.name.startswith(("reserve", "history")))
+    return Known(
+        {name: data for name, data in folder.files.items() if name.endswith(READERS)},
+        frozenset(documents),
+        [event for path in journals for event in _journal(path).events()],
+        [_answers(t.open_table(door, path)) for path in paths if path.suffix in (".index", ".run")],
+        [checkpoint.read(door, path.parent) for path in paths if path.name == checkpoint.FILE],
+        [f.decode_checked(path.read_bytes())[0] for path in paths if path.name.endswith(CHECKED)],
+    )
 
 
 def files(data: st.DataObject, where: Path) -> str:
-    """A file of a data folder, broken or exchanged for another or for noise, read by whoever reads such files."""
-    every = _folder(where).files
-    name = data.draw(st.sampled_from(sorted(every)))
-    source = data.draw(st.sampled_from([name] * 8 + sorted(every)))
-    content = data.draw(st.one_of(broken(every[source]), broken(every[source]), st.binary(max_size=200)))
+    """A file of a data folder, broken or exchanged for another or for noise, read by whoever reads such files: refused by name,
+    or nothing comes out that was not in one of them."""
+    known = _known(where)
+    name = data.draw(st.sampled_from(sorted(known.files)))
+    source = data.draw(st.sampled_from([name] * 8 + sorted(known.files)))
+    whole = known.files[source]
+    content = data.draw(st.one_of(broken(whole), broken(whole), st.binary(max_size=200)))
     place = where / "file" / (Path(name).parent.name or "root")
     place.mkdir(parents=True, exist_ok=True)
     path = place / Path(name).name
     path.write_bytes(content)
     try:
-        return _read(path)
-    except TurtleError:
+        return _read(path, content, known)
+    except TurtleError as error:
+        if path.name not in str(error):
+            raise Broken(f"{name}: it is refused without its name: {error}") from error
         return "files refused"
     except Exception as error:
         raise Broken(f"{name}: {type(error).__name__}: {error}: {len(content)} bytes, {content[:300]!r}") from error
@@ -256,41 +289,77 @@ def files(data: st.DataObject, where: Path) -> str:
             left.unlink()
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, content: bytes, known: Known) -> str:
+    """By the engine's own readers. Caches that say None are made again, without a word."""
     door, name = Ram(), path.name
     if name.startswith(("reserve", "history")):
-        journal = Journal(door, path.parent, path.parent.name, name.partition("_")[0], Settings())
-        journal.find_files()
-        journal.open((0, 0))
-        return "files read" if list(journal.events()) else "files refused"
+        return _seen(list(_journal(path).events()), known.events)
     if path.suffix == ".bson":
         _, found = log.scan_file(door, path)
-        view = door.map(path)
-        for at, length in zip(found.positions.tolist(), found.lengths.tolist(), strict=True):
-            f.decode(view[at : at + length])
-    elif path.suffix in (".index", ".run"):
-        _use(t.open_table(door, path))
-    elif name == checkpoint.FILE:
-        return "files read" if checkpoint.read(door, path.parent) else "files refused"
-    elif name == "topic.toml":
+        places = list(zip(found.positions.tolist(), found.lengths.tolist(), strict=True))
+        for at, length in places:
+            f.decode(content[at : at + length])
+        return _whole(content, places, known, [hole.reason for hole in found.damaged] or found.end < len(content))
+    if path.suffix in (".index", ".run"):
+        return _seen([_answers(t.open_table(door, path))], known.tables)
+    if name == checkpoint.FILE:
+        found_mark = checkpoint.read(door, path.parent)
+        return _seen([] if found_mark is None else [found_mark], known.checkpoints)
+    if name == "CLEAN":
+        topics = take_clean_mark(door, path.parent)
+        return _seen([] if topics is None else [topics], [one["topics"] for one in known.checked if "topics" in one])
+    if path.suffix == ".dead":
+        try:
+            return _seen([f.decode_checked(content)[0]], known.checked)
+        except ValueError:  # what its callers expect
+            return "files refused"
+    if name == "topic.toml":
         read_settings(door, path.parent, Settings())
     elif name == "FORMAT":
         check_format(door, path.parent)
-    elif name == "CLEAN" or path.suffix == ".dead":
-        try:
-            f.decode_checked(path.read_bytes())
-        except ValueError:  # what its callers expect
-            return "files refused"
+        if not 0 <= int(content) <= f.VERSION:
+            raise Broken(f"format {content!r} is taken")
+    else:
+        raise Broken(f"nobody reads {name}")
     return "files read"
 
 
-def _use(table: t.Table | None) -> None:
+def _seen(found: list[Any], sound: list[Any]) -> str:
+    """Nothing but what was there."""
+    strange = [one for one in found if one not in sound]
+    if strange:
+        raise Broken(f"this was in no file: {strange[0]}")
+    return "files read" if found else "files refused"
+
+
+def _whole(content: bytes, places: list[tuple[int, int]], known: Known, said: object) -> str:
+    """Documents that were found: each is one of those that were written; and of a sound segment all are there."""
+    strange = [(at, length) for at, length in places if content[at : at + length] not in known.documents]
+    if strange:
+        raise Broken(f"a document that nobody wrote, (position, length) {strange[0]}")
+    if any(content == whole for name, whole in known.files.items() if name.endswith(".bson")):
+        left = len(content) - sum(length for _, length in places) - int.from_bytes(content[:4], "little")
+        if left or said:
+            raise Broken(f"of a sound segment {left} bytes are missing: {said}")
+    return "files read" if places else "files refused"
+
+
+def _journal(path: Path) -> Journal:
+    journal = Journal(Ram(), path.parent, path.parent.name, path.name.partition("_")[0], Settings())
+    journal.find_files()
+    journal.open((0, 0))
+    return journal
+
+
+def _answers(table: t.Table | None) -> Any:
+    """Everything that a table says, after it was verified."""
     assert table is not None
     table.verify()
-    table.places(np.arange(table.cover.documents))
-    table.find(1 << 63)
-    table.rank(1 << 40)
-    table.kills()
+    starts, ends = table.places(np.arange(table.cover.documents))
+    order = table.slice(0, len(table)).tolist()
+    some = [1 << 63, *table.ids().tolist()[:9]]
+    ids = [table.find(id_) for id_ in some]
+    return table.cover, starts.tolist(), ends.tolist(), order, some, ids, table.rank(1 << 40), table.kills().tolist()
 
 
 MANIFEST = {
@@ -323,14 +392,25 @@ def peoples(data: st.DataObject, where: Path) -> str:
         elif name == "FORMAT":
             check_format(Ram(), where)
         else:
-            backup.load(Ram(), where)
-    except TurtleError:
+            _backup(where)
+    except TurtleError as error:
+        if name not in str(error) and str(where) not in str(error):
+            raise Broken(f"{name}: it is refused without its name: {error}: {path.read_bytes()[:300]!r}") from error
         return "files refused"
     except Exception as error:
         raise Broken(f"{name}: {type(error).__name__}: {error}: {path.read_bytes()[:300]!r}") from error
     finally:
         path.unlink()
     return "files read"
+
+
+def _backup(folder: Path) -> None:
+    """Verified by a manifest that somebody changed."""
+    manifest = backup.load(Ram(), folder)
+    outside = [name for name in manifest.files if not (folder / name).resolve().is_relative_to(folder.resolve())]
+    if outside:
+        raise Broken(f"{outside[0]!r} is outside of the backup")
+    backup.verify(Ram(), folder)
 
 
 DEEDS: tuple[Look, ...] = (bodies, files, bodies, files, peoples, packed)
@@ -384,4 +464,12 @@ PART = Part(
     quick=84,
     full=4_200,
     chunk=42,
+    must=(
+        "bodies understood",
+        "bodies refused",
+        "bodies unpacked",
+        "packed bodies refused",
+        "files read",
+        "files refused",
+    ),
 )

@@ -263,4 +263,6 @@ PART = Part(
     quick=20,
     full=500,
     chunk=LIFE,
+    must=("kills", "messages accepted", "deliveries", "acknowledged", "cancelled"),
+    floors=dict.fromkeys(("in a seal", "in a start", "in a compaction"), 25) | {"segments sealed": 100, "sleepers moved": 1_000},
 )

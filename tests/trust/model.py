@@ -7,11 +7,12 @@ A case is known by its number alone: the number seeds everything in it, so that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 Figures = Counter[str]  # what was done and seen, by name; parts of one run are added up
+TRIED = "tried: "  # figures with names that begin so are for `floors`: too many to be shown
 
 
 class Broken(AssertionError):
@@ -31,6 +32,18 @@ class Part:
     chunk: int = 25  # cases that one process runs in one go
     alone: bool = False  # needs the machine for itself: nothing else runs beside it
     sum_up: Callable[[Figures], str] | None = None  # what all cases of a run tell together; raises Broken
+    must: tuple[str, ...] = ()  # figures that are above 0 in each chunk of `make test`, else nothing was tried there
+    floors: Mapping[str, int] = field(default_factory=dict)  # figures that reach so much, at least, in a whole run
+
+    def lacks(self, cases: int, seen: Figures) -> list[str]:
+        """What so many cases, from the first one on, should have seen and did not, a line each."""
+        least = dict.fromkeys(self.must, 1) if cases >= min(self.quick or self.full, self.chunk) else {}
+        least |= self.floors if cases >= self.full else {}
+        return [
+            f"{name}: {seen[name]:,} in {cases:,} {self.unit}, {count:,} are the least"
+            for name, count in least.items()
+            if seen[name] < count
+        ]
 
 
 def figures(**counts: int) -> Figures:

@@ -1,8 +1,12 @@
-"""Does the suite notice? Each bug of `bugs` goes into a copy of the project, and the tests that should find it are run there."""
+"""Does the suite notice? Each bug of `bugs` goes into a copy of the project, and the tests that should find it are run there.
+
+What failed is run again without the bug, in the same copy, and must pass: else it was not the bug that was noticed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +20,7 @@ _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "120")
 _FAILED = 1  # what pytest and the trust suite end with when something failed; anything else is no verdict
 _SECONDS_MAX = 900
+_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)  # in pytest's summary
 SHARE_MIN = 0.95
 _SURVIVED = "survived: "
 
@@ -41,32 +46,46 @@ def share(seen: Figures) -> str:
     return f"{part:.0%} caught".replace("%", " %")
 
 
-def plant(bug: Bug, folder: Path) -> Path:
-    """A copy of the project with the bug in it."""
-    copy = folder / "copy"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(ROOT, copy, ignore=_LEFT_OUT)
-    path = copy / "turtlemq" / bug.file
-    text = path.read_text(encoding="utf-8")
+def planted(bug: Bug, text: str) -> str:
+    """A file with the bug in it."""
     if text.count(bug.old) != 1:
         raise Broken(f"{bug.name}: its text stands {text.count(bug.old)} times in {bug.file}; it must stand there once")
-    path.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
-    return copy
+    return text.replace(bug.old, bug.new)
 
 
 def _caught(bug: Bug, folder: Path) -> str | None:
     """What finds it: a hand-written test, another part of this suite, or nothing."""
-    copy = plant(bug, folder)
-    for name in bug.tests.split():
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT, copy, ignore=_LEFT_OUT)
+    path = copy / "turtlemq" / bug.file
+    sound = path.read_text(encoding="utf-8")
+    path.write_text(planted(bug, sound), encoding="utf-8")
+    for name in (*bug.tests.split(), ""):
         part = name.removeprefix("trust:")
         trust = part != name
-        command = ("-m", "tests.trust", part, "--quick") if trust else (*_PYTEST, f"tests/test_{name}.py")
-        if _fails(copy, command):
+        command = ("-m", "tests.trust", part, "--quick") if trust else (*_PYTEST, *_which(name))
+        failed = _fails(copy, command)
+        if failed is not None:
+            path.write_text(sound, encoding="utf-8")
+            _control(copy, failed, bug)
             return part if trust else "tests"
-    return "tests" if _fails(copy, (*_PYTEST, "-m", "not slow")) else None
+    return None
 
 
-def _fails(copy: Path, command: tuple[str, ...]) -> bool:
+def _which(name: str) -> tuple[str, ...]:
+    """The tests of a file, or all that are fast."""
+    return (f"tests/test_{name}.py",) if name else ("-m", "not slow")
+
+
+def _control(copy: Path, command: tuple[str, ...], bug: Bug) -> None:
+    """What failed with the bug passes without it."""
+    if _fails(copy, command) is not None:
+        raise Broken(f"{bug.name}: this fails without it, too: {' '.join(command)}")
+
+
+def _fails(copy: Path, command: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The command that fails here: the one test, if it is named, else this one. None: it passes."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TURTLEMQ_", "PYTEST_"))}
     environment |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -74,10 +93,13 @@ def _fails(copy: Path, command: tuple[str, ...]) -> bool:
             (sys.executable, *command), cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS_MAX
         )
     except subprocess.TimeoutExpired:
-        return True  # the tests hang with it: nobody would let that pass
+        return command  # the tests hang with it: nobody would let that pass
     if done.returncode not in (0, _FAILED):
         raise Broken(f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode == _FAILED
+    if not done.returncode:
+        return None
+    test = _FAILED_TEST.search(done.stdout)
+    return command if test is None else (*_PYTEST, test[1])
 
 
 PART = Part(
@@ -89,4 +111,5 @@ PART = Part(
     full=len(BUGS),
     chunk=1,
     sum_up=share,
+    must=("caught",),
 )
