@@ -12,7 +12,9 @@ from tests.trust.planted import ROOT, planted
 def test_a_bug_can_be_planted(bug: Bug) -> None:
     text = (ROOT / "turtlemq" / bug.file).read_text(encoding="utf-8")
     assert text.count(bug.old) == 1, "it stands there once"
-    assert planted(bug, text) != text
+    changed = planted(bug, text)
+    assert changed != text
+    compile(changed, bug.file, "exec")
 
 
 def test_its_tests_are_there() -> None:

@@ -15,13 +15,16 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import bson
 import numpy as np
+import typer
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -31,6 +34,7 @@ from tests.trust.model import Broken, Figures, Part
 from turtlemq import backup
 from turtlemq.broker import checkpoint
 from turtlemq.broker.journal import Journal
+from turtlemq.cli.files import inspect
 from turtlemq.errors import TurtleError
 from turtlemq.folder import check_format, read_settings, take_clean_mark
 from turtlemq.index.limits import check_batch
@@ -271,13 +275,16 @@ def files(data: st.DataObject, where: Path) -> str:
     name = data.draw(st.sampled_from(sorted(known.files)))
     source = data.draw(st.sampled_from([name] * 8 + sorted(known.files)))
     whole = known.files[source]
+    if source.endswith(".bson") and name.endswith(".bson") and data.draw(st.booleans()):
+        whole = _headed(known.files[name], whole)
     content = data.draw(st.one_of(broken(whole), broken(whole), st.binary(max_size=200)))
+    reader = data.draw(st.sampled_from([_read, _inspected])) if name.endswith(".bson") else _read
     place = where / "file" / (Path(name).parent.name or "root")
     place.mkdir(parents=True, exist_ok=True)
     path = place / Path(name).name
     path.write_bytes(content)
     try:
-        return _read(path, content, known)
+        return reader(path, content, known)
     except TurtleError as error:
         if path.name not in str(error):
             raise Broken(f"{name}: it is refused without its name: {error}") from error
@@ -344,6 +351,27 @@ def _whole(content: bytes, places: list[tuple[int, int]], known: Known, said: ob
     return "files read" if places else "files refused"
 
 
+def _inspected(path: Path, content: bytes, known: Known) -> str:
+    """By `turtlemq inspect`."""
+    out, errors, code = StringIO(), StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            inspect(path, 0, as_json=True)
+        except typer.Exit as end:
+            code = end.exit_code
+    if code and path.name not in errors.getvalue():
+        raise Broken(f"inspect ends with {code} and does not name the file: {errors.getvalue()}")
+    places = [(line["position"], line["length"]) for line in map(json.loads, out.getvalue().splitlines())]
+    _whole(content, places, known, errors.getvalue())
+    return "files inspected" if places else "files refused"
+
+
+def _headed(one: bytes, other: bytes) -> bytes:
+    """A segment with the header of one file and the documents of another."""
+    begins = [int.from_bytes(data[:4], "little") for data in (one, other)]
+    return one[: begins[0]] + other[begins[1] :]
+
+
 def _journal(path: Path) -> Journal:
     journal = Journal(Ram(), path.parent, path.parent.name, path.name.partition("_")[0], Settings())
     journal.find_files()
@@ -374,6 +402,7 @@ MANIFEST = {
 PEOPLES = {  # files that people write, or may, as they should be
     "topic.toml": b'ttr_ms = 5\nmax_attempts = 3\nbackoff_jitter = "full"\nhistory_hours = 1.5\ndelivery = "at-most-once"\n',
     "server.toml": b'port = 0\nhost = "::1"\nallowed_hosts = ["10.0.0.0/8"]\nmax_body_bytes = 1000\n[tokens.a]\nsecret = "x"\n',
+    backup.PINS: json.dumps({"FORMAT": 2, "topic/t/delay_0000000000.bson": 5_000}).encode(),
     backup.MANIFEST: json.dumps(MANIFEST).encode(),
     "FORMAT": b"1\n",
 }
@@ -391,6 +420,8 @@ def peoples(data: st.DataObject, where: Path) -> str:
             config.load({}, {}, path)
         elif name == "FORMAT":
             check_format(Ram(), where)
+        elif name == backup.PINS:
+            _pins(path)
         else:
             _backup(where)
     except TurtleError as error:
@@ -402,6 +433,16 @@ def peoples(data: st.DataObject, where: Path) -> str:
     finally:
         path.unlink()
     return "files read"
+
+
+def _pins(path: Path) -> None:
+    """What a live backup reads to know which files to copy. Its place is `PINNED/name` of the data folder."""
+    place = path.parent / backup.PINNED / "now"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / path.name).write_bytes(path.read_bytes())
+    for name, (_, length) in backup.pinned(Ram(), path.parent, place.name).items():
+        if Path(name).is_absolute() or ".." in Path(name).parts or not isinstance(length, int):
+            raise Broken(f"{name!r} with {length!r} bytes is taken")
 
 
 def _backup(folder: Path) -> None:
@@ -470,6 +511,7 @@ PART = Part(
         "bodies unpacked",
         "packed bodies refused",
         "files read",
+        "files inspected",
         "files refused",
     ),
 )
