@@ -402,6 +402,18 @@ def test_inspect_shows_documents_with_positions(data: Path) -> None:
     line("inspect", str(data / "nothing"), code=1)
 
 
+def test_inspect_shows_for_whom_a_cancel_was(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path)
+    engine.submit("t", [Message(b"", 10, id="a"), Message(b"", 10, id="b")], 10)
+    engine.tick(10)
+    engine.reserve("t", "g", 1, 10)
+    engine.ack("t", "g", ["-a"], 10, retry_delay_ms=100_000)
+    engine.cancel("t", ["a", "b"], 11)
+    engine.close()
+    (event,) = Line("").json("inspect", str(tmp_path / "topic" / "t" / "history_0000000000.bson"))
+    assert (event["event"]["unfetched"], event["event"]["naps"]) == ({"g": [1]}, {"g": ["a"]})
+
+
 def test_compact(data: Path) -> None:
     line = Line("")
     assert "bytes before" in line("compact", "t", "--data", str(data))

@@ -146,8 +146,18 @@ def unpin(door: Door, root: Path) -> None:
 def pinned(door: Door, root: Path, name: str) -> Files:
     """All files that were pinned."""
     folder = root / PINNED / name
-    lengths: dict[str, int] = json.loads(door.read_all(folder / PINS))
+    try:
+        lengths = {_inside(path): int(length) for path, length in json.loads(door.read_all(folder / PINS)).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, FileNotFoundError) as error:
+        raise Corrupt(f"{folder / PINS} cannot be read ({error}). Make the backup again.") from error
     return {path: (folder / str(number), length) for number, (path, length) in enumerate(lengths.items())}
+
+
+def _inside(path: str) -> str:
+    """A path that a file tells, if it leads to nowhere else."""
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ValueError(f"{path!r} leads out of the backup")
+    return path
 
 
 # Making one
@@ -308,8 +318,7 @@ def load(door: Door, folder: Path) -> Manifest:
             raise NewerFormat(f"{folder} was made by a newer TurtleMQ ({told['turtlemq']}). Restore it with that version.")
         files = {path: Entry(e["bytes"], e["sha256"], tuple(e["source"])) for path, e in told.pop("files").items()}
         for path in files:
-            if Path(path).is_absolute() or ".." in Path(path).parts:
-                raise ValueError(f"{path!r} leads out of the backup")
+            _inside(path)
         return Manifest(**told, files=files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
         raise Corrupt(f"{folder / MANIFEST} cannot be read ({error}). Take another backup.") from error

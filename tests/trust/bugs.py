@@ -35,7 +35,7 @@ BUGS = (
     Bug(
         "requests are answered before their group is written",
         "server/commit.py",
-        "        await done\n",
+        "            await done\n",
         "",
         "commit server_kill trust:kills",
     ),
@@ -286,8 +286,8 @@ BUGS = (
     Bug(
         "an id that is ready already is taken for a new one",
         "topic.py",
-        "held = self.broker.ready.find_many if self.broker.ready.next_offset else None",
-        "held = None",
+        "partial(naps.held, self) if self.broker.ready.next_offset else None",
+        "None",
         f"{_SIM} server",
     ),
     Bug(

@@ -173,17 +173,24 @@ def _fields(kind: str, position: int, document: f.Document) -> dict[str, Any]:
 
 def _event(body: bytes) -> dict[str, Any]:
     import bson
+
+    try:
+        return {name: _told(name, value) for name, value in bson.decode(body).items()}
+    except bson.errors.InvalidBSON:
+        return {"unknown": body.hex()}  # a document of another kind of file
+
+
+def _told(name: str, value: Any) -> Any:
+    """A field of an event: packed columns as numbers, ids as texts, also of each group."""
     import numpy as np
 
-    out: dict[str, Any] = {}
-    for name, value in bson.decode(body).items():
-        if name == "ids" and isinstance(value, bytes):
-            out[name] = value.decode(errors="backslashreplace").split("\0")
-        elif isinstance(value, bytes):
-            out[name] = np.frombuffer(value, "<i8").tolist() if len(value) % 8 == 0 else value.hex()
-        else:
-            out[name] = value
-    return out
+    if isinstance(value, dict):
+        return {group: _told(name, one) for group, one in value.items()}
+    if not isinstance(value, bytes):
+        return value
+    if name in ("ids", "naps"):
+        return value.decode(errors="backslashreplace").split("\0")
+    return np.frombuffer(value, "<i8").tolist() if len(value) % 8 == 0 else value.hex()
 
 
 def compact(
