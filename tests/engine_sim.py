@@ -71,7 +71,7 @@ class Sim(Ground):
             may = {id_}
         assert id_ in may, (name, id_, at, msg)
         assert (attempt, due) == (at.attempt, msg.due_ms), (name, id_, at, attempt)
-        assert end == self.now + (ttr or msg.ttr_ms or self.settings.ttr_ms)
+        assert end == (0 if auto else self.now + (ttr or msg.ttr_ms or self.settings.ttr_ms))
         story.docs.setdefault((id_, offset), (attempt, at.left))
         if auto:
             story.at[id_] = At("acked")
