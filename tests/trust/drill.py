@@ -28,12 +28,8 @@ from turtlemq.views import GroupStats
 
 NOW = 1_794_810_562_123
 BLOCK = 4096
-LOOSE = (
-    "bytes",
-    "segments",
-    "live_ratio",
-    "oldest_ready_ms",
-)  # of files, which a start may put in order, and of a cursor: see below
+LOOSE = ("bytes", "segments", "live_ratio", "oldest_ready_ms", "next_due_ms")
+# Of files, which a start may put in order; of a cursor, see `_group`; of a sleeper that may be over, and is met again by a start.
 Key = tuple[str, str]  # a topic, and what of it
 
 
