@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tests.doors import Failing
 from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, DiskFull, Stopped, UnknownMessage
+from turtlemq.index.writer import Group
 from turtlemq.model import Batch, Settings
 from turtlemq.server.commit import THREADS, Committer
 from turtlemq.server.errors import Overloaded
@@ -382,3 +384,26 @@ def test_an_id_is_known_at_every_moment_of_its_cancel(tmp_path: Path) -> None:
     engine.tick(2_000_000)
     assert engine.reserve("t", "g", 10, 2_000_000).ids == []
     engine.close()
+
+
+def test_the_bytes_of_a_group_go_when_it_is_stored(tmp_path: Path) -> None:
+    """Not when rubbish is collected: that looks at how many things there are, not at how big they are."""
+
+    def groups() -> int:
+        return sum(isinstance(one, Group) for one in gc.get_objects())
+
+    async def story() -> None:
+        before, server = groups(), Server(tmp_path, Door())
+        await server.put("a", "b")
+        assert await server.cancel("a") == "cancelled"
+        await server.move("b", 10**9 + 1)
+        await asyncio.sleep(0.01)
+        assert groups() == before
+        server.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(story())
+    finally:
+        gc.enable()

@@ -83,9 +83,10 @@ class Group:
             self.failure = error
 
     def finish(self, error: BaseException | None) -> None:
-        """Tell those who wait for it."""
-        self.error = error
-        for call in self.then:
+        """Tell those who wait for it. Nothing that it holds may hold it: its bytes must not have to wait for a collection."""
+        self.error, self.wait = error, None
+        then, self.then = self.then, []
+        for call in then:
             call()
 
     def _write(self, sync: bool) -> None:

@@ -132,6 +132,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._done(self, job, _run(job))
+            del job  # else its bytes stay until the next one comes
 
 
 def _wake(future: asyncio.Future[None]) -> None:
