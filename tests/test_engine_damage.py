@@ -493,3 +493,59 @@ def test_a_head_of_a_batch_is_no_message_wherever_it_stands(tmp_path: Path) -> N
     assert "handoff" not in got
     assert len(got) == len(set(got)) >= 48 - 2
     engine.close()
+
+
+def _positions(path: Path) -> list[int]:
+    """Where the documents of a segment begin, the heads of batches among them."""
+    data = path.read_bytes()
+    _, start = f.decode_header(data, path.name)
+    return [int(at) for at in scan(memoryview(data), start, len(data), sealed=True).positions]
+
+
+def test_what_is_before_a_cut_between_two_messages_is_served(tmp_path: Path) -> None:
+    engine = reopen(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(5), 0)
+    engine.tick(10)
+    engine.close()
+    path = folder(tmp_path) / "ready_0000000000.bson"
+    os.truncate(path, _positions(path)[1 + 3])  # the head, and three messages
+    engine = reopen(tmp_path)
+    assert engine.reserve("t", "g", 9, 20).ids == ["m0", "m1", "m2"]
+    assert path.name in str(engine.damage()["t"][0])
+    engine.submit("t", messages(1, 7), 30)
+    engine.tick(40)
+    assert engine.reserve("t", "g", 9, 40).ids == ["m7"]
+    engine.close()
+
+
+def test_messages_keep_their_offsets_though_the_heads_around_them_are_damaged(tmp_path: Path) -> None:
+    engine = reopen(tmp_path)
+    engine.place_group("t", "g", "earliest", 0)
+    for first, count in ((0, 2), (2, 3)):
+        engine.submit("t", messages(count, first), 0)
+        engine.tick(10 + first)
+    engine.ack("t", "g", engine.reserve("t", "g", 3, 20).ids, 20)
+    engine.close()
+    path = folder(tmp_path) / "ready_0000000000.bson"
+    head, _, _, other, _, last_but_one, _ = _positions(path)
+    for at in (head, other, last_but_one):
+        flip(path, at + f.PREFIX_BYTES - 30)
+    engine = reopen(tmp_path)
+    assert engine.reserve("t", "g", 9, 30).ids == ["m4"], "m3 is damaged, and nothing comes again"
+    engine.close()
+
+
+def test_an_empty_segment_whose_header_is_scrambled_is_named_and_the_topic_served(tmp_path: Path) -> None:
+    engine = reopen(tmp_path)
+    engine.submit("t", messages(2), 0)
+    engine.close()
+    path = folder(tmp_path) / "dead" / "delay_0000000000.bson"
+    data = path.read_bytes()
+    path.write_bytes(data[64:128] + data[:64] + data[128:])
+    (tmp_path / "data" / "CLEAN").unlink()
+    engine = reopen(tmp_path)
+    assert any(path.name in str(one) for one in engine.damage()["t"])
+    engine.tick(10)
+    assert engine.reserve("t", "g", 9, 20).ids == ["m0", "m1"]
+    engine.close()

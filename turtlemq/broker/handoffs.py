@@ -19,6 +19,8 @@ from turtlemq.model import I64, U64, Mark, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import Scan
 
+_ID = b"handoff"  # of every head
+
 
 @dataclass(slots=True)
 class Batches:
@@ -43,7 +45,7 @@ def encode_head(offset: int, ready_ms: int, count: int, size: int, progress: Pro
     marks = [[Int64(m.seq_max), Int64(m.due_ms), Int64(m.seq)] for m in progress.marks]
     body = bson.encode({"count": count, "bytes": size, "marks": marks})
     flags = f.HANDOFF | (f.BARRIER if synced else 0)
-    return bytes(f.encode([b"handoff"], [body], [ready_ms], offset, 0, [flags])[0])
+    return bytes(f.encode([_ID], [body], [ready_ms], offset, 0, [flags])[0])
 
 
 def _decode_head(view: memoryview, found: Scan, i: int) -> tuple[int, int, Progress]:
@@ -69,11 +71,11 @@ def read_batches(
     positions, times = [out.positions], [out.ready_ms]
     if heads and next_offset is not None and found.seq[heads[0]] > next_offset:  # the first head itself is damaged
         total, stop = int(found.seq[heads[0]]) - next_offset, int(found.positions[heads[0]])
-        positions.append(_place(found, _between(found, start, stop), total, start, stop, headless=True))
+        positions.append(_place(view, found, _between(found, start, stop), total, start, stop, headless=True))
         times.append(np.full(total, int(found.due_ms[heads[0]])))
     if not heads and next_offset is not None and upto is not None:  # every head is damaged
         total, out.end = max(upto[1] - next_offset, 0), upto[0]
-        positions.append(_place(found, _between(found, start, upto[0]), total, start, upto[0], headless=True))
+        positions.append(_place(view, found, _between(found, start, upto[0]), total, start, upto[0], headless=True))
         times.append(np.zeros(total, np.int64))
     for k, i in enumerate(heads):
         count, size, progress = _decode_head(view, found, i)
@@ -92,7 +94,7 @@ def read_batches(
             break  # torn: the Index still has these
         if k == 0 and next_offset is None:
             out.first_offset = int(found.seq[i])
-        positions.append(_place(found, mine, total, first, stop))
+        positions.append(_place(view, found, mine, total, first, stop))
         times.append(np.full(total, int(found.due_ms[i])))
         out.end, out.progress = stop, progress
         if gap:
@@ -134,18 +136,19 @@ def _between(found: Scan, first: int, stop: int) -> I64:
     return inside
 
 
-def _place(found: Scan, mine: I64, total: int, first: int, stop: int, headless: bool = False) -> I64:
-    """Positions for `total` documents: those found, and where the damage is for the rest. `headless`: the first thing damaged is
-    a head, if enough else is. Where more are found than there were, those that do not belong there stand behind a hole: what is
-    before the first one and far behind keeps its place."""
+def _place(view: memoryview, found: Scan, mine: I64, total: int, first: int, stop: int, headless: bool = False) -> I64:
+    """Positions for `total` documents: those found, and where the damage is for the rest. Of more holes than that some are heads,
+    by what is left of them; with `headless` the first is one in any case. Where more documents are found than there were, those
+    that do not belong there stand behind a hole: what is before the first one and far behind keeps its place."""
     missing = total - len(mine)
     holes = [hole.position for hole in found.damaged if first <= hole.position < stop]
     if missing <= 0:
         at = int(np.searchsorted(mine, holes[0])) if holes else total
         return np.delete(mine, slice(at, at - missing))[:total]
     holes = holes or [max(stop - 1, 0)]
-    if headless and len(holes) > missing:
-        del holes[0]
+    if len(holes) > missing:
+        heads = [at for at in holes if view[at + f.PREFIX_BYTES : at + f.PREFIX_BYTES + len(_ID)] == _ID] or holes[:headless]
+        holes = [at for at in holes if at not in heads[: len(holes) - missing]]
     spread = (holes * missing)[:missing]
     return np.sort(np.append(mine, np.array(spread, np.int64)))
 

@@ -56,6 +56,8 @@ def open_ready(ready: ReadyLog, clean: Clean | None) -> None:
             ready.damage.append(Damage(names.segment(KIND, clean.base), clean.end, 0, reason))
         if not bases or bases[-1] != clean.base or _size(ready, clean.base) > clean.end:  # else the rest of its last batch counts
             clean = None
+        else:
+            _fill_up(ready, clean)
     for i, base in enumerate(bases):
         last = base == bases[-1]
         _open_segment(ready, base, _next_first(ready, bases[i + 1]) if not last else None, clean if last else None, last)
@@ -66,6 +68,17 @@ def open_ready(ready: ReadyLog, clean: Clean | None) -> None:
         ready.durable_offset = -1  # it has no message, and is to be synced all the same
         ready.accept(b"", np.empty(0, np.int64), clean.progress, ready.tail.last_ready_ms)
         ready.sync()
+
+
+def _fill_up(ready: ReadyLog, clean: Clean) -> None:
+    """What was cut off is damage like any other: everything has its place again, and what is left is whole to its last byte."""
+    path = _path(ready, clean.base)
+    fd = ready.door.open_write(path)
+    try:
+        ready.door.truncate(fd, path, clean.end)
+        ready.door.sync(fd, path)
+    finally:
+        ready.door.close(fd)
 
 
 def _tidy(ready: ReadyLog) -> list[int]:

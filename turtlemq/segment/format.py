@@ -384,7 +384,7 @@ def decode_checked(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
 
 
 # A file's first document says what the file is.
-_MAGIC = b"\x10turtlemq\0"
+MAGIC = b"\x10turtlemq\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +419,7 @@ def encode_header(header: FileHeader) -> bytes:
 
 def decode_header(data: bytes | memoryview, file: str) -> tuple[FileHeader, int]:
     """The header and where the documents begin. Says clearly what is wrong with a file that is not ours, newer or damaged."""
-    if data[4 : 4 + len(_MAGIC)] != _MAGIC:
+    if data[4 : 4 + len(MAGIC)] != MAGIC:
         raise NotOurs(f"{file}: {NotOurs.__doc__}")
     try:
         fields, length = decode_checked(data[:4096])

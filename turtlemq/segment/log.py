@@ -69,7 +69,9 @@ def try_header(door: Door, path: Path, kind: str, topic: str, base: int) -> tupl
         header, start = f.decode_header(data, file)
     except Corrupt as error:
         alike = sum(a == b for a, b in zip(data, blank, strict=False))
-        ours = f.MARK in data or 2 * alike >= min(len(data), len(blank)) or not data.strip(b"\0")  # cut off, or a lost page
+        ours = (
+            f.MARK in data or f.MAGIC in data or 2 * alike >= min(len(data), len(blank)) or not data.strip(b"\0")
+        )  # cut off, or a lost page
         if isinstance(error, NotOurs) and not ours:
             raise
         return None, len(blank)
