@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.test_engine_faults import SETTINGS, Quick, _fields, abandon, messages
+from turtlemq.broker.group import Waiting
 from turtlemq.dead import Filter
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NotOurs, Unavailable
@@ -548,4 +549,16 @@ def test_an_empty_segment_whose_header_is_scrambled_is_named_and_the_topic_serve
     assert any(path.name in str(one) for one in engine.damage()["t"])
     engine.tick(10)
     assert engine.reserve("t", "g", 9, 20).ids == ["m0", "m1"]
+    engine.close()
+
+
+def test_what_waits_to_be_tried_again_is_no_notice(tmp_path: Path) -> None:
+    """Where the ready log is damaged, a retry may stand for a document that is not its own."""
+    engine = reopen(tmp_path)
+    engine.submit("t", [*messages(1), *messages(1, 1, due=500_000)], 0)
+    engine.tick(10)
+    assert engine.reserve("t", "g", 9, 10).ids == ["m0"]
+    assert engine.cancel("t", ["m1"], 11) == {"m1": "cancelled"}
+    engine.topic("t").broker.groups["g"].wait(1, Waiting(20, 2, "no"))
+    assert engine.reserve("t", "g", 9, 30).ids == []
     engine.close()

@@ -22,8 +22,8 @@ What the design lets a strike do, by the kind of file (docs/FORMAT.md, "Batches,
   from one that was compacted away, nor the oldest of the ready log from one that was old enough to go.
 - topic.toml is written by people: what can be read counts. What cannot is refused by name.
 
-A torn end, or a whole file that is gone after a kill, is what a crash leaves, too. Where it takes messages and no file is named,
-the figures say so: "not to be told from a crash".
+A torn end, or a whole file that is gone after a kill, is what a crash leaves, too; and where documents of one length change
+places exactly, each of them is sound. Where such a thing takes messages and no file is named, the figures say so.
 
 The number of a case says which kind of file is struck, and how: in a whole run no kind misses any way that it can be struck in.
 """
@@ -49,7 +49,7 @@ from turtlemq.errors import Corrupt, NewerFormat
 END = FAR + 10_000_000  # everything is due
 VARIANTS = 4  # folders of a chunk
 LOGS = ".bson"
-CRASH = "not to be told from a crash"
+UNTOLD = "not to be told by anybody"
 
 
 # Strikes: a file's bytes before → after. None: it is gone.
@@ -139,6 +139,7 @@ class Strike:
     how: str
     touched: dict[str, list[Doc]] = field(default_factory=dict)  # by file: documents whose bytes are not there any more
     torn: bool = False  # a crash may have left just this
+    shuffled: bool = False  # every document is whole, in the place of another
 
     def __str__(self) -> str:
         how = "stopped" if self.folder.clean else "killed"
@@ -162,7 +163,18 @@ def strike(case: int, folder: Folder, kind: str, path: Path) -> Strike:
             (path / one).write_bytes(data)
         if one.endswith(LOGS):
             made.touched[one] = _touched(folder, one, bytes(data or b""), made)
+            made.shuffled |= how == "swapped pages" and _documents(folder, one, bytes(data or b"")) == _documents(folder, one)
     return made
+
+
+def _documents(folder: Folder, name: str, data: bytes | None = None) -> list[bytes]:
+    """The documents of a log, one behind the other by what their lengths say, without regard to their order."""
+    data, found = folder.files[name] if data is None else data, []
+    at = folder.docs[name][0].start if folder.docs[name] else len(data)
+    while at + 4 <= len(data) and (size := int.from_bytes(data[at : at + 4], "little")) > 4:
+        found.append(data[at : at + size])
+        at += size
+    return sorted(found)
 
 
 def files_of(folder: Folder) -> dict[str, list[str]]:
@@ -441,23 +453,25 @@ def _case(case: int, where: Path) -> Figures:
     off = any({topic: judge(made, topic, found) for topic, found in seen.items()}.values())
     struck = set(made.touched) or {made.name}
     named = any(Path(name).name in line for name in struck for line in said)
-    cause = _as_a_crash(made)
+    cause = _untold(made)
     if off and not named and cause is None:
         raise Broken(f"{made}: something is missing or came again, and nothing was said")
     if len(seen) < len(TOPICS) and not named:
         raise Broken(f"{made}: refused without the file's name: {said}")
-    outcome = "found" if named else CRASH if off else "harmless"
+    outcome = "found" if named else UNTOLD if off else "harmless"
     figures += Counter({outcome: 1, f"{outcome} in {kind}": 1, "messages lost or again": off})
-    return figures + Counter({f"{CRASH}: {cause}": outcome == CRASH})
+    return figures + Counter({f"{UNTOLD}: {cause}": outcome == UNTOLD})
 
 
-def _as_a_crash(made: Strike) -> str | None:
-    """What a kill may leave, or a compaction or retention before it, in the same way. None: no such thing."""
+def _untold(made: Strike) -> str | None:
+    """Why nobody can tell: a kill may leave it so, or a compaction or retention before it. None: somebody can."""
     if made.how == "missing" and not made.folder.clean:
         kind = kind_of(made.name)
         mine = sorted(name for name in files_of(made.folder)[kind] if Path(name).parent == Path(made.name).parent)
         if kind.endswith("delay.bson") or (kind == "ready.bson" and made.name in (mine[0], mine[-1])):
             return "a file is gone after a kill"
+    if made.shuffled:
+        return "whole documents changed places"
     return "a torn end after a kill" if made.torn else None
 
 

@@ -144,7 +144,8 @@ def _pick_retries(ready: ReadyLog, group: Group, picked: Picked, now_ms: int) ->
     group.put_back(picked.retries[len(read.starts) :])
     del picked.retries[len(read.starts) :]
     offsets = offsets[: len(read.starts)]
-    _take(group, read, offsets, times, read.good, picked, attempts, now_ms)
+    mine = read.good & ~_foreign(group.name, group, read)  # where the log is damaged, something else may stand there by now
+    _take(group, read, offsets, times, mine, picked, attempts, now_ms)
 
 
 def _pick_fresh(
@@ -190,17 +191,9 @@ def _take_all(group: Group, read: log.Documents, offsets: I64, times: I64, picke
 def visible(ready: ReadyLog, name: str, place: Place, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
     """Which documents are messages for this group. A damaged one counts, and is passed when the cursor gets there, unless it is
     known to have been a notice or another group's: that was never counted."""
-    flags = read.heads["flags"]
-    special = read.good & ((flags & (f.META | f.NOTICE)) != 0)
-    mine = np.ones(len(offsets), np.bool_)
+    mine: Mask = ~_foreign(name, place, read)
     if not read.good.all():
         mine &= read.good | ~np.isin(offsets, ready.foreign(int(offsets[0]), int(offsets[-1]) + 1, name))
-    if special.any():
-        prefix = name.encode() + b"/"
-        for i in np.flatnonzero(special).tolist():
-            at = int(read.starts[i]) + f.PREFIX_BYTES
-            own = not flags[i] & f.NOTICE and bytes(read.buffer[at : at + len(prefix)]) == prefix
-            mine[i] = own and not _void(place, read, i)
     if not cancelled:
         return mine
     if len(cancelled) < len(offsets):
@@ -208,6 +201,17 @@ def visible(ready: ReadyLog, name: str, place: Place, read: log.Documents, offse
     else:
         mine &= np.array([offset not in cancelled for offset in offsets.tolist()], np.bool_)
     return mine
+
+
+def _foreign(name: str, place: Place, read: log.Documents) -> Mask:
+    """Which good documents are notices, or retries of another group, or void."""
+    flags, prefix = read.heads["flags"], name.encode() + b"/"
+    out: Mask = read.good & ((flags & (f.META | f.NOTICE)) != 0)
+    for i in np.flatnonzero(out).tolist():
+        at = int(read.starts[i]) + f.PREFIX_BYTES
+        own = not flags[i] & f.NOTICE and bytes(read.buffer[at : at + len(prefix)]) == prefix
+        out[i] = not own or _void(place, read, i)
+    return out
 
 
 def void(place: Place, retry: f.Document) -> bool:
