@@ -87,8 +87,7 @@ def blocked(broker: Broker, id_: str, offset: int | None, own: dict[str, int], a
         if id_ in group.ids:
             return "reserve"
         again = (group.name, id_) in asleep or (group.name in own and fresh(broker, group, own[group.name]))
-        if again or offset is None or not skipped(group, offset):
-            states.add(again or (offset is not None and fresh(broker, group, offset)))
+        states.add(again or (offset is not None and (skipped(group, offset) or fresh(broker, group, offset))))
     return CANCELLED if False not in states else "history"
 
 

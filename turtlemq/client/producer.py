@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
@@ -17,7 +15,7 @@ from turtlemq.client import flow
 from turtlemq.client.errors import BufferFull, ClientError, Closed, TimedOut
 from turtlemq.client.flow import Entry, Gather
 from turtlemq.client.options import new_id
-from turtlemq.client.sync import Client
+from turtlemq.client.sync import Client, forked
 from turtlemq.client.wire import Priority, outgoing
 
 log = logging.getLogger("turtlemq.client")
@@ -105,7 +103,7 @@ class Producer:
         self._closed = False
         self._begin()
         self._start()
-        _producers.add(self)
+        forked.add(self)
         atexit.register(self.close)
 
     def _begin(self) -> None:
@@ -231,15 +229,3 @@ class Producer:
                         self._work.notify()  # there is more, for another sender
                     return batch
                 self._work.wait(None if due is None else due - now)
-
-
-_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for producer in list(_producers):
-        producer.begin_anew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 from turtlemq.client import calls, flow
@@ -43,7 +43,7 @@ class Pool:
         self._idle: list[tuple[float, str, Connection]] = []
         self._at = 0
         self._context: Any = None
-        _pools.add(self)
+        forked.add(self)
 
     def _take(self) -> tuple[str, Connection]:
         with self._lock:
@@ -142,12 +142,19 @@ class Pool:
         self._lock, self._idle = threading.Lock(), []
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+class Forked(Protocol):
+    """Something with locks, sockets or threads, of which a forked child has none."""
+
+    def begin_anew(self) -> None:
+        """In the child."""
+
+
+forked: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for pool in list(_pools):
-        pool.begin_anew()
+    for one in list(forked):
+        one.begin_anew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -180,6 +180,7 @@ async def fetch(request: web.Request) -> Reply:
     return Reply(fetched_json(found), 200, JSON, back)
 
 
+@lru_cache(64)  # every fetch asks, and clients say the same again and again
 def _wants_bson(accept: str) -> bool:
     """Does a client like BSON, and no less than JSON?
 
