@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def doctest_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server for all doctests of a session."""
-    from tests.serving import running
+    from tests.harness.server_process import running
 
     with running(tmp_path_factory.mktemp("doctest") / "data") as server:
         yield server.url

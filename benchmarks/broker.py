@@ -16,7 +16,7 @@ from benchmarks.model import Figure, Goal, Size, of_rounds
 from benchmarks.run import Benchmark, Run
 from turtlemq.engine import Engine
 from turtlemq.model import Batch
-from turtlemq.worker import ProcessWorker
+from turtlemq.storage.process_worker import ProcessWorker
 
 _GROUP = "workers"
 _GOALS = {

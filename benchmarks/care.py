@@ -10,10 +10,10 @@ from benchmarks import child, probe
 from benchmarks.load import DUE_FROM_MS, DUE_TO_MS, Load, Server
 from benchmarks.model import Figure, Size
 from benchmarks.run import Benchmark, Run
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.index import seal as seals
 from turtlemq.model import Settings
-from turtlemq.topic import CARE_BUDGET
+from turtlemq.topic.topic import CARE_BUDGET
 
 
 def _seal(run: Run) -> Iterator[Figure]:
@@ -33,11 +33,11 @@ def seal_one(folder: str, own: bool, size: dict[str, Any]) -> dict[str, float]:
         server.append(load.batch())
         child.say(load.next / shape.seal / 2)
     server.index.writer.roll()
-    order = care.seal_job(server.index, 0)
+    order = maintenance.seal_job(server.index, 0)
     begin = time.perf_counter()
     done = seals.seal(server.engine.door.fresh(), order)
     taken = time.perf_counter() - begin
-    care.adopt(server.index, done)
+    maintenance.adopt(server.index, done)
     assert done.documents == server.sleepers == load.next, "everything sleeps on"
     return {"count": load.next, "seconds": taken, "bytes": done.size}
 
@@ -69,7 +69,7 @@ def compact_one(folder: str, size: dict[str, Any]) -> dict[str, float]:
     times, moved = [], 0
     while 0 in server.index.shelf.segments and server.index.shelf.segments[0].live:
         begin = time.perf_counter()
-        moved += care.compact(server.index, 0, CARE_BUDGET)
+        moved += maintenance.compact(server.index, 0, CARE_BUDGET)
         times.append(time.perf_counter() - begin)
     assert (moved, server.sleepers) == (left, left), "each was moved once"
     return {"moved": moved, "seconds": sum(times), "p99": probe.percentile(times, 0.99)}

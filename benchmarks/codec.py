@@ -16,13 +16,13 @@ from benchmarks import child
 from benchmarks.load import BODY_BYTES, START_MS, TOPIC
 from benchmarks.model import Figure, Goal, Size, of_rounds
 from benchmarks.run import Benchmark, Run
-from turtlemq.broker.answers import Reserved
+from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.fetched import Buffer, fetched_bson, fetched_json
-from turtlemq.server.json_in import JsonMessage
-from turtlemq.server.messages import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
+from turtlemq.server.incoming.batches import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
+from turtlemq.server.incoming.json_messages import JsonMessage
+from turtlemq.server.outgoing.fetch import Buffer, fetched_bson, fetched_json
 
 _GOALS = {
     "BSON in": Goal("≥", 2_500_000),

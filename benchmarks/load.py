@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks import probe
 from turtlemq.engine import Engine
-from turtlemq.jobs import Worker
 from turtlemq.model import Batch, Receipt, Settings
-from turtlemq.worker import ProcessWorker
+from turtlemq.storage.process_worker import ProcessWorker
+from turtlemq.storage.workers import Worker
 
 START_MS = 1_700_000_000_000
 DUE_FROM_MS = START_MS + 86_400_000

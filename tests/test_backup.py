@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.doors import Failing
-from tests.serving import Server, running
+from tests.harness.doors import Failing
+from tests.harness.server_process import Server, running
 from turtlemq import backup as b
 from turtlemq.cli.verbs import command_line
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, DiskFull, InvalidArgument, NewerFormat
 from turtlemq.model import Message
+from turtlemq.storage.door import Door
 
 NOW = 1_794_810_562_123
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from tests.test_backup import Traffic, line
 from turtlemq.lifecycle import STATES
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.trust.simulation_disk import Drive, Process
 from turtlemq import backup as b
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.model import Message
+from turtlemq.storage.door import Door
 
 
 class Roomy(Process):

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turtlemq.broker import group as groups
-from turtlemq.broker import recent
+from turtlemq.broker import ready_cache
 from turtlemq.broker.group import Group, Held
-from turtlemq.broker.recent import Recent
-from turtlemq.broker.tail import Tail
+from turtlemq.broker.ready_cache import Recent
+from turtlemq.broker.ready_tail import Tail
 from turtlemq.engine import Engine
 from turtlemq.model import Message, Priority, Settings
 from turtlemq.segment import format as f
-from turtlemq.server.fetched import fetched_bson, fetched_json
+from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
 
 SMALL = Settings(
     segment_bytes=8192, run_messages=16, max_attempts=3, ttr_ms=50, backoff_base_ms=10, max_in_flight=40, beat_ms=100
@@ -265,7 +265,7 @@ def test_batches_entered_late_are_those_entered_at_once(sizes: list[int], asked:
 
 
 def test_recent_documents_are_found_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "_BYTES_MAX", 2_000)
+    monkeypatch.setattr(ready_cache, "_BYTES_MAX", 2_000)
     kept = Recent()
     for n in range(0, 40, 2):
         kept.add(n, 1_000 + n, b"abcd", [0, 3])

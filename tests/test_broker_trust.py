@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.indexing import Later
+from tests.harness.index_world import Later
 from tests.test_engine_faults import SETTINGS, Disk, Quick, Syncing, abandon, cut_power, messages, start
-from turtlemq.ballast import BYTES
-from turtlemq.dead import DeadLetter, Filter
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message
+from turtlemq.storage.ballast import BYTES
+from turtlemq.storage.door import Door
+from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 T = TypeVar("T")
 PLENTY = 1 << 40

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors import Failing, Recording
-from tests.indexing import SMALL, World, abandon, documents, open_at
-from turtlemq.door import Door
+from tests.harness.doors import Failing, Recording
+from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import Stopped
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.model import SEQ_COUNTER_BITS, Batch, Mark, Progress, Settings, State
+from turtlemq.storage.door import Door
 
 DAY = 86_400_000
 NOW = 1_700_000_000_000

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.serving import running
+from tests.harness.server_process import running
 from tests.test_engine_faults import abandon
 from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, Locked, Unavailable
 from turtlemq.model import Message
-from turtlemq.shadow import Shadow
+from turtlemq.storage.copy_on_write import Shadow
 
 
 def check(data: Path, *more: str, code: int = 0) -> dict[str, Any]:

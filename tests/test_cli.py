@@ -19,9 +19,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.cli_reference import verbs
-from tests.client_ground import proxied
-from tests.serving import PROGRAM, Server, environment, run, running
+from tests.harness.cli_reference import verbs
+from tests.harness.client_network import proxied
+from tests.harness.server_process import PROGRAM, Server, environment, run, running
 from turtlemq.cli import queue
 from turtlemq.cli.times import moment, seconds
 from turtlemq.cli.verbs import command_line

@@ -18,11 +18,11 @@ from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serving import ROOT, environment
-from turtlemq.client import calls, errors, flow, wire
-from turtlemq.client.desk import STOPPED, AckList, Desk, Retry, Terms, error_text
-from turtlemq.client.flow import Entry, Gather, Pause, Rules, Send
+from tests.harness.server_process import ROOT, environment
+from turtlemq.client import calls, errors, sending, wire
+from turtlemq.client.consumer_state import STOPPED, AckList, Desk, Retry, Terms, error_text
 from turtlemq.client.options import Sink
+from turtlemq.client.sending import Entry, Gather, Pause, Rules, Send
 from turtlemq.client.wire import Answer, Message, Out, Request
 
 
@@ -68,7 +68,7 @@ CUT = errors.ConnectionFailed("cut")
 def test_what_may_pass_is_tried_again_after_growing_pauses(bad: Any) -> None:
     answers = [bad] * 4 + [GOOD]
     world = World(lambda _: answers.pop(0))
-    assert world.play(flow.exchange(lambda _: ASK, world.rules, world.now + 10)) is GOOD
+    assert world.play(sending.exchange(lambda _: ASK, world.rules, world.now + 10)) is GOOD
     assert world.pauses == [0.05, 0.1, 0.2, 0.4]
     assert [send.budget_ms for send in world.sent] == pytest.approx([10_000, 9_950, 9_850, 9_650, 9_250], abs=1)
 
@@ -79,21 +79,21 @@ def test_what_may_pass_is_tried_again_after_growing_pauses(bad: Any) -> None:
 def test_what_will_not_pass_is_raised_at_once(status: int, code: str) -> None:
     world = World(lambda _: refusal(status, code, index=3))
     with pytest.raises(errors.BY_CODE[code]) as met:
-        world.play(flow.exchange(lambda _: ASK, world.rules, world.now + 10))
+        world.play(sending.exchange(lambda _: ASK, world.rules, world.now + 10))
     assert (met.value.index, met.value.status, len(world.sent)) == (3, status, 1)
 
 
 def test_a_patient_caller_tries_again_whatever_the_server_says_of_itself() -> None:
     answers: list[Any] = [refusal(500, "INTERNAL"), refusal(507, "DISK_FULL"), CUT, GOOD]
     world = World(lambda _: answers.pop(0))
-    assert world.play(flow.exchange(lambda _: ASK, world.rules, flow.FOREVER, patient=True)) is GOOD
+    assert world.play(sending.exchange(lambda _: ASK, world.rules, sending.FOREVER, patient=True)) is GOOD
     assert {send.budget_ms for send in world.sent} == {None}
 
 
 def test_the_server_says_how_long_to_wait() -> None:
     answers = [refusal(429, "RATE_LIMITED", retry_after_ms=1500), Answer(503, {"retry-after": "2"}, b""), GOOD]
     world = World(lambda _: answers.pop(0), roll=0.0)
-    world.play(flow.exchange(lambda _: ASK, world.rules, world.now + 10))
+    world.play(sending.exchange(lambda _: ASK, world.rules, world.now + 10))
     assert world.pauses == [1.5, 2.0]
 
 
@@ -109,7 +109,7 @@ def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: f
 
     world.server = serve
     with pytest.raises(errors.TimedOut) as met:
-        world.play(flow.exchange(lambda _: ASK, world.rules, start + budget))
+        world.play(sending.exchange(lambda _: ASK, world.rules, start + budget))
     assert world.now <= start + budget + 1e-6
     assert met.value.__cause__ is CUT or not world.sent
     assert all(send.budget_ms is not None and 0 < send.budget_ms <= budget * 1000 + 1 for send in world.sent)
@@ -124,10 +124,10 @@ def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: f
     ],
     ids=["reschedule", "requeue_dead", "ack"],
 )
-def test_a_delay_counts_from_the_call_and_not_from_the_last_try(call: flow.Call[Any], field: str) -> None:
+def test_a_delay_counts_from_the_call_and_not_from_the_last_try(call: sending.Call[Any], field: str) -> None:
     answers: list[Any] = [CUT, CUT, CUT, Answer(200, {}, b'{"due_ms": 1}')]
     world = World(lambda _: answers.pop(0), latency_s=2.0)
-    world.play(flow.ask(call, world.rules))
+    world.play(sending.ask(call, world.rules))
     delays = [json.loads(send.request.body or b"")[field] for send in world.sent]
     assert delays == pytest.approx([5.0, 2.95, 0.85, 0.0])
 
@@ -183,7 +183,7 @@ def test_exactly_the_bad_messages_fail(count: int, bad: set[int], named: bool, s
 
     world = World(serve, roll=0.0)
     batch = entries(world, count)
-    world.play(flow.deliver("t", batch, world.rules))
+    world.play(sending.deliver("t", batch, world.rules))
     good = [str(i) for i in range(count) if i not in bad]
     assert stored == good  # once each, in order
     for i, outcome in enumerate(said(batch)):
@@ -196,7 +196,7 @@ def test_exactly_the_bad_messages_fail(count: int, bad: set[int], named: bool, s
 def test_an_error_of_the_request_is_told_to_all_after_one_try(status: int, code: str) -> None:
     world = World(lambda _: refusal(status, code))
     batch = entries(world, 5)
-    world.play(flow.deliver("t", batch, world.rules))
+    world.play(sending.deliver("t", batch, world.rules))
     assert len(world.sent) == 1
     assert {type(outcome) for outcome in said(batch)} == {errors.BY_CODE[code]}
     assert len({id(outcome) for outcome in said(batch)}) == 5  # each has its own, for each may be raised
@@ -213,7 +213,7 @@ def test_those_with_more_time_go_on_when_that_of_others_is_over() -> None:
         return Answer(201, {}, wire.to_json({"ids": ids})) if world.now > 1020 else CUT
 
     world.server = serve
-    world.play(flow.deliver("t", early + late, world.rules))
+    world.play(sending.deliver("t", early + late, world.rules))
     assert {type(outcome) for outcome in said(early)} == {errors.TimedOut}
     assert said(late) == ["0", "1", "2"]
 

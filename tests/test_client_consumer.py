@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.client_ground import WAIT_S, Shell, proxied, shell
-from tests.serving import Server, environment, running
+from tests.harness.client_network import WAIT_S, Shell, proxied, shell
+from tests.harness.server_process import Server, environment, running
 from turtlemq.client import AsyncConsumer, Client, Consumer, Dedup, Message, Retry, errors
 
 __all__ = ["shell"]

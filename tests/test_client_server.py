@@ -24,11 +24,11 @@ from typing import Any
 
 import pytest
 
-from tests.client_ground import WAIT_S, Proxy, Shell, canned, proxied, shell
-from tests.serving import Server, environment, running
+from tests.harness.client_network import WAIT_S, Proxy, Shell, canned, proxied, shell
+from tests.harness.server_process import Server, environment, running
 from tests.test_server_security import certificate
 from turtlemq.client import AsyncClient, AsyncProducer, Client, NewMessage, Producer, errors
-from turtlemq.server.guard import hash_of, new_token
+from turtlemq.server.auth import hash_of, new_token
 
 __all__ = ["shell"]
 BODIES: list[Any] = [b"", b"\x00\xff" * 50, None, "ü\n", 17, -1.5, [1, {"a": None}], {"deep": {"er": [True, False]}}, 2**70]

@@ -21,16 +21,17 @@ from bson.int64 import Int64
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from turtlemq.broker.answers import Reserved
+from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
-from turtlemq.index.limits import check_batch
+from turtlemq.index.validate import check_batch
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server import bson_in, deliver, fetched, json_in
-from turtlemq.server.columns import Columns
 from turtlemq.server.errors import InvalidBson
-from turtlemq.server.messages import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
+from turtlemq.server.incoming import bson_messages, json_messages
+from turtlemq.server.incoming.batches import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
+from turtlemq.server.incoming.columns import Columns
+from turtlemq.server.outgoing import fetch, messages
 
 NOW = 1_790_000_000_000
 QUICKLY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -117,9 +118,9 @@ def agree(data: bytes) -> Any:
     """Arrays and library say the same of these bytes. Returns what they say."""
 
     def read(layouts: int) -> Columns:
-        return bson_in.columns(data, bson_in.documents(data), layouts=layouts)
+        return bson_messages.columns(data, bson_messages.documents(data), layouts=layouts)
 
-    fast, slow = outcome(lambda: read(bson_in.LAYOUTS_MAX)), outcome(lambda: read(0))
+    fast, slow = outcome(lambda: read(bson_messages.LAYOUTS_MAX)), outcome(lambda: read(0))
     assert fast == slow
     assert (isinstance(fast, tuple) and fast[0] is InvalidBson) == (not is_bson(data))
     return fast
@@ -258,8 +259,8 @@ def test_arrays_read_what_they_are_made_for() -> None:
             for i in range(100)
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bson_in, "_by_library", never)
-            bson_in.columns(data, bson_in.documents(data))
+            patch.setattr(bson_messages, "_by_library", never)
+            bson_messages.columns(data, bson_messages.documents(data))
 
 
 # Both ways in
@@ -371,11 +372,11 @@ def test_messages_of_a_known_shape_are_read_as_any_others(
         return outcome(lambda: decode_batch(bytes(data), kind, NOW, Rules()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_in, "_known", {})
+        patch.setattr(json_messages, "_known", {})
         unknown, known = read(), read()
         assert known == unknown
-        for shape in json_in._SHAPES.values():
-            patch.setattr(json_in, "_known", {name.encode(): shape for name in values})
+        for shape in json_messages._SHAPES.values():
+            patch.setattr(json_messages, "_known", {name.encode(): shape for name in values})
             assert read() == unknown
 
 
@@ -384,18 +385,18 @@ def test_messages_of_a_known_shape_are_read_as_any_others(
 )
 @pytest.mark.parametrize("kind", [JSON, NDJSON])
 def test_a_known_shape_makes_no_request_of_what_is_none(data: bytes, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_in, "_known", {})
+    monkeypatch.setattr(json_messages, "_known", {})
     unknown = outcome(lambda: decode_batch(data, kind, NOW, Rules()))
-    monkeypatch.setattr(json_in, "_known", {b"body": json_in._SHAPES[()]})
+    monkeypatch.setattr(json_messages, "_known", {b"body": json_messages._SHAPES[()]})
     assert outcome(lambda: decode_batch(data, kind, NOW, Rules())) == unknown
 
 
 def test_the_shape_of_what_comes_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_in, "_known", {})
+    monkeypatch.setattr(json_messages, "_known", {})
     decode_batch(encoded([{"id": "a", "due_ms": NOW, "body": 1}] * 3, JSON), JSON, NOW, Rules())
     decode_batch(encoded([{"body": 1, "delay": 2}] * 3, NDJSON), NDJSON, NOW, Rules())
-    assert {name: shape.names for name, shape in json_in._known.items()} == {b"id": ("id", "due_ms"), b"body": ("delay",)}
-    monkeypatch.setattr(json_in, "of_messages", None)  # the long way is not gone again
+    assert {name: shape.names for name, shape in json_messages._known.items()} == {b"id": ("id", "due_ms"), b"body": ("delay",)}
+    monkeypatch.setattr(json_messages, "of_messages", None)  # the long way is not gone again
     for kind in (JSON, NDJSON):
         assert len(decode_batch(encoded([{"id": "b", "due_ms": NOW, "body": {}}] * 30, kind), kind, NOW, Rules())) == 30
 
@@ -405,17 +406,17 @@ def test_the_shape_of_what_comes_is_remembered(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_in, "_SLICE_BYTES_MIN", 40)
-    monkeypatch.setattr(json_in, "_SLICE_BYTES_MAX", 100)
-    monkeypatch.setattr(json_in, "_SLICED_BYTES", 50)
-    monkeypatch.setattr(json_in, "SLICE_MESSAGES", 3)
+    monkeypatch.setattr(json_messages, "_SLICE_BYTES_MIN", 40)
+    monkeypatch.setattr(json_messages, "_SLICE_BYTES_MAX", 100)
+    monkeypatch.setattr(json_messages, "_SLICED_BYTES", 50)
+    monkeypatch.setattr(json_messages, "SLICE_MESSAGES", 3)
 
 
 def whole(data: bytes, kind: str) -> Any:
     """One by one, without slices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_in, "_SLICED_BYTES", 1 << 40)
-        patch.setattr(json_in, "SLICE_MESSAGES", 1 << 40)
+        patch.setattr(json_messages, "_SLICED_BYTES", 1 << 40)
+        patch.setattr(json_messages, "SLICE_MESSAGES", 1 << 40)
         return outcome(lambda: decode_batch(data, kind, NOW, Rules()))
 
 
@@ -548,18 +549,18 @@ def test_messages_are_written_at_once_as_one_by_one(
     try:
         out = stored(engine, random.Random(seed), count, mixed)
         assert len(out)
-        one_by_one = deliver.delivered(out)
-        at_once = fetched.fetched_json(out)
+        one_by_one = messages.delivered(out)
+        at_once = fetch.fetched_json(out)
         assert at_once.decode()
         numbers = {"parse_int": str, "parse_float": str}
         assert json.loads(at_once, **numbers) == json.loads(msgspec.json.encode({"messages": one_by_one}), **numbers)  # type: ignore[arg-type]
-        assert bson.decode_all(fetched.fetched_bson(out)) == bson.decode_all(deliver.as_bson(one_by_one))
+        assert bson.decode_all(fetch.fetched_bson(out)) == bson.decode_all(messages.as_bson(one_by_one))
     finally:
         engine.close()
 
 
 def test_nothing_is_written_as_nothing() -> None:
-    assert (fetched.fetched_json(Reserved()), fetched.fetched_bson(Reserved())) == (b'{"messages":[]}', b"")
+    assert (fetch.fetched_json(Reserved()), fetch.fetched_bson(Reserved())) == (b'{"messages":[]}', b"")
 
 
 @pytest.mark.parametrize("kind", [JSON, BSON])
@@ -575,8 +576,8 @@ def test_what_goes_in_comes_out(kind: str, tmp_path: Path) -> None:
         engine.submit("t", decode_batch(encoded(part, kind), kind, NOW, Rules()), NOW)
     engine.tick(NOW)
     out = engine.reserve("t", "g", len(sent), NOW)
-    got = {m["id"]: m["body"] for m in bson.decode_all(fetched.fetched_bson(out))}
+    got = {m["id"]: m["body"] for m in bson.decode_all(fetch.fetched_bson(out))}
     assert got == {m["id"]: m["body"] for m in sent}
-    texts = {m["id"]: m.get("body") for m in json.loads(fetched.fetched_json(out))["messages"]}
+    texts = {m["id"]: m.get("body") for m in json.loads(fetch.fetched_json(out))["messages"]}
     assert {id_: body for id_, body in texts.items() if id_[0] == "m"} == {m["id"]: m["body"] for m in sent if m["id"][0] == "m"}
     engine.close()

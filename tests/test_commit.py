@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.doors import Failing
-from turtlemq.door import Door
+from tests.harness.doors import Failing
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, DiskFull, Stopped, UnknownMessage
 from turtlemq.index.writer import Group
 from turtlemq.model import Batch, Settings
 from turtlemq.server.commit import THREADS, Committer
 from turtlemq.server.errors import Overloaded
-from turtlemq.server.loop import UNCOMMITTED_MAX, Service
+from turtlemq.server.service import UNCOMMITTED_MAX, Service
+from turtlemq.storage.door import Door
 
 T = TypeVar("T")
 SMALL = Settings(segment_bytes=16_384, run_messages=64)

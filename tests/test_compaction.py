@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors import Failing
-from tests.indexing import SMALL, World, abandon, documents, open_at
-from turtlemq.door import Door
+from tests.harness.doors import Failing
+from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import DiskFull, Stopped
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.policy import Plan, Task, plan, should_roll
@@ -21,6 +20,7 @@ from turtlemq.index.writer import Columns
 from turtlemq.model import Batch, SegmentLoad, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_id
+from turtlemq.storage.door import Door
 
 YEAR = 31_536_000_000
 
@@ -157,9 +157,9 @@ def test_one_old_sleeper_never_pins_a_segment(world: World) -> None:
 def test_compaction_moves_no_more_than_its_budget(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.roll()
-    assert [care.compact(world.index, 0, 6) for _ in range(5)] == [6, 6, 6, 2, 0]
+    assert [maintenance.compact(world.index, 0, 6) for _ in range(5)] == [6, 6, 6, 2, 0]
     assert world.index.shelf.segments[0].live == 0
-    assert care.drop(world.index, 0)
+    assert maintenance.drop(world.index, 0)
 
 
 def test_compaction_may_be_cut_by_a_crash_at_any_step(tmp_path: Path) -> None:
@@ -193,12 +193,12 @@ def test_equal_due_times_keep_their_order_through_seal_and_compaction(world: Wor
     world.roll()
     world.append(batch("c", 6), 0)
     first, second = world.closed
-    care.compact(world.index, first, 4)  # copies stand behind all others in the file
+    maintenance.compact(world.index, first, 4)  # copies stand behind all others in the file
     world.seal(second)
     world.adopt()
-    care.compact(world.index, second, 3)
+    maintenance.compact(world.index, second, 3)
     world.roll()
-    care.compact(world.index, world.closed[-1], 5)  # copies of copies
+    maintenance.compact(world.index, world.closed[-1], 5)  # copies of copies
     due = world.index.due(100)
     assert due is not None
     assert [d.id for d in documents(due)] == [f"{p}{i}" for p in "abc" for i in range(6)]
@@ -211,8 +211,8 @@ def test_a_copy_is_the_message_it_was(world: World) -> None:
     for _ in range(2):
         world.roll()
         base = world.closed[-1]
-        care.compact(world.index, base, 10)
-        assert care.drop(world.index, base)
+        maintenance.compact(world.index, base, 10)
+        assert maintenance.drop(world.index, base)
         world.compare_all()
     world.cancel(list(world.asleep))
 
@@ -224,7 +224,7 @@ def test_what_the_broker_noted_with_a_message_survives_compaction(tmp_path: Path
     index.writer.stage(columns, index.writer.next_seq(1))
     index.writer.commit()
     index.writer.roll()
-    care.compact(index, 0, 5)
+    maintenance.compact(index, 0, 5)
     due = index.due(9)
     assert due is not None
     (document,) = documents(due)
@@ -239,7 +239,7 @@ def test_a_message_whose_cancel_is_on_its_way_is_not_moved(tmp_path: Path) -> No
     index.append(batch("a", 3), 0)
     index.writer.roll()
     index.stage_cancel(["a1"])
-    assert care.compact(index, 0, 10) == 2
+    assert maintenance.compact(index, 0, 10) == 2
     assert index.get("a1") is None
     abandon(index)
     again = open_at(tmp_path / "t")
@@ -263,10 +263,10 @@ def test_a_segment_waits_until_its_handoffs_are_durable_elsewhere(world: World) 
     world.append(batch("a", 20), 0)
     world.roll()
     world.drain(100)
-    assert not care.drop(world.index, 0)
-    assert care.step(world.index, 10, None) == (None, True)
+    assert not maintenance.drop(world.index, 0)
+    assert maintenance.step(world.index, 10, None) == (None, True)
     world.settle()
-    assert care.drop(world.index, 0)
+    assert maintenance.drop(world.index, 0)
     world.reopen(clean=False)
     assert not world.asleep
 
@@ -289,10 +289,10 @@ def test_a_tombstone_outlives_the_segment_it_stands_in(world: World) -> None:
     world.compare_all()
     world.drain(100)
     world.settle()
-    assert care.drop(world.index, b)
+    assert maintenance.drop(world.index, b)
     world.reopen(clean=False, meanwhile=lambda: forget_caches(world))
     world.compare_all()
-    assert care.drop(world.index, c), "its tombstone for A is written again"
+    assert maintenance.drop(world.index, c), "its tombstone for A is written again"
     world.reopen(clean=False, meanwhile=lambda: forget_caches(world))
     world.compare_all()
     world.seal(a)
@@ -312,9 +312,9 @@ def test_a_cancel_right_after_a_seal_is_newer_than_what_the_seal_worked_in(world
     world.seal(0)
     world.cancel(["a6"])
     world.adopt()
-    assert care.drop(world.index, second)
+    assert maintenance.drop(world.index, second)
     world.roll()
-    assert care.drop(world.index, world.closed[1])
+    assert maintenance.drop(world.index, world.closed[1])
     world.reopen(clean=False, meanwhile=lambda: forget_caches(world))
     world.compare_all()
 
@@ -386,10 +386,10 @@ def test_a_segment_that_cannot_be_sealed_is_compacted_all_the_same(world: World)
     world.append(batch("b", 20), 0)
     world.roll()
     skip = set(world.closed)
-    assert care.step(world.index, 10, None, skip) == (None, False)
+    assert maintenance.step(world.index, 10, None, skip) == (None, False)
     world.cancel([f"a{i}" for i in range(1, 20)])
     for _ in range(3):
-        care.step(world.index, 10, None, skip)
+        maintenance.step(world.index, 10, None, skip)
     assert 0 not in world.index.shelf.segments
 
 
@@ -401,10 +401,10 @@ def test_a_name_that_cannot_be_removed_keeps_its_segment(tmp_path: Path) -> None
     world.cancel(list(world.asleep))
     door.at = len(door.calls)
     with pytest.raises(OSError, match="made to fail"):
-        care.drop(world.index, 0)
+        maintenance.drop(world.index, 0)
     assert "rename" in str(door.failed)
     assert 0 in world.index.shelf.segments, "else its tombstones would go before it"
-    assert care.drop(world.index, 0)
+    assert maintenance.drop(world.index, 0)
     world.compare_all()
     abandon(world.index)
 
@@ -492,5 +492,5 @@ def test_check_finds_what_is_wrong(tmp_path: Path) -> None:
 def test_a_seal_runs_on_a_door_of_its_own(world: World) -> None:
     world.append(batch("a", 5), 0)
     world.roll()
-    sealed = seal(Door(), care.seal_job(world.index, 0))
-    assert care.adopt(world.index, sealed)
+    sealed = seal(Door(), maintenance.seal_job(world.index, 0))
+    assert maintenance.adopt(world.index, sealed)

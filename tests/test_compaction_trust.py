@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.indexing import World, abandon
+from tests.harness.index_world import World, abandon
 from tests.test_compaction import batch, forget_caches
 from tests.test_engine_faults import Quick
 from turtlemq.engine import Engine
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.model import Batch, Message, Settings
 
 
@@ -39,7 +39,7 @@ def test_whoever_is_cancelled_stays_so_be_it_the_first_or_the_last_of_its_segmen
         world.seal(base)
         world.adopt()
     elif then == "dropped":
-        assert care.drop(world.index, base)
+        assert maintenance.drop(world.index, base)
 
 
 def test_a_segment_of_which_only_a_part_is_safe_with_the_receiver_is_not_dropped(world: World) -> None:
@@ -48,7 +48,7 @@ def test_a_segment_of_which_only_a_part_is_safe_with_the_receiver_is_not_dropped
     world.drain(10)
     world.settle()
     world.drain(20)
-    assert not care.drop(world.index, 0)
+    assert not maintenance.drop(world.index, 0)
     world.reopen(clean=False)
     assert list(world.asleep) == ["b"]
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.serving import ROOT, running
+from tests.harness.server_process import ROOT, running
 from turtlemq.cli.verbs import command_line
 from turtlemq.errors import InvalidArgument
 from turtlemq.model import Settings
+from turtlemq.server.auth import NEEDS, hash_of, new_token
 from turtlemq.server.config import HIDDEN, Config, in_force, load, resolve
-from turtlemq.server.guard import NEEDS, hash_of, new_token
-from turtlemq.server.settings import Asked, to_flat, to_nested
+from turtlemq.server.topic_settings import Asked, to_flat, to_nested
 
 DOC = (ROOT / "docs/CONFIGURATION.md").read_text("utf-8")
 

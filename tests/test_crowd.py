@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from tests.trust.kills_model import now_ms
 from tests.trust.load_wire import Wire, all_wait, run_loop
 from turtlemq.engine import Engine

@@ -13,11 +13,10 @@ import bson
 import numpy as np
 import pytest
 
-from tests.doors import Failing
-from tests.indexing import SMALL, World, abandon, documents, open_at
-from turtlemq.door import Door
+from tests.harness.doors import Failing
+from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import NewerFormat, NotOurs
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.index.build import tabulate
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
@@ -25,9 +24,10 @@ from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
 from turtlemq.model import Batch, Settings, State
 from turtlemq.segment import format as f
-from turtlemq.segment import names
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.table import BLOCK, open_table
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
 WIDE = Settings(segment_bytes=1 << 20, run_messages=1_500)
 
@@ -223,7 +223,7 @@ def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World
     world.append(messages("a", 50), 0)
     world.roll()
     for spoiled in ("keys", "positions", None):
-        sealed = seal(Door(), care.seal_job(world.index, 0))
+        sealed = seal(Door(), maintenance.seal_job(world.index, 0))
         path = next(world.folder.glob("*.index.tmp"))
         if spoiled is None:
             path.unlink()
@@ -231,7 +231,7 @@ def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World
             spoil_section(path, spoiled)
         world.cancel([f"a{spoiled and len(spoiled)}"])
         if spoiled != "positions":  # positions are read when something is looked up
-            assert not care.adopt(world.index, sealed)
+            assert not maintenance.adopt(world.index, sealed)
         world.compare_all()
     world.seal(0)
     world.adopt()
@@ -266,7 +266,7 @@ def test_wherever_a_document_is_damaged_the_others_fire(tmp_path: Path, where: s
     if where != "memtable":
         index.writer.roll()
     if where == "sealed":
-        care.adopt(index, seal(Door(), care.seal_job(index, 0)))
+        maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
     spoil_document(index, "a20", at)
     index.append(messages("b", 1), 0)
     abandon(index)
@@ -290,7 +290,7 @@ def test_damaged_bytes_are_kept_aside_when_their_segment_is_sealed_or_goes(tmp_p
     index.append(messages("b", 30), 0)
     spoil_document(index, "a4")
     index.writer.roll()
-    care.adopt(index, seal(Door(), care.seal_job(index, 0)))
+    maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
     assert len(list((tmp_path / "t").glob("*.damaged"))) == 1
     assert [found.id for found in index.browse(limit=100)[0]].count("a4") == 0
     spoil_document(index, "b7")
@@ -299,7 +299,7 @@ def test_damaged_bytes_are_kept_aside_when_their_segment_is_sealed_or_goes(tmp_p
     index.advance(due)
     abandon(index)
     again = open_index(Door(), tmp_path / "t", "t", WIDE, due.progress)
-    care.step(again, 10, None)
+    maintenance.step(again, 10, None)
     assert list(again.shelf.segments) == [max(again.shelf.segments)]
     kept = [path.read_bytes() for path in (tmp_path / "t").glob("*.damaged")]
     assert len(kept) == 2
@@ -315,7 +315,7 @@ def test_compaction_leaves_a_damaged_document_behind(tmp_path: Path) -> None:
     index.cancel([f"a{i}" for i in range(24)])
     spoil_document(index, "a25")
     for _ in range(10):
-        care.step(index, 2, None)
+        maintenance.step(index, 2, None)
     assert 0 not in index.shelf.segments
     assert [found.id for found in index.browse()[0]] == ["a24", "a26", "a27", "a28", "a29"]
     assert index.stats().damaged == 1
@@ -374,7 +374,7 @@ def test_behind_a_damaged_header_all_documents_are_served(tmp_path: Path, last: 
     index.append(messages("c", 12, due=50), 0)
     if sealed:
         index.writer.roll()
-        care.adopt(index, seal(Door(), care.seal_job(index, 0)))
+        maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
     elif not last:
         index.writer.roll()
     if not last:

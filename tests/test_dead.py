@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.test_engine_faults import Disk, abandon
-from turtlemq.dead import DeadLetter, Filter
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message, Settings
+from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import cli_reference
-from tests.docs import DATA, RUN, Block, Reader, blocks, commands, malformed, matches, pages
-from tests.serving import ROOT
+from tests.harness import cli_reference
+from tests.harness.doc_pages import DATA, RUN, Block, Reader, blocks, commands, malformed, matches, pages
+from tests.harness.server_process import ROOT
 
 SKIPS_MAX = 8  # blocks that no test runs, in all pages together
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -88,7 +88,9 @@ def test_the_index_of_docs_names_every_page() -> None:
 
 def test_cli_md_has_every_verb_and_option() -> None:
     page = cli_reference.PAGE.read_text("utf-8")
-    assert cli_reference.written(page) == page, "docs/CLI.md is behind the program: run .venv/bin/python -m tests.cli_reference"
+    assert cli_reference.written(page) == page, (
+        "docs/CLI.md is behind the program: run .venv/bin/python -m tests.harness.cli_reference"
+    )
     prose = page.partition(cli_reference.BEGIN)[0]
     for full, command in cli_reference.verbs():
         assert f"`{full.split()[-1]}`" in prose or full in prose, f"docs/CLI.md has no word about {full}"

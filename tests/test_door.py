@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from turtlemq.door import _IOV_MAX, _READERS_MAX, Door
 from turtlemq.errors import DiskFull, Locked
+from turtlemq.storage.door import _IOV_MAX, _READERS_MAX, Door
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -271,7 +271,7 @@ def test_a_folder_is_made_durably_from_the_top(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from turtlemq.door import Door
+from turtlemq.storage.door import Door
 Door().lock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

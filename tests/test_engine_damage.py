@@ -12,13 +12,13 @@ import pytest
 
 from tests.test_engine_faults import SETTINGS, Quick, _fields, abandon, messages
 from turtlemq.broker.group import Waiting
-from turtlemq.dead import Filter
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NotOurs, Unavailable
 from turtlemq.model import Message, Priority, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
 from turtlemq.segment.scan import scan
+from turtlemq.topic.dead_letters import Filter
 
 
 class Bare(Quick):

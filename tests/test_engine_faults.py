@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from turtlemq.ballast import FILE
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message, Priority, Settings
+from turtlemq.storage.ballast import FILE
+from turtlemq.storage.door import Door
 
 T = TypeVar("T")
 SETTINGS = Settings(segment_bytes=16_384, run_messages=8, backoff_base_ms=10, backoff_jitter="none", max_attempts=2, ttr_ms=1_000)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_sim import Sim
+from tests.harness.engine_simulation import Sim
 
 
 @pytest.mark.parametrize("seed", range(24))

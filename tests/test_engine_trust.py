@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import pytest
 import xxhash
 
-from tests.indexing import Later
+from tests.harness.index_world import Later
 from tests.test_engine_faults import Quick, Syncing, abandon, cut_power, messages
 from tests.trust.powercuts_disk import Disk as Remembering
 from tests.trust.powercuts_disk import all_lost, fill
-from turtlemq.dead import Filter
 from turtlemq.engine import Engine
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.model import Message, Settings
+from turtlemq.topic.dead_letters import Filter
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: P
         engine.reschedule("t", "a", 1, due_ms=20)
     elif how == "compacted":
         index.writer.roll()
-        assert care.compact(index, 0, 10) == 1
+        assert maintenance.compact(index, 0, 10) == 1
     else:
         engine.tick(10)
         assert engine.reserve("t", "g", 1, 10).ids == ["a"]

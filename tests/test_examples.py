@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import ROOT, Server, environment, running
+from tests.harness.server_process import ROOT, Server, environment, running
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors import Failing
-from tests.indexing import Sleeper, World, open_at
-from turtlemq.door import Door
+from tests.harness.doors import Failing
+from tests.harness.index_world import Sleeper, World, open_at
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Batch, Settings
+from turtlemq.storage.door import Door
 
 Chapter = Callable[[World], object]
 TIGHT = Settings(segment_bytes=4096, run_messages=5, compact_live_ratio=0.3)

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from tests.indexing import Later, abandon, open_at, replace_by
-from turtlemq.door import Door
-from turtlemq.index import care
+from tests.harness.index_world import Later, abandon, open_at, replace_by
+from turtlemq.index import maintenance
 from turtlemq.index.filters import ASKED_MAX, choose
 from turtlemq.index.index import Index
 from turtlemq.index.parts import TablePart
 from turtlemq.index.seal import seal
 from turtlemq.model import U64, Batch, Settings
-from turtlemq.segment import filter as bits
+from turtlemq.segment import bloom as bits
 from turtlemq.segment.table import Damaged, open_table
+from turtlemq.storage.door import Door
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ def test_damage_of_a_table_that_has_gone_meanwhile_is_nobodys_business(tmp_path:
     slow = Slow()
     index.filters.tend(slow)
     index.writer.roll()
-    assert care.adopt(index, seal(Door(), care.seal_job(index, 0)))
+    assert maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
     slow.let = True
     with pytest.raises(Damaged):
         slow.result()

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.indexing import SMALL, World, abandon, documents
-from turtlemq.index import care, few, firing
+from tests.harness.index_world import SMALL, World, abandon, documents
+from turtlemq.index import firing, firing_small, maintenance
 from turtlemq.index.index import Index
 from turtlemq.index.parts import Singles, SinglesCursor
 from turtlemq.model import ORDINAL_BITS, Batch, Damage, Due, Settings
@@ -30,11 +30,11 @@ NEVER = -1
 @contextmanager
 def up_to(count: int) -> Iterator[None]:
     """So many are a few."""
-    before, few.FEW = few.FEW, count
+    before, firing_small.FEW = firing_small.FEW, count
     try:
         yield
     finally:
-        few.FEW = before
+        firing_small.FEW = before
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def told(due: Due | None) -> Any:
 def both(index: Index, now: int, **limits: int) -> tuple[Due | None, list[Damage]]:
     """What is due, found in both ways and compared, and the damage that was met."""
     found, shelf = [], index.shelf
-    for count in (NEVER, few.FEW, NEVER):  # the first may mend a table
+    for count in (NEVER, firing_small.FEW, NEVER):  # the first may mend a table
         shelf._damaged.clear()
         shelf.counters.damage.clear()
         with up_to(count):
@@ -91,7 +91,7 @@ def test_single_keys_fire_from_the_list_that_gathers_them(world: World) -> None:
     memtable = world.index.shelf.memtable
     (cursor,) = world.index.shelf.due_cursors(5)
     assert isinstance(cursor, SinglesCursor)
-    assert taken_as(world.index, 5) is few.Few
+    assert taken_as(world.index, 5) is firing_small.Few
     assert drained(world.index, 5) == ["b", "a"]
     assert (len(memtable.small), memtable.cursors, memtable.live, world.index.next_due()) == (1, [], 1, 9)
 
@@ -129,7 +129,7 @@ def test_equal_due_times_of_all_cursors_come_in_order_of_arrival(world: World) -
     world.seal(world.closed[0])
     world.adopt()
     assert len(world.index.shelf.due_cursors(5)) == 3
-    assert taken_as(world.index, 5) is few.Few
+    assert taken_as(world.index, 5) is firing_small.Few
     assert drained(world.index, 5, count_max=5) == wanted
 
 
@@ -137,11 +137,11 @@ def test_copies_that_compaction_made_keep_their_places(world: World) -> None:
     world.append(Batch([b"x"] * 3, [5] * 3, ids=["a", "b", "later"]), 0)
     world.roll()
     world.append(Batch([b"x"] * 2, [5, 5], ids=["c", "d"]), 0)
-    care.compact(world.index, world.closed[0], 2)
+    maintenance.compact(world.index, world.closed[0], 2)
     due, _ = both(world.index, 5)
     assert due is not None
     assert [bool(document.flags & f.MOVED) for document in documents(due)].count(True) == 2
-    assert taken_as(world.index, 5) is few.Few
+    assert taken_as(world.index, 5) is firing_small.Few
     assert [document.id for document in documents(due)] == ["a", "b", "later", "c", "d"]
 
 
@@ -208,11 +208,11 @@ def test_no_byte_of_a_document_may_change(world: World) -> None:
 
 
 def test_more_than_a_few_go_as_arrays(world: World) -> None:
-    world.append(Batch([b"x"] * (few.FEW + 1), [1] * few.FEW + [2]), 0)
-    assert taken_as(world.index, 1) is few.Few
-    assert taken_as(world.index, 2) is not few.Few
-    assert few.FEW < 64, "a slice of `firing._merge` holds at least so many"
-    assert len(drained(world.index, 2)) == few.FEW + 1
+    world.append(Batch([b"x"] * (firing_small.FEW + 1), [1] * firing_small.FEW + [2]), 0)
+    assert taken_as(world.index, 1) is firing_small.Few
+    assert taken_as(world.index, 2) is not firing_small.Few
+    assert firing_small.FEW < 64, "a slice of `firing._merge` holds at least so many"
+    assert len(drained(world.index, 2)) == firing_small.FEW + 1
 
 
 @given(st.lists(st.integers(0, 99)), st.lists(st.integers(0, 99)))
@@ -278,7 +278,7 @@ def do(world: World, step: tuple[str, Any]) -> None:
             world.seal(live[what % len(live)])
             world.adopt()
     elif name == "compact" and world.closed:
-        care.compact(world.index, world.closed[what[0] % len(world.closed)], what[1])
+        maintenance.compact(world.index, world.closed[what[0] % len(world.closed)], what[1])
 
 
 def spoil(path: Path, at: int, how: str) -> None:

@@ -15,8 +15,9 @@ import xxhash
 from turtlemq import model
 from turtlemq.index.build import read_dead
 from turtlemq.segment import format as f
-from turtlemq.segment import names, table
+from turtlemq.segment import table
 from turtlemq.segment.ids import SERVER_ID_BYTES, server_ids
+from turtlemq.storage import names
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from turtlemq.segment.hashes import Hashes
+from turtlemq.segment.id_map import Hashes
 
 
 @pytest.mark.parametrize("seed", range(6))

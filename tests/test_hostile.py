@@ -29,11 +29,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests import serving
-from tests.serving import Answer, Server, running
+from tests.harness import server_process
+from tests.harness.server_process import Answer, Server, running
 from turtlemq.engine import Engine
 from turtlemq.model import Message
-from turtlemq.segment import names
+from turtlemq.storage import names
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -408,7 +408,7 @@ def _answered(connection: socket.socket) -> bool:
 def test_slow_heads_hold_nobody_up_and_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a second instead of the minute that a head may take."""
     code = "from turtlemq.server import listen; listen._LIMITS['keepalive_timeout'] = 1; from turtlemq.cli import main; main()"
-    monkeypatch.setattr(serving, "PROGRAM", [sys.executable, "-c", code])
+    monkeypatch.setattr(server_process, "PROGRAM", [sys.executable, "-c", code])
     with running(tmp_path / "data") as server:
         connections = [socket.create_connection(("127.0.0.1", server.port), timeout=15) for _ in range(100)]
         try:
@@ -824,7 +824,7 @@ def test_whatever_is_deleted_while_others_use_it_nothing_breaks(tmp_path: Path) 
             for one in working:
                 one.result()
         unharmed(server)
-    found = serving.run("check", "--data", str(tmp_path / "data"))
+    found = server_process.run("check", "--data", str(tmp_path / "data"))
     assert found.returncode == 0, found.stdout + found.stderr
 
 

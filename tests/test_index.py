@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.doors import Failing
-from tests.indexing import SMALL, World, abandon, documents, open_at
+from tests.harness.doors import Failing
+from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import (
     Conflict,
     DiskFull,

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.indexing import Later, World, replace_by, spoil
-from turtlemq.index import care
+from tests.harness.index_world import Later, World, replace_by, spoil
+from turtlemq.index import maintenance
 from turtlemq.model import Batch, Settings
 from turtlemq.segment import format as f
 
@@ -188,19 +188,19 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=picks, budget=st.integers(1, 5))
     def compact(self, pick: int, budget: int) -> None:
         if closed := self.world.closed:
-            care.compact(self.world.index, closed[pick % len(closed)], budget)
+            maintenance.compact(self.world.index, closed[pick % len(closed)], budget)
 
     @rule(pick=picks)
     def drop(self, pick: int) -> None:
         if closed := self.world.closed:
-            care.drop(self.world.index, closed[pick % len(closed)])
+            maintenance.drop(self.world.index, closed[pick % len(closed)])
 
     @rule(budget=st.integers(1, 50))
     def step(self, budget: int) -> None:
         if self.world.sealed is None:
             self.world.step(budget)
         else:
-            care.step(self.world.index, budget, self.world.busy)
+            maintenance.step(self.world.index, budget, self.world.busy)
 
     @rule()
     def keep_house(self) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.doors import Failing
-from tests.indexing import SMALL, Later, World, abandon, documents, open_at
+from tests.harness.doors import Failing
+from tests.harness.index_world import SMALL, Later, World, abandon, documents, open_at
 from tests.test_commit import Server, Slow
 from tests.test_commit import batch as messages
 from turtlemq.errors import Stopped
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.seal import seal
@@ -99,7 +99,7 @@ def test_nobody_can_order_a_seal_of_documents_that_have_no_table_yet(late: World
     late.append(batch("a", 20), 0)
     late.roll()
     with pytest.raises(AssertionError):
-        care.seal_job(late.index, 0)
+        maintenance.seal_job(late.index, 0)
 
 
 # Groups that no thread was given
@@ -259,12 +259,12 @@ def test_looking_up_an_id_that_was_rescheduled_many_times_stays_cheap(world: Wor
 
 
 def test_one_step_of_compaction_moves_no_more_bytes_than_it_may(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(care, "_MOVED_BYTES", 900, raising=False)
+    monkeypatch.setattr(maintenance, "_MOVED_BYTES", 900, raising=False)
     world.append(batch("a", 20, YEAR, 400), 0)
     world.append(batch("huge", 3, YEAR, 5_000), 0)
     world.roll()
     steps = []
-    while moved := care.compact(world.index, 0, 500):
+    while moved := maintenance.compact(world.index, 0, 500):
         world.compare()
         steps.append(moved)
     assert steps == [2] * 10 + [1] * 3, "one at least"
@@ -336,7 +336,7 @@ def test_compaction_does_not_make_two_messages_of_a_document_copied_over_another
     world.roll()
     world.keep_house()
     place = copy_over(world.index, 5, 15)
-    care.compact(world.index, 0, 500)
+    maintenance.compact(world.index, 0, 500)
     assert sorted(hand_off(world.index, YEAR)) == [f"a{i:03}" for i in range(20) if i != 15]
     assert [(damage.file, damage.position) for damage in world.index.shelf.counters.damage] == [place]
     abandon(world.index)
@@ -346,9 +346,9 @@ def test_a_seal_that_lacks_sleepers_is_not_adopted(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.append(batch("b", 20, 200), 0)
     world.roll()
-    order = care.seal_job(world.index, 0)
+    order = maintenance.seal_job(world.index, 0)
     lost = replace(order, ended=np.array([order.first_seq + 30], np.int64))
-    assert not care.adopt(world.index, seal(world.door, lost))
+    assert not maintenance.adopt(world.index, seal(world.door, lost))
     assert not world.index.shelf.segments[0].sealed
     world.sealed = seal(world.door, order)
     world.cancel(["a001", "b001"])

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from turtlemq.door import Door
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
 from turtlemq.model import Batch, Due, Mark, Progress, Settings, State
 from turtlemq.segment import format as f
+from turtlemq.storage.door import Door
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = Settings(segment_bytes=16_384, run_messages=24, compact_live_ratio=0.2)
@@ -91,9 +91,9 @@ def work(folder: Path, seed: int) -> None:
             index.settle(handed.progress)
             continue
         elif deed == "house":
-            order, _ = care.step(index, 10, None)
+            order, _ = maintenance.step(index, 10, None)
             if order is not None:
-                care.adopt(index, seal(door, order))
+                maintenance.adopt(index, seal(door, order))
             continue
         else:
             continue

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.errors import (
     Conflict,
@@ -29,8 +28,8 @@ from turtlemq.errors import (
 )
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
-from turtlemq.index.limits import check_batch
 from turtlemq.index.recover import open_index
+from turtlemq.index.validate import check_batch
 from turtlemq.model import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
@@ -46,6 +45,7 @@ from turtlemq.model import (
 )
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import server_ids
+from turtlemq.storage.door import Door
 
 NAN, INF = float("nan"), float("inf")
 

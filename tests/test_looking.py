@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.indexing import World, abandon, open_at
-from turtlemq.door import Door
+from tests.harness.index_world import World, abandon, open_at
 from turtlemq.errors import InvalidArgument
-from turtlemq.index import care
+from turtlemq.index import maintenance
 from turtlemq.index.index import Index
 from turtlemq.index.seal import seal
 from turtlemq.model import DUE_MS_MAX, Batch, Settings
+from turtlemq.storage.door import Door
 
 MEDIUM = Settings(segment_bytes=1 << 17, run_messages=300)
 
@@ -216,7 +216,7 @@ def test_figures_follow_every_step(tmp_path: Path) -> None:
     base = min(index.shelf.segments)
     index.writer.roll()
     index.settle(due.progress)
-    care.adopt(index, seal(Door(), care.seal_job(index, base)))
+    maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, base)))
     assert (index.stats().sleep, index.stats().segments) == (50, len(index.shelf.segments))
     assert index.stats().live_ratio == pytest.approx(50 / sum(s.documents for s in index.shelf.segments.values()))
     abandon(index)

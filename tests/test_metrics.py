@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serving import ROOT, Server, damaged_folder, running
+from tests.harness.server_process import ROOT, Server, damaged_folder, running
 from turtlemq.engine import Engine
+from turtlemq.histogram import Histogram
 from turtlemq.model import Message
-from turtlemq.server import logs, metrics
+from turtlemq.server import logs
 from turtlemq.server.exposition import histogram
-from turtlemq.tally import Histogram
+from turtlemq.server.handlers import metrics
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 

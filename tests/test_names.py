@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turtlemq.errors import InvalidArgument, InvalidTopic
-from turtlemq.segment import names
+from turtlemq.storage import names
 
 steady = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tests.serving import ROOT, Server, running
+from tests.harness.server_process import ROOT, Server, running
 from tests.trust.interface import WORLD, world
 from turtlemq.server.app import routes
 from turtlemq.server.openapi import codes_by_status, document

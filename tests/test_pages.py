@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.serving import ROOT, Server, damaged_folder, running
-from turtlemq.server.guard import hash_of, new_token
+from tests.harness.server_process import ROOT, Server, damaged_folder, running
+from turtlemq.server.auth import hash_of, new_token
 
 PAGES = ROOT / "turtlemq" / "server" / "pages"
 NASTY = "<img src=x onerror=\"document.title='pwned'\">"

@@ -25,15 +25,15 @@ pytest.importorskip("pyspark", reason=NOT_RUN)
 from pyspark_turtlemq import java, pins  # noqa: E402 - only where Spark is
 from pyspark_turtlemq.parts import Opener  # noqa: E402
 from pyspark_turtlemq.session import QUIET, environment, turtlemq_session  # noqa: E402
-from tests.report_ground import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
-from tests.serving import PROGRAM, running  # noqa: E402
+from tests.harness.report_data import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
+from tests.harness.server_process import PROGRAM, running  # noqa: E402
 from turtlemq.cli import report as verb  # noqa: E402
 from turtlemq.cli.verbs import command_line  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 from turtlemq_report import increments, jobs, state  # noqa: E402
+from turtlemq_report.bundle import bundle  # noqa: E402
 from turtlemq_report.run import Asked, NoData, Report, report  # noqa: E402
-from turtlemq_report.ship import ship  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 HURRY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Java need not polish code that runs for seconds
@@ -432,7 +432,7 @@ def test_the_same_jobs_on_a_cluster(made: Report, shop: Path, tmp_path: Path) ->
         "SPARK_NO_DAEMONIZE": "1",
     }
     env.pop("PYTHONPATH")
-    ship(tmp_path / "turtlemq.zip")
+    bundle(tmp_path / "turtlemq.zip")
     quiet = ["-Dlog4j2.configurationFile=" + Path(tmp_path / "log4j2.properties").as_uri()]
     (tmp_path / "log4j2.properties").write_text("rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\n"
         "appender.out.type = Console\nappender.out.name = out\nappender.out.layout.type = PatternLayout\n"

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turtlemq.door import Door
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
@@ -19,6 +18,7 @@ from turtlemq.model import DUE_MS_MAX, Batch, Progress, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.scan import Scan, Verdict, scan
+from turtlemq.storage.door import Door
 
 steady = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 MASKS = (0x01, 0x80)

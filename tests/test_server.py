@@ -13,7 +13,7 @@ from typing import Any
 import bson
 import pytest
 
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 
 NDJSON, BSON = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "application/bson"}
 FAR_MS = 4_000_000_000_000

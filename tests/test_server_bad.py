@@ -12,7 +12,7 @@ from typing import Any
 import bson
 import pytest
 
-from tests.serving import Answer, Server, running
+from tests.harness.server_process import Answer, Server, running
 
 BSON = {"Content-Type": "application/bson"}
 NDJSON = {"Content-Type": "application/x-ndjson"}

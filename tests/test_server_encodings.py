@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from turtlemq.errors import InvalidArgument, TooLarge
-from turtlemq.server.unpack import MEMBERS_MAX, unpacked
+from turtlemq.server.incoming.decompress import MEMBERS_MAX, unpacked
 
 if sys.version_info >= (3, 14):
     from compression import zstd

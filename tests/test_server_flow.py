@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from turtlemq.errors import InvalidArgument
 from turtlemq.model import Settings
+from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.config import load
 from turtlemq.server.errors import Overloaded, RateLimited
-from turtlemq.server.flow import Bucket, Flow, Held, Shelf
-from turtlemq.server.guard import hash_of, new_token
-from turtlemq.server.unpack import unpacked
+from turtlemq.server.incoming.decompress import unpacked
+from turtlemq.server.rate_limit import Bucket, Flow, Held, Shelf
 from turtlemq.settings import check_settings
 
 steady = hypothesis_settings(derandomize=True, deadline=None, max_examples=100, database=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import running
+from tests.harness.server_process import running
 from tests.trust.kills import after_all, calm, prepared
 from tests.trust.kills_clients import all_work, new_clients
 from tests.trust.kills_model import Model

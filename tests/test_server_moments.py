@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import running
+from tests.harness.server_process import running
 from tests.test_commit import Server, Slow
 from tests.test_engine_faults import Disk
 from turtlemq.engine import Engine
@@ -15,7 +15,7 @@ from turtlemq.errors import DiskFull
 from turtlemq.model import Message
 from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.http import DEADLINE, check_deadline
-from turtlemq.server.loop import Service, Want, now_ms
+from turtlemq.server.service import Service, Want, now_ms
 
 
 def test_a_duplicate_is_not_answered_before_what_it_repeats_is_durable(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
-from tests.serving import Server, running
-from turtlemq.server import guard, listen, trace
+from tests.harness.server_process import Server, running
+from turtlemq.server import auth, listen, trace
 from turtlemq.server.config import Config
 from turtlemq.server.http import SERVICE
 from turtlemq.server.listen import PATHS_MAX
-from turtlemq.server.loop import Service
-from turtlemq.server.reply import Reply
+from turtlemq.server.outgoing.reply import Reply
+from turtlemq.server.service import Service
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_paths_are_remembered_up_to_a_number() -> None:
 
     async def story() -> int:
         app = web.Application()
-        app[guard.GUARD], app[SERVICE] = guard.Guard(), Service()
+        app[auth.GUARD], app[SERVICE] = auth.Guard(), Service()
         app.router.add_get("/{name}", hello)
         runner = listen.runner_for(app, 1)
         await runner.setup()
@@ -150,7 +150,7 @@ def test_what_cannot_be_sent_is_undone(monkeypatch: pytest.MonkeyPatch, goes: st
             return Reply(b"x" * (64 << 20), undo=undone.set)
 
         app = web.Application()
-        app[guard.GUARD], app[SERVICE] = guard.Guard(), Service()
+        app[auth.GUARD], app[SERVICE] = auth.Guard(), Service()
         app.router.add_get("/", large)  # type: ignore[arg-type]
         runner = listen.runner_for(app, 1)
         await runner.setup()

@@ -22,19 +22,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.serving import Answer, Server, run, running
+from tests.harness.server_process import Answer, Server, run, running
 from turtlemq.errors import InvalidArgument
-from turtlemq.server import guard as guarding
+from turtlemq.server import auth as guarding
 from turtlemq.server import listen
 from turtlemq.server.app import routes
+from turtlemq.server.auth import NEEDS, OPEN, Guard, Token, client_of, hash_of, new_token, pattern_of
 from turtlemq.server.config import Config, load
 from turtlemq.server.errors import Unauthenticated
-from turtlemq.server.guard import NEEDS, OPEN, Guard, Token, client_of, hash_of, new_token, pattern_of
 from turtlemq.server.http import SERVICE
 from turtlemq.server.listen import tls_of
-from turtlemq.server.loop import Service
 from turtlemq.server.openapi import document
 from turtlemq.server.operations import OPERATIONS
+from turtlemq.server.service import Service
 
 PEOPLE: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "producer": (("produce",), ("orders*", "mail.*")),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Server, run, running
+from tests.harness.server_process import Server, run, running
 from turtlemq.engine import Engine
 from turtlemq.errors import InvalidArgument
 from turtlemq.server.config import load

@@ -19,16 +19,16 @@ from typing import Any
 
 import pytest
 
-from tests import serving
-from tests.serving import Server, running
+from tests.harness import server_process
+from tests.harness.server_process import Server, running
 from tests.test_commit import Server as Committing
 from tests.test_commit import Slow
 from tests.test_hostile import sockets
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.server.commit import THREADS
-from turtlemq.server.loop import Service, Want, now_ms
+from turtlemq.server.service import Service, Want, now_ms
+from turtlemq.storage.door import Door
 
 PATIENCE_S = 20  # what takes longer hangs
 FAR_MS = 4_000_000_000_000
@@ -338,7 +338,7 @@ main()
 
 
 def test_a_file_that_cannot_be_made_is_no_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "PROGRAM", [sys.executable, "-c", BROKEN])
+    monkeypatch.setattr(server_process, "PROGRAM", [sys.executable, "-c", BROKEN])
     with running(tmp_path / "data") as server:
         (id_,) = server.put("t", {"body": 1})
         assert len(server.fetch("t", wait=PATIENCE_S)) == 1

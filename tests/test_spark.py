@@ -24,9 +24,9 @@ from pyspark_turtlemq import java  # noqa: E402 - only where Spark is
 from pyspark_turtlemq.session import turtlemq_session  # noqa: E402
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
-from tests.docs import blocks  # noqa: E402
-from tests.serving import ROOT, running  # noqa: E402
-from tests.spark_ground import NOW, lived, messages  # noqa: E402
+from tests.harness.doc_pages import blocks  # noqa: E402
+from tests.harness.server_process import ROOT, running  # noqa: E402
+from tests.harness.spark_data import NOW, lived, messages  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 

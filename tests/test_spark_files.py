@@ -25,15 +25,15 @@ from pyspark_turtlemq import plan as plans  # noqa: E402
 from pyspark_turtlemq.columns import KINDS  # noqa: E402
 from pyspark_turtlemq.documents import Slice  # noqa: E402
 from pyspark_turtlemq.options import OPTION_NAMES, parse  # noqa: E402
+from pyspark_turtlemq.predicates import Wanted, push  # noqa: E402
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
-from pyspark_turtlemq.wanted import Wanted, push  # noqa: E402
-from tests.serving import running  # noqa: E402
-from tests.spark_ground import NOW, lived, messages, rows, sleepers  # noqa: E402
-from turtlemq.dead import Filter  # noqa: E402
+from tests.harness.server_process import running  # noqa: E402
+from tests.harness.spark_data import NOW, lived, messages, rows, sleepers  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
+from turtlemq.topic.dead_letters import Filter  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
 

@@ -18,8 +18,8 @@ from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq import plan as plans  # noqa: E402
 from pyspark_turtlemq.documents import Chunk, Slice  # noqa: E402
 from pyspark_turtlemq.options import parse  # noqa: E402
-from pyspark_turtlemq.wanted import Wanted  # noqa: E402
-from tests.spark_ground import NOW, messages, rows  # noqa: E402
+from pyspark_turtlemq.predicates import Wanted  # noqa: E402
+from tests.harness.spark_data import NOW, messages, rows  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 

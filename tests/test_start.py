@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli_reference import verbs
-from tests.serving import environment, run
+from tests.harness.cli_reference import verbs
+from tests.harness.server_process import environment, run
 from turtlemq.cli.serve import flags_of
 from turtlemq.cli.start import plain
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turtlemq.broker.tail import document_hashes
+from turtlemq.broker.ready_tail import document_hashes
 from turtlemq.engine import Engine
 from turtlemq.model import I64, Message
+from turtlemq.segment import bulk_crc
 from turtlemq.segment import format as f
-from turtlemq.segment import sums
 from turtlemq.segment.ids import hash_id, hash_ids, server_ids
 
 Heads = np.ndarray[Any, np.dtype[Any]]
@@ -29,7 +29,7 @@ def documents(count: int, body_bytes: int, seed: int = 1) -> tuple[bytearray, I6
 
 
 def matches(data: bytearray, starts: I64) -> bool:
-    return sums.all_match(memoryview(data), starts, f.prefixes(data, starts))
+    return bulk_crc.all_match(memoryview(data), starts, f.prefixes(data, starts))
 
 
 def warm(data: bytearray, starts: I64) -> None:

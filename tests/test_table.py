@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turtlemq.door import Door
 from turtlemq.model import ORDINAL_BITS, U64
 from turtlemq.segment import table as t
+from turtlemq.storage.door import Door
 
 steady = settings(derandomize=True, deadline=None, max_examples=60, database=None)
 PATH = Path("delay_0000000000.index")

@@ -31,34 +31,21 @@ RINGS = {
     "turtlemq.__main__": "shell",
     "turtlemq.cli": "shell",
     "turtlemq.server": "shell",
+    "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
-    **{f"turtlemq.client.{name}": "pure" for name in "calls desk errors flow results wire".split()},
-    "turtlemq.worker": "shell",
+    **{f"turtlemq.client.{name}": "pure" for name in "calls consumer_state errors results sending wire".split()},
     "turtlemq.engine": "engine",
-    "turtlemq.topic": "engine",
-    "turtlemq.dead": "engine",
-    "turtlemq.checks": "engine",
     "turtlemq.backup": "engine",
-    "turtlemq.folder": "engine",
-    "turtlemq.ballast": "segment",
-    "turtlemq.leaving": "engine",
-    "turtlemq.naps": "engine",
-    "turtlemq.unfinished": "engine",
-    "turtlemq.views": "engine",
+    "turtlemq.data_folder": "engine",
+    "turtlemq.topic": "engine",
+    "turtlemq.topic.wake_queue": "pure",
     "turtlemq.index": "index",
     "turtlemq.broker": "broker",
-    "turtlemq.door": "door",
-    "turtlemq.shadow": "door",
     "turtlemq.segment": "segment",
-    "turtlemq.segment.fields": "pure",
-    "turtlemq.segment.format": "pure",
-    "turtlemq.segment.hashes": "pure",
-    "turtlemq.segment.ids": "pure",
-    "turtlemq.segment.names": "pure",
-    "turtlemq.segment.scan": "pure",
-    "turtlemq.segment.sums": "pure",
-    "turtlemq.model": "pure",
-    "turtlemq.errors": "pure",
+    **{f"turtlemq.segment.{name}": "pure" for name in "bulk_crc fields format id_map ids scan".split()},
+    "turtlemq.storage": "door",
+    "turtlemq.storage.names": "pure",
+    "turtlemq.storage.workers": "pure",
 }
 
 # Imports point inwards only; index and broker do not know each other.
@@ -379,12 +366,12 @@ def test_importing_the_package_alone_loads_nothing_heavy() -> None:
         ("turtlemq/segment/log.py", "from turtlemq.index import Index"),
         ("turtlemq/segment/__init__.py", "from ..engine import Engine"),
         ("turtlemq/segment/scan.py", "from . import log"),
-        ("turtlemq/segment/format.py", "from turtlemq.door import Door"),
-        ("turtlemq/door.py", "from turtlemq.segment.log import Log"),
+        ("turtlemq/segment/format.py", "from turtlemq.storage.door import Door"),
+        ("turtlemq/storage/door.py", "from turtlemq.segment.log import Log"),
         ("turtlemq/model.py", "from turtlemq.segment import log"),
-        ("turtlemq/not_listed_so_pure.py", "import turtlemq.door"),
+        ("turtlemq/not_listed_so_pure.py", "import turtlemq.storage.door"),
         ("turtlemq/client/sync.py", "from turtlemq.engine import Engine"),
-        ("turtlemq/client/flow.py", "from turtlemq.client import sync"),
+        ("turtlemq/client/sending.py", "from turtlemq.client import sync"),
     ],
 )
 def test_an_outward_import_is_an_offence(path: str, text: str) -> None:
@@ -400,7 +387,7 @@ def test_an_outward_import_is_an_offence(path: str, text: str) -> None:
         ("turtlemq/client/sync.py", "from turtlemq.client import flow, options"),
         ("turtlemq/engine.py", "from turtlemq import broker, index, door\nfrom turtlemq.segment.log import Log"),
         ("turtlemq/index/tree.py", "from turtlemq.index.run import Run\nfrom turtlemq.segment import names"),
-        ("turtlemq/segment/log.py", "from turtlemq.door import Door\nfrom . import format"),
+        ("turtlemq/segment/log.py", "from turtlemq.storage.door import Door\nfrom . import format"),
         ("turtlemq/segment/scan.py", "from .format import HEADER\nfrom turtlemq.errors import Corrupt"),
         ("turtlemq/model.py", "import numpy\nfrom turtlemq import __version__"),
     ],
@@ -439,8 +426,8 @@ def test_a_banned_name_is_an_offence_in_the_core(text: str, banned: str) -> None
 def test_shells_may_do_all_and_the_door_may_touch_files_but_read_no_clock() -> None:
     text = "import os, time\nopen('f')"
     assert banned_names(Source("turtlemq/server/app.py", text)) == []
-    (clock,) = banned_names(Source("turtlemq/door.py", text))
-    assert clock == "turtlemq/door.py:1: time is not for turtlemq.door (door)"
+    (clock,) = banned_names(Source("turtlemq/storage/door.py", text))
+    assert clock == "turtlemq/storage/door.py:1: time is not for turtlemq.storage.door (door)"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.serving import ROOT
+from tests.harness.server_process import ROOT
 from tests.trust.model import Part, figures
 from tests.trust.parts import all_parts, apart
 

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from tests.serving import ROOT, environment
+from tests.harness.server_process import ROOT, environment
 from tests.trust import powercuts, powercuts_story
 from tests.trust.parts import apart, scratch
 from tests.trust.simulation import PART, steps_of
 from tests.trust.simulation_reach import PLACES
 from tests.trust.simulation_story import Story, got
-from turtlemq.broker.answers import Reserved
+from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.topic import Topic
+from turtlemq.topic.topic import Topic
 
 SEEDS = range(4, 8)  # of them, some are long, and some have ends of the process
 STORIES = range(2)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from turtlemq.server.alarm import Alarm
-from turtlemq.server.turns import Turns
+from turtlemq.server.fair_turns import Turns
+from turtlemq.server.timerfd import Alarm
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["timerfd", "the loop's timers"])

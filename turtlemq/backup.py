@@ -22,11 +22,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from turtlemq import __version__, ballast
-from turtlemq.door import Door
+from turtlemq import __version__
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat, TurtleError
 from turtlemq.segment import format as f
-from turtlemq.segment import log, names
+from turtlemq.segment import log
+from turtlemq.storage import ballast, names
+from turtlemq.storage.door import Door
 
 MANIFEST = "MANIFEST.json"
 PINNED = "PINNED"  # in a data folder: links that a backup is being made from

@@ -24,13 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turtlemq import leaving, views
-from turtlemq.alarms import Alarms
-from turtlemq.ballast import Ballast
-from turtlemq.broker.answers import Acked, Reserved
-from turtlemq.checks import check_topic
-from turtlemq.dead import DeadLetter
-from turtlemq.door import Door
+from turtlemq.broker.results import Acked, Reserved
+from turtlemq.data_folder import check_format, read_settings, take_clean_mark, write_settings
 from turtlemq.errors import (
     Conflict,
     Corrupt,
@@ -41,16 +36,21 @@ from turtlemq.errors import (
     UnknownMessage,
     UnknownTopic,
 )
-from turtlemq.folder import check_format, read_settings, take_clean_mark, write_settings
 from turtlemq.index.index import as_batch
-from turtlemq.index.limits import check_batch
-from turtlemq.jobs import Inline, Worker
+from turtlemq.index.validate import check_batch
 from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Found, Message, Receipt, Settings, State
 from turtlemq.segment import format as f
-from turtlemq.segment import names
 from turtlemq.settings import check_settings
-from turtlemq.topic import CARE_MS, Topic
-from turtlemq.views import GroupStats, MessageView, TopicStats
+from turtlemq.storage import names
+from turtlemq.storage.ballast import Ballast
+from turtlemq.storage.door import Door
+from turtlemq.storage.workers import Inline, Worker
+from turtlemq.topic import listing, requeue
+from turtlemq.topic.check import check_topic
+from turtlemq.topic.dead_letters import DeadLetter
+from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
+from turtlemq.topic.topic import CARE_MS, Topic
+from turtlemq.topic.wake_queue import Alarms
 
 GROUP = "default"
 NOBODY: frozenset[str] = frozenset()
@@ -234,7 +234,7 @@ class Engine:
         try:
             return found, found.index.stage_reschedule(id_, now_ms, **changes)
         except (Conflict, UnknownMessage):
-            known = views.message(found, id_)
+            known = listing.message(found, id_)
             if known is None:
                 raise
             raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=known.state) from None
@@ -331,7 +331,7 @@ class Engine:
     ) -> int:
         """Let dead letters sleep again, for their groups, until `due_ms` (now); `per_s` spreads them over time. Durable."""
         found = self.topic(topic)
-        count = leaving.requeue(found, letters, now_ms, due_ms, reset_attempts, per_s)
+        count = requeue.requeue(found, letters, now_ms, due_ms, reset_attempts, per_s)
         self.changed(found, now_ms)
         self._touched(found, now_ms)
         return count
@@ -339,7 +339,7 @@ class Engine:
     def delete_dead(self, topic: str, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably."""
         found = self.topic(topic)
-        count = leaving.delete(found, letters, now_ms)
+        count = requeue.delete(found, letters, now_ms)
         self._touched(found, now_ms)
         return count
 
@@ -357,15 +357,15 @@ class Engine:
 
     def stats(self, topic: str) -> TopicStats:
         """Figures of a topic, exact. O(segments + groups)."""
-        return views.topic_stats(self.topic(topic))
+        return listing.topic_stats(self.topic(topic))
 
     def groups(self, topic: str) -> dict[str, GroupStats]:
         """Figures of every group of a topic."""
-        return views.group_stats(self.topic(topic))
+        return listing.group_stats(self.topic(topic))
 
     def message(self, topic: str, id_: str) -> MessageView | None:
         """One message wherever it is: its state, in every group, and what happened to it when."""
-        return views.message(self.topic(topic), id_)
+        return listing.message(self.topic(topic), id_)
 
     def damage(self) -> dict[str, list[Damage]]:
         """Everything found damaged so far, by topic."""

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pyspark_turtlemq import bodies
 from pyspark_turtlemq.parts import Ended, Part
-from pyspark_turtlemq.wanted import Wanted
+from pyspark_turtlemq.predicates import Wanted
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_COUNTER_BITS, Mask, Progress
 from turtlemq.segment import fields as v

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_turtlemq.parts import Log, Part
-from turtlemq.door import Door
 from turtlemq.index import parts as index
 from turtlemq.index.parts import Cursor, TablePart
-from turtlemq.index.shelf import Shelf
+from turtlemq.index.segments import Shelf
 from turtlemq.model import I64, U64, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.table import FANOUT
+from turtlemq.storage.door import Door
 
 _NONE: I64 = np.empty(0, np.int64)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from pyspark_turtlemq import columns as c
-from pyspark_turtlemq.wanted import Wanted
-from pyspark_turtlemq.wanted import where as conditions
+from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import where as conditions
 from turtlemq.errors import InvalidArgument
-from turtlemq.segment import names
+from turtlemq.storage import names
 
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 VERIFY = ("auto", "always", "never")

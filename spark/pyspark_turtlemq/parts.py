@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from pyspark_turtlemq.pins import File, Pinned
-from turtlemq.broker.handoffs import read_batches
-from turtlemq.door import Door
+from turtlemq.broker.ready_batches import read_batches
 from turtlemq.errors import Corrupt, NotOurs, TurtleError
 from turtlemq.model import I64, SEGMENT_MESSAGES_MAX, U64, Progress
 from turtlemq.segment import format as f
-from turtlemq.segment import log, names
+from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan, scan
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
 _NOTHING: I64 = np.empty(0, np.int64)
 _NO_HASHES: U64 = np.empty(0, np.uint64)
@@ -266,7 +267,7 @@ class Opener:
         return None if table is None else table.cover.first_seq
 
     def _ready_segment(self, into: Log, base: int, file: File, following: int | None, last: bool) -> None:
-        """As `turtlemq.broker.recover` opens one."""
+        """As `turtlemq.broker.ready_recover` opens one."""
         header, position = log.try_header(self.door, Path(file.path), "ready", self.pinned.topic, base)
         if header is None:
             into.damage.append(Damage(self.pinned.topic, file.name, 0, position, "its header is damaged"))

@@ -23,7 +23,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from turtlemq.segment import names
+from turtlemq.storage import names
 
 FOLDER = "READERS"
 OWNER = "OWNER"

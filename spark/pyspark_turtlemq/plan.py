@@ -6,20 +6,20 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 
-from pyspark_turtlemq import forecast, journals, lives, pins
+from pyspark_turtlemq import forecast, journals, message_states, pins
 from pyspark_turtlemq.documents import Slice, due_ranks
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.parts import Ended, Log, Opener, Part
-from pyspark_turtlemq.wanted import Wanted
+from pyspark_turtlemq.predicates import Wanted
 from turtlemq.backup import check_format
-from turtlemq.door import Door
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, ORDINAL_BITS
 from turtlemq.segment import format as f
-from turtlemq.segment import names
 from turtlemq.segment import table as t
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
-Piece = Slice | journals.Stretch | forecast.Tables | lives.Lives
+Piece = Slice | journals.Stretch | forecast.Tables | message_states.Lives
 _LEAST = 16 << 20  # bytes: what a task costs is not worth less
 
 
@@ -88,7 +88,7 @@ def _pieces(opener: Opener, options: Options, wanted: Wanted, plan: Plan) -> lis
     topic = opener.pinned.topic
     if options.kind == "messages":
         size = sum(file.size for files in opener.pinned.files.values() for file in files.values())
-        return [lives.Lives(opener.pinned, opener.clean, size)]
+        return [message_states.Lives(opener.pinned, opener.clean, size)]
     if options.kind in ("reserve", "history"):
         return [journals.Stretch(topic, options.kind, *found) for found in opener.journal(options.kind)]
     if options.kind == "ready":

@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_turtlemq import columns as c
 from pyspark_turtlemq import options, plan
+from pyspark_turtlemq.predicates import push
 from pyspark_turtlemq.table import rows
-from pyspark_turtlemq.wanted import push
 from turtlemq.errors import InvalidArgument
 
 

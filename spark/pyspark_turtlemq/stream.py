@@ -27,14 +27,14 @@ from pyspark.sql.types import StructType
 from pyspark_turtlemq import documents, journals, pins
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.parts import Ended, Part
-from pyspark_turtlemq.wanted import Wanted
-from turtlemq.broker.handoffs import read_batches
+from pyspark_turtlemq.predicates import Wanted
+from turtlemq.broker.ready_batches import read_batches
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.model import Progress
 from turtlemq.segment import format as f
-from turtlemq.segment import names
 from turtlemq.segment import table as t
 from turtlemq.segment.scan import scan
+from turtlemq.storage import names
 
 Place = tuple[int, int, int]  # base, byte, number of the next row
 

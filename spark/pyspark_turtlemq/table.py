@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_turtlemq import columns as c
-from pyspark_turtlemq import documents, forecast, journals, lives, options, plan
-from pyspark_turtlemq.wanted import Wanted
+from pyspark_turtlemq import documents, forecast, journals, message_states, options, plan
+from pyspark_turtlemq.predicates import Wanted
 
 _TYPES = {
     "string": pa.string(),
@@ -36,8 +36,8 @@ def rows(pieces: list[Any], told: options.Options, wanted: Wanted, schema: pa.Sc
             yield from journals.read(piece, how, schema)
         elif isinstance(piece, forecast.Tables):
             yield from forecast.read(piece, schema)
-        elif isinstance(piece, lives.Lives):
-            yield from lives.read(piece, schema)
+        elif isinstance(piece, message_states.Lives):
+            yield from message_states.read(piece, schema)
 
 
 def schema_of(told: options.Options) -> pa.Schema:

@@ -24,7 +24,7 @@ def main(given: list[str] | None = None) -> int:
     from pyspark_turtlemq.session import CONF
     from turtlemq.errors import TurtleError
     from turtlemq_report.run import Asked, report
-    from turtlemq_report.told import summary
+    from turtlemq_report.summary_text import summary
 
     builder = SparkSession.builder.appName("turtlemq report")
     for name, value in CONF.items():

@@ -172,8 +172,8 @@ def frame(spark: SparkSession, pieces: list[Any], told: Options, tasks: int) -> 
 
 def _reader(shared: list[list[Any]], told: Options) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark_turtlemq.predicates import Wanted
         from pyspark_turtlemq.table import rows, schema_of
-        from pyspark_turtlemq.wanted import Wanted
 
         for batch in batches:
             for number in np.asarray(batch.column(0)).tolist():

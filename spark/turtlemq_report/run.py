@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from pyspark_turtlemq import options, pins, plan
 from pyspark_turtlemq.parts import Opener
-from pyspark_turtlemq.wanted import Wanted
+from pyspark_turtlemq.predicates import Wanted
 from turtlemq.backup import check_format
-from turtlemq.door import Door
 from turtlemq.errors import TurtleError
-from turtlemq.segment import names
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 from turtlemq_report import increments, jobs, page, state, storage
 
 if TYPE_CHECKING:

@@ -1,34 +1,8 @@
-"""Everything that executors need of TurtleMQ, in one file for `--py-files`: python -m turtlemq_report.ship turtlemq.zip
-
-Their Python must have numpy, pyarrow, pymongo, xxhash and the other packages that turtlemq itself needs."""
+"""An alias of `turtlemq_report.bundle` under its former name, for scripts that run `python -m turtlemq_report.ship`."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import zipfile
-from pathlib import Path
-
-PACKAGES = ("turtlemq", "pyspark_turtlemq", "turtlemq_report")
-
-
-def ship(into: Path) -> int:
-    """Write the archive. Returns how many files are in it."""
-    count = 0
-    with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in PACKAGES:
-            spec = importlib.util.find_spec(package)
-            assert spec is not None, package
-            assert spec.origin is not None, package
-            home = Path(spec.origin).parent
-            for path in sorted(home.rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    archive.write(path, Path(package) / path.relative_to(home))
-                    count += 1
-    return count
-
+import runpy
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m turtlemq_report.ship turtlemq.zip")
-    print(f"{sys.argv[1]}: {ship(Path(sys.argv[1]))} files")
+    runpy.run_module("turtlemq_report.bundle", run_name="__main__")

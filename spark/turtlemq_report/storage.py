@@ -8,11 +8,11 @@ from typing import Any
 
 from pyspark_turtlemq.parts import Opener
 from pyspark_turtlemq.pins import ORDER, Pinned
-from turtlemq.door import Door
 from turtlemq.index.parts import TablePart
-from turtlemq.index.shelf import Shelf
+from turtlemq.index.segments import Shelf
 from turtlemq.model import Damage, Settings
-from turtlemq.segment import names
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
 SCHEMA = (
     "topic string, log string, segment string, bytes bigint, table_bytes bigint, documents bigint, live bigint, "

@@ -21,11 +21,11 @@ from pathlib import Path
 import bson
 from bson.int64 import Int64
 
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.index.recover import open_index
 from turtlemq.model import Batch, Message, Priority, Progress, Settings
 from turtlemq.segment import format as f
+from turtlemq.storage.door import Door
 
 NOW = 1_700_000_000_000
 SEGMENT = "delay_0000000000.bson"

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from tests.trust.model import Broken, Figures, Part, figures
 from tests.trust.simulation_story import Story
 

@@ -40,8 +40,8 @@ from pathlib import Path
 from random import Random
 from shutil import rmtree
 
-from tests.trust import damage_ground as ground
-from tests.trust.damage_ground import FAR, GROUPS, TOPICS, Doc, Folder, Promised, Version, kind_of
+from tests.trust import damage_folders as ground
+from tests.trust.damage_folders import FAR, GROUPS, TOPICS, Doc, Folder, Promised, Version, kind_of
 from tests.trust.model import TRIED, Broken, Figures, Part
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NewerFormat

@@ -18,13 +18,13 @@ from typing import Any
 import bson
 from bson.int64 import Int64
 
-from tests.trust.damage_ground import Ram
+from tests.trust.damage_folders import Ram
 from tests.trust.model import Broken, Figures, Part
 from turtlemq import backup as b
-from turtlemq.dead import Filter
 from turtlemq.engine import Engine
 from turtlemq.model import Message, Priority
-from turtlemq.views import GroupStats
+from turtlemq.topic.dead_letters import Filter
+from turtlemq.topic.listing import GroupStats
 
 NOW = 1_794_810_562_123
 BLOCK = 4096

@@ -29,23 +29,23 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.trust import hostile_decoder
-from tests.trust.damage_ground import Ram, make
+from tests.trust.damage_folders import Ram, make
 from tests.trust.model import Broken, Figures, Part
 from turtlemq import backup
 from turtlemq.broker import checkpoint
 from turtlemq.broker.journal import Journal
 from turtlemq.cli.files import inspect
+from turtlemq.data_folder import check_format, read_settings, take_clean_mark
 from turtlemq.errors import TurtleError
-from turtlemq.folder import check_format, read_settings, take_clean_mark
-from turtlemq.index.limits import check_batch
+from turtlemq.index.validate import check_batch
 from turtlemq.model import Batch, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.server import config
-from turtlemq.server.columns import PRIORITIES
-from turtlemq.server.messages import BSON, JSON, NDJSON, Rules, decode_batch
-from turtlemq.server.unpack import unpacked
+from turtlemq.server.incoming.batches import BSON, JSON, NDJSON, Rules, decode_batch
+from turtlemq.server.incoming.columns import PRIORITIES
+from turtlemq.server.incoming.decompress import unpacked
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -32,7 +32,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from tests.trust.model import Broken, Figures, Part
 from turtlemq.server.openapi import document
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.serving import PROGRAM, Server, environment, running
+from tests.harness.server_process import PROGRAM, Server, environment, running
 from tests.trust.kills_clients import FAR_MS, Client, all_work, new_clients
 from tests.trust.kills_model import GROUPS, Model, now_ms
 from tests.trust.model import Broken, Figures, Part

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tests.serving import Server
+from tests.harness.server_process import Server
 from tests.trust.kills_model import GROUPS, Model, Sent, body_of, now_ms
 from tests.trust.model import Broken
 

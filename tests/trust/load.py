@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.probe import anonymous_bytes
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from tests.trust.kills import calm
 from tests.trust.kills_model import now_ms
 from tests.trust.load_wire import Wire, all_wait, run_loop

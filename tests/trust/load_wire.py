@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 
-from tests.serving import Server
+from tests.harness.server_process import Server
 from tests.trust.model import Broken
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.serving import ROOT, environment
+from tests.harness.server_process import ROOT, environment
 from tests.trust.model import Broken, Figures, Part
 
 _MODULES = (

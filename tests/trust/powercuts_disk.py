@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from turtlemq.door import Door
+from turtlemq.storage.door import Door
 
 T = TypeVar("T")
 Tree = dict[str, bytes | None]  # by path; None: a folder

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.trust.powercuts_ledger import Key, Seen
-from turtlemq.dead import Filter
-from turtlemq.door import Door
 from turtlemq.engine import Engine
 from turtlemq.model import Message
+from turtlemq.storage.door import Door
+from turtlemq.topic.dead_letters import Filter
 
 
 class Bare(Door):

@@ -13,10 +13,10 @@ from random import Random
 from tests.trust.powercuts_disk import Disk, Inodes, Tree, cut
 from tests.trust.powercuts_harvest import abandon, run_to_rest
 from tests.trust.powercuts_ledger import ANY, COMES, DEAD, FRESH, GONE, Fate, Key, Ledger, Sent
-from turtlemq.dead import DeadLetter, Filter
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, UnknownMessage
 from turtlemq.model import Message, Priority, Settings
+from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 MAIN, OTHER = "t", "u"
 GROUPS = ("g", "h")

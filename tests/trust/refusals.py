@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from tests.doors import Failing
+from tests.harness.doors import Failing
 from tests.trust.model import Broken, Figures, Part, figures
 from tests.trust.powercuts_disk import Tree
 from tests.trust.powercuts_harvest import Bare, abandon, harvest, run_to_rest

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.serving import ROOT, Server, environment, run, running
+from tests.harness.server_process import ROOT, Server, environment, run, running
 from tests.trust.model import Broken, Figures, figures
 
 DISK_MB = 40

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from tests.trust.simulation_ledger import DONE, FRESH, OVER, At, Ledger, Sent, Side, Version
-from turtlemq.broker.answers import Acked
+from turtlemq.broker.results import Acked
 from turtlemq.model import Settings
 
 

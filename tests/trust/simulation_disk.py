@@ -1,7 +1,7 @@
 """A disk that keeps only what was synced, and a process on it that may end at any call.
 
 Files are real ones, so that they can be mapped; beside them stands what the disk would still have after a power cut. A killed
-process loses nothing that it has written; a power cut takes what was not synced, in one of the ways of `tests.doors`.
+process loses nothing that it has written; a power cut takes what was not synced, in one of the ways of `tests.harness.doors`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from tests.doors import CHANGES, CONTENTS
-from turtlemq.door import Door
+from tests.harness.doors import CHANGES, CONTENTS
+from turtlemq.storage.door import Door
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.trust.model import Broken, Figures
-from turtlemq.index import care, firing, seal
+from turtlemq.index import firing, maintenance, seal
 
 STORIES_MIN = 200  # in fewer, something may be missing by chance
 PLACES = ("seals", "compactions", "bulk handoffs", "tombstones sealed", "late acks", "of them for another's lease")
@@ -19,8 +19,8 @@ PLACES = ("seals", "compactions", "bulk handoffs", "tombstones sealed", "late ac
 def counting(seen: Figures) -> Iterator[None]:
     """Count into `seen` what is finished meanwhile."""
     with (
-        _counted(care, "adopt", lambda done: seen.update({"seals": bool(done)})),
-        _counted(care, "compact", lambda moved: seen.update({"compactions": bool(moved)})),
+        _counted(maintenance, "adopt", lambda done: seen.update({"seals": bool(done)})),
+        _counted(maintenance, "compact", lambda moved: seen.update({"compactions": bool(moved)})),
         _counted(firing, "_merge", lambda _: seen.update({"bulk handoffs": 1})),
         _counted(seal, "_tombstones", lambda stones: seen.update({"tombstones sealed": len(stones)})),
     ):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tests.trust.simulation_auditor import Auditor
 from tests.trust.simulation_ledger import FRESH, GONE, OVER, At, Sent, Side
-from turtlemq.dead import DeadLetter
-from turtlemq.views import GroupStats, MessageView, TopicStats
+from turtlemq.topic.dead_letters import DeadLetter
+from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
 
 _AS_TOLD = {"reserve": ("leased",), "ready": ("fresh", "waits"), "sleep": ("fresh", "waits"), "dead": ("dead",)}
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from tests.trust.simulation_auditor import Fetch
 from tests.trust.simulation_review import Review
-from turtlemq.index.few import FEW
-from turtlemq.topic import CARE_MS
+from turtlemq.index.firing_small import FEW
+from turtlemq.topic.topic import CARE_MS
 
 if TYPE_CHECKING:
     from tests.trust.simulation_story import Story

@@ -14,17 +14,17 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from tests.indexing import Later
+from tests.harness.index_world import Later
 from tests.trust.simulation_auditor import Fetch, Got
 from tests.trust.simulation_disk import Crash, Drive, Process
 from tests.trust.simulation_ledger import Sent, Side
 from tests.trust.simulation_review import Review
 from tests.trust.simulation_scenes import crowd, ended_sleepers, slow_consumer
-from turtlemq.broker.answers import Acked, Reserved
-from turtlemq.dead import DeadLetter, Filter
+from turtlemq.broker.results import Acked, Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
 from turtlemq.model import Message, Priority, Settings
+from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 T = TypeVar("T")
 Step = Callable[[str, Review], None]  # of a story: a topic's name and its auditor

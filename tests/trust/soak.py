@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.probe import anonymous_bytes
-from tests.serving import Server, running
+from tests.harness.server_process import Server, running
 from tests.trust.kills import calm
 from tests.trust.load_wire import run_loop
 from tests.trust.model import Broken

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
-from tests.serving import Server
+from tests.harness.server_process import Server
 from tests.trust.kills_model import now_ms
 from tests.trust.load_wire import Wire
 from tests.trust.model import Broken

@@ -16,18 +16,18 @@ import numpy as np
 from bson.int64 import Int64
 from sortedcontainers import SortedSet
 
-from turtlemq.broker import delivery, ends
-from turtlemq.broker.answers import Acked, Leaving, Reserved, split_acks
+from turtlemq.broker import delivery, failures
 from turtlemq.broker.delivery import Picked, Piece
-from turtlemq.broker.ends import Ended
+from turtlemq.broker.failures import Ended
 from turtlemq.broker.group import NONE_HELD, Group, Held, Lease, moved
 from turtlemq.broker.journal import Journal, pack
-from turtlemq.broker.ready import ReadyLog
+from turtlemq.broker.ready_log import ReadyLog
+from turtlemq.broker.results import Acked, Leaving, Reserved, split_acks
 from turtlemq.errors import DiskFull, InvalidArgument, UnknownGroup
+from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import DUE_MS_MAX, I64, U64, Due, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.tally import LATENESS_MS, Histogram
 
 _UNSAVED_BYTES_MAX = 32 << 20  # of journals between two checkpoints: replaying them takes half a second
 _UNSAVED_DOCUMENTS_MAX = 500_000  # of the ready log: counting them takes as long
@@ -194,7 +194,7 @@ class Broker:
         group.unfetched -= picked.passed
         made = self._lease(group, held, until, consumer, now_ms) if len(held) else []
         if len(late):
-            ends.expire(self, group, late, now_ms)
+            failures.expire(self, group, late, now_ms)
         if len(held) and (auto or self.settings.delivery == "at-most-once"):
             self.settle(group, held, np.full(len(held), now_ms), "acked", now_ms)
             group.close([(lease, np.arange(len(lease.held))) for lease in made])
@@ -272,7 +272,7 @@ class Broker:
         if not failed and not unknown and self.settings.ack_durability != "fsync":
             return Acked(acked, 0, 0, unknown)
         lost, missing = group.seek(failed)
-        outcome = [ends.fail(self, group, lease, which, retry_delay_ms, error, now_ms) for lease, which in lost]
+        outcome = [failures.fail(self, group, lease, which, retry_delay_ms, error, now_ms) for lease, which in lost]
         again, dead = sum(n for n, _ in outcome), sum(n for _, n in outcome)
         if self.settings.ack_durability == "fsync" and acked + again + dead:
             self.sync()
@@ -307,7 +307,7 @@ class Broker:
             ids = [id_ for id_, end in zip(ids, until_ms, strict=True) if still.get(id_) == end]
         taken, unknown = group.seek(ids)
         for lease, which in taken:
-            ends.wait(self, group, lease.held.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)
+            failures.wait(self, group, lease.held.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)
             group.close([(lease, which)])
         return sum(len(which) for _, which in taken), unknown
 
@@ -318,7 +318,7 @@ class Broker:
         count."""
         for group in self.groups.values():
             for lease in group.expired(now_ms):
-                ends.fail(self, group, lease, np.flatnonzero(lease.open), 0, ends.LEASE_EXPIRED, now_ms)
+                failures.fail(self, group, lease, np.flatnonzero(lease.open), 0, failures.LEASE_EXPIRED, now_ms)
         times = [t for group in self.groups.values() for t in (group.next_deadline(), group.next_retry(now_ms))]
         return min((t for t in times if t is not None), default=None)
 

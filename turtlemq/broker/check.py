@@ -10,10 +10,10 @@ import numpy as np
 from turtlemq.broker import checkpoint, replay
 from turtlemq.broker.broker import Broker
 from turtlemq.broker.group import Group
-from turtlemq.broker.handoffs import Batches, read_batches
 from turtlemq.broker.journal import Journal
-from turtlemq.broker.ready import ReadyLog, Segment, tabulate
-from turtlemq.broker.tail import Rows
+from turtlemq.broker.ready_batches import Batches, read_batches
+from turtlemq.broker.ready_log import ReadyLog, Segment, tabulate
+from turtlemq.broker.ready_tail import Rows
 from turtlemq.errors import TurtleError
 from turtlemq.model import I64
 from turtlemq.segment import format as f

@@ -17,9 +17,9 @@ from bson.int64 import Int64
 
 from turtlemq.broker.group import Group
 from turtlemq.broker.journal import pack
-from turtlemq.door import Door
 from turtlemq.model import I64
 from turtlemq.segment import format as f
+from turtlemq.storage.door import Door
 
 FILE = "offset"
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from turtlemq.broker.group import LEVELS, Group, Held, Waiting
 from turtlemq.broker.policy import shares
-from turtlemq.broker.ready import ReadyLog
+from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.model import I64, Mask, Priority
 from turtlemq.segment import format as f
 from turtlemq.segment import log

@@ -14,9 +14,9 @@ from itertools import repeat
 
 import numpy as np
 
+from turtlemq.histogram import GroupTally
 from turtlemq.model import I64, Mask, Priority
 from turtlemq.segment.format import FEW
-from turtlemq.tally import GroupTally
 
 LEVELS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 _SLOT_BITS = 20  # a fetch hands out at most a million messages

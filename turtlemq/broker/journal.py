@@ -15,12 +15,13 @@ import bson
 import numpy as np
 
 from turtlemq.broker.policy import Extent
-from turtlemq.door import Door
 from turtlemq.errors import Corrupt, DiskFull
 from turtlemq.model import I64, Damage, Settings
 from turtlemq.segment import format as f
-from turtlemq.segment import log, names
+from turtlemq.segment import log
 from turtlemq.segment.scan import scan
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
 _NUMBERS = np.dtype("<i8")
 _BARE_BYTES = 300  # of a document beside its body: a group's name has at most 200

@@ -17,17 +17,17 @@ from sortedcontainers import SortedSet
 
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker import delivery
-from turtlemq.broker.answers import Leaving
 from turtlemq.broker.broker import Broker
-from turtlemq.broker.ends import Ended
+from turtlemq.broker.failures import Ended
 from turtlemq.broker.group import LEVELS, Group, Held, Waiting, moved
 from turtlemq.broker.journal import Event, Journal
-from turtlemq.broker.ready import ReadyLog
-from turtlemq.broker.recover import Clean, open_ready
-from turtlemq.door import Door
+from turtlemq.broker.ready_log import ReadyLog
+from turtlemq.broker.ready_recover import Clean, open_ready
+from turtlemq.broker.results import Leaving
 from turtlemq.model import I64, Damage, Mask, Progress, Settings
 from turtlemq.segment import format as f
-from turtlemq.segment import names
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
 
 def open_broker(

@@ -15,7 +15,7 @@ from turtlemq.cli.call import URL, AsJson, Url, amount, call, console, fail, pla
 
 if TYPE_CHECKING:
     from turtlemq.backup import Files, Manifest
-    from turtlemq.door import Door
+    from turtlemq.storage.door import Door
 
 
 def backup(
@@ -37,7 +37,7 @@ def backup(
     turtlemq backup backups --verify
     """
     from turtlemq import backup as b
-    from turtlemq.door import Door
+    from turtlemq.storage.door import Door
 
     door = Door()
     with _readable_errors():
@@ -163,7 +163,7 @@ def restore(
     turtlemq restore backups --data data-restored
     """
     from turtlemq import backup as b
-    from turtlemq.door import Door
+    from turtlemq.storage.door import Door
 
     door = Door()
     with _readable_errors():

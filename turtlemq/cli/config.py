@@ -70,7 +70,7 @@ def token(
     import msgspec
 
     from turtlemq.errors import InvalidArgument
-    from turtlemq.server.guard import Token, check_tokens, hash_of, new_token
+    from turtlemq.server.auth import Token, check_tokens, hash_of, new_token
 
     secret = new_token()
     rights = ["produce", "consume"] if not right else [] if right == ["none"] else right

@@ -19,7 +19,7 @@ from turtlemq.cli.times import when
 if TYPE_CHECKING:
     from turtlemq.engine import Engine
     from turtlemq.segment import format as f
-    from turtlemq.shadow import Shadow
+    from turtlemq.storage.copy_on_write import Shadow
 
 Data = Annotated[Path, typer.Option("--data", help="The data folder of a server that is stopped.")]
 BODY_CHARS = 120
@@ -42,7 +42,7 @@ def _opened(data: Path) -> Iterator[Engine]:
 
 
 def _data_folder(data: Path) -> Path:
-    from turtlemq.segment import names
+    from turtlemq.storage import names
 
     if not (data / names.FORMAT).is_file():
         fail(f"{data} is no data folder of TurtleMQ")
@@ -83,9 +83,9 @@ def check(
 
 def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
     """How many topics there are, everything that is wrong, and what a start would cut off, a line each."""
-    from turtlemq.checks import check_topic
     from turtlemq.engine import Engine
-    from turtlemq.shadow import Shadow
+    from turtlemq.storage.copy_on_write import Shadow
+    from turtlemq.topic.check import check_topic
 
     door = Shadow(data, place)
     engine = Engine.open(door.root, door=door)
@@ -106,7 +106,7 @@ def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
 
 def _remade(engine: Engine, door: Shadow) -> list[str]:
     """Caches that opening did not take as they are. After a crash there may be such; after a proper stop there are none."""
-    from turtlemq.segment import names
+    from turtlemq.storage import names
 
     found = [(name, names.parse(name.rpartition("/")[2])) for name in door.changed() if engine.was_clean]
     return [name for name, file in found if name.endswith("/offset") or (file and not file.suffix and file.what != "bson")]
@@ -121,10 +121,10 @@ def inspect(
 
     turtlemq inspect data/topic/orders/delay_0000000000.bson --limit 10
     """
-    from turtlemq.door import Door
     from turtlemq.errors import TurtleError
     from turtlemq.segment import format as f
     from turtlemq.segment import log
+    from turtlemq.storage.door import Door
 
     door = Door()
     try:

@@ -54,7 +54,7 @@ def report(
 
     made = _make(Asked(data, out, topic, since_ms, until_ms))
     if as_json:
-        from turtlemq_report.told import summary
+        from turtlemq_report.summary_text import summary
 
         show(summary(made))
     else:

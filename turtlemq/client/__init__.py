@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from turtlemq.client import errors
 from turtlemq.client.consumer import Consumer
+from turtlemq.client.consumer_state import Retry, Terms
 from turtlemq.client.dedup import Dedup
-from turtlemq.client.desk import Retry, Terms
 from turtlemq.client.errors import ClientError
 from turtlemq.client.options import NewMessage, new_id
 from turtlemq.client.producer import Producer, Put

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 import aiohttp
 from yarl import URL
 
-from turtlemq.client import calls, flow
+from turtlemq.client import calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
-from turtlemq.client.flow import Call, Flow, Pause, Send
 from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, Sink, new_id, outgoing_all
 from turtlemq.client.results import DeadLetter, Look
+from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.wire import Answer, Priority, Request, error_of, outgoing, path
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P]
 
     @functools.wraps(build)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.run(flow.ask(build(*args, **kwargs), self.options.rules))
+        return await self.run(sending.ask(build(*args, **kwargs), self.options.rules))
 
     method.__doc__ = (build.__doc__ or "").partition("\n\n    >>>")[0]
     return method
@@ -151,17 +151,17 @@ class AsyncClient:
         now = self.options.rules.now()
         more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
         out = outgoing(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
-        return (await self.run(flow.store(topic, [out], self.options.rules))).ids[0]
+        return (await self.run(sending.store(topic, [out], self.options.rules))).ids[0]
 
     async def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
         """Store many messages and return their ids. See `Client.put_many`."""
         batch = outgoing_all(messages, self.options.rules.now())
         ids: list[str] = []
-        for part in [batch] if together and batch else flow.chunks(batch, REQUEST_COUNT, REQUEST_BYTES):
+        for part in [batch] if together and batch else sending.chunks(batch, REQUEST_COUNT, REQUEST_BYTES):
             try:
-                ids += (await self.run(flow.store(topic, part, self.options.rules))).ids
+                ids += (await self.run(sending.store(topic, part, self.options.rules))).ids
             except ClientError as error:
-                raise flow.after(error, len(ids)) from error
+                raise sending.after(error, len(ids)) from error
         return ids
 
     fetch = _method(calls.fetch)

@@ -11,12 +11,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from turtlemq.client import calls, flow
+from turtlemq.client import calls, sending
 from turtlemq.client.aio import AsyncClient
-from turtlemq.client.desk import AckList, Desk, Held, Retry, Terms, all_failed, fetch_for
+from turtlemq.client.consumer_state import AckList, Desk, Held, Retry, Terms, all_failed, fetch_for
 from turtlemq.client.errors import BufferFull, ClientError, Closed, TimedOut
-from turtlemq.client.flow import FOREVER, Entry, Gather
 from turtlemq.client.options import new_id
+from turtlemq.client.sending import FOREVER, Entry, Gather
 from turtlemq.client.wire import Message, Priority, outgoing
 
 log = logging.getLogger("turtlemq.client")
@@ -165,7 +165,7 @@ class AsyncProducer:
         """Batch after batch, until all is sent and the producer is closed."""
         while batch := await self._next():
             try:
-                await self.client.run(flow.deliver(self.topic, batch, self._rules))
+                await self.client.run(sending.deliver(self.topic, batch, self._rules))
             except asyncio.CancelledError:
                 self._gather.put_back(batch)  # ids make it safe to send it twice
                 raise
@@ -326,7 +326,8 @@ class AsyncConsumer:
                 await self._changed.wait()
                 continue
             call = fetch_for(self.terms, count)
-            answer = await self.client.run(flow.exchange(lambda _, call=call: call.request, self._rules, FOREVER, patient=True))  # type: ignore[misc]
+            steps = sending.exchange(lambda _, call=call: call.request, self._rules, FOREVER, patient=True)  # type: ignore[misc]
+            answer = await self.client.run(steps)
             self._desk.arrived(call.parse(answer), time.monotonic())
             self._notify()
 
@@ -370,7 +371,9 @@ class AsyncConsumer:
         terms = self.terms
         call = calls.ack(terms.topic, acks.acks, group=terms.group, retry_delay=acks.delay, error=acks.error)
         try:
-            call.parse(await self.client.run(flow.exchange(call.since(time.monotonic()), self._rules, deadline_s, patient=True)))
+            call.parse(
+                await self.client.run(sending.exchange(call.since(time.monotonic()), self._rules, deadline_s, patient=True))
+            )
         except ClientError as error:
             log.warning("event=ack_failed topic=%s count=%d error=%s", terms.topic, len(acks.acks), error)
         finally:
@@ -390,7 +393,7 @@ class AsyncConsumer:
     async def _extend(self, ids: list[str], asked_s: float, deadline_s: float) -> None:
         call = calls.extend(self.terms.topic, ids, self.terms.ttr, group=self.terms.group)
         try:
-            answer = await self.client.run(flow.exchange(lambda _: call.request, self._rules, deadline_s, patient=True))
+            answer = await self.client.run(sending.exchange(lambda _: call.request, self._rules, deadline_s, patient=True))
             unknown = call.parse(answer).unknown
         except TimedOut:  # these leases are over; nothing to note
             return

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from turtlemq.client.errors import BadAnswer, Conflict, InvalidArgument, Refused, UnknownGroup, UnknownTopic
-from turtlemq.client.flow import Call, delayed
 from turtlemq.client.results import (
     Acked,
     Cancelled,
@@ -28,6 +27,7 @@ from turtlemq.client.results import (
     Summary,
     Topic,
 )
+from turtlemq.client.sending import Call, delayed
 from turtlemq.client.wire import BSON, JSON, Answer, Message, Request, from_json, outgoing, parse_fetched, path, to_json, to_ms
 
 T = TypeVar("T")

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from turtlemq.client import calls, flow
-from turtlemq.client.desk import AckList, Desk, Held, Retry, Terms, all_failed, fetch_for
+from turtlemq.client import calls, sending
+from turtlemq.client.consumer_state import AckList, Desk, Held, Retry, Terms, all_failed, fetch_for
 from turtlemq.client.errors import ClientError, TimedOut
-from turtlemq.client.flow import FOREVER
+from turtlemq.client.sending import FOREVER
 from turtlemq.client.sync import Client, Connection, stop_sending
 from turtlemq.client.wire import Message
 
@@ -182,7 +182,7 @@ class Consumer:
     def _fetch(self, count: int) -> None:
         call = fetch_for(self.terms, count)
         try:
-            steps = flow.exchange(lambda _: call.request, self._rules, FOREVER, patient=True)
+            steps = sending.exchange(lambda _: call.request, self._rules, FOREVER, patient=True)
             answer = self.client.run(steps, pause=self._pause, watch=self._watch)
             came_s = time.monotonic()
             found = call.parse(answer)
@@ -258,7 +258,7 @@ class Consumer:
         terms = self.terms
         call = calls.ack(terms.topic, acks.acks, group=terms.group, retry_delay=acks.delay, error=acks.error)
         try:
-            call.parse(self.client.run(flow.exchange(call.since(time.monotonic()), self._rules, deadline_s, patient=True)))
+            call.parse(self.client.run(sending.exchange(call.since(time.monotonic()), self._rules, deadline_s, patient=True)))
         except ClientError as error:
             log.warning("event=ack_failed topic=%s count=%d error=%s", terms.topic, len(acks.acks), error)
         finally:
@@ -284,7 +284,7 @@ class Consumer:
         unknown: list[str] = []
         try:
             unknown = call.parse(
-                self.client.run(flow.exchange(lambda _: call.request, self._rules, deadline_s, patient=True))
+                self.client.run(sending.exchange(lambda _: call.request, self._rules, deadline_s, patient=True))
             ).unknown
         except TimedOut:  # these leases are over; nothing to note
             return

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from turtlemq import __version__
 from turtlemq.client.errors import ClientError, InvalidArgument
-from turtlemq.client.flow import Rules, Send
+from turtlemq.client.sending import Rules, Send
 from turtlemq.client.wire import BUDGET, Out, Priority, outgoing
 
 URL = "http://127.0.0.1:8878"

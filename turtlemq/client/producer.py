@@ -11,10 +11,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from turtlemq.client import flow
+from turtlemq.client import sending
 from turtlemq.client.errors import BufferFull, ClientError, Closed, TimedOut
-from turtlemq.client.flow import Entry, Gather
 from turtlemq.client.options import new_id
+from turtlemq.client.sending import Entry, Gather
 from turtlemq.client.sync import Client, forked
 from turtlemq.client.wire import Priority, outgoing
 
@@ -204,7 +204,7 @@ class Producer:
         """A sender: batch after batch, until all is sent and the producer is closed."""
         while batch := self._next():
             try:
-                self.client.run(flow.deliver(self.topic, batch, self._rules))
+                self.client.run(sending.deliver(self.topic, batch, self._rules))
             except Exception as error:  # noqa: BLE001 - nobody may wait for ever because of something unforeseen
                 for entry in batch:
                     entry.fail(error if isinstance(error, ClientError) else ClientError(f"not sent: {error!r}"))

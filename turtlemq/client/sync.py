@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
-from turtlemq.client import calls, flow
+from turtlemq.client import calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
-from turtlemq.client.flow import Call, Flow, Pause, Send
 from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, Sink, new_id, outgoing_all
 from turtlemq.client.results import DeadLetter, Look
+from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.wire import Answer, Priority, Request, error_of, outgoing, path
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
 
     @functools.wraps(build)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.run(flow.ask(build(*args, **kwargs), self.options.rules))
+        return self.run(sending.ask(build(*args, **kwargs), self.options.rules))
 
     method.__doc__ = (build.__doc__ or "").partition("\n\n    >>>")[0]
     return method
@@ -255,7 +255,7 @@ class Client:
         now = self.options.rules.now()
         more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
         out = outgoing(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
-        return self.run(flow.store(topic, [out], self.options.rules)).ids[0]
+        return self.run(sending.store(topic, [out], self.options.rules)).ids[0]
 
     def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
         """Store many messages, bodies or `NewMessage`s, and return their ids.
@@ -267,13 +267,13 @@ class Client:
         'b'
         """
         batch = outgoing_all(messages, self.options.rules.now())
-        parts = [batch] if together and batch else flow.chunks(batch, REQUEST_COUNT, REQUEST_BYTES)
+        parts = [batch] if together and batch else sending.chunks(batch, REQUEST_COUNT, REQUEST_BYTES)
         ids: list[str] = []
         for part in parts:
             try:
-                ids += self.run(flow.store(topic, part, self.options.rules)).ids
+                ids += self.run(sending.store(topic, part, self.options.rules)).ids
             except ClientError as error:
-                raise flow.after(error, len(ids)) from error
+                raise sending.after(error, len(ids)) from error
         return ids
 
     # Calls

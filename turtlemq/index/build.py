@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq.door import Door
 from turtlemq.errors import DiskFull
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Bits, Part, TablePart
-from turtlemq.index.shelf import Segment, Shelf, dead_path, table_path
+from turtlemq.index.segments import Segment, Shelf, dead_path, table_path
 from turtlemq.model import I64, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
 from turtlemq.segment.ids import hash_ids, hash_seqs
 from turtlemq.segment.scan import Scan
+from turtlemq.storage.door import Door
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from turtlemq.index import build
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import TablePart
-from turtlemq.index.shelf import Segment, Shelf
+from turtlemq.index.segments import Segment, Shelf
 from turtlemq.model import I64
 from turtlemq.segment import format as f
 from turtlemq.segment import log

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from turtlemq.door import Door
 from turtlemq.errors import DiskFull
 from turtlemq.index.parts import Part, TablePart
-from turtlemq.index.shelf import KIND, Shelf
-from turtlemq.jobs import Job, Worker
-from turtlemq.segment import filter as bits
-from turtlemq.segment import names
+from turtlemq.index.segments import KIND, Shelf
+from turtlemq.segment import bloom as bits
 from turtlemq.segment.table import HASH_BITS, Damaged, Table
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
+from turtlemq.storage.workers import Job, Worker
 
 ASKED_MAX = 3  # filters and tables without one that a look-up may ask before some are put together
 _STEP = 1 << 17  # ids read in one go: 5 ms

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from turtlemq.index.few import Few, few_keys
+from turtlemq.index.firing_small import Few, few_keys
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Cursor, Part, SinglesCursor
-from turtlemq.index.shelf import Shelf
+from turtlemq.index.segments import Shelf
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_seqs

@@ -15,12 +15,12 @@ import numpy as np
 import xxhash
 
 from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
-from turtlemq.index import build, firing, mend
+from turtlemq.index import build, firing, repair
+from turtlemq.index.browse import browse, forecast
 from turtlemq.index.filters import Filters
-from turtlemq.index.limits import check_batch
-from turtlemq.index.look import browse, forecast
 from turtlemq.index.parts import Part
-from turtlemq.index.shelf import Shelf
+from turtlemq.index.segments import Shelf
+from turtlemq.index.validate import check_batch
 from turtlemq.index.writer import Columns, Group, Writer
 from turtlemq.model import (
     DUE_MS_MAX,
@@ -51,7 +51,7 @@ def mending(method: Callable[Concatenate[Index, P], R]) -> Callable[Concatenate[
 
     @wraps(method)
     def mended(self: Index, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return mend.mending(self.shelf, lambda: method(self, *args, **kwargs))
+        return repair.mending(self.shelf, lambda: method(self, *args, **kwargs))
 
     return mended
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from turtlemq.door import Door
 from turtlemq.index.parts import Array, Cursor, Part, Singles, SinglesCursor, Wanted
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
-from turtlemq.segment.hashes import Hashes
+from turtlemq.segment.id_map import Hashes
+from turtlemq.storage.door import Door
 
 _MERGED_MAX = 1 << 15  # keys of a run that is merged no more: whoever publishes would wait for it
 _ROOM = 64  # documents at first, then four times as many: every topic has two of these, and there may be thousands

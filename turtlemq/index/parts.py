@@ -14,13 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
-from turtlemq.door import Door
 from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.segment.filter import Filter
+from turtlemq.segment.bloom import Filter
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.table import Damaged, Table
+from turtlemq.storage.door import Door
 
 _TIES_MAX = 64
 

@@ -8,20 +8,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from turtlemq.door import Door
 from turtlemq.errors import NotOurs
 from turtlemq.index import build
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.mend import mending
 from turtlemq.index.parts import TablePart
-from turtlemq.index.shelf import KIND, Segment, Shelf, table_path
+from turtlemq.index.repair import mending
+from turtlemq.index.segments import KIND, Segment, Shelf, table_path
 from turtlemq.index.writer import Writer
 from turtlemq.model import SEGMENT_MESSAGES_MAX, Damage, Progress, Settings
 from turtlemq.segment import format as f
-from turtlemq.segment import log, names
+from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan, scan
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
 
 def open_index(

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from turtlemq.door import Door
 from turtlemq.index import build
-from turtlemq.index.shelf import keep_aside
+from turtlemq.index.segments import keep_aside
 from turtlemq.model import I64, Damage, Mask, Progress
 from turtlemq.segment import format as f
-from turtlemq.segment import log, names
+from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
 
 _CHUNK = 1 << 15  # documents gathered for one write: 6 MB at 187 B
 

@@ -18,18 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-from turtlemq.door import Door
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index import build
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.mend import mending, retire
 from turtlemq.index.parts import Part
-from turtlemq.index.shelf import KIND, Segment, Shelf
-from turtlemq.jobs import Inline, Job, Worker
+from turtlemq.index.repair import mending, retire
+from turtlemq.index.segments import KIND, Segment, Shelf
 from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, U64, Settings
 from turtlemq.segment import format as f
-from turtlemq.segment import log, names
+from turtlemq.segment import log
 from turtlemq.segment.table import Damaged
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
+from turtlemq.storage.workers import Inline, Job, Worker
 
 _BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # a document without id and body
 _POSITION_MAX = (1 << 32) - 1  # tables keep positions in 32 bits

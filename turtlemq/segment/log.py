@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from turtlemq.door import Door
 from turtlemq.errors import Corrupt, NotOurs, Stopped
 from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import scan as s
-from turtlemq.segment.sums import all_match
+from turtlemq.segment.bulk_crc import all_match
+from turtlemq.storage.door import Door
 
 _HEAD_BYTES = 1 << 16  # looked through for a document where the header is none
 _GAP_BYTES = 4096  # reading this much in vain costs less than another pread

@@ -30,10 +30,10 @@ import numpy as np
 from bson.int64 import Int64
 from zlib_ng.zlib_ng import crc32
 
-from turtlemq.door import Door
 from turtlemq.errors import Corrupt
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
+from turtlemq.storage.door import Door
 
 BLOCK = 4096
 FANOUT = BLOCK // 8

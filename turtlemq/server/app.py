@@ -8,16 +8,17 @@ from typing import Any, cast
 from aiohttp import web
 
 from turtlemq.errors import TurtleError, Unavailable
-from turtlemq.server import admin, backup, graveyard, metrics, openapi, pages, status, trace, work
-from turtlemq.server.command import command
+from turtlemq.server import openapi, pages, trace
+from turtlemq.server.auth import GUARD, Guard
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
-from turtlemq.server.flow import Flow
-from turtlemq.server.guard import GUARD, Guard
+from turtlemq.server.event_log import Watch
+from turtlemq.server.handlers import backup, dead, messages, metrics, status, topics
+from turtlemq.server.handlers.command import command
 from turtlemq.server.http import CONFIG, SERVICE, answer, let_go, refusal, refuse_other_sites, set_deadline
-from turtlemq.server.loop import Service
-from turtlemq.server.reply import Reply
-from turtlemq.server.watch import Watch
+from turtlemq.server.outgoing.reply import Reply
+from turtlemq.server.rate_limit import Flow
+from turtlemq.server.service import Service
 
 Answered = web.StreamResponse | Reply
 Handler = Callable[[web.Request], Awaitable[Answered]]
@@ -29,13 +30,13 @@ _PLAIN = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "I
 
 def routes() -> list[web.RouteDef]:
     """Every path there is. They are tried one after the other, so those of daily work come first."""
-    produce, fetch, ack = cast(Any, (work.produce, work.fetch, work.ack))  # they answer with a Reply
-    found = [web.post(f"{_TOPIC}/messages", produce), web.get(f"{_TOPIC}/messages", work.browse)]
+    produce, fetch, ack = cast(Any, (messages.produce, messages.fetch, messages.ack))  # they answer with a Reply
+    found = [web.post(f"{_TOPIC}/messages", produce), web.get(f"{_TOPIC}/messages", messages.browse)]
     for base in (_TOPIC, _GROUP):
         found += [
             web.post(f"{base}/fetch", fetch),
             web.post(f"{base}/ack", ack),
-            web.post(f"{base}/extend", work.extend),
+            web.post(f"{base}/extend", messages.extend),
         ]
     return [
         *found,
@@ -50,24 +51,24 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/command", command),
         web.post("/v1/backup", backup.pin),
         web.delete("/v1/backup", backup.unpin),
-        web.get("/v1/topics", admin.list_topics),
-        web.put(_TOPIC, admin.put_topic),
-        web.get(_TOPIC, admin.get_topic),
-        web.delete(_TOPIC, admin.drop_topic),
-        web.post(f"{_TOPIC}/compact", admin.compact),
-        web.put(_GROUP, admin.put_group),
-        web.get(_GROUP, admin.get_group),
-        web.delete(_GROUP, admin.drop_group),
-        web.get(f"{_TOPIC}/messages/{{id}}", work.look),
-        web.delete(f"{_TOPIC}/messages/{{id}}", work.remove),
-        web.patch(f"{_TOPIC}/messages/{{id}}", work.patch),
-        web.post(f"{_TOPIC}/cancel", work.cancel),
-        web.get(f"{_TOPIC}/forecast", work.forecast),
-        web.get(f"{_TOPIC}/dead", graveyard.list_dead),
-        web.get(f"{_TOPIC}/dead/summary", graveyard.summary),
-        web.get(f"{_TOPIC}/dead/export", graveyard.export),
-        web.post(f"{_TOPIC}/dead/requeue", graveyard.requeue),
-        web.post(f"{_TOPIC}/dead/delete", graveyard.delete),
+        web.get("/v1/topics", topics.list_topics),
+        web.put(_TOPIC, topics.put_topic),
+        web.get(_TOPIC, topics.get_topic),
+        web.delete(_TOPIC, topics.drop_topic),
+        web.post(f"{_TOPIC}/compact", topics.compact),
+        web.put(_GROUP, topics.put_group),
+        web.get(_GROUP, topics.get_group),
+        web.delete(_GROUP, topics.drop_group),
+        web.get(f"{_TOPIC}/messages/{{id}}", messages.look),
+        web.delete(f"{_TOPIC}/messages/{{id}}", messages.remove),
+        web.patch(f"{_TOPIC}/messages/{{id}}", messages.patch),
+        web.post(f"{_TOPIC}/cancel", messages.cancel),
+        web.get(f"{_TOPIC}/forecast", messages.forecast),
+        web.get(f"{_TOPIC}/dead", dead.list_dead),
+        web.get(f"{_TOPIC}/dead/summary", dead.summary),
+        web.get(f"{_TOPIC}/dead/export", dead.export),
+        web.post(f"{_TOPIC}/dead/requeue", dead.requeue),
+        web.post(f"{_TOPIC}/dead/delete", dead.delete),
     ]
 
 

@@ -16,7 +16,7 @@ from time import perf_counter
 
 from turtlemq.errors import TurtleError
 from turtlemq.index.writer import Group
-from turtlemq.topic import Topic
+from turtlemq.topic.topic import Topic
 
 THREADS = 8  # syncs of several topics go on side by side
 Job = tuple[Topic, Group, threading.Lock]  # the lock is released when it was run

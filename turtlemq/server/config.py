@@ -19,8 +19,8 @@ from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
 from turtlemq.model import TTR_MS_MAX, Settings
-from turtlemq.server.guard import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
-from turtlemq.server.settings import Asked, to_flat, to_nested
+from turtlemq.server.auth import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
+from turtlemq.server.topic_settings import Asked, to_flat, to_nested
 from turtlemq.settings import RATE_MAX, RATE_MIN, check_settings
 
 PREFIX = "TURTLEMQ_"

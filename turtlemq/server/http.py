@@ -13,9 +13,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from turtlemq.engine import GROUP, Engine
 from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
-from turtlemq.index.limits import check_ids
+from turtlemq.index.validate import check_ids
 from turtlemq.model import Settings
-from turtlemq.segment import names
+from turtlemq.server.auth import name_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import (
     DeadlineExceeded,
@@ -25,9 +25,9 @@ from turtlemq.server.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from turtlemq.server.guard import name_of
-from turtlemq.server.loop import Service
-from turtlemq.server.unpack import ENCODINGS, unpacked
+from turtlemq.server.incoming.decompress import ENCODINGS, unpacked
+from turtlemq.server.service import Service
+from turtlemq.storage import names
 
 T = TypeVar("T")
 

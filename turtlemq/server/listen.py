@@ -18,11 +18,11 @@ from aiohttp import HttpVersion11, web
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs, trace
+from turtlemq.server.auth import GUARD, networks_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import Overloaded
-from turtlemq.server.guard import GUARD, networks_of
 from turtlemq.server.http import SERVICE, SLOWEST
-from turtlemq.server.reply import Reply
+from turtlemq.server.outgoing.reply import Reply
 
 BACKLOG = 4_096  # whoever finds no place in it tries again after 1 s, 3 s, 7 s, …: a crowd would not begin at once
 KEEPALIVE_S = 75  # a head must have come within this time after the connection, or after the last answer

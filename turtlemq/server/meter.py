@@ -1,7 +1,7 @@
 """What the server counts of itself: requests, refusals, batches, commits, ticks, and how late the event loop is.
 
 One object, made with the service; whoever does the work adds to it, once for a request or a batch. What the engine counts itself
-(`turtlemq.tally`) is not repeated here. `metrics` shows both.
+(`turtlemq.histogram`) is not repeated here. `metrics` shows both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from time import perf_counter
 from typing import TypeVar
 
-from turtlemq.tally import Histogram
+from turtlemq.histogram import Histogram
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from aiohttp import web
 from turtlemq import __version__, errors
 from turtlemq.lifecycle import STATES
 from turtlemq.model import BATCH_MESSAGES_MAX, ID_BYTES_MAX
-from turtlemq.server import answers
 from turtlemq.server import errors as shell_errors
-from turtlemq.server.bson_in import BsonMessage
 from turtlemq.server.http import BUDGET, answer
-from turtlemq.server.json_in import JsonMessage
+from turtlemq.server.incoming.bson_messages import BsonMessage
+from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.operations import BSON, JSON, NDJSON, OPERATIONS, TEXT, TYPES, Operation
+from turtlemq.server.outgoing import answers
 from turtlemq.server.trace import HEADER
 from turtlemq.settings import limits
 

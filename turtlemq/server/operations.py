@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from turtlemq.broker.answers import Acked
+from turtlemq.broker.results import Acked
 from turtlemq.model import Forecast
-from turtlemq.server import admin, answers, command, graveyard, status, work
-from turtlemq.server.deliver import Delivered
-from turtlemq.server.settings import Asked
+from turtlemq.server.handlers import command, dead, messages, status, topics
+from turtlemq.server.outgoing import answers
+from turtlemq.server.outgoing.messages import Delivered
+from turtlemq.server.topic_settings import Asked
 
 NOW = 1_790_000_000_000  # a time in examples
 BODY = (408, 413, 415)  # what can be wrong with any body
@@ -66,7 +67,7 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
             answers.Messages,
             "Waits up to `wait` seconds for the first. With `Accept: application/bson` the messages come as BSON documents, one "
             "behind the other. What is not acknowledged by `lease_until_ms` comes again.",
-            body=work.Fetch,
+            body=messages.Fetch,
             example={"max": 100, "wait": 10, "ttr": 30},
             errors=(*BODY, 404, *WRITE),
             shows={"messages": [_FETCHED]},
@@ -80,7 +81,7 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
             Acked,
             "A list of ids, `-` before each that failed; or an object with `acks`, where `retry_delay` and `error` are about the "
             "failed ones. An id that the group does not hold in reserve is `unknown`, never an error.",
-            body=list[str] | work.Ack,
+            body=list[str] | messages.Ack,
             example=["order-17", "-order-18"],
             errors=(*BODY, 404, *WRITE),
             shows={"acked": 1, "failed": 1, "dead": 0, "unknown": []},
@@ -92,7 +93,7 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
             "Consume",
             f"Give consumers more time{whose}",
             answers.Extended,
-            body=work.Extend,
+            body=messages.Extend,
             example={"ids": ["order-17"], "ttr": 120},
             errors=(*BODY, 404, *WRITE),
             shows={"extended": 1, "unknown": []},
@@ -133,7 +134,7 @@ PRODUCE = [
         "Produce",
         "Reschedule or edit a sleeper",
         answers.Changed,
-        body=work.Patch,
+        body=messages.Patch,
         example={"delay": 7200, "headers": {"why": "later"}},
         errors=(*BODY, 404, 409, *WRITE),
         shows={"outcome": "rescheduled", "due_ms": NOW + 7_200_000},
@@ -155,7 +156,7 @@ PRODUCE = [
         "Produce",
         "Cancel many, by id or by due time",
         answers.Cancelled,
-        body=work.Cancel,
+        body=messages.Cancel,
         example={"ids": ["order-17", "order-18"]},
         errors=(*BODY, 404, *WRITE),
         shows={"cancelled": 1, "missed": {"order-18": "reserve"}},
@@ -171,7 +172,7 @@ LOOK = [
         "Messages in one state, a page at a time",
         answers.Listing,
         "Sleepers by due time, the dead by when they died, all others in the order in which they came due.",
-        query=work.Browse,
+        query=messages.Browse,
         errors=(404,),
         shows={"messages": [_SLEEPER], "cursor": None},
     ),
@@ -183,7 +184,7 @@ LOOK = [
         "How much comes due when",
         Forecast,
         "Answered from the index alone.",
-        query=work.Outlook,
+        query=messages.Outlook,
         errors=(404,),
         shows={"from_ms": NOW, "bucket_ms": 60_000, "counts": [0, 12, 7], "overdue": 0, "beyond": 3},
     ),
@@ -234,7 +235,7 @@ TOPICS = [
         "Topics",
         "Make a group, or move it: replay",
         answers.GroupAnswer,
-        body=admin.Place,
+        body=topics.Place,
         example={"start": "earliest"},
         errors=(*BODY, 404, *WRITE),
         shows={"topic": "orders", "group": "audit", "stats": _GROUP},
@@ -269,7 +270,7 @@ DEAD = [
         "Dead letters",
         "Dead letters in the order in which they died",
         answers.Letters,
-        query=graveyard.Page,
+        query=dead.Page,
         errors=(404,),
         shows={"messages": [_LETTER], "cursor": None},
     ),
@@ -280,7 +281,7 @@ DEAD = [
         "Dead letters",
         "How many died of what",
         answers.Causes,
-        query=graveyard.Which,
+        query=dead.Which,
         errors=(404,),
         shows={"total": 3, "errors": {"no connection": 3}},
     ),
@@ -291,7 +292,7 @@ DEAD = [
         "Dead letters",
         "All of them, a line each",
         NDJSON,
-        query=graveyard.Which,
+        query=dead.Which,
         errors=(404,),
     ),
     Operation(
@@ -302,7 +303,7 @@ DEAD = [
         "Let them sleep again",
         answers.Requeued,
         "By `ids`, or by `filter` (`{}`: all). `per_s` spreads them over time.",
-        body=graveyard.Requeue,
+        body=dead.Requeue,
         example={"filter": {"group": "default"}, "delay": 60, "per_s": 100},
         errors=(*BODY, 404, *WRITE),
         shows={"requeued": 3, "unknown": []},
@@ -314,7 +315,7 @@ DEAD = [
         "Dead letters",
         "Delete them",
         answers.Deleted,
-        body=graveyard.Chosen,
+        body=dead.Chosen,
         example={"ids": ["order-17"]},
         errors=(*BODY, 404, *WRITE),
         shows={"deleted": 1, "unknown": []},

@@ -23,8 +23,8 @@ from turtlemq.server import logs
 from turtlemq.server.app import make_app
 from turtlemq.server.config import Config
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
-from turtlemq.server.loop import Service
-from turtlemq.worker import ProcessWorker
+from turtlemq.server.service import Service
+from turtlemq.storage.process_worker import ProcessWorker
 
 GC_THRESHOLDS = 20_000, 50, 50  # a batch makes thousands of objects, and none of them in circles
 SWITCH_S = 0.001  # a committer that has synced must not wait for long until it may say so

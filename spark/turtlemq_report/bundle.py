@@ -1,0 +1,34 @@
+"""Everything that executors need of TurtleMQ, in one file for `--py-files`: python -m turtlemq_report.bundle turtlemq.zip
+
+Their Python must have numpy, pyarrow, pymongo, xxhash and the other packages that turtlemq itself needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zipfile
+from pathlib import Path
+
+PACKAGES = ("turtlemq", "pyspark_turtlemq", "turtlemq_report")
+
+
+def bundle(into: Path) -> int:
+    """Write the archive. Returns how many files are in it."""
+    count = 0
+    with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in PACKAGES:
+            spec = importlib.util.find_spec(package)
+            assert spec is not None, package
+            assert spec.origin is not None, package
+            home = Path(spec.origin).parent
+            for path in sorted(home.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    archive.write(path, Path(package) / path.relative_to(home))
+                    count += 1
+    return count
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m turtlemq_report.bundle turtlemq.zip")
+    print(f"{sys.argv[1]}: {bundle(Path(sys.argv[1]))} files")

@@ -1,0 +1,68 @@
+"""What a data folder says of itself: its format, the mark of a proper stop, each topic's own settings, and its files."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat
+from turtlemq.model import Settings
+from turtlemq.segment import format as f
+from turtlemq.settings import check_settings
+from turtlemq.storage import names
+from turtlemq.storage.door import Door
+
+
+def check_format(door: Door, root: Path) -> None:
+    """Refuse a folder of a newer format, and write ours into a new one."""
+    path = root / names.FORMAT
+    if not door.exists(path):
+        if door.exists(root / (names.TOPICS + names.TMP)):
+            raise Corrupt(f"a restore into {root} did not come to its end. Remove the folder and restore again.")
+        door.replace(path, f"{f.VERSION}\n".encode())
+        return
+    text = door.read_all(path).decode(errors="replace").strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise Corrupt(f"{path} should hold a format number, not {text[:40]!r}. Put {f.VERSION} there if the data is TurtleMQ's.")
+    if int(text) > f.VERSION:
+        raise NewerFormat(f"{path}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")
+
+
+def take_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
+    """What each topic said at the last stop, if that was a proper one. The mark is gone before anything is written."""
+    path, found = root / names.CLEAN, None
+    if door.exists(path):
+        try:
+            found = dict(f.decode_checked(door.read_all(path))[0]["topics"])
+        except (ValueError, KeyError, TypeError):  # as if there was none
+            pass
+        door.remove(path)
+    door.sync_folder(root)  # also if it is gone: whoever removed it may have died before that was safe, and it would come back
+    return found
+
+
+def read_settings(door: Door, folder: Path, default: Settings) -> Settings:
+    """A topic's own settings, or the default where it has none."""
+    path = folder / names.SETTINGS
+    if not door.exists(path):
+        return default
+    try:
+        return check_settings(replace(default, **tomllib.loads(door.read_all(path).decode())))
+    except (ValueError, TypeError, RecursionError, InvalidArgument) as error:
+        raise Corrupt(f"{names.SETTINGS} of topic {folder.name!r} cannot be read ({error}). Mend or remove that file.") from error
+
+
+def write_settings(door: Door, folder: Path, settings: Settings) -> None:
+    """Give a topic settings of its own."""
+    door.make_folder(folder)
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
+    door.replace(folder / names.SETTINGS, text.encode())
+
+
+def logs(door: Door, folder: Path) -> list[str]:
+    """Names of the files of a topic without which something would be lost."""
+    found = [*door.names(folder), *(f"dead/{name}" for name in door.names(folder / "dead"))]
+    return sorted(name for name in found if name.endswith(".bson") or name == names.SETTINGS)

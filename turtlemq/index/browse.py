@@ -1,0 +1,131 @@
+"""Looking at sleepers without changing anything: pages of them in due order, and how many come due when."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.ma  # numpy.unique loads it when first called: 20 ms that no tick should have to wait for
+
+from turtlemq.errors import InvalidArgument
+from turtlemq.index.memtable import Memtable
+from turtlemq.index.parts import Array, Cursor, Part, TablePart, rank_behind
+from turtlemq.index.segments import Shelf
+from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, U64, Forecast
+from turtlemq.segment import format as f
+
+BUCKETS_MAX = 100_000
+LIMIT_MAX = 10_000
+PAGE_BYTES = 16 << 20  # of documents on one page
+_STRIDE = 512  # keys looked at in one go, where many are cancelled
+
+
+def browse(shelf: Shelf, from_ms: int, to_ms: int, limit: int, cursor: str | None) -> tuple[list[f.Document], str | None]:
+    """Sleepers due in [from_ms, to_ms], ordered by (due, seq), and a cursor for the next page, None if this is the last. Where
+    bodies are large, a page has less than `limit` of them. O(limit × segments)."""
+    if not 1 <= limit <= LIMIT_MAX:
+        raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
+    if not 0 <= from_ms <= to_ms <= DUE_MS_MAX:
+        raise InvalidArgument(f"from_ms {from_ms} and to_ms {to_ms} do not make a range within 0 to {DUE_MS_MAX}")
+    after = parse_cursor(cursor)
+    wanted, bytes_max = limit + 1, PAGE_BYTES
+    while True:
+        parts, ordinals = _first_keys(shelf, max(from_ms, after[0]), to_ms, after, wanted)
+        taken = _fitting(shelf, parts, ordinals, bytes_max)
+        found = _read(shelf, parts[:taken], ordinals[:taken])
+        more = taken < len(ordinals) or len(ordinals) >= wanted
+        if len(found) > limit or (found and taken < len(ordinals)) or not more:
+            break
+        wanted, bytes_max = 2 * wanted, 2 * bytes_max  # damaged documents are on no page
+    page = found[:limit]
+    return page, f"{page[-1].due_ms}-{page[-1].seq}" if more or len(found) > limit else None
+
+
+def _first_keys(shelf: Shelf, low: int, to_ms: int, after: tuple[int, int], wanted: int) -> tuple[I64, I64]:
+    """The first `wanted` sleepers behind `after`: numbers of their parts, and their ordinals. Less only if there are no more."""
+    found: list[tuple[int, U64]] = [(0, np.empty(0, np.uint64))]
+    for number, part in enumerate(shelf.parts):
+        for cursor in _cursors(part):
+            behind = low == after[0] and after[1]
+            first = rank_behind(shelf.door, part, cursor.keys, *after) if behind else cursor.keys.rank(low << ORDINAL_BITS)
+            first, last = max(cursor.pos, first), cursor.keys.rank((to_ms + 1) << ORDINAL_BITS)
+            left = wanted
+            while first < last and left > 0:
+                following = min(first + max(left, _STRIDE), last)
+                keys = cursor.keys.slice(first, following)
+                keys = keys[part.alive(f.key_ordinals(keys))][:left]
+                found.append((number, keys))
+                first, left = following, left - len(keys)
+    keys = np.concatenate([keys for _, keys in found])
+    parts = np.repeat(np.array([number for number, _ in found]), [len(keys) for _, keys in found])
+    ordinals = f.key_ordinals(keys)
+    order = np.lexsort((ordinals, parts, f.key_dues(keys)))[:wanted]  # parts are in the order of their seqs
+    return parts[order], ordinals[order]
+
+
+def _fitting(shelf: Shelf, parts: I64, ordinals: I64, bytes_max: int) -> int:
+    """How many of these documents, one at least, have this many bytes together."""
+    sizes = np.zeros(len(ordinals), np.int64)
+    for number in np.unique(parts).tolist():
+        starts, ends = shelf.parts[number].places(ordinals[parts == number])
+        sizes[parts == number] = ends - starts
+    return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+
+
+def _read(shelf: Shelf, parts: I64, ordinals: I64) -> list[f.Document]:
+    """Documents in this order, without those that are damaged (reported)."""
+    found: dict[int, f.Document] = {}
+    for number in np.unique(parts).tolist():
+        places = np.flatnonzero(parts == number)
+        documents = shelf.read_many(shelf.parts[number], ordinals[places])
+        found |= {place: d for place, d in zip(places.tolist(), documents, strict=True) if d is not None}
+    return [found[place] for place in sorted(found)]
+
+
+def parse_cursor(cursor: str | None) -> tuple[int, int]:
+    """(due, seq) behind which the next page begins."""
+    if cursor is None:
+        return (0, 0)
+    try:
+        due, seq = cursor.split("-")
+        if not (cursor.isascii() and due.isdigit() and seq.isdigit() and int(due) <= DUE_MS_MAX and int(seq) < 1 << 63):
+            raise ValueError
+        return int(due), int(seq)
+    except ValueError:
+        raise InvalidArgument(f"{cursor!r:.80} is no cursor of this list") from None
+
+
+def _cursors(part: Part) -> list[Cursor]:
+    if not isinstance(part, Memtable) or not part.small:
+        return part.cursors
+    return [*part.cursors, Cursor(part, Array(np.array(list(part.small), np.uint64)), part.first_seq)]
+
+
+def forecast(shelf: Shelf, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
+    """Counts of sleepers by due time, from keys and dead bits alone."""
+    if not 1 <= bucket_ms <= DUE_MS_MAX or not 1 <= buckets <= BUCKETS_MAX or not 0 <= now_ms <= DUE_MS_MAX:
+        raise InvalidArgument(f"a forecast has 1 to {BUCKETS_MAX:,} buckets of at least a millisecond, from 1970 to May 2109")
+    edges = now_ms + bucket_ms * np.arange(buckets + 1, dtype=np.int64)
+    keys = np.minimum(edges, DUE_MS_MAX + 1).astype(np.uint64) << np.uint64(ORDINAL_BITS)
+    total = 0
+    below = np.zeros(buckets + 1, np.int64)
+    for part in shelf.parts:
+        for cursor in _cursors(part):
+            counted, everything = _count(part, cursor, keys)
+            below += counted
+            total += everything
+    counts = np.diff(below)
+    return Forecast(now_ms, bucket_ms, counts.tolist(), int(below[0]), int(total - below[-1]))
+
+
+def _count(part: Part, cursor: Cursor, keys: U64) -> tuple[I64, int]:
+    """How many sleepers of a cursor sort below each key, and how many there are."""
+    ranks = np.maximum(cursor.keys.ranks(keys), cursor.pos)
+    end = len(cursor.keys)
+    if part.dead is None:
+        return ranks - cursor.pos, end - cursor.pos
+    if isinstance(part, TablePart) and part.sealed and not cursor.late:  # an ordinal is a rank
+        dead = part.dead.counts_before(np.concatenate((ranks, [cursor.pos, end])))
+    else:
+        ended = ~part.alive(f.key_ordinals(cursor.keys.slice(0, end)))
+        dead = np.append(0, np.cumsum(ended))[np.concatenate((ranks, [cursor.pos, end]))]
+    here, at_pos, at_end = dead[:-2], int(dead[-2]), int(dead[-1])
+    return ranks - cursor.pos - (here - at_pos), end - cursor.pos - (at_end - at_pos)

@@ -1,0 +1,61 @@
+"""Mending: a table that is damaged, or that does not fit its segment, is built again from the segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from turtlemq.index import build
+from turtlemq.index.parts import Part, TablePart
+from turtlemq.index.segments import Shelf
+from turtlemq.segment import log
+from turtlemq.segment.scan import scan
+from turtlemq.segment.table import Damaged
+
+R = TypeVar("R")
+
+
+def mending(shelf: Shelf, action: Callable[[], R]) -> R:
+    """Do something that changes nothing before it has read all it needs. On a damaged table, build that again and begin anew."""
+    try:
+        if not shelf.unsettled and not shelf.misplaced:
+            return action()  # nearly always
+    except Damaged as error:
+        mend(shelf, error)
+    for _ in range(2 * len(shelf.parts)):
+        try:
+            shelf.finish()
+            return action()
+        except Damaged as error:
+            mend(shelf, error)
+    return action()
+
+
+def mend(shelf: Shelf, error: Damaged) -> None:
+    """Build the table that raised `error` again: its segment is the truth. What was cancelled is worked in by `Shelf.finish`, for
+    the tables that tell may be damaged too."""
+    broken = error.details.get("table", error.details.get("part"))
+    part = next((p for p in shelf.parts if p is broken or (isinstance(p, TablePart) and p.table is broken)), None)
+    if not isinstance(part, TablePart):
+        raise error
+    segment, cover = shelf.segments[part.base], part.table.cover
+    view = shelf.door.map(segment.path)
+    found = scan(view, cover.start, cover.end, sealed=True, rising=not segment.sealed)  # durable when the table was made
+    fresh = []
+    if len(found):
+        fresh = [build.from_scan(shelf, segment, view, found, (0, len(found)), part.first, cover.start)]
+        fresh[0].first_seq, fresh[0].last_seq = part.first_seq, part.last_seq
+    retire(part)
+    segment.parts = [new for old in segment.parts for new in (fresh if old is part else [old])]
+    shelf.unsettled += fresh
+    shelf.arrange()
+    for damage in log.damage_of(segment.path, found):
+        shelf.damage(damage)
+
+
+def retire(part: Part) -> None:
+    """A part that goes: its cursors are met no more. They name the part and the part names them: left so, its arrays and its
+    mapping would stay until the garbage collector comes."""
+    for cursor in part.cursors:
+        cursor.alive = False
+    part.cursors, part.gone = [], True

@@ -1,0 +1,142 @@
+"""The command protocol, POST /v1/command, for clients of Youzan-style queues: always 200, success or not is in the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from turtlemq.engine import GROUP, Engine
+from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage
+from turtlemq.index.validate import check_ids
+from turtlemq.model import TTR_MS_MAX, Batch
+from turtlemq.segment import format as f
+from turtlemq.server.auth import ANY, COMMANDS, GUARD
+from turtlemq.server.errors import RequestTimeout
+from turtlemq.server.handlers.messages import cancel_ids, rules_of
+from turtlemq.server.http import CONFIG, SERVICE, answer, check_topics, engine_of, read_as, throttle
+from turtlemq.server.incoming.batches import check_due, due_time
+from turtlemq.server.outgoing.messages import delivered
+from turtlemq.server.service import Service, Want, now_ms
+from turtlemq.storage import names
+
+
+class Command(Struct, rename={"ttr": "TTR"}):
+    """One command."""
+
+    command: str
+    topic: str | None = None
+    id: str | None = None
+    delay: float | None = None
+    ttr: float | None = None
+    body: Raw | UnsetType = UNSET
+
+
+class Answer(Struct):
+    """Its answer."""
+
+    success: bool = True
+    error: str = ""
+    id: str = ""
+    value: Any = None
+
+
+async def command(request: web.Request) -> web.Response:
+    """POST /v1/command"""
+    service = request.app[SERVICE]
+    try:
+        asked = await read_as(request, Command)
+        names_topic = asked.command in ("add", "pop")
+        if asked.topic is None and names_topic:
+            raise InvalidArgument(f"{asked.command} needs a topic")
+        if asked.topic is not None:
+            names.check_topic(asked.topic)
+            request.app[GUARD].require(request, asked.topic, COMMANDS.get(asked.command, ANY))
+            creates = names_topic and request.app[CONFIG].auto_create_topics
+            if asked.topic not in service.engine.topics and not creates:
+                service.engine.topic(asked.topic)  # it says why not
+            check_topics(request, asked.topic)
+        out = await _run(request, asked)
+    except TurtleError as error:
+        refused = answer(Answer(False, f"{error.code}: {error}"))
+        if isinstance(error, RequestTimeout):
+            refused.force_close()  # the rest of the body would be taken for the next request
+        return refused
+    service.stir()
+    return answer(out)
+
+
+async def _run(request: web.Request, asked: Command) -> Answer:
+    service = request.app[SERVICE]
+    match asked.command:
+        case "add":
+            assert asked.topic is not None
+            check_due(due_time(asked.delay, None, now := now_ms()), now, rules_of(request, asked.topic))
+            throttle(request, asked.topic, 1)
+            return await _add(service, asked)
+        case "pop":
+            return await _pop(request, asked)
+        case "finish":
+            return _finish(service.engine, asked, _topics(request, asked))
+        case "delete":
+            return await _delete(service, asked, _topics(request, asked))
+    raise InvalidArgument(f"unknown command {asked.command!r:.80}; there are: add, pop, finish, delete")
+
+
+async def _add(service: Service, asked: Command) -> Answer:
+    assert asked.topic is not None
+    if isinstance(asked.body, UnsetType):
+        raise InvalidArgument("add needs a body")
+    if asked.ttr is not None and not 0 < asked.ttr <= TTR_MS_MAX / 1000:
+        raise InvalidArgument(f"TTR is a number of seconds above 0, up to {TTR_MS_MAX // 1000:,}")
+    now = now_ms()
+    batch = Batch(
+        bodies=[bytes(asked.body)],
+        due_ms=[due_time(asked.delay, None, now)],
+        ids=[asked.id],
+        ttr_ms=[max(1, round(asked.ttr * 1000)) if asked.ttr else 0],
+        flags=[f.JSON],
+    )
+    found, receipt = service.engine.stage(asked.topic, batch, now)
+    await service.landed(found)
+    return Answer(id=receipt.ids[0])
+
+
+async def _pop(request: web.Request, asked: Command) -> Answer:
+    assert asked.topic is not None
+    service = request.app[SERVICE]
+    service.engine.topic(asked.topic, create=True)
+    found = delivered(await service.fetch(Want(asked.topic, GROUP, 1), 0))
+    if not found:
+        return Answer()
+    message = found[0]
+    return Answer(id=message.id, value=message.body_base64 if isinstance(message.body, UnsetType) else message.body)
+
+
+def _topics(request: web.Request, asked: Command) -> list[str]:
+    """Where to look for the message: in the topic that was named, else in all on which one has the right."""
+    if asked.id is None:
+        raise InvalidArgument(f"{asked.command} needs an id")
+    check_ids([asked.id])
+    if asked.topic is not None:
+        return [asked.topic]
+    guard = request.app[GUARD]
+    return [topic for topic in sorted(engine_of(request).topics) if guard.may(request, topic, COMMANDS[asked.command])]
+
+
+def _finish(engine: Engine, asked: Command, topics: list[str]) -> Answer:
+    for topic in topics:
+        assert asked.id is not None
+        if engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+            return Answer(id=asked.id)
+    raise UnknownMessage(f"{asked.id!r} is not in reserve")
+
+
+async def _delete(service: Service, asked: Command, topics: list[str]) -> Answer:
+    engine = service.engine
+    for topic in topics:
+        assert asked.id is not None
+        if (await cancel_ids(service, topic, [asked.id]))[0] or engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+            return Answer(id=asked.id)
+    raise UnknownMessage(f"{asked.id!r} is neither asleep, ready nor in reserve")

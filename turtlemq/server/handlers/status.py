@@ -1,0 +1,182 @@
+"""How it goes, for people and for supervisors: /healthz, /readyz, and /v1/status, which the dashboard is drawn from."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from turtlemq import __version__
+from turtlemq.engine import Engine
+from turtlemq.histogram import LATENESS_MS, Histogram
+from turtlemq.server.auth import GUARD
+from turtlemq.server.handlers.metrics import busiest, resident_bytes, row_of
+from turtlemq.server.http import SERVICE, answer, engine_of, query
+from turtlemq.server.meter import in_slices
+from turtlemq.server.service import now_ms
+
+_BEGUN = time.monotonic()
+DAMAGE_MAX = 20
+
+
+class Look(Struct, forbid_unknown_fields=True):
+    """Which topics: so many of the busiest whose name holds `q`."""
+
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 50
+    q: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Lateness(Struct):
+    """Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. Differences of two looks
+    give the lateness of the time between."""
+
+    bounds_ms: list[float]
+    scheduler: list[int]
+    consumer_wait: list[int]
+    scheduler_p50_ms: float | None
+    scheduler_p99_ms: float | None
+    consumer_wait_p50_ms: float | None
+    consumer_wait_p99_ms: float | None
+
+
+class TopicStatus(Struct):
+    """A topic: messages in each state, totals since the start, its groups and how late it is."""
+
+    topic: str
+    states: dict[str, int]
+    totals: dict[str, int]
+    groups: dict[str, dict[str, int]]
+    bytes: int
+    segments: int
+    live_ratio: float
+    damaged: int
+    oldest_ready_ms: int | None
+    next_due_ms: int | None
+    trouble: str | None
+    lateness: Lateness
+
+
+class Found(Struct):
+    """Damage."""
+
+    topic: str
+    file: str
+    position: int
+    length: int
+    reason: str
+
+
+class Status(Struct):
+    """The whole server. `topics` are those asked for, `totals` of all of those; `damage` names the first few."""
+
+    version: str
+    now_ms: int
+    uptime_s: float
+    was_clean: bool
+    topics_total: int
+    long_polls: int
+    requests_in_flight: int
+    requests: int
+    rejected: dict[str, int]
+    commit_p50_ms: float | None
+    commit_p99_ms: float | None
+    loop_lag_p99_ms: float | None
+    memory_bytes: int | None
+    lateness: Lateness
+    topics: list[TopicStatus]
+    damage: list[Found]
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """GET /healthz"""
+    service = request.app[SERVICE]
+    state = "stopping" if service.stopping else "serving" if service.serving else "starting"
+    return answer({"status": "alive", "state": state, "version": __version__, "uptime_s": uptime_s()})
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """GET /readyz"""
+    engine = engine_of(request)  # says why not
+    damaged = sum(1 for topic in engine.topics.values() if topic.damage())
+    stopped = sum(1 for topic in engine.topics.values() if topic.stopped is not None)
+    trouble = len(engine.trouble)
+    figures = {"topics": len(engine.topics), "damaged": damaged, "stopped": stopped, "trouble": trouble}
+    return answer({"status": "ready", "was_clean": engine.was_clean, **figures})
+
+
+def uptime_s() -> float:
+    """Since the program began."""
+    return round(time.monotonic() - _BEGUN, 3)
+
+
+async def status(request: web.Request) -> web.Response:
+    """GET /v1/status"""
+    asked, engine, service = query(request, Look), engine_of(request), request.app[SERVICE]
+    guard = request.app[GUARD]
+    visible = await in_slices(name for name in list(engine.topics) if asked.q in name and guard.may(request, name))
+    names = (await busiest(engine, visible))[: asked.limit]
+    now = now_ms()
+    rows = await in_slices(_topic(engine, name, now) for name in names if name in engine.topics)
+    meter, found = service.meter, [engine.topics[name] for name in visible if name in engine.topics]
+    nothing = Histogram(LATENESS_MS)
+    late, wait = nothing.merge(topic.lateness for topic in found), nothing.merge(topic.broker.wait for topic in found)
+    return answer(
+        Status(
+            version=__version__,
+            now_ms=now,
+            uptime_s=uptime_s(),
+            was_clean=engine.was_clean,
+            topics_total=len(visible),
+            long_polls=service.waiters,
+            requests_in_flight=meter.in_flight,
+            requests=meter.requests.total(),
+            rejected=dict(meter.rejected),
+            commit_p50_ms=_ms(meter.commit.quantile(0.5)),
+            commit_p99_ms=_ms(meter.commit.quantile(0.99)),
+            loop_lag_p99_ms=_ms(meter.lag.quantile(0.99)),
+            memory_bytes=resident_bytes(),
+            lateness=_lateness(late, wait),
+            topics=rows,
+            damage=_damage(engine, visible),
+        )
+    )
+
+
+def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
+    row = row_of(engine, name, now)
+    stats: Any = row.stats
+    trouble = engine.trouble.get(name) or engine.topics[name].stopped
+    return TopicStatus(
+        topic=name,
+        states={state: stats[state] for state in ("sleep", "ready", "reserve", "history", "dead", "cancelled")},
+        totals=row.totals
+        | {key: sum(g[key] for g in row.groups.values()) for key in ("delivered", "acked", "failed", "timed_out")},
+        groups={
+            group: {key.removeprefix("now_"): n for key, n in found.items() if key != "dead"}
+            for group, found in row.groups.items()
+        },
+        bytes=stats["bytes"],
+        segments=stats["segments"],
+        live_ratio=stats["live_ratio"],
+        damaged=stats["damaged"],
+        oldest_ready_ms=stats["oldest_ready_ms"],
+        next_due_ms=stats["next_due_ms"],
+        trouble=None if trouble is None else str(trouble),
+        lateness=_lateness(row.lateness, row.wait),
+    )
+
+
+def _lateness(late: Histogram, wait: Histogram) -> Lateness:
+    quantiles = (late.quantile(0.5), late.quantile(0.99), wait.quantile(0.5), wait.quantile(0.99))
+    return Lateness(list(late.bounds), list(late.counts), list(wait.counts), *(q and round(q, 3) for q in quantiles))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def _damage(engine: Engine, names: list[str]) -> list[Found]:
+    found = [(name, one) for name in names if name in engine.topics for one in engine.topics[name].damage()]
+    return [Found(name, one.file, one.position, one.length, one.reason) for name, one in found[:DAMAGE_MAX]]

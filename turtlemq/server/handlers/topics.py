@@ -1,0 +1,116 @@
+"""Topics and groups over HTTP: settings, figures, compaction, replay."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from turtlemq.engine import Engine
+from turtlemq.model import DUE_MS_MAX
+from turtlemq.server.auth import GUARD
+from turtlemq.server.http import SERVICE, answer, check_topics, engine_of, group_of, read_as, topic_of
+from turtlemq.server.meter import in_slices
+from turtlemq.server.service import now_ms
+from turtlemq.server.topic_settings import Asked, to_flat, to_nested
+from turtlemq.storage import names
+
+COMPACT_S_MAX = 30  # then the answer says that it goes on by itself
+COMPACT_STEP_S = 0.005
+
+
+class At(Struct, forbid_unknown_fields=True):
+    """A group's start by time."""
+
+    ready_ms: Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
+
+
+class Place(Struct, forbid_unknown_fields=True):
+    """Where a group starts. Nothing: a new one at the oldest message, one that is there stays where it is."""
+
+    start: Literal["earliest", "latest"] | At | None = None
+
+
+def describe(engine: Engine, topic: str) -> dict[str, Any]:
+    """A topic with its settings and figures."""
+    return {
+        "topic": topic,
+        "settings": to_nested(engine.topic(topic).index.settings),
+        "stats": engine.stats(topic),
+        "groups": engine.groups(topic),
+    }
+
+
+async def list_topics(request: web.Request) -> web.Response:
+    """GET /v1/topics: those on which one has a right."""
+    engine, guard = engine_of(request), request.app[GUARD]
+    names = [name for name in sorted(engine.topics) if guard.may(request, name)]
+    return answer({"topics": await in_slices(describe(engine, name) for name in names if name in engine.topics)})
+
+
+async def put_topic(request: web.Request) -> web.Response:
+    """PUT /v1/topics/{topic}"""
+    topic = names.check_topic(request.match_info["topic"])
+    changes = to_flat(await read_as(request, Asked))
+    engine = engine_of(request)
+    check_topics(request, topic)
+    engine.configure(topic, **changes)
+    request.app[SERVICE].stir()
+    return answer(describe(engine, topic))
+
+
+async def get_topic(request: web.Request) -> web.Response:
+    """GET /v1/topics/{topic}"""
+    return answer(describe(engine_of(request), topic_of(request)))
+
+
+async def drop_topic(request: web.Request) -> web.Response:
+    """DELETE /v1/topics/{topic}"""
+    engine_of(request).drop_topic(names.check_topic(request.match_info["topic"]))  # also one that cannot be opened
+    request.app[SERVICE].stir()
+    return answer({"outcome": "deleted"})
+
+
+async def compact(request: web.Request) -> web.Response:
+    """POST /v1/topics/{topic}/compact: housekeeping, a step at a time, until nothing is left to do."""
+    name, engine = topic_of(request), engine_of(request)
+    topic, before = engine.topic(name), engine.stats(name)
+    topic.beat()
+    end = asyncio.get_running_loop().time() + COMPACT_S_MAX
+    more = True
+    while more and asyncio.get_running_loop().time() < end and engine_of(request).topics.get(name) is topic:
+        more = topic.care()
+        await asyncio.sleep(COMPACT_STEP_S if more else 0)
+    request.app[SERVICE].stir()
+    after = engine_of(request).stats(topic_of(request))
+    outcome = "running" if more else "compacted"
+    return answer({"outcome": outcome, "bytes_before": before.bytes, "bytes": after.bytes, "live_ratio": after.live_ratio})
+
+
+async def put_group(request: web.Request) -> web.Response:
+    """PUT /v1/topics/{topic}/groups/{group}"""
+    topic, group = topic_of(request, use=True), group_of(request, use=True)
+    start = (await read_as(request, Place)).start
+    topic, group = topic_of(request, use=True), group_of(request, use=True)  # others may have made or deleted some since
+    engine = engine_of(request)
+    known = topic in engine.topics and group in engine.topics[topic].broker.groups
+    if start is not None or not known:
+        engine.place_group(topic, group, start.ready_ms if isinstance(start, At) else start or "earliest", now_ms())
+        request.app[SERVICE].stir()
+    return answer({"topic": topic, "group": group, "stats": engine.groups(topic)[group]})
+
+
+async def get_group(request: web.Request) -> web.Response:
+    """GET /v1/topics/{topic}/groups/{group}"""
+    topic, group = topic_of(request), group_of(request)
+    engine = engine_of(request)
+    engine.topic(topic).broker.group(group, now_ms(), create=False)
+    return answer({"topic": topic, "group": group, "stats": engine.groups(topic)[group]})
+
+
+async def drop_group(request: web.Request) -> web.Response:
+    """DELETE /v1/topics/{topic}/groups/{group}"""
+    engine_of(request).drop_group(topic_of(request), group_of(request), now_ms())
+    return answer({"outcome": "deleted"})

@@ -1,0 +1,180 @@
+"""What producers send, as the columns of a batch: JSON, NDJSON or BSON in, each checked with the index of the first bad item.
+
+A JSON body is stored as the very text that came, so it comes back as the same value; bytes are stored as they are.
+A big batch is read in slices, so that others get their turn; nothing of it counts before all of it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge
+from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
+from turtlemq.segment import format as f
+from turtlemq.server.errors import ExceedsMaxDelay
+from turtlemq.server.incoming import bson_messages, json_messages
+from turtlemq.server.incoming.columns import PRIORITIES, Columns, extend
+
+JSON, NDJSON, BSON = "application/json", "application/x-ndjson", "application/bson"
+TYPES = (JSON, NDJSON, BSON, "")
+DELAY_S_MAX = 200 * 365 * 86_400
+SLICE_DOCUMENTS = 2_000  # read at once: 1 ms at most, if they are small
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the server says about due times."""
+
+    reject_past: bool = False
+    max_delay_ms: int = 0  # 0: no limit of its own
+
+
+def decode_batch(data: bytes, kind: str, now_ms: int, rules: Rules) -> Batch:
+    """A request body as a batch."""
+    steps = decode_slices(data, kind, now_ms, rules)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            batch: Batch = done.value
+            return batch
+
+
+def decode_slices(data: bytes, kind: str, now_ms: int, rules: Rules) -> Generator[None, None, Batch]:
+    """The same in steps of a millisecond or so, for a caller that has other things to do in between. It returns the batch."""
+    if kind in (JSON, "") and (alone := json_messages.alone(data)) is not None:
+        return _batch_of_one(alone, now_ms, rules)
+    columns: Columns | None = None
+    for part in _bson(data) if kind == BSON else json_messages.columns(data, kind == NDJSON):
+        if columns is None:
+            columns = part
+        else:
+            extend(columns, part)
+            yield
+        if len(columns) > BATCH_MESSAGES_MAX:
+            raise TooLarge(f"a batch holds at most {BATCH_MESSAGES_MAX:,} messages, this one has more")
+    return _batch(Columns([], []) if columns is None else columns, now_ms, rules)
+
+
+def _bson(data: bytes) -> Iterator[Columns]:
+    bounds = bson_messages.documents(data)
+    for first in range(0, max(1, len(bounds) - 1), SLICE_DOCUMENTS):
+        yield bson_messages.columns(data, bounds[first : first + SLICE_DOCUMENTS + 1], first)
+
+
+def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: Rules) -> Batch:
+    """The same without columns: 9 µs instead of 16."""
+    bodies, flags = json_messages.bodies([message], 0)
+    flag = (flags if isinstance(flags, int) else flags[0]) | PRIORITIES[message.priority]
+    due = [due_time(message.delay, message.due_ms, now_ms, 0)]
+    _check_dues(due, now_ms, rules)
+    return Batch(
+        bodies=bodies,
+        due_ms=due,
+        ids=None if message.id is None else [message.id],
+        ttr_ms=None if message.ttr is None else [_ttr_ms(message.ttr, 0)],
+        flags=[flag] if flag else None,
+        expires_ms=None if message.expires_ms is None else [message.expires_ms],
+        headers=None if message.headers is None else [message.headers],
+    )
+
+
+# Columns
+
+
+def _batch(columns: Columns, now_ms: int, rules: Rules) -> Batch:
+    expires = columns.expires_ms
+    return Batch(
+        bodies=columns.bodies,
+        due_ms=_due_times(columns, now_ms, rules),
+        ids=columns.ids,
+        ttr_ms=None if columns.ttr is None else _ttr_column(columns.ttr),
+        flags=_flags(columns.flags),
+        expires_ms=expires.tolist() if isinstance(expires, np.ndarray) else expires,
+        headers=columns.headers,
+    )
+
+
+def _flags(flags: list[int] | int) -> list[int] | int | None:
+    return flags or None if isinstance(flags, int) or any(flags) else None
+
+
+def _due_times(columns: Columns, now_ms: int, rules: Rules) -> list[int] | I64:
+    """When each is due. 0.05 µs where all say it in one way, 0.3 µs otherwise."""
+    due: Any = _due_array(columns, now_ms) if len(columns) >= f.FEW else None
+    if due is None:
+        nothing = [None] * len(columns)
+        delays, times = nothing if columns.delay is None else columns.delay, nothing if columns.due_ms is None else columns.due_ms
+        due = [due_time(delay, at, now_ms, i) for i, (delay, at) in enumerate(zip(delays, times, strict=True))]
+    if not len(due):
+        return []
+    _check_dues(due, now_ms, rules)
+    return due  # type: ignore[no-any-return]
+
+
+def _check_dues(due: Any, now_ms: int, rules: Rules) -> None:
+    """What the rules say about due times, of which there is one at least."""
+    if not rules.max_delay_ms and not rules.reject_past:
+        return
+    first, last = (due.min(), due.max()) if isinstance(due, np.ndarray) else (min(due), max(due))
+    if rules.max_delay_ms and last - now_ms > rules.max_delay_ms:
+        i = next(i for i, at in enumerate(due) if at - now_ms > rules.max_delay_ms)
+        raise ExceedsMaxDelay(f"message {i}: it may sleep for at most {rules.max_delay_ms / 1000:,.15g} s here", index=i)
+    if rules.reject_past and first < now_ms:
+        i = next(i for i, at in enumerate(due) if at < now_ms)
+        raise InvalidFireAt(f"message {i}: it was due {now_ms - due[i]} ms ago, and this server refuses the past", index=i)
+
+
+def _due_array(columns: Columns, now_ms: int) -> I64 | None:
+    """Due times, if all messages say it in one way and rightly."""
+    delay, due_ms = columns.delay, columns.due_ms
+    if delay is None:
+        try:
+            return np.full(len(columns), now_ms) if due_ms is None else np.asarray(due_ms, np.int64)
+        except (TypeError, OverflowError):  # some say nothing, or no time that there ever is
+            return None
+    seconds = np.asarray(delay, np.float64)  # None is no number, and no number is in any range
+    if due_ms is not None or not ((seconds >= 0) & (seconds <= DELAY_S_MAX)).all():
+        return None
+    return now_ms + np.rint(seconds * 1000).astype(np.int64)
+
+
+def check_due(due_ms: int, now_ms: int, rules: Rules) -> None:
+    """The rules for one message alone."""
+    if rules.max_delay_ms and due_ms - now_ms > rules.max_delay_ms:
+        raise ExceedsMaxDelay(f"a message may sleep for at most {rules.max_delay_ms / 1000:,.15g} s here")
+    if rules.reject_past and due_ms < now_ms:
+        raise InvalidFireAt(f"that was {now_ms - due_ms} ms ago, and this server refuses the past")
+
+
+def due_time(delay_s: float | None, due_ms: int | None, now_ms: int, i: int | None = None) -> int:
+    """When a message is due that says when, or in how long, or neither: now."""
+    if due_ms is None:
+        if delay_s is None:
+            return now_ms
+        if 0 <= delay_s <= DELAY_S_MAX:
+            return now_ms + round(delay_s * 1000)
+        said = "delay is a number of seconds, 0 or more"
+    elif delay_s is None:
+        return due_ms
+    else:
+        said = "it has delay or due_ms, not both"
+    if i is None:
+        raise InvalidFireAt(said)
+    raise InvalidFireAt(f"message {i}: {said}", index=i)
+
+
+def _ttr_column(seconds: Any) -> list[int]:
+    return [_ttr_ms(value, i) for i, value in enumerate(seconds if isinstance(seconds, list) else seconds.tolist())]
+
+
+def _ttr_ms(ttr_s: float | None, i: int) -> int:
+    if ttr_s is None:
+        return 0
+    if not 0 < ttr_s <= TTR_MS_MAX / 1000:
+        raise InvalidMessage(f"message {i}: ttr is a number of seconds above 0, up to {TTR_MS_MAX // 1000:,}", index=i)
+    return max(1, round(ttr_s * 1000))

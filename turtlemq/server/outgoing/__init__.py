@@ -1,0 +1,1 @@
+"""Responses: their types, and messages encoded as JSON or BSON. Words: docs/GLOSSARY.md."""

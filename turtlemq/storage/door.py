@@ -1,0 +1,301 @@
+"""The one door to the operating system: every file operation of the engine goes through a `Door`, so that tests can record, tear,
+drop and refuse each of them. Thread contract: one thread, except `write` and `sync` of a descriptor, which a committer may call.
+
+Rules kept here and nowhere else:
+- A file is replaced only by write-temp, sync, rename, sync-directory.
+- A failed write leaves the file as long as it was, or the caller hears that it could not be mended.
+- ENOSPC and EDQUOT become `DiskFull`, which promises that nothing has changed; any other error names its file and is the caller's
+  to judge. A sync or a cut that fails for want of room is such another error: nobody knows what it left behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any, TypeVar
+
+from turtlemq.errors import DiskFull, Locked
+from turtlemq.storage import names
+
+T = TypeVar("T")
+_READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics must not need forty thousand
+_IOV_MAX = 512
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_UNSURE = ("fdatasync", "fsync_dir", "truncate")
+
+
+class Door:
+    """Blocking file operations. Subclasses in tests override `_call`."""
+
+    keeps_room = True  # for consumers, on a disk that may be full one day: see `ballast`
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[str, int] = OrderedDict()
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        """Every system call passes here: its name, the file it is about, and what to do."""
+        return action(*args)
+
+    def _do(self, name: str, path: Path, action: Callable[..., T], *args: Any) -> T:
+        """`_call`, with errors that say which file they are about."""
+        try:
+            return self._call(name, path, action, *args)
+        except OSError as error:
+            if error.errno in _FULL and name not in _UNSURE:
+                raise DiskFull(f"{path.name}: no room on the disk. {DiskFull.__doc__}") from error
+            error.filename = error.filename or str(path)
+            raise
+
+    def fresh(self) -> Door:
+        """A door for another process: descriptors do not travel."""
+        return Door()
+
+    # Folders and names
+
+    def make_folder(self, path: Path, *, durable: bool = True) -> None:
+        """Create a folder and its parents, durably."""
+        if path.is_dir():
+            return
+        self.make_folder(path.parent, durable=durable)
+        self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
+        if durable:
+            self.sync_folder(path.parent)
+
+    def names(self, folder: Path) -> list[str]:
+        """Sorted names in a folder; empty where there is none."""
+        try:
+            return sorted(self._do("listdir", folder, os.listdir, folder))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return self._do("stat", path, os.path.exists, path)
+
+    def is_folder(self, path: Path) -> bool:
+        return self._do("stat", path, os.path.isdir, path)
+
+    def size(self, path: Path) -> int:
+        return self._do("stat", path, os.stat, path).st_size
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Inode and time of the last change: the same file with the same content has the same ones."""
+        found = self._do("stat", path, os.stat, path)
+        return found.st_ino, found.st_mtime_ns
+
+    def link(self, source: Path, target: Path) -> None:
+        """A second name for a file, on the same file system."""
+        self._do("link", target, os.link, source, target)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file its name, replacing what had it. Not durable before `sync_folder`."""
+        self._do("rename", target, os.rename, source, target)
+        self._forget(source)
+        self._forget(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is gone already is fine."""
+        self._forget(path)
+        try:
+            self._do("unlink", path, os.unlink, path)
+        except FileNotFoundError:
+            return
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder and what is in it."""
+        for name in self.names(path):
+            if (path / name).is_dir():
+                self.remove_folder(path / name)
+            else:
+                self.remove(path / name)
+        self._do("rmdir", path, os.rmdir, path)
+
+    def drop_folder(self, path: Path) -> None:
+        """Remove a folder all at once: first its name, so that no crash leaves half of it, and who still writes there writes into
+        nothing."""
+        gone = path.with_name(names.dropped(path.name))
+        if self.exists(gone):
+            self.remove_folder(gone)
+        self.rename(path, gone)
+        for name in [name for name in self._readers if name.startswith(f"{path}{os.sep}")]:
+            self._forget(Path(name))
+        self.sync_folder(path.parent)
+        self.remove_folder(gone)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make names in a folder durable."""
+        fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._do("fsync_dir", path, os.fsync, fd)
+        finally:
+            os.close(fd)
+
+    # Whole small files
+
+    def read_all(self, path: Path) -> bytes:
+        return self.read(path, 0, self.size(path))
+
+    def replace(self, path: Path, data: bytes, *, durable: bool = True) -> None:
+        """Write a whole file so that a crash leaves the old or the new one. Caches may skip `durable`: they carry a checksum."""
+        tmp = path.with_name(path.name + ".tmp")
+        fd = self.create(tmp)
+        try:
+            self.write(fd, tmp, 0, [data])
+            if durable:
+                self.sync(fd, tmp)
+        except DiskFull:
+            self.remove(tmp)  # it would take the room that others wait for
+            raise
+        finally:
+            self.close(fd)
+        self.rename(tmp, path)
+        if durable:
+            self.sync_folder(path.parent)
+
+    # Files that are written
+
+    def create(self, path: Path) -> int:
+        """A new file for writing, whatever was there. That is unlinked, not cut: somebody may have it mapped, and would be killed
+        for touching what is gone."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._forget(path)
+        try:
+            return self._open(path, flags)
+        except FileExistsError:
+            self.remove(path)
+            return self._open(path, flags)
+
+    def open_write(self, path: Path) -> int:
+        return self._open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _open(self, path: Path, flags: int) -> int:
+        return self._do("open", path, os.open, path, flags, 0o644)
+
+    def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        """Write all buffers at `offset` and return how many bytes. On failure the file is cut back to `offset`."""
+        at = offset
+        try:
+            for first in range(0, len(buffers), _IOV_MAX):
+                some = buffers[first : first + _IOV_MAX]
+                total = sum(map(len, some))
+                done = self._do("write", path, os.pwritev, fd, some, at)
+                if done < total:  # short writes are rare: finish as one buffer
+                    rest = memoryview(b"".join(some))[done:]
+                    while rest:
+                        step = self._do("write", path, os.pwrite, fd, rest, at + done)
+                        if not step:
+                            raise OSError(errno.EIO, "nothing was written", str(path))
+                        done += step
+                        rest = rest[step:]
+                at += total
+        except (OSError, DiskFull):
+            self.truncate(fd, path, offset)
+            raise
+        return at - offset
+
+    def sync(self, fd: int, path: Path) -> None:
+        """Make a file's content durable. After an error the descriptor must not be trusted again."""
+        self._do("fdatasync", path, os.fdatasync, fd)
+
+    def truncate(self, fd: int, path: Path, size: int) -> None:
+        self._do("truncate", path, os.ftruncate, fd, size)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    # Files that are read
+
+    def read(self, path: Path, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`: fewer only at the end of the file."""
+        fd = self._reader(path)
+        data = self._do("read", path, os.pread, fd, length, offset)
+        while 0 < len(data) < length:  # one pread gives at most 2 GiB
+            more = self._do("read", path, os.pread, fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_many(self, path: Path, offsets: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        """Many short stretches of a file, each shorter only at its end. 0.5 µs each from the page cache."""
+        fd = self._reader(path)
+        return self._do("read", path, lambda: list(map(os.pread, repeat(fd), lengths, offsets)))
+
+    def map(self, path: Path) -> memoryview:
+        """A whole file, mapped read-only. The mapping survives rename and removal of the file, but not its being cut. Before
+        Python 3.13 it keeps a descriptor."""
+        fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return self.map_open(fd, path)
+        finally:
+            os.close(fd)
+
+    def map_open(self, fd: int, path: Path) -> memoryview:
+        """The same of an open file, which need not have a name any more."""
+        if os.fstat(fd).st_size == 0:
+            return memoryview(b"")
+        return memoryview(self._do("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)))
+
+    def _reader(self, path: Path) -> int:
+        name = str(path)
+        fd = self._readers.get(name)
+        if fd is None:
+            fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+            self._readers[name] = fd
+            if len(self._readers) > _READERS_MAX:
+                os.close(self._readers.popitem(last=False)[1])
+        else:
+            self._readers.move_to_end(name)
+        return fd
+
+    def _forget(self, path: Path) -> None:
+        fd = self._readers.pop(str(path), None)
+        if fd is not None:
+            os.close(fd)
+
+    # Locks and the end
+
+    def lock(self, path: Path) -> int:
+        """Hold a file for this process, or say who does. The kernel lets go when the process ends, however it ends."""
+        try:
+            fd = self._do("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS) or not os.path.exists(path):
+                raise
+            fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)  # to hold it, reading is enough
+        self._hold(path, fd, fcntl.LOCK_EX)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            return fd  # the name is a courtesy: on a full disk there may be no room for it
+        return fd
+
+    def _hold(self, path: Path, fd: int, how: int) -> int:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise Locked(f"{path.parent} is in use by process {holder}. Stop it, or give another folder.") from None
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def free_bytes(self, path: Path) -> int:
+        """Room that this process may still use on the file system of `path`."""
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+    def shut(self) -> None:
+        """Close all descriptors kept for reading."""
+        while self._readers:
+            os.close(self._readers.popitem()[1])

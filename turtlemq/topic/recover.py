@@ -1,0 +1,80 @@
+"""Opening a topic after a crash that came between two of its parts: what one of them had taken over, the other lets go of now.
+
+Whoever takes a message over has it durably before the one who gave it lets go, so after a crash both may have it: a message
+that was put to sleep for another attempt or buried while the Broker still holds it in reserve, a retry that still sleeps though
+its message was cancelled, a dead letter that was about to go.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from turtlemq.broker.delivery import void
+from turtlemq.broker.group import Group
+from turtlemq.model import Damage
+from turtlemq.segment import format as f
+from turtlemq.topic import retries
+
+if TYPE_CHECKING:
+    from turtlemq.topic.topic import Topic
+
+
+def resolve(topic: Topic) -> bool:
+    """A crash may have come after a message was put to sleep or buried, and before the Broker noted it: note it now. Returns
+    whether there was any. Both say at which ready offset they met the message."""
+    count = 0
+    for group in topic.broker.groups.values():
+        for id_ in _in_hands(group, retries.asleep(topic, group, list(group.ids), topic.broker.noted_seq)):
+            count += 1
+            group.close(group.seek([id_])[0])
+        ids = list(group.ids)
+        held = topic.dead.holds([(group.name, id_) for id_ in ids])
+        letters = {ids[i]: document for i, document in held.items()}
+        for id_ in _in_hands(group, letters):
+            count += 1
+            group.close(group.seek([id_])[0])
+            topic.broker.dead[group.name] += not letters[id_].flags & f.REPLACES  # then the older one was counted
+    ended = topic.broker.ended
+    groups = topic.broker.groups
+    left = {name: retries.asleep(topic, groups[name], ids) for name, ids in ended.items() if name in groups}
+    topic.ending = [doc for name, found in left.items() for doc in found.values() if not void(groups[name], doc)]
+    count += len(topic.ending)
+    topic.broker.ended = {}
+    return _finish_leaving(topic) or count > 0
+
+
+def count_letters(topic: Topic) -> None:
+    """A power cut may take the note of a burial, never a letter that was noted: what is there tells how many there are."""
+    counted, there = topic.broker.dead.total(), len(topic.dead)
+    if counted > there:
+        topic.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
+    if counted != there:
+        topic.broker.dead = topic.dead.by_group()
+
+
+def _finish_leaving(topic: Topic) -> bool:
+    """Dead letters that were about to go when the process ended: they go now, unless they were to sleep and do not."""
+    leaving, topic.broker.leaving = topic.broker.leaving, []
+    held = topic.dead.holds([(letter.group, letter.id) for letter in leaving])
+    gone = []
+    for i, document in held.items():
+        letter = leaving[i]
+        if document.seq != letter.seq:
+            continue
+        asleep = topic.index.find(f"{letter.group}/{letter.id}") if letter.became else None
+        if not letter.became or (asleep is not None and asleep.seq == letter.became):
+            gone.append(document)
+        else:
+            topic.broker.dead[letter.group] += 1
+    topic.dead.remove(gone)
+    return len(held) > 0
+
+
+def _in_hands(group: Group, left: dict[str, f.Document]) -> list[str]:
+    """Ids that a group holds in reserve although they have left it: what they left for names the group's epoch and the offset."""
+    found = []
+    for id_, document in left.items():
+        lease, i = group.slot(group.ids[id_])
+        if (document.meta["epoch"], document.meta["offset"]) == (group.epoch, int(lease.held.offsets[i])):
+            found.append(id_)
+    return found

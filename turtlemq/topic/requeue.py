@@ -1,0 +1,143 @@
+"""Dead letters go: they sleep again, or are deleted. Noted by the Broker before it is done, so that a crash between leaves
+nothing half done (see `unfinished`); and noted again where a full disk lets nobody go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from turtlemq.broker import cancel
+from turtlemq.broker.failures import Ended
+from turtlemq.broker.results import Leaving
+from turtlemq.errors import DiskFull, InvalidFireAt
+from turtlemq.model import DUE_MS_MAX
+from turtlemq.topic import retries
+from turtlemq.topic.dead_letters import DeadLetter, for_group
+
+if TYPE_CHECKING:
+    from turtlemq.topic.topic import Topic
+
+
+def requeue(
+    topic: Topic, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
+) -> int:
+    """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none. One that its
+    group has again in any case, since it was moved, is only removed: nobody gets it twice at once."""
+    start = now_ms if due_ms is None else due_ms
+    last = start + (int(max(0, len(letters) - 1) * 1000 / per_s) if per_s else 0)
+    if not 0 <= start <= last <= DUE_MS_MAX:
+        raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
+    letters = _still_dead(topic, letters)
+    _bring_back(topic, {letter.group for letter in letters}, now_ms)
+    still = [(letter, _goes_on(topic, letter)) for letter in letters]
+    letters, moved = ([letter for letter, goes_on in still if goes_on is which] for which in (False, True))
+    if moved:
+        topic.broker.sync()  # that its group has it is durable before the letter goes
+        delete(topic, moved, now_ms)
+    if not letters:
+        return len(moved)
+    ended = [
+        Ended(
+            letter.group,
+            letter.id,
+            letter.document,
+            letter.attempts,
+            letter.error,
+            start + (int(i * 1000 / per_s) if per_s else 0),
+            letter.due_ms,
+            int(letter.document.meta["offset"]),
+            topic.broker.groups[letter.group].epoch,
+        )
+        for i, letter in enumerate(letters)
+    ]
+    attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
+    with topic.taking_over(topic.index):
+        first = topic.index.writer.next_seq(now_ms)
+        leaving = _leave(topic, letters, now_ms, range(first, first + len(letters)))
+        try:
+            topic.index.writer.stage(for_group(ended, attempts), first)
+            topic.index.writer.commit()
+        except DiskFull:
+            _stay(topic, leaving, now_ms)
+            raise
+    topic.dead.requeued += len(letters)
+    topic.departing += [letter.document for letter in letters]
+    try:
+        topic.end_naps()
+    except DiskFull:
+        topic.stir(now_ms)  # they sleep, and that counts; what they were goes when there is room
+    return len(letters) + len(moved)
+
+
+def _bring_back(topic: Topic, names: set[str], now_ms: int) -> None:
+    """A group that is gone, but is to get letters, is there again, durably, and begins at the end: whoever cancels such a message
+    sees that it is to come."""
+    gone = sorted(names - topic.broker.groups.keys())
+    for name in gone:
+        topic.broker.place(name, topic.broker.ready.next_offset, now_ms)
+    if gone:
+        topic.broker.sync()
+
+
+def _goes_on(topic: Topic, letter: DeadLetter) -> bool:
+    """Is its group to get this message again, or has it, whatever becomes of the letter?"""
+    group, offset = topic.broker.groups[letter.group], int(letter.document.meta["offset"])
+    if letter.id in group.ids or cancel.fresh(topic.broker, group, offset):
+        return True
+    if letter.document.meta["epoch"] == group.epoch:
+        return False  # it was not moved since
+    key = (letter.group, letter.id)
+    again = cancel.own_retries(topic.broker, [letter.id]).get(key)
+    return key in retries.of(topic, [letter.id]) or (again is not None and cancel.fresh(topic.broker, group, again))
+
+
+def delete(topic: Topic, letters: Sequence[DeadLetter], now_ms: int) -> int:
+    """Remove them, durably."""
+    letters = _still_dead(topic, letters)
+    leaving = _leave(topic, letters, now_ms, [0] * len(letters))
+    try:
+        topic.dead.remove([letter.document for letter in letters])
+    except DiskFull:  # all are still there
+        _stay(topic, leaving, now_ms)
+        raise
+    return len(letters)
+
+
+def buried(topic: Topic, ids: Sequence[str]) -> set[str]:
+    """Which of these are dead in some group, be it one that was moved or forgotten since: a requeue would deliver them, so they
+    cannot be over."""
+    asked = [(name, id_) for name in topic.broker.bereaved for id_ in ids]
+    gone = {document.seq for document in topic.departing}
+    return {asked[i][1] for i, letter in topic.dead.holds(asked).items() if letter.seq not in gone}
+
+
+def _still_dead(topic: Topic, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+    """They may have gone, or been copied by compaction, since somebody looked."""
+    found = {(letter.group, letter.id): letter for letter in letters}
+    gone, held = {document.seq for document in topic.departing}, topic.dead.holds(list(found))
+    still = {i: document for i, document in held.items() if document.seq not in gone}
+    return [replace(letter, document=still[i]) for i, letter in enumerate(found.values()) if i in still]
+
+
+def _leave(topic: Topic, letters: Sequence[DeadLetter], now_ms: int, became: Sequence[int]) -> dict[str, list[Leaving]]:
+    """Note that letters are about to go, by group."""
+    found: dict[str, list[Leaving]] = {}
+    for letter, seq in zip(letters, became, strict=True):
+        found.setdefault(letter.group, []).append(Leaving(letter.group, letter.id, letter.document.seq, seq))
+    noted: dict[str, list[Leaving]] = {}
+    try:
+        for group, some in found.items():
+            topic.broker.undead(group, some, now_ms)
+            noted[group] = some
+    except DiskFull:
+        _stay(topic, noted, now_ms)
+        raise
+    return found
+
+
+def _stay(topic: Topic, leaving: dict[str, list[Leaving]], now_ms: int) -> None:
+    """Note that these letters do not go after all."""
+    for group, some in leaving.items():
+        topic.broker.undead(group, some, now_ms, stay=True)

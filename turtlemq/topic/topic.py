@@ -1,0 +1,444 @@
+"""One topic: an Index where messages sleep, a Broker for those that came due, a second Index for dead letters; and the few lines
+that join them. Index and Broker do not know each other.
+
+Order of writes: whatever takes a message over has it durably before the one that gave it lets go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bson.int64 import Int64
+
+from turtlemq.broker import replay
+from turtlemq.broker.cancel import CANCELLED, cancel
+from turtlemq.broker.failures import Ended
+from turtlemq.broker.retention import keep_house, may_go
+from turtlemq.data_folder import logs
+from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.histogram import FEW, LATENESS_MS, Histogram
+from turtlemq.index import maintenance
+from turtlemq.index.index import Index, tombstones
+from turtlemq.index.recover import open_index
+from turtlemq.index.seal import Sealed, seal
+from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
+from turtlemq.segment import format as f
+from turtlemq.segment.ids import hash_ids
+from turtlemq.storage.ballast import Ballast
+from turtlemq.storage.door import Door
+from turtlemq.storage.workers import Inline, Job, Worker
+from turtlemq.topic import recover, requeue, retries
+from turtlemq.topic.dead_letters import DeadLetters, for_group
+
+BEAT_LOOK_MS = 2  # when to look first whether a beat is over; then after as long as it has taken so far
+CARE_MS = 1_000  # how often housekeeping looks around
+RETENTION_MS = 60_000
+CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
+FIRE_SLICE = 4_000  # messages handed off before others get a turn: 2 to 3 ms
+FIRE_BYTES = 16 << 20  # of them, too
+
+
+class Topic:
+    """See the module. Opened by the constructor of `Engine`; one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        door: Door,
+        settings: Settings,
+        worker: Worker,
+        flusher: Worker,
+        ballast: Ballast,
+        clean: dict[str, Any] | None = None,
+    ) -> None:
+        self.name, self.folder, self.door, self._worker, self._ballast = name, folder, door, worker, ballast
+        clean = clean or {}  # what `close` returned, if the last stop was a proper one
+        self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*logs(door, folder)}]
+        stores = (self._bury, self._resleep, self._newest_seq)
+        self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores, clean.get("broker"))
+        self.broker.reserve_log.relief = self.broker.history.relief = ballast.throw
+        self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
+        self.dead = DeadLetters(door, folder, name, settings, clean.get("dead"))
+        self._flusher = flusher
+        self.index.writer.flusher = self.dead.index.writer.flusher = self._flusher
+        self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
+        self.lateness = Histogram(LATENESS_MS)  # of handoffs, where the message was to sleep at all
+        self._saving: tuple[replay.Save, Job] | None = None  # a beat under way
+        self._look_at = self._begun_at = 0  # when to look whether it is over, and when it began
+        self._job: Job | None = None
+        self._sealing: int | None = None
+        self._beat_at: int | None = None  # when to sync; None: nothing to sync
+        self._care_at: int | None = 0  # when to keep house; None: nothing to do
+        self._retention_at = 0
+        self.ending: list[f.Document] = []  # see `end_naps`
+        self.departing: list[f.Document] = []
+        self._unnoted = False  # what opening found out is not on the disk yet
+        odd = recover.resolve(self) or torn
+        recover.count_letters(self)
+        if odd or behind:
+            self._note_where_we_stand(odd)
+
+    def configure(self, settings: Settings) -> None:
+        """Settings for what comes from now on."""
+        self.index.settings = self.index.writer.settings = self.dead.settings = settings
+        self.dead.index.settings = self.dead.index.writer.settings = settings
+        self.broker.settings = self.broker.ready.settings = settings
+        self.broker.reserve_log.settings = self.broker.history.settings = settings
+
+    # Producing
+
+    def stage(self, batch: Batch, now_ms: int) -> Receipt:
+        """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
+        receipt = self.index.stage(batch, now_ms, partial(retries.held, self) if self.broker.ready.next_offset else None)
+        self.stir(now_ms)
+        return receipt
+
+    def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
+        """End sleepers with the next commit. In the moment in which it lands the ready log knows their ids, so that there is none
+        in which nobody does."""
+        outcome = self.index.stage_cancel(ids)
+        ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
+        group = self.index.writer.pending
+        if ended and group is not None:
+            group.then.append(lambda: self._notice(ended, now_ms) if group.error is None else None)
+        return outcome
+
+    def cancelled(self, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
+        """Sleepers were cancelled, durably; what did not sleep is cancelled if it is ready, or waits to be tried again, in every
+        group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or unknown."""
+        out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
+        others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
+        buried = requeue.buried(self, others)
+        others = [id_ for id_ in others if id_ not in buried]
+        found = retries.of(self, others)
+        answers = cancel(self.broker, others, now_ms, found.keys())
+        self.ending += [doc for (_, id_), doc in found.items() if answers[id_] == CANCELLED]
+        try:
+            self.end_naps()
+        except DiskFull:
+            pass  # nothing can be handed off either before there is room
+        out |= {id_: state or "unknown" for id_, state in answers.items()} | dict.fromkeys(buried, "dead")
+        self.stir(now_ms)
+        return out
+
+    def end_naps(self) -> None:
+        """Retries of cancelled messages that sleep still, and dead letters that sleep again: the journal says that they are over,
+        so they go before anything is handed off, and before a checkpoint that leaves that journal behind."""
+        self.broker.pay()
+        if self.ending:
+            self.index.writer.stage(tombstones(self.ending), self.index.writer.next_seq(0))
+            self.index.writer.commit()
+            self.ending = []
+        if self.departing:
+            self.dead.remove(self.departing)
+            self.departing = []
+
+    def _notice(self, ids: Sequence[str], now_ms: int) -> None:
+        """Let the ready log know the ids of cancelled sleepers. Only for looking them up: a full disk loses nothing."""
+        count = len(ids)
+        texts = [id_.encode() for id_ in ids]
+        raw, lengths = f.encode(texts, [b""] * count, [now_ms] * count, 0, 0, [f.NOTICE] * count)
+        try:
+            self.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
+            self._beat_at = self._beat_at or now_ms + self.broker.settings.beat_ms
+        except (TurtleError, OSError):
+            return
+
+    # Time
+
+    def tick(self, now_ms: int) -> int | None:
+        """Hand off a slice of what is due, take back what was held too long, sync and keep house when it is time.
+
+        Returns when to come again: at once if more is due, None for never."""
+        for part in (self.broker.reserve_log, self.broker.history, self.dead.index.writer):
+            part.refuse_if_stopped()  # a message may have gone over without a note of it: nothing else is said of any before that
+        try:
+            self.end_naps()
+            if self._unnoted:
+                self._note_now()
+            full = self._hand_off(now_ms)
+        except DiskFull as error:  # nothing is handed off before they are over; leases end all the same
+            full = error
+        before = self.broker.events
+        wake = self.broker.tick(now_ms)
+        if self.broker.events > before or self.broker.owed:
+            self.touch(now_ms)
+        for work in (self._beat_aside, self._care_in_time, self._retain_in_time):
+            try:
+                work(now_ms)
+            except DiskFull as error:  # what comes next may make room
+                full = full or error
+        if full is not None:
+            raise full
+        return self._wake(wake)
+
+    def _care_in_time(self, now_ms: int) -> None:
+        due = self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS
+        if due and not (self.ending or self.departing):  # compaction must not copy what is over
+            self._care_at = now_ms + CARE_MS if self.care() else None
+
+    def _retain_in_time(self, now_ms: int) -> None:
+        if not now_ms < self._retention_at <= now_ms + RETENTION_MS:
+            self._retention_at = now_ms + RETENTION_MS
+            self._retain(now_ms)
+
+    def _hand_off(self, now_ms: int) -> DiskFull | None:
+        """A slice of what is due goes to the Broker. A full disk keeps it asleep, and must not keep leases from ending."""
+        room = self._ballast.spare(FIRE_BYTES)
+        due = self.index.due(now_ms, count_max=FIRE_SLICE, bytes_max=room)
+        if due is None:
+            return None
+        fresh = self._fresh(due) if len(due) and self.broker.ready.damage else due
+        if len(fresh):
+            try:
+                if len(fresh.raw) > room < FIRE_BYTES:  # `due` gives one message at least
+                    raise DiskFull
+                self.broker.accept(fresh, now_ms)
+            except DiskFull as error:
+                return error
+            self._note_lateness(fresh, now_ms)
+            self.touch(now_ms)
+        self.index.advance(due)
+        self.stir(now_ms)
+        return None
+
+    def _fresh(self, due: Due) -> Due:
+        """Where the ready log is damaged, what says that it took messages over may be gone, so that they come due again. Those
+        that it still has are not handed to it twice. A retry has the id of the one before it."""
+        heads = f.prefixes(due.raw, due.starts)
+        begin, sizes = due.starts + f.PREFIX_BYTES, heads["idlen"].astype(np.int64) - 1
+        texts = [due.raw[a:b] for a, b in zip(begin.tolist(), (begin + sizes).tolist(), strict=True)]
+        there = self.broker.ready.find_many(texts, hash_ids(due.raw, begin, sizes))
+        keep = np.array([i for i in range(len(due)) if i not in there or heads["flags"][i] & f.META], np.int64)
+        lengths = heads["len"][keep].astype(np.int64)
+        raw = bytes(f.gather(due.raw, due.starts[keep], lengths))
+        return replace(due, raw=raw, starts=np.cumsum(lengths) - lengths, due_ms=due.due_ms[keep], seq=due.seq[keep], hashes=None)
+
+    def _note_lateness(self, due: Due, now_ms: int) -> None:
+        if len(due) >= FEW:
+            self.lateness.add_many((now_ms - due.due_ms)[due.due_ms > due.seq >> SEQ_COUNTER_BITS])
+            return
+        for due_ms, seq in zip(due.due_ms.tolist(), due.seq.tolist(), strict=True):
+            if due_ms > seq >> SEQ_COUNTER_BITS:
+                self.lateness.add(now_ms - due_ms)
+
+    def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
+        """When there may be something to do: what is due, syncs, housekeeping, leases that end, back-offs that are over;
+        with `name`, those of one group alone."""
+        first: int | None = None
+        groups = self.broker.groups
+        for group in groups.values() if name is None else (groups[name],) if name in groups else ():
+            for at in (group.next_deadline(), group.next_retry(now_ms)):
+                if at is not None and (first is None or at < first):
+                    first = at
+        return self._wake(first)
+
+    def _wake(self, first: int | None) -> int | None:
+        """The same, where `first` is when a group has something to do. Asked a thousand times a second: no lists."""
+        for at in (self.index.next_due(), self._beat_at if self._saving is None else self._look_at, self._care_at):
+            if at is not None and (first is None or at < first):
+                first = at
+        if first is not None and first <= self._retention_at:
+            return first
+        return self._retention_at if self.broker.dead.total() or may_go(self.broker) else first
+
+    def stir(self, now_ms: int) -> None:
+        """Something has changed: housekeeping may have work."""
+        if self._care_at is None:
+            self._care_at = now_ms + CARE_MS
+
+    def touch(self, now_ms: int) -> None:
+        """A consumer did something: it reaches the disk with the next beat, which does not wait if there is much of it."""
+        if self.broker.unsaved:
+            self._beat_at = now_ms
+        elif self._beat_at is None:
+            self._beat_at = now_ms + self.broker.settings.beat_ms
+
+    def hurry(self, now_ms: int) -> None:
+        """The clock went back, so nobody knows how long ago something was done: the next beat is due."""
+        if self._beat_at is not None:
+            self._beat_at = min(self._beat_at, now_ms)
+
+    def beat(self) -> None:
+        """Make handoffs and journals durable, write the checkpoint, and let the Index let go of what was handed off."""
+        self._end_beat()
+        try:
+            self._begin_beat(Inline())
+            self._end_beat()
+        except DiskFull:
+            if not self._ballast.throw():
+                raise
+            self._begin_beat(Inline())
+            self._end_beat()
+
+    def _beat_aside(self, now_ms: int) -> None:
+        """The same when it is time, while others go on: `flusher` does what takes long."""
+        self._end_beat_if_done()
+        late = self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms
+        if self._saving is None and (late or self.broker.unsaved):
+            self._begin_beat(self._flusher)
+            self._begun_at = now_ms
+            self._end_beat_if_done()
+        self._look_at = now_ms + max(BEAT_LOOK_MS, min(now_ms - self._begun_at, CARE_MS))
+
+    def _end_beat_if_done(self) -> None:
+        if self._saving is not None and self._saving[1].done():
+            self._end_beat()
+
+    def _begin_beat(self, worker: Worker) -> None:
+        self.end_naps()
+        save = replay.begin_save(self.broker, self.folder)
+        self._beat_at = None
+        self._saving = save, worker.submit(save.run, self.door.fresh())
+
+    def _end_beat(self) -> None:
+        if self._saving is None:
+            return
+        (save, job), self._saving = self._saving, None
+        try:
+            job.result()
+            replay.end_save(self.broker, save)
+        except BaseException:
+            self._beat_at = 0  # it is late, until there is room, or for good
+            raise
+        self.index.settle(self.broker.ready.durable)
+        self.index.writer.rest()
+        self.dead.index.writer.rest()
+
+    def _give_up_beat(self) -> None:
+        """Wait for a beat under way, whatever becomes of it: it must not write into a folder that is another topic's by then."""
+        if self._saving is not None:
+            (_, job), self._saving = self._saving, None
+            try:
+                job.result()
+            except (TurtleError, OSError):
+                return
+
+    # Housekeeping
+
+    def care(self) -> bool:
+        """One step; a full disk only puts it off. Returns whether there is more to do."""
+        try:
+            if self._job is not None and self._job.done():
+                self._finish_seal(self._job)
+            order, more = maintenance.step(self.index, CARE_BUDGET, self._sealing, self.unsealable.keys())
+            if order is not None:
+                self._sealing = order.base
+                self._job = self._worker.submit(seal, self.door.fresh(), order)
+            return more or self._job is not None
+        except DiskFull:
+            return True
+
+    def _finish_seal(self, job: Job) -> None:
+        base, self._job, self._sealing = self._sealing, None, None
+        try:
+            sealed: Sealed = job.result()
+        except DiskFull:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it was, the segment serves on unsealed
+            assert base is not None
+            self.unsealable[base] = str(error)
+            return
+        if not maintenance.adopt(self.index, sealed):
+            self.unsealable[sealed.base] = "what it wrote is damaged, or lacks messages that sleep"
+
+    def _retain(self, now_ms: int) -> None:
+        """Let go of history, dead letters and groups that are old enough. What is to go must not be needed by the checkpoint."""
+        self._end_beat()
+        if self._beat_at is not None:
+            self.beat()
+        gone = keep_house(self.broker, now_ms)
+        letters = self.dead.too_many(now_ms)
+        if letters:
+            requeue.delete(self, letters, now_ms)
+            self.dead.dropped += len(letters)
+            self.dead.care()
+            self._retention_at = now_ms  # there may be more
+        if gone or letters:
+            self.touch(now_ms)
+
+    def compact(self) -> None:
+        """Housekeeping until nothing is left to do."""
+        self.beat()
+        before: object = None
+        while before != (before := (self.index.stats(), self.index.shelf.counters.moved, self._job)):
+            self.care()
+
+    # What the Broker gives back
+
+    def _resleep(self, ended: Sequence[Ended]) -> None:
+        """A long back-off: the message sleeps again, for its group alone, durably."""
+        with self.taking_over(self.index):
+            self.index.writer.stage(for_group(ended, [e.attempt + 1 for e in ended]), self.index.writer.next_seq(0))
+            self.index.writer.commit()
+
+    def _bury(self, ended: Sequence[Ended]) -> int:
+        with self.taking_over(self.dead.index):
+            return self.dead.bury(ended)
+
+    @contextmanager
+    def taking_over(self, index: Index) -> Iterator[None]:
+        """Messages go from the Broker into an index. After a failed sync nobody knows whether they did, and opening finds out:
+        until then nothing more is said of any."""
+        index.writer.refuse_if_stopped()  # then nothing is written, and the Broker keeps them
+        try:
+            yield
+        except DiskFull:
+            raise
+        except (TurtleError, OSError) as error:
+            self.broker.distrust(error)
+            raise
+
+    def _newest_seq(self) -> int:
+        return self.index.writer.last_seq
+
+    def _note_where_we_stand(self, odd: bool) -> None:
+        """What was found out in opening must not have to be found out again, when other documents may have those offsets. Nor,
+        if it was `odd`, from the journals alone."""
+        self._unnoted = odd
+        try:
+            self._note_now()
+        except DiskFull:
+            return  # nothing is handed off before there is room
+
+    def _note_now(self) -> None:
+        if self._unnoted:
+            self.broker.reserve_log.note_state()
+            self.beat()
+            self._unnoted = False
+        elif self._beat_at is None:
+            self.beat()
+
+    def close(self) -> dict[str, Any]:
+        """Sync and close. Returns what the clean-shutdown mark says of this topic."""
+        broker = self.broker
+        if self.index.writer.stopped is None:
+            self.index.writer.commit()  # what follows from it is written, too
+        if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
+            self.beat()
+        else:
+            self._give_up_beat()
+        for part in (broker.ready, broker.reserve_log, broker.history):
+            part.shut()
+        dead, end = self.dead.close(), self.index.close()
+        mark = {"base": Int64(self.index.shelf.active.base), "end": Int64(end), "dead": Int64(dead)}
+        return {**mark, "broker": replay.clean_mark(broker), "files": logs(self.door, self.folder)}
+
+    def damage(self) -> list[Damage]:
+        """Everything found damaged so far."""
+        counters = (self.index.shelf.counters, self.dead.index.shelf.counters)
+        parts = (*counters, self.broker.ready, self.broker.reserve_log, self.broker.history)
+        return self.missing + [damage for part in parts for damage in part.damage]
+
+    @property
+    def stopped(self) -> BaseException | None:
+        """Why this topic takes no more writes, if it does not."""
+        parts = (self.index.writer, self.broker.ready, self.broker.reserve_log, self.broker.history, self.dead.index.writer)
+        return next((part.stopped for part in parts if part.stopped is not None), None)
