@@ -72,7 +72,7 @@ def _bursts(run: Run) -> Iterator[Figure]:
 
 def _engine(folder: str) -> Engine:
     engine = Engine.open(Path(folder), worker=ProcessWorker())  # seals take memory of their own, elsewhere
-    engine.place_group(TOPIC, _GROUP, "earliest", START_MS)
+    engine.move_group(TOPIC, _GROUP, "earliest", START_MS)
     return engine
 
 
@@ -128,7 +128,7 @@ def ready(folder: str, size: dict[str, Any]) -> dict[str, float]:
     count = 10 * shape.burst
     _put(engine, count, shape.batch, START_MS)
     _fire(engine, START_MS)
-    engine.topic(TOPIC).beat()
+    engine.topic(TOPIC).checkpoint()
     return {"bytes": probe.anonymous_bytes() - before, "count": count}
 
 
@@ -145,7 +145,7 @@ def asleep(folder: str, size: dict[str, Any]) -> dict[str, float]:
         ids = engine.reserve(TOPIC, _GROUP, 10_000, START_MS).ids
         done += engine.ack(TOPIC, _GROUP, [f"-{id_}" for id_ in ids], START_MS, retry_delay_ms=10**8).failed
         child.say(done / count)
-    engine.topic(TOPIC).beat()
+    engine.topic(TOPIC).checkpoint()
     return {"bytes": probe.anonymous_bytes() - before, "count": count}
 
 
@@ -159,7 +159,7 @@ def reserved(folder: str, size: dict[str, Any]) -> int:
     for _ in range(min(100_000, count // 2) // shape.batch):
         engine.reserve(TOPIC, _GROUP, shape.batch, START_MS, ttr_ms=10**9)
     engine.topic(TOPIC).index.writer.sync()  # as what was answered has been
-    engine.topic(TOPIC).beat()
+    engine.topic(TOPIC).checkpoint()
     return count
 
 

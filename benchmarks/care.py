@@ -13,7 +13,7 @@ from benchmarks.run import Benchmark, Run
 from turtlemq.index import maintenance
 from turtlemq.index import seal as seals
 from turtlemq.model import Settings
-from turtlemq.topic.topic import CARE_BUDGET
+from turtlemq.topic.topic import MAINTENANCE_BUDGET
 
 
 def _seal(run: Run) -> Iterator[Figure]:
@@ -47,7 +47,7 @@ seal = Benchmark("seal", "rewrite a full segment in due order with its index, in
 
 def _compact(run: Run) -> Iterator[Figure]:
     found = run.child("compacting", compact_one, folder=run.folder("compact"), size=run.shape)
-    note = f"{found['moved']:,} of {run.size.compact:,}; in the background {CARE_BUDGET} a step"
+    note = f"{found['moved']:,} of {run.size.compact:,}; in the background {MAINTENANCE_BUDGET} a step"
     yield Figure("sleepers moved", found["moved"] / found["seconds"], "msg/s", note=note)
     yield Figure("a step, p99", 1e3 * found["p99"], "ms", limit=run.limits.sync_s * 1e3, limit_of="fdatasync of 4 KiB")
 
@@ -63,13 +63,13 @@ def compact_one(folder: str, size: dict[str, Any]) -> dict[str, float]:
     server.now_ms = DUE_FROM_MS + (DUE_TO_MS - DUE_FROM_MS) * 96 // 100
     while server.fire():
         pass
-    server.topic.beat()
+    server.topic.checkpoint()
     left = server.sleepers
     assert 0 < left <= shape.compact * 0.05, "nearly everything was handed off"
     times, moved = [], 0
-    while 0 in server.index.shelf.segments and server.index.shelf.segments[0].live:
+    while 0 in server.index.segments.by_base and server.index.segments.by_base[0].live:
         begin = time.perf_counter()
-        moved += maintenance.compact(server.index, 0, CARE_BUDGET)
+        moved += maintenance.compact(server.index, 0, MAINTENANCE_BUDGET)
         times.append(time.perf_counter() - begin)
     assert (moved, server.sleepers) == (left, left), "each was moved once"
     return {"moved": moved, "seconds": sum(times), "p99": probe.percentile(times, 0.99)}

@@ -140,7 +140,7 @@ def writes(folder: str, size: dict[str, Any]) -> dict[str, Any]:
 def _reserved(folder: Path, count: int, spread: int = 0, values: bool = False) -> Reserved:
     """Messages in a consumer's hands."""
     engine = Engine.open(folder)
-    engine.place_group(TOPIC, _GROUP, "earliest", START_MS)
+    engine.move_group(TOPIC, _GROUP, "earliest", START_MS)
     bodies = _bodies(count, spread)
     batch = Batch([msgspec.json.encode(_value(body)) for body in bodies] if values else bodies, [START_MS] * count)
     batch.flags = [f.JSON] * count if values else None

@@ -132,7 +132,7 @@ def drain(folder: str, size: dict[str, Any]) -> dict[str, float]:
     """Runs in a process of its own: fire everything that sleeps in a state."""
     server = Server(folder, Size(**size).settings, worker=True)
     count = server.sleepers
-    raw_bytes = sum(segment.size for segment in server.index.shelf.segments.values())
+    raw_bytes = sum(segment.size for segment in server.index.segments.by_base.values())
     before, began, longest, done = probe.disk_io()[0], time.perf_counter(), 0.0, 0
     while done < count:
         server.now_ms = DUE_TO_MS + int((time.perf_counter() - began) * 1000)

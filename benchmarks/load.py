@@ -102,7 +102,7 @@ class Server:
 
     def tick(self) -> None:
         """What a server does between requests: look at the clock, keep house when it is time."""
-        self.topic.stir(self.now_ms)
+        self.topic.maintain_soon(self.now_ms)
         self.topic.tick(self.now_ms)
         for process in multiprocessing.active_children():
             try:
@@ -126,11 +126,11 @@ class Server:
 
     @property
     def unsealed(self) -> list[int]:
-        shelf = self.index.shelf
-        return [segment.base for segment in shelf.segments.values() if not segment.sealed and segment is not shelf.active]
+        shelf = self.index.segments
+        return [segment.base for segment in shelf.by_base.values() if not segment.sealed and segment is not shelf.active]
 
     def fire(self) -> int:
         """Hand off a slice of everything that is due now. Returns how many messages that was."""
-        before = self.index.shelf.counters.handed_off
+        before = self.index.segments.counters.handed_off
         self.engine.tick(self.now_ms)
-        return self.index.shelf.counters.handed_off - before
+        return self.index.segments.counters.handed_off - before

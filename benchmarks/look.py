@@ -36,7 +36,7 @@ def ticks(folder: str, size: dict[str, Any]) -> dict[str, list[float]]:
     for name, tick in zip(_TICKS, (server.engine.tick, server.topic.tick), strict=True):
         tick(server.now_ms)
         found[name] = [_thousand(server, tick) for _ in range(20)]
-    assert server.index.shelf.counters.handed_off == 0, "nothing was due"
+    assert server.index.segments.counters.handed_off == 0, "nothing was due"
     return found
 
 

@@ -42,7 +42,7 @@ def fill(root: Path, first: int = 0, topics: tuple[str, ...] = ("a", "b")) -> No
             ids = range(start, start + 50)
             engine.submit(topic, [Message(b"x" * 60, due_ms=1_000 + i, id=f"m{i}", headers={"n": str(i)}) for i in ids], now_ms=0)
             for _ in range(20):
-                engine.topics[topic].care()
+                engine.topics[topic].maintain()
         engine.cancel(topic, [f"m{first + 150}"], now_ms=0)
         engine.tick(1_000 + first + 100)
         held = engine.reserve(topic, "default", 50, now_ms=2_000).ids

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from turtlemq.broker import group as groups
 from turtlemq.broker import ready_cache
-from turtlemq.broker.group import Group, Held
+from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.broker.ready_cache import Recent
 from turtlemq.broker.ready_tail import Tail
 from turtlemq.engine import Engine
@@ -113,7 +113,7 @@ class Run:
         if out.ids and not auto:
             self.held[name].append(out.ids)
         columns = [
-            [getattr(piece.held, column).tolist() for column in ("offsets", "seqs", "due_ms", "ready_ms", "attempts")]
+            [getattr(piece.messages, column).tolist() for column in ("offsets", "seqs", "due_ms", "ready_ms", "attempts")]
             for piece in out.pieces
         ]
         until = [some.tolist() for some in out.until_ms]
@@ -140,10 +140,10 @@ class Run:
         return self.engine.cancel("t", [f"own-{n}"], self.now)
 
     def move(self, name: str) -> object:
-        return self.engine.place_group("t", name, "earliest", self.now)
+        return self.engine.move_group("t", name, "earliest", self.now)
 
     def beat(self) -> None:
-        self.engine.topic("t").beat()
+        self.engine.topic("t").checkpoint()
 
     def reopen(self) -> None:
         self.engine.close()
@@ -209,7 +209,7 @@ def test_ids_are_sought_alike(sizes: list[int], wanted: list[int]) -> None:
         first = 0
         for size in sizes:
             column = np.arange(first, first + size)
-            group.lease(Held(column, column, column, column, column, [str(n) for n in column.tolist()]), 0, 10, "")
+            group.lease(MessageColumns(column, column, column, column, column, [str(n) for n in column.tolist()]), 0, 10, "")
             first += size
         with few(count):
             taken, unknown = group.seek([str(n) for n in wanted])
@@ -221,7 +221,7 @@ def test_ids_are_sought_alike(sizes: list[int], wanted: list[int]) -> None:
 def test_acknowledging_nothing_enters_no_ids() -> None:
     group = Group("g")
     column = np.arange(2)
-    group.lease(Held(column, column, column, column, column, ["a", "b"]), 0, 10, "")
+    group.lease(MessageColumns(column, column, column, column, column, ["a", "b"]), 0, 10, "")
     assert group.seek([]) == ([], [])
     assert group.whole(["a", "b"]) is not None
 
@@ -253,9 +253,9 @@ def test_batches_entered_late_are_those_entered_at_once(sizes: list[int], asked:
         assert getattr(ones, name).tolist() == getattr(others, name).tolist()
     if late.count:
         every = np.arange(late.count)
-        assert [a.tolist() for a in late.places(every)] == [a.tolist() for a in prompt.places(every)]
+        assert [a.tolist() for a in late.spans_of(every)] == [a.tolist() for a in prompt.spans_of(every)]
         assert late.times(every).tolist() == prompt.times(every).tolist()
-        begin, end = (some.tolist() for some in late.places(every))
+        begin, end = (some.tolist() for some in late.spans_of(every))
         for first in (0, late.count - 1):
             assert late.few(first, late.count) == (list(zip(begin, end, strict=True))[first:], ones.ready_ms[first:].tolist())
         assert late.find_many(ones.hashes) == prompt.find_many(ones.hashes)
@@ -281,14 +281,14 @@ def test_recent_documents_are_found_until_there_are_too_many(monkeypatch: pytest
 
 def test_nothing_is_kept_behind_a_beat_and_the_disk_says_the_same(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.tick(0)
     engine.submit("t", [Message(b"one", 10, id="1"), Message(b"two", 10, id="2")], 1)
     engine.tick(10)
     ready = engine.topic("t").broker.ready
     assert ready.recent.find(0, 2) is not None
     first = engine.reserve("t", "g", 5, 11)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     assert ready.recent.find(0, 1) is None
     again = engine.reserve("t", "h", 5, 11)
     assert first.documents() == again.documents()

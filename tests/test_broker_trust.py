@@ -132,9 +132,9 @@ def test_on_a_full_disk_the_files_of_cancelled_sleepers_make_room_for_what_is_du
         engine.submit("t", [Message(bytes(1_000), 10**9, id=id_) for id_ in ids[n : n + 10]], 0)
     assert set(engine.cancel("t", ids, 1).values()) == {"cancelled"}
     fill_up(engine, door, 2_000)
-    before = len(engine.topic("t").index.shelf.segments)
+    before = len(engine.topic("t").index.segments.by_base)
     assert deliver(engine, 2_000) == ["next"]
-    assert len(engine.topic("t").index.shelf.segments) < before
+    assert len(engine.topic("t").index.segments.by_base) < before
     assert engine.ballast.aboard
     assert engine.check() == []
     abandon(engine)
@@ -295,7 +295,7 @@ def test_what_opening_found_out_is_noted_before_anything_is_handed_off(tmp_path:
     """A power cut takes a batch of which the journal speaks; there is no room to say so, and then the process ends."""
     engine = start(tmp_path)
     engine.tick(1)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     engine.submit("t", messages(3), 2)
     engine.tick(10)
     assert len(engine.reserve("t", "g", 9, 11)) == 3
@@ -340,7 +340,7 @@ def test_a_failed_sync_of_a_long_back_off_leaves_the_message_in_one_place(tmp_pa
     engine = start(tmp_path, door)
     engine.submit("t", messages(2), 0)
     engine.tick(10)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     assert engine.reserve("t", "g", 1, 10).ids == ["m0"]
     door.fail("fdatasync", "/t/delay_")
     with pytest.raises(Stopped):
@@ -501,7 +501,7 @@ def test_damage_of_what_a_group_never_saw_hides_no_message_from_it(tmp_path: Pat
         engine.tick(50_000)
     ready = engine.topic("t").broker.ready
     assert bool(ready.segments[0].tables) == tabled
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     data = bytearray(ready.segments[0].path.read_bytes())
     at = data.rindex(b"m0\0")
     data[at] ^= 1
@@ -531,7 +531,7 @@ def requeued_and_replayed(engine: Engine, due: int) -> None:
     engine.tick(10)
     engine.reserve("t", "g", 9, 10)
     assert engine.ack("t", "g", ["-m0", "m1"], 11).dead == 1
-    engine.place_group("t", "g", "earliest", 12)
+    engine.move_group("t", "g", "earliest", 12)
     assert engine.requeue("t", dead(engine), 13, due_ms=due) == 1
 
 
@@ -573,9 +573,9 @@ def test_a_message_that_is_given_back_late_stays_with_whoever_has_it_by_then(tmp
     if how == "its lease has ended":
         engine.tick(1_100)
     else:
-        engine.place_group("t", "g", "earliest", 1_000)
+        engine.move_group("t", "g", "earliest", 1_000)
     assert engine.reserve("t", "g", 1, 1_101, consumer="second").ids == ["m0"]
-    assert engine.give_back("t", "g", first.ids, 1_200, first.ends)[0] == 0
+    assert engine.give_back("t", "g", first.ids, 1_200, first.lease_ends)[0] == 0
     assert engine.reserve("t", "g", 1, 1_201, consumer="third").ids == []
     assert engine.ack("t", "g", ["m0"], 1_202).acked == 1
     engine.close()
@@ -588,7 +588,7 @@ def test_a_message_that_is_given_back_in_time_comes_again_at_once(tmp_path: Path
     first = engine.reserve("t", "g", 2, 10, consumer="first")
     engine.tick(1_100)
     assert engine.reserve("t", "g", 1, 1_101, consumer="second").ids == ["m0"]
-    assert engine.give_back("t", "g", first.ids, 1_200, first.ends)[0] == 1, "m1 alone"
+    assert engine.give_back("t", "g", first.ids, 1_200, first.lease_ends)[0] == 1, "m1 alone"
     assert engine.reserve("t", "g", 9, 1_201, consumer="third").ids == ["m1"]
     assert engine.check() == []
     engine.close()
@@ -604,7 +604,7 @@ def test_what_is_known_of_when_to_wake_is_little_however_long_it_went_on(tmp_pat
         for at in (now, now + 1_000):
             engine.tick(at)
     assert engine.next_wake() is not None
-    assert len(engine._alarms) < 100
+    assert len(engine._wake_queue) < 100
     abandon(engine)
 
 
@@ -632,7 +632,7 @@ def test_damage_of_what_a_group_never_saw_hides_no_message_from_it_when_the_topi
         engine.submit("t", messages(1, 1, due=50_000), 50_000)
         engine.tick(50_000)
     path = engine.topic("t").broker.ready.segments[0].path
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     abandon(engine) if crash else engine.close()
     data = bytearray(path.read_bytes())
     data[data.rindex(b"m0\0")] ^= 1
@@ -666,7 +666,7 @@ def test_acks_of_a_group_whose_beginning_a_power_cut_took_say_nothing_of_the_nex
     engine.submit("t", messages(3), 0)
     engine.tick(10)
     topic = engine.topic("t")
-    topic.beat()
+    topic.checkpoint()
     reserve = topic.folder / "reserve_0000000000.bson"
     synced = reserve.stat().st_size
     assert engine.reserve("t", "late", 1, 10).ids == ["m0"]
@@ -695,10 +695,10 @@ def test_what_was_said_after_a_move_that_a_power_cut_took_is_counted_for_nobody(
     if then == "acks":
         engine.ack("t", "g", ["m0"], 10)
     topic = engine.topic("t")
-    topic.beat()
+    topic.checkpoint()
     reserve = topic.folder / "reserve_0000000000.bson"
     synced = reserve.stat().st_size
-    engine.place_group("t", "g", "earliest", 11)
+    engine.move_group("t", "g", "earliest", 11)
     if then == "acks":
         assert engine.ack("t", "g", engine.reserve("t", "g", 2, 12).ids, 13).acked == 2
     else:

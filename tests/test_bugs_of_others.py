@@ -36,7 +36,7 @@ def test_an_index_that_points_past_a_truncated_log_hangs_nothing(tmp_path: Path,
     """RocketMQ 10668: the dequeue waited for ever for a document behind the end of the log."""
     index = open_at(tmp_path / "t", settings=Settings(run_messages=10))
     index.append(batch("a", 35, 100, 1), 0)
-    start, size = index.shelf.active.data_start, index.shelf.active.size
+    start, size = index.segments.active.data_start, index.segments.active.size
     index.close()
     path = tmp_path / "t" / "delay_0000000000.bson"
     path.write_bytes(path.read_bytes()[: start + int((size - start) * keep)])
@@ -195,7 +195,7 @@ def test_one_old_sleeper_pins_no_gigabytes(tmp_path: Path) -> None:
         world.append(batch(f"{day}-", 40, day), day)
         world.drain(day)
         world.keep_house()
-        written = world.index.shelf.active.base
+        written = world.index.segments.active.base
     assert written > 200_000
     assert sum(path.stat().st_size for path in world.folder.iterdir()) < 40_000
     world.drain(10**12)
@@ -239,7 +239,7 @@ def test_one_flipped_bit_loses_one_message_and_no_more(tmp_path: Path) -> None:
     index.close()
     path = tmp_path / "t" / "delay_0000000000.bson"
     whole = path.read_bytes()
-    start = index.shelf.active.data_start
+    start = index.segments.active.data_start
     for at in range(start, len(whole) - 200, 211):
         spoiled = bytearray(whole)
         spoiled[at] ^= 0x08

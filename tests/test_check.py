@@ -38,7 +38,7 @@ def fill(root: Path, *, close: bool) -> None:
         for at in range(3):
             held = engine.reserve(topic, "default", 6, now_ms=31 + at).ids
             engine.ack(topic, "default", [held[0], f"-{held[1]}", held[2]], now_ms=31 + at, error="no")
-            engine.topic(topic).beat()
+            engine.topic(topic).checkpoint()
     if close:
         engine.close()
     else:

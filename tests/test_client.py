@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from tests.harness.server_process import ROOT, environment
 from turtlemq.client import calls, errors, sending, wire
-from turtlemq.client.consumer_state import STOPPED, AckList, Desk, Retry, Terms, error_text
+from turtlemq.client.consumer_state import STOPPED, AckList, ConsumerOptions, ConsumerState, Retry, error_text
 from turtlemq.client.options import Sink
-from turtlemq.client.sending import Entry, Gather, Pause, Rules, Send
+from turtlemq.client.sending import BatchBuffer, Entry, Pause, Rules, Send
 from turtlemq.client.wire import Answer, Message, Out, Request
 
 
@@ -223,7 +223,7 @@ def test_those_with_more_time_go_on_when_that_of_others_is_over() -> None:
 
 def test_a_batch_goes_by_count_by_bytes_by_time_or_in_a_hurry() -> None:
     world = World(lambda _: GOOD)
-    gather = Gather(3, 1000, 0.5, 100, 10_000)
+    gather = BatchBuffer(3, 1000, 0.5, 100, 10_000)
     some = entries(world, 4)
     assert gather.due_s() is None
     gather.add(some[0])
@@ -234,7 +234,7 @@ def test_a_batch_goes_by_count_by_bytes_by_time_or_in_a_hurry() -> None:
     gather.add(some[3])
     assert gather.take() == some[:3]
     assert gather.due_s() == world.now + 0.5
-    mark = gather.hurry()
+    mark = gather.flush_now()
     assert gather.due_s() == 0.0
     assert gather.take() == some[3:]
     gather.settled(some[3:])
@@ -260,8 +260,8 @@ def leased(id_: str, **more: Any) -> Message:
     return Message(id=id_, lease_until_ms=1, **more)
 
 
-def desk(*ids: str, now: float = 100.0, **terms: Any) -> Desk:
-    made = Desk(Terms("t", **{"ttr": 10.0, **terms}))
+def desk(*ids: str, now: float = 100.0, **terms: Any) -> ConsumerState:
+    made = ConsumerState(ConsumerOptions("t", **{"ttr": 10.0, **terms}))
     made.arrived([leased(id_) for id_ in ids], now)
     return made
 
@@ -276,7 +276,7 @@ def test_a_message_is_handled_and_acknowledged() -> None:
     assert ids_of(job) == ["a"]
     one.finished(job, {}, 102)
     one.finished(one.next(102), {"b": Retry("later", delay=5)}, 103)
-    assert one.acks_due_s() == 102 + one.terms.ack_linger_s
+    assert one.acks_due_s() == 102 + one.options.ack_linger_s
     assert one.take_acks() == [AckList(["a", "-b"], 5, "later")]
     assert one.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0}
     assert not one.idle
@@ -413,7 +413,7 @@ def test_an_exception_that_cannot_say_what_it_is_has_its_name() -> None:
 )
 def test_terms_that_make_no_sense(bad: Any) -> None:
     with pytest.raises(ValueError, match=" or "):
-        Terms("t", **bad)
+        ConsumerOptions("t", **bad)
 
 
 # Bytes

@@ -505,7 +505,7 @@ JSON_BODIES = [
 
 def stored(engine: Engine, r: random.Random, count: int, mixed: str) -> Reserved:
     """Ready messages of all kinds, some failed before, in a consumer's hands."""
-    engine.place_group("t", "g", "earliest", NOW)
+    engine.move_group("t", "g", "earliest", NOW)
     spread = r.choice([3, 60, 5000])
     is_json = [("j" in mixed) and ("b" not in mixed or r.random() < 0.5) for _ in range(count)]
     batch = Batch(
@@ -571,7 +571,7 @@ def test_what_goes_in_comes_out(kind: str, tmp_path: Path) -> None:
     if kind == BSON:
         sent += [{"id": f"b{i}", "body": bytes([i]) * i, "due_ms": Int64(NOW)} for i in range(100)]
     engine = Engine.open(tmp_path)
-    engine.place_group("t", "g", "earliest", NOW)
+    engine.move_group("t", "g", "earliest", NOW)
     for part in (sent[:90], sent[:95], sent):
         engine.submit("t", decode_batch(encoded(part, kind), kind, NOW, Rules()), NOW)
     engine.tick(NOW)

@@ -15,7 +15,7 @@ import pytest
 from tests.harness.doors import Failing
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, DiskFull, Stopped, UnknownMessage
-from turtlemq.index.writer import Group
+from turtlemq.index.writer import CommitGroup
 from turtlemq.model import Batch, Settings
 from turtlemq.server.commit import THREADS, Committer
 from turtlemq.server.errors import Overloaded
@@ -390,7 +390,7 @@ def test_the_bytes_of_a_group_go_when_it_is_stored(tmp_path: Path) -> None:
     """Not when rubbish is collected: that looks at how many things there are, not at how big they are."""
 
     def groups() -> int:
-        return sum(isinstance(one, Group) for one in gc.get_objects())
+        return sum(isinstance(one, CommitGroup) for one in gc.get_objects())
 
     async def story() -> None:
         before, server = groups(), Server(tmp_path, Door())

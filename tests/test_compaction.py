@@ -59,10 +59,10 @@ def test_a_sealed_segment_is_in_due_order_without_what_is_gone(world: World) -> 
     world.roll()
     world.seal(0)
     world.adopt()
-    segment = world.index.shelf.segments[0]
+    segment = world.index.segments.by_base[0]
     assert (segment.sealed, segment.documents, segment.live) == (True, 5, 5)
     (part,) = segment.parts
-    read = [world.index.shelf.read_one(part, i) for i in range(5)]
+    read = [world.index.segments.read_one(part, i) for i in range(5)]
     assert [d and d.id for d in read] == ["b", "f", "a", "g", "c"]
     assert [p.name for p in world.caches()] == ["delay_0000000000.index"]
 
@@ -73,7 +73,7 @@ def test_what_the_receiver_has_not_made_durable_is_sealed_too(world: World) -> N
     world.drain(100)  # handed off, but a crash of the receiver would take it back
     world.seal(0)
     world.adopt()
-    assert world.index.shelf.segments[0].documents == 5
+    assert world.index.segments.by_base[0].documents == 5
     world.reopen(clean=False)
     assert len(world.asleep) == 5
 
@@ -98,7 +98,7 @@ def test_a_crash_between_the_two_renames_of_an_adoption_is_made_up_for(world: Wo
     world.seal(0)
     world.cancel(["a1"])
     world.cut_adoption()
-    assert world.index.shelf.segments[0].sealed
+    assert world.index.segments.by_base[0].sealed
     assert not list(world.folder.glob("*.tmp"))
 
 
@@ -109,7 +109,7 @@ def test_sealing_what_is_sealed_leaves_out_what_has_gone_since(world: World) -> 
         world.cancel([f"a{generation}"])
         world.seal(0)
         world.adopt()
-        segment = world.index.shelf.segments[0]
+        segment = world.index.segments.by_base[0]
         assert (segment.generation, segment.documents) == (generation, 20 - generation)
         world.reopen(clean=False)
 
@@ -158,7 +158,7 @@ def test_compaction_moves_no_more_than_its_budget(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.roll()
     assert [maintenance.compact(world.index, 0, 6) for _ in range(5)] == [6, 6, 6, 2, 0]
-    assert world.index.shelf.segments[0].live == 0
+    assert world.index.segments.by_base[0].live == 0
     assert maintenance.drop(world.index, 0)
 
 
@@ -181,7 +181,7 @@ def test_compaction_may_be_cut_by_a_crash_at_any_step(tmp_path: Path) -> None:
         world.compare_all()
         world.keep_house(3)
         world.compare_all()
-        assert 0 not in world.index.shelf.segments
+        assert 0 not in world.index.segments.by_base
         world.drain(100, 4)
         abandon(world.index)
 
@@ -255,7 +255,7 @@ def test_a_segment_in_which_everything_is_cancelled_goes(world: World) -> None:
     world.roll()
     world.cancel(list(world.asleep))
     world.keep_house()
-    assert 0 not in world.index.shelf.segments
+    assert 0 not in world.index.segments.by_base
     assert not list(world.folder.glob("delay_0000000000*"))
 
 
@@ -298,7 +298,7 @@ def test_a_tombstone_outlives_the_segment_it_stands_in(world: World) -> None:
     world.seal(a)
     world.adopt()
     world.keep_house()
-    assert world.index.shelf.segments[a].documents == 18
+    assert world.index.segments.by_base[a].documents == 18
 
 
 def test_a_cancel_right_after_a_seal_is_newer_than_what_the_seal_worked_in(world: World) -> None:
@@ -343,10 +343,10 @@ def test_tombstones_that_are_needed_do_not_circle(world: World) -> None:
     for prefix in "ab":
         world.cancel([f"{prefix}{i}" for i in range(20)])
         world.keep_house()
-    written = world.index.shelf.active.base + world.index.shelf.active.size
+    written = world.index.segments.active.base + world.index.segments.active.size
     for _ in range(20):
         world.keep_house()
-    assert world.index.shelf.active.base + world.index.shelf.active.size == written, "housekeeping at rest writes nothing"
+    assert world.index.segments.active.base + world.index.segments.active.size == written, "housekeeping at rest writes nothing"
 
 
 def test_tombstones_go_when_what_they_ended_has_gone(world: World) -> None:
@@ -372,12 +372,12 @@ def test_an_old_segment_keeps_no_tombstones_that_were_for_others(world: World) -
     world.roll()
     world.keep_house()
     third = world.closed[2]
-    assert world.index.shelf.segments[third].stones == 20, "needed as long as the second lives on"
+    assert world.index.segments.by_base[third].ending_count == 20, "needed as long as the second lives on"
     world.seal(world.closed[1])
     world.adopt()
     world.keep_house()
-    assert world.index.shelf.segments[third].stones == 0
-    assert world.index.shelf.segments[third].documents == 2
+    assert world.index.segments.by_base[third].ending_count == 0
+    assert world.index.segments.by_base[third].documents == 2
 
 
 def test_a_segment_that_cannot_be_sealed_is_compacted_all_the_same(world: World) -> None:
@@ -390,7 +390,7 @@ def test_a_segment_that_cannot_be_sealed_is_compacted_all_the_same(world: World)
     world.cancel([f"a{i}" for i in range(1, 20)])
     for _ in range(3):
         maintenance.step(world.index, 10, None, skip)
-    assert 0 not in world.index.shelf.segments
+    assert 0 not in world.index.segments.by_base
 
 
 def test_a_name_that_cannot_be_removed_keeps_its_segment(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_a_name_that_cannot_be_removed_keeps_its_segment(tmp_path: Path) -> None
     with pytest.raises(OSError, match="made to fail"):
         maintenance.drop(world.index, 0)
     assert "rename" in str(door.failed)
-    assert 0 in world.index.shelf.segments, "else its tombstones would go before it"
+    assert 0 in world.index.segments.by_base, "else its tombstones would go before it"
     assert maintenance.drop(world.index, 0)
     world.compare_all()
     abandon(world.index)
@@ -424,7 +424,7 @@ def test_housekeeping_on_a_full_disk_resumes_when_there_is_room(tmp_path: Path) 
             world.compare_all()
     world.keep_house()
     world.compare_all()
-    assert 0 not in world.index.shelf.segments
+    assert 0 not in world.index.segments.by_base
     abandon(world.index)
 
 
@@ -437,7 +437,7 @@ def test_no_seq_is_given_twice_even_when_nothing_is_left(world: World) -> None:
     world.cancel(sorted(given))
     world.roll()
     world.keep_house()
-    assert len(world.index.shelf.segments) == 1
+    assert len(world.index.segments.by_base) == 1
     world.reopen(clean=False)
     assert not given & set(world.append(Batch([b"x"] * 3, [5] * 3), 1_000).ids)
 
@@ -449,10 +449,10 @@ def test_a_tombstone_is_never_taken_for_one_worked_in_before(world: World, tmp_p
     world.cancel(["a1"])
     world.append(batch("lost", 5), 900, sync=False)
     world.reopen()  # writes the dead bits
-    path = world.index.shelf.active.path
-    whole, kept = path.read_bytes(), world.index.shelf.find("lost0")
+    path = world.index.segments.active.path
+    whole, kept = path.read_bytes(), world.index.segments.find("lost0")
     assert kept is not None
-    start = int(kept[0].places(kept[0].kills() * 0 + kept[1])[0][0]) if len(kept[0].kills()) else len(whole)
+    start = int(kept[0].spans_of(kept[0].ending_ordinals() * 0 + kept[1])[0][0]) if len(kept[0].ending_ordinals()) else len(whole)
 
     def power_cut() -> None:
         path.write_bytes(whole[:start])
@@ -480,10 +480,10 @@ def test_the_policy_takes_the_emptiest_then_the_oldest() -> None:
 def test_check_finds_what_is_wrong(tmp_path: Path) -> None:
     index: Index = open_at(tmp_path / "t")
     index.append(batch("a", 3), 0)
-    index.shelf.memtable.live += 1
+    index.segments.memtable.live += 1
     assert "are said to sleep" in check(index)[0]
-    index.shelf.memtable.live -= 1
-    index.shelf.memtable.kill(1)
+    index.segments.memtable.live -= 1
+    index.segments.memtable.mark_ended(1)
     assert "disagree on who sleeps" in check(index)[0]
     assert index.cancel(["a0"]) == {"a0": State.CANCELLED}
     abandon(index)

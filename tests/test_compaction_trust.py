@@ -60,9 +60,9 @@ def test_times_of_the_ready_log_never_fall_whatever_the_clock_does(tmp_path: Pat
         engine.submit("t", [Message(b"", 0, id=f"m{n}")], now)
         engine.tick(now)
     assert engine.topic("t").broker.ready.segments[0].tables
-    assert [engine.place_group("t", "g", at, 3_000) for at in (0, 900, 1_005, 1_500, 2_000, 2_009)] == [0, 0, 5, 20, 20, 29]
-    engine.place_group("t", "g", "earliest", 3_000)
-    times = [at for piece in engine.reserve("t", "g", 99, 3_000).pieces for at in piece.held.ready_ms.tolist()]
+    assert [engine.move_group("t", "g", at, 3_000) for at in (0, 900, 1_005, 1_500, 2_000, 2_009)] == [0, 0, 5, 20, 20, 29]
+    engine.move_group("t", "g", "earliest", 3_000)
+    times = [at for piece in engine.reserve("t", "g", 99, 3_000).pieces for at in piece.messages.ready_ms.tolist()]
     assert times == [*range(1_000, 1_010), *[1_009] * 10, *range(2_000, 2_010)]
     assert engine.check() == []
     engine.close()

@@ -58,9 +58,9 @@ def spoil_section(path: Path, section: str, last: bool = False) -> None:
 
 def spoil_document(index: Index, id_: str, at: int = -5) -> None:
     """Flip a byte of a document, counted from its begin or its end."""
-    hit = index.shelf.find(id_)
+    hit = index.segments.find(id_)
     assert hit is not None
-    start, end = (int(place[0]) for place in hit[0].places(np.array([hit[1]])))
+    start, end = (int(place[0]) for place in hit[0].spans_of(np.array([hit[1]])))
     with hit[0].path.open("r+b") as file:
         file.seek((start if at >= 0 else end) + at)
         byte = file.read(1)[0]
@@ -172,7 +172,7 @@ def test_stale_files_of_a_seal_that_never_was_adopted_do_no_harm(world: World) -
     world.seal(0)
     world.cut_adoption()
     world.compare_all()
-    assert world.index.shelf.segments[0].sealed
+    assert world.index.segments.by_base[0].sealed
 
 
 def test_a_table_of_other_documents_is_not_taken(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_table_that_names_other_due_times_than_its_documents_fires_nothing_ear
     path = next(iter(world.folder.glob("*.run")))
     table = open_table(Door(), path)
     assert table is not None
-    starts, _ = table.places(np.arange(count))
+    starts, _ = table.spans_of(np.arange(count))
     hashes = np.array([hash_id(f"a{i}") for i in range(count)], np.uint64)
     alive = np.ones(count, np.bool_)
     wrong = tabulate(table.cover, np.arange(count) + 100, starts, np.zeros(count, np.uint32), hashes, alive)
@@ -249,7 +249,7 @@ def test_a_damaged_document_is_left_out_and_reported_and_the_rest_served(tmp_pat
     due = index.due(1_000)
     assert due is not None
     assert [d.id for d in documents(due)] == [f"a{i}" for i in range(10) if i not in (4, 5)]
-    (damage,) = index.shelf.counters.damage
+    (damage,) = index.segments.counters.damage
     assert damage.file == "delay_0000000000.bson"
     assert "Restore the file from a backup" in str(damage)
     assert any("checksum does not match" in line for line in check(index))
@@ -300,7 +300,7 @@ def test_damaged_bytes_are_kept_aside_when_their_segment_is_sealed_or_goes(tmp_p
     abandon(index)
     again = open_index(Door(), tmp_path / "t", "t", WIDE, due.progress)
     maintenance.step(again, 10, None)
-    assert list(again.shelf.segments) == [max(again.shelf.segments)]
+    assert list(again.segments.by_base) == [max(again.segments.by_base)]
     kept = [path.read_bytes() for path in (tmp_path / "t").glob("*.damaged")]
     assert len(kept) == 2
     assert any(b"b7\0" in data for data in kept), "found before, by another process"
@@ -316,7 +316,7 @@ def test_compaction_leaves_a_damaged_document_behind(tmp_path: Path) -> None:
     spoil_document(index, "a25")
     for _ in range(10):
         maintenance.step(index, 2, None)
-    assert 0 not in index.shelf.segments
+    assert 0 not in index.segments.by_base
     assert [found.id for found in index.browse()[0]] == ["a24", "a26", "a27", "a28", "a29"]
     assert index.stats().damaged == 1
     assert check(index) == []
@@ -346,8 +346,8 @@ def test_a_stretch_without_one_good_document_blocks_nothing(tmp_path: Path) -> N
     index = open_at(tmp_path / "t", settings=settings)
     for prefix in "abc":
         index.append(messages(prefix, 20), 0)
-    runs = index.shelf.segments[0].parts
-    start, end = int(runs[1].places(np.array([0]))[0][0]), int(runs[1].places(np.array([19]))[1][0])
+    runs = index.segments.by_base[0].parts
+    start, end = int(runs[1].spans_of(np.array([0]))[0][0]), int(runs[1].spans_of(np.array([19]))[1][0])
     index.close()
     with (tmp_path / "t" / "delay_0000000000.bson").open("r+b") as file:
         file.seek(start)
@@ -380,7 +380,7 @@ def test_behind_a_damaged_header_all_documents_are_served(tmp_path: Path, last: 
     if not last:
         index.append(messages("b", 3), 0)
     elif sealed:  # as if the last one had never been made
-        (tmp_path / "t" / names.segment("delay", index.shelf.active.base)).unlink()
+        (tmp_path / "t" / names.segment("delay", index.segments.active.base)).unlink()
     abandon(index)
     path = tmp_path / "t" / "delay_0000000000.bson"
     data = bytearray(path.read_bytes())
@@ -388,7 +388,7 @@ def test_behind_a_damaged_header_all_documents_are_served(tmp_path: Path, last: 
     path.write_bytes(data)
     for _ in range(2):
         again = open_at(tmp_path / "t")
-        assert [d.reason for d in again.shelf.counters.damage] == ["its header is damaged"]
+        assert [d.reason for d in again.segments.counters.damage] == ["its header is damaged"]
         found = {found.id for found in again.browse(limit=100)[0]}
         assert found >= {f"{p}{i}" for p in "ac" for i in range(12)}
         again.append(messages("more", 1), 0)
@@ -420,14 +420,14 @@ def test_a_segment_that_was_just_being_made_is_made_again(tmp_path: Path, left: 
     index = open_at(tmp_path / "t")
     index.append(messages("a", 5), 0)
     index.writer.roll()
-    path = index.shelf.active.path
+    path = index.segments.active.path
     whole = path.read_bytes()
     abandon(index)
     path.write_bytes(
         {"nothing": b"", "a part": whole[:40], "zeros": bytes(len(whole)), "all but the checksum": whole[:-9] + bytes(9)}[left]
     )
     again = open_at(tmp_path / "t")
-    assert again.shelf.counters.damage == []
+    assert again.segments.counters.damage == []
     assert again.stats().sleep == 5
     again.append(messages("b", 5), 0)
     assert check(again) == []

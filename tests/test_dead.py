@@ -64,7 +64,7 @@ def test_letters_are_listed_by_group_time_and_error_a_page_at_a_time(engine: Eng
 
 
 def test_requeued_letters_come_again_at_a_rate_for_their_group_alone(engine: Engine) -> None:
-    engine.place_group("t", "other", "earliest", 0)
+    engine.move_group("t", "other", "earliest", 0)
     die(engine, *"abc")
     assert engine.requeue("t", dead(engine), 100, due_ms=1_000, per_s=2) == 3
     assert (engine.groups("t")["g"].dead, engine.stats("t").sleep) == (0, 3)
@@ -95,11 +95,11 @@ def test_attempts_go_on_unless_reset(tmp_path: Path) -> None:
         engine.ack("t", "g", ["-a"], now)
     engine.requeue("t", dead(engine), 20, reset_attempts=False)
     engine.tick(21)
-    assert engine.reserve("t", "g", 1, 21).pieces[0].held.attempts.tolist() == [3]
+    assert engine.reserve("t", "g", 1, 21).pieces[0].messages.attempts.tolist() == [3]
     engine.ack("t", "g", ["-a"], 22)
     engine.requeue("t", dead(engine), 30)
     engine.tick(31)
-    assert engine.reserve("t", "g", 1, 31).pieces[0].held.attempts.tolist() == [1]
+    assert engine.reserve("t", "g", 1, 31).pieces[0].messages.attempts.tolist() == [1]
 
 
 def test_only_so_many_are_kept_for_so_long_also_over_a_restart(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_expired_messages_are_dead_whoever_asks_first(engine: Engine) -> None:
 
 def test_a_message_that_dies_again_after_a_replay_is_one_letter(engine: Engine) -> None:
     die(engine, "a", error="first")
-    engine.place_group("t", "g", "earliest", 20)
+    engine.move_group("t", "g", "earliest", 20)
     engine.reserve("t", "g", 9, 20)
     engine.ack("t", "g", ["-a"], 21, error="second")
     assert [letter.error for letter in dead(engine)] == ["second"]
@@ -155,7 +155,7 @@ def test_letters_that_a_full_disk_keeps_from_going_stay_and_are_counted(tmp_path
         engine.delete_dead("t", dead(engine), 20)
     door.full = False
     assert engine.stats("t").dead == len(dead(engine)) == 3, "h has had both"
-    engine.topics["t"].beat()
+    engine.topics["t"].checkpoint()
     abandon(engine)
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
     assert engine.check() == []
@@ -211,7 +211,7 @@ class Wedged(Disk):
 def test_a_message_that_died_half_is_counted_when_the_topic_is_opened_again(tmp_path: Path, what: str) -> None:
     door = Wedged()
     engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", [Message(b"body", 10, id="first"), Message(b"body", 11, id="late", expires_ms=50)], 0)
     engine.tick(11)
     assert engine.ack("t", "g", engine.reserve("t", "g", 1, 11).ids, 12).acked == 1

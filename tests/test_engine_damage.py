@@ -44,7 +44,7 @@ def flip(path: Path, at: int) -> None:
 def _lived(root: Path) -> list[str]:
     """A topic with something in every file, stopped properly. Returns the ids that are still to come."""
     engine = reopen(root)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(9), 0)
     engine.tick(10)
     ids = engine.reserve("t", "g", 5, 10, ttr_ms=100).ids
@@ -97,7 +97,7 @@ def test_a_damaged_header_of_a_file_with_nothing_in_it_costs_nothing(tmp_path: P
     engine = reopen(tmp_path)
     assert len(engine.damage()["t"]) == 1
     engine.submit("t", messages(2), 0)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     assert _drain(engine) == ["m0", "m1"]
     engine.close()
 
@@ -160,7 +160,7 @@ def test_documents_that_tell_of_no_event_are_named_and_nothing_else_is_lost(tmp_
 
 def test_after_a_proper_stop_a_flip_in_the_last_batch_is_damage_and_not_a_torn_tail(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     for n in range(3):
         engine.submit("t", messages(4, 4 * n, due=10 + n), 0)
         engine.tick(10 + n)
@@ -177,7 +177,7 @@ def test_after_a_proper_stop_a_flip_in_the_last_batch_is_damage_and_not_a_torn_t
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_damaged_head_of_the_last_batch_hands_nothing_off_twice(tmp_path: Path, crash: bool) -> None:
     engine = reopen(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     for n in range(3):
         engine.submit("t", messages(4, 4 * n, due=10 + n), 0)
         engine.tick(10 + n)
@@ -202,7 +202,7 @@ def _heads(path: Path) -> list[int]:
 def _several(root: Path) -> list[Path]:
     """Eighty messages handed off, four at a time, and a proper stop. Returns the files of the ready log."""
     engine = reopen(root, segment_bytes=4096)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     for n in range(0, 80, 4):
         engine.submit("t", messages(4, n, due=10 + n), n)
         engine.tick(10 + n)
@@ -264,11 +264,11 @@ def test_after_a_proper_stop_a_flip_in_the_last_event_is_reported_and_the_checkp
 def test_a_process_that_ends_at_any_byte_leaves_a_state_that_was_or_is_to_be(tmp_path: Path, kind: str) -> None:
     """Files grow one after the other; here the last write to each is cut at every byte, or every fifth; the others are whole."""
     engine = reopen(tmp_path / "story")
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", [*messages(3), Message(b"", 90_000, id="later")], 0)
     engine.tick(10)
     engine.ack("t", "g", engine.reserve("t", "g", 1, 10).ids, 11)
-    engine.topics["t"].beat()
+    engine.topics["t"].checkpoint()
     before = {path.name: path.stat().st_size for path in folder(tmp_path / "story").glob("*.bson")}
     steps: dict[str, Callable[[], object]] = {
         "delay": lambda: engine.submit("t", messages(2, 3, due=20), 12),
@@ -298,10 +298,10 @@ def test_a_process_that_ends_at_any_byte_leaves_a_state_that_was_or_is_to_be(tmp
 
 def test_messages_of_a_lease_whose_record_is_damaged_come_again(tmp_path: Path) -> None:
     engine = reopen(tmp_path, ack_durability="fsync", max_attempts=5)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", [*messages(10), *(Message(b"", 10, id=f"h{n}", priority=Priority.HIGH) for n in range(3))], 0)
     engine.tick(10)
-    engine.topics["t"].beat()
+    engine.topics["t"].checkpoint()
     path = folder(tmp_path) / "reserve_0000000000.bson"
     begins = path.stat().st_size
     first = engine.reserve("t", "g", 4, 11, ttr_ms=10**6).ids
@@ -345,7 +345,7 @@ def test_after_a_proper_stop_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_copies_of_documents_behind_the_end_of_a_log_are_not_served(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(6, due=500_000), 0)
     engine.submit("t", messages(6, 6), 0)
     engine.tick(10)
@@ -365,12 +365,12 @@ def test_copies_of_documents_behind_the_end_of_a_log_are_not_served(tmp_path: Pa
 def test_a_ready_log_that_is_gone_hides_nothing_that_comes_due_later(tmp_path: Path) -> None:
     """Its offsets begin anew: no group may stand behind them."""
     engine = reopen(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(6), 0)
     engine.tick(10)
     engine.ack("t", "g", engine.reserve("t", "g", 6, 11).ids, 12)
     engine.submit("t", messages(3, 20, due=500_000), 12)
-    engine.topics["t"].beat()
+    engine.topics["t"].checkpoint()
     abandon(engine)
     (folder(tmp_path) / "ready_0000000000.bson").unlink()
     engine = reopen(tmp_path)
@@ -382,7 +382,7 @@ def test_a_ready_log_that_is_gone_hides_nothing_that_comes_due_later(tmp_path: P
 def test_a_damaged_head_is_not_taken_for_a_document_of_its_batch(tmp_path: Path) -> None:
     """Else all others would seem to have moved on by one, and what consumers have of them would be taken for lost."""
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     for first in (0, 6):
         engine.submit("t", [Message(b"body", 10 + first, id=f"m{n}") for n in range(first, first + 6)], 0)
         engine.tick(10 + first)
@@ -403,7 +403,7 @@ def test_a_damaged_head_is_not_taken_for_a_document_of_its_batch(tmp_path: Path)
 def test_older_documents_that_stand_where_a_batch_begins_do_not_move_the_others(tmp_path: Path) -> None:
     """Both heads of the last batches are damaged, and between them stand more documents than there were: of an older page."""
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     for first, count, body in ((0, 6, b"x"), (6, 2, b"y" * 300), (8, 6, b"z"), (14, 1, b"last")):
         engine.submit("t", [Message(body, 10 + first, id=f"m{n:02}") for n in range(first, first + count)], 0)
         engine.tick(10 + first)
@@ -429,9 +429,9 @@ def test_a_checkpoint_in_the_journal_mends_what_was_damaged_before_it(tmp_path: 
     """The event that made a group is damaged, behind the last checkpoint; but a later file of the journal begins with one."""
     engine = reopen(tmp_path, segment_bytes=4096)
     engine.submit("t", messages(1), 0)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     kept = (folder(tmp_path) / "offset").read_bytes()
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(60, 1), 0)
     engine.tick(10)
     while ids := engine.reserve("t", "g", 2, 10).ids:
@@ -451,11 +451,11 @@ def test_a_checkpoint_in_the_journal_mends_what_was_damaged_before_it(tmp_path: 
 def _handed_off(root: Path) -> Path:
     """Six batches of eight in the ready log, each with a table but for the last; fetched by nobody. Returns its file."""
     engine = reopen(root)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     for k in range(6):
         engine.submit("t", [Message(b"x" * 200, 10 + k, f"m{n}") for n in range(8 * k, 8 * k + 8)], 0)
         engine.tick(10 + k)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     abandon(engine)
     return folder(root) / "ready_0000000000.bson"
 
@@ -478,7 +478,7 @@ def test_a_head_of_a_batch_is_no_message_wherever_it_stands(tmp_path: Path) -> N
     path = _handed_off(tmp_path)
     engine = reopen(tmp_path)
     assert len(engine.reserve("t", "g", 48, 20, ttr_ms=10)) == 48  # they come again later, by their offsets
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     abandon(engine)
     data = bytearray(path.read_bytes())
     found = scan(memoryview(data), f.decode_header(bytes(data), "")[1], len(data), sealed=True)
@@ -505,7 +505,7 @@ def _positions(path: Path) -> list[int]:
 
 def test_what_is_before_a_cut_between_two_messages_is_served(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(5), 0)
     engine.tick(10)
     engine.close()
@@ -522,7 +522,7 @@ def test_what_is_before_a_cut_between_two_messages_is_served(tmp_path: Path) -> 
 
 def test_messages_keep_their_offsets_though_the_heads_around_them_are_damaged(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     for first, count in ((0, 2), (2, 3)):
         engine.submit("t", messages(count, first), 0)
         engine.tick(10 + first)

@@ -49,7 +49,7 @@ def messages(count: int, first: int = 0, due: int = 10) -> list[Message]:
 
 def start(tmp_path: Path, door: Door | None = None, **changes: Any) -> Engine:
     engine = Engine.open(tmp_path / "data", door=door, settings=Settings(**{**_fields(SETTINGS), **changes}))
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     return engine
 
 
@@ -203,7 +203,7 @@ def _story(folder: Path, **changes: Any) -> dict[str, int]:
     engine.tick(10)
     engine.ack("t", "g", engine.reserve("t", "g", 2, 10).ids, 11)
     assert engine.cancel("t", ["m5"], 11) == {"m5": "cancelled"}
-    engine.topics["t"].beat()
+    engine.topics["t"].checkpoint()
     sizes = {path.name: path.stat().st_size for path in (folder / "data" / "topic" / "t").glob("*.bson")}
     engine.submit("t", messages(4, 6, due=20), 12)
     engine.tick(20)
@@ -260,7 +260,7 @@ def test_a_synced_batch_stays_though_of_those_behind_it_only_a_later_one_was_wri
     engine.submit("t", messages(1), 0)
     engine.tick(10)
     assert engine.cancel("t", ["m0"], 11) == {"m0": "cancelled"}
-    engine.topics["t"].beat()
+    engine.topics["t"].checkpoint()
     path = tmp_path / "data" / "topic" / "t" / "ready_0000000000.bson"
     sizes = [path.stat().st_size]
     for n in (1, 2):
@@ -342,7 +342,7 @@ def test_what_slept_for_another_attempt_and_is_back_before_a_beat_does_not_come_
     engine = start(tmp_path, door)
     engine.submit("t", messages(1), 0)
     engine.tick(10)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     engine.reserve("t", "g", 1, 10)
     assert engine.ack("t", "g", ["-m0"], 11, retry_delay_ms=60_000).failed == 1
     topic = engine.topic("t")
@@ -379,11 +379,11 @@ def test_a_dead_letter_is_counted_though_its_note_is_lost_and_its_group_is_anoth
     engine = start(tmp_path, door, max_attempts=1)
     engine.submit("t", messages(3), 0)
     engine.tick(10)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     engine.reserve("t", "g", 3, 10)
     assert engine.ack("t", "g", ["-m0"], 11).dead == 1
     if after == "the group is moved":
-        engine.place_group("t", "g", "earliest", 12)
+        engine.move_group("t", "g", "earliest", 12)
     else:
         engine.drop_group("t", "g", 12)
     engine.topic("t").broker.reserve_log.sync()
@@ -396,10 +396,10 @@ def test_a_dead_letter_is_counted_though_its_note_is_lost_and_its_group_is_anoth
 
 def test_a_group_that_is_back_since_a_power_cut_took_its_end_counts_without_what_was_cancelled_meanwhile(tmp_path: Path) -> None:
     engine = start(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(4), 0)
     engine.tick(10)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     path = tmp_path / "data" / "topic" / "t" / "reserve_0000000000.bson"
     size = path.stat().st_size
     engine.drop_group("t", "g", 11)
@@ -415,11 +415,11 @@ def test_a_group_that_is_back_since_a_power_cut_took_its_end_counts_without_what
 @pytest.mark.parametrize("levels", [False, True])
 def test_an_ack_whose_lease_a_power_cut_took_is_counted_when_it_comes_again(tmp_path: Path, levels: bool) -> None:
     engine = start(tmp_path)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     high = [Message(b"", 10, id=f"h{n}", priority=Priority.HIGH) for n in range(2)] if levels else []
     engine.submit("t", [*messages(4), *high], 0)
     engine.tick(10)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     path = tmp_path / "data" / "topic" / "t" / "reserve_0000000000.bson"
     size = path.stat().st_size
     ids = engine.reserve("t", "g", 3, 11).ids
@@ -497,7 +497,7 @@ def test_damaged_tables_are_built_again_and_nobody_notices(tmp_path: Path) -> No
         path.write_bytes(data)
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
     assert engine.message("t", "m7") is not None
-    assert engine.place_group("t", "h", 30, 100) > 0
+    assert engine.move_group("t", "h", 30, 100) > 0
     assert engine.reserve("t", "g", 100, 100).ids == expected
     assert not any(engine.submit("t", messages(60), 100).created)
     assert engine.check() == []

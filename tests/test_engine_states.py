@@ -27,7 +27,7 @@ LONG = 100_000  # a back-off that sleeps through the Index
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     made = Engine.open(tmp_path / "data", door=Quick(), settings=SETTINGS)
-    made.place_group("t", "g", "earliest", 0)
+    made.move_group("t", "g", "earliest", 0)
     yield made
     assert made.check() == []
     made.close()
@@ -74,7 +74,7 @@ def test_a_retry_that_is_ready_again_is_cancelled(engine: Engine) -> None:
 
 
 def test_what_a_group_has_in_hand_settled_or_dead_is_cancelled_in_none(engine: Engine) -> None:
-    engine.place_group("t", "h", "earliest", 0)
+    engine.move_group("t", "h", "earliest", 0)
     put(engine, "a", "b", "c", "d")
     nap(engine, "a", "b", "c", "d", group="h")
     engine.reserve("t", "g", 9, 20)
@@ -95,7 +95,7 @@ def test_a_process_that_ends_in_the_middle_of_a_cancel_has_cancelled_all_of_it_o
         root = tmp_path / str(at)
         engine = Engine.open(root, door=door, settings=SETTINGS)
         for group in ("g", "h"):
-            engine.place_group("t", group, "earliest", 0)
+            engine.move_group("t", group, "earliest", 0)
         put(engine, "a")
         nap(engine, "a")
         door.left = at
@@ -130,7 +130,7 @@ class Stop(Quick):
 def test_a_cancel_on_a_full_disk_holds_although_the_retry_cannot_be_removed_yet(tmp_path: Path) -> None:
     door = Disk()
     engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     put(engine, "a")
     nap(engine, "a")
     door.full = True
@@ -205,12 +205,12 @@ def test_what_is_given_back_comes_again_at_once_as_the_same_attempt(engine: Engi
     assert engine.groups("t")["g"].ready == 1
     for _ in range(5):
         out = engine.reserve("t", "g", 2, 22)
-        assert (out.ids, out.pieces[0].held.attempts.tolist()) == (["a"], [1])
+        assert (out.ids, out.pieces[0].messages.attempts.tolist()) == (["a"], [1])
         engine.give_back("t", "g", ["a"], 22)
     abandon(engine)
     again = Engine.open(tmp_path / "data", settings=SETTINGS)
     out = again.reserve("t", "g", 2, 23)
-    assert (out.ids, out.pieces[0].held.attempts.tolist()) == (["a"], [1])
+    assert (out.ids, out.pieces[0].messages.attempts.tolist()) == (["a"], [1])
     again.close()
     engine._lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_WRONLY)  # for the end of the fixture
     engine.topics.clear()
@@ -235,13 +235,13 @@ def test_a_new_group_is_counted_without_reading_what_others_left(engine: Engine,
         return real(offsets, bytes_max)
 
     monkeypatch.setattr(ready, "read", counting)
-    engine.place_group("t", "new", "earliest", LONG + 60)
+    engine.move_group("t", "new", "earliest", LONG + 60)
     assert sum(read) == 0
     monkeypatch.undo()
     assert engine.groups("t")["new"].ready == 58 + 10
     assert len(engine.reserve("t", "new", 1_000, LONG + 60).ids) == 68
     assert engine.groups("t")["new"].ready == 0
-    assert engine.place_group("t", "g", "earliest", LONG + 60) == 0
+    assert engine.move_group("t", "g", "earliest", LONG + 60) == 0
     assert engine.groups("t")["g"].ready == 68, "its own retries are void: their messages come again"
 
 
@@ -261,7 +261,7 @@ def pages(engine: Engine, state: str, limit: int = 3, **where: int) -> list[str]
 
 
 def test_every_message_is_listed_in_the_state_that_get_tells(engine: Engine) -> None:
-    engine.place_group("t", "h", "earliest", 0)
+    engine.move_group("t", "h", "earliest", 0)
     engine.submit("t", [Message(b"", 10, id=f"p{n}", priority=Priority(n % 3)) for n in range(6)], 0)
     put(engine, *(f"m{n}" for n in range(30)), due=20)
     for group in ("g", "h"):
@@ -317,7 +317,7 @@ def test_dead_letters_that_few_match_are_looked_through_in_steps(engine: Engine)
 
 def test_a_message_is_told_although_a_table_is_damaged(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     put(engine, *(f"m{n}" for n in range(20)))
     put(engine, *(f"s{n}" for n in range(20)), due=5_000)
     engine.close()
@@ -336,10 +336,10 @@ def test_a_message_is_told_although_a_table_is_damaged(tmp_path: Path) -> None:
 
 def test_a_group_that_was_moved_is_counted_without_what_was_fetched_and_then_cancelled(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, door=Quick(), settings=SETTINGS)
-    engine.place_group("t", "g", "latest", 0)
+    engine.move_group("t", "g", "latest", 0)
     put(engine, "a", "b", "c")
-    engine.topic("t").beat()
-    engine.place_group("t", "g", "earliest", 20)
+    engine.topic("t").checkpoint()
+    engine.move_group("t", "g", "earliest", 20)
     engine.reserve("t", "g", 2, 20)
     engine.ack("t", "g", ["-a", "-b"], 20, retry_delay_ms=1_000)
     assert engine.cancel("t", ["a"], 21) == {"a": "cancelled"}
@@ -355,10 +355,10 @@ def test_a_letter_that_took_the_place_of_an_older_one_is_counted_once(tmp_path: 
     door = Stop()
     settings = Settings(max_attempts=1)
     engine = Engine.open(tmp_path, door=door, settings=settings)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     put(engine, "a")
     for now in (20, 30):
-        engine.place_group("t", "g", "earliest", now)
+        engine.move_group("t", "g", "earliest", now)
         engine.reserve("t", "g", 1, now)
         if now == 30:
             door.left = 1  # buried, but the history does not say so
@@ -376,9 +376,9 @@ def test_a_restart_replays_little_however_much_happened_since_the_last_beat(
 ) -> None:
     monkeypatch.setattr(broker, "_UNSAVED_BYTES_MAX", 20_000)
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings())
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     put(engine, *(f"m{n}" for n in range(2_000)))
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     for _ in range(100):
         engine.ack("t", "g", engine.reserve("t", "g", 20, 20).ids, 20)
         engine.tick(20)
@@ -392,7 +392,7 @@ def test_a_restart_replays_little_however_much_happened_since_the_last_beat(
 def test_what_grows_old_by_itself_goes_although_nothing_happens(tmp_path: Path) -> None:
     hour = 3_600_000
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(max_attempts=1, dead_ttl_hours=1))
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     put(engine, "a")
     engine.reserve("t", "g", 1, 20)
     assert engine.ack("t", "g", ["-a"], 20).dead == 1

@@ -26,7 +26,7 @@ SETTINGS = Settings(ttr_ms=60_000, backoff_jitter="none", max_attempts=3)
 
 def start(tmp_path: Path, settings: Settings = SETTINGS) -> Engine:
     engine = Engine.open(tmp_path / "data", door=Quick(), settings=settings)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     return engine
 
 
@@ -224,7 +224,7 @@ def test_what_comes_while_a_beat_is_under_way_is_not_taken_for_synced(tmp_path: 
     door, flusher = Syncing(), Later()
     settings = Settings(beat_ms=1_000, ttr_ms=600_000, ack_durability="beat")
     engine = Engine.open(tmp_path / "data", door=door, flusher=flusher, settings=settings)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(4), 0)
     engine.tick(10)
     engine.reserve("t", "g", 2, 10)
@@ -238,7 +238,7 @@ def test_what_comes_while_a_beat_is_under_way_is_not_taken_for_synced(tmp_path: 
     topic = engine.topic("t")
     assert topic.broker.history.durable < topic.broker.history.number
     assert topic.broker.ready.durable_offset < topic.broker.ready.next_offset
-    assert topic.index.durable != topic.index.shelf.progress, "what was handed off since may be gone with the power"
+    assert topic.index.durable != topic.index.segments.progress, "what was handed off since may be gone with the power"
     engine.tick(4_000)
     flusher.finish()
     engine.tick(4_010)
@@ -348,7 +348,7 @@ def test_a_segment_that_a_killed_process_had_just_begun_has_a_durable_name_befor
     disk.armed = False
     engine = Engine.open(disk.root, door=disk, settings=settings)
     engine.tick(100)
-    engine.topic("t").beat()
+    engine.topic("t").checkpoint()
     assert engine.stats("t").dead == 2
     abandon(engine)
     fill(tmp_path / "left", all_lost(disk.inodes))

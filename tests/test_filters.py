@@ -28,7 +28,7 @@ T = TypeVar("T")
 RUNS = Settings(run_messages=30, segment_messages=400)
 
 
-def _filter(hashes: U64, span: int) -> bits.Filter:
+def _filter(hashes: U64, span: int) -> bits.BloomFilter:
     """One over these, made in stretches of `span` words."""
     hashes, words = np.sort(hashes), bits.words_for(len(hashes))
     made = np.zeros(words, np.uint64)
@@ -37,7 +37,7 @@ def _filter(hashes: U64, span: int) -> bits.Filter:
         low, high = bits.first_hash(first, words), bits.first_hash(last, words)
         mine = hashes[(hashes >= low) & (hashes <= np.uint64(high - 1))]
         bits.enter(mine, made[first:last], first, words)
-    return bits.Filter(memoryview(made.tobytes()))
+    return bits.BloomFilter(memoryview(made.tobytes()))
 
 
 @pytest.mark.parametrize(("count", "span"), [(1, 1), (3, 1), (50, 7), (3_000, 100), (40_000, 1 << 20)])
@@ -59,7 +59,7 @@ def _own(first: int, count: int) -> Batch:
 
 
 def _asked(index: Index) -> int:
-    return len({part.filter or part for part in index.shelf.parts if isinstance(part, TablePart) and part.table.id_count})
+    return len({part.filter or part for part in index.segments.parts if isinstance(part, TablePart) and part.table.id_count})
 
 
 def _filled(index: Index, count: int) -> None:
@@ -73,13 +73,13 @@ def test_no_id_is_taken_twice_wherever_it_sleeps(tmp_path: Path) -> None:
     index = open_at(tmp_path, settings=RUNS)
     _filled(index, 1_500)
     for _ in range(2):
-        assert len(index.shelf.parts) > 40
+        assert len(index.segments.parts) > 40
         for first in range(0, 1_500, 100):
             assert index.append(_own(first, 100), 0).created == [False] * 100
         assert [index.append(_own(n, 1), 0).created for n in range(0, 1_500, 37)] == [[False]] * 41
         assert all(index.get(f"own-{n}") for n in range(0, 1_500, 37))
         assert _asked(index) <= ASKED_MAX
-        assert sum(part.filter is not None for part in index.shelf.parts) > 40, "what was asked was a filter"
+        assert sum(part.filter is not None for part in index.segments.parts) > 40, "what was asked was a filter"
         abandon(index)
         index = open_at(tmp_path, settings=RUNS)
     assert index.append(_own(1_490, 30), 0).created == [False] * 10 + [True] * 20
@@ -96,9 +96,9 @@ def test_a_filter_has_no_name_and_is_made_while_others_work(tmp_path: Path) -> N
             index.writer.finish_flush(wait=True)
         assert not [path.name for path in tmp_path.iterdir() if "filter" in path.name]
         assert index.append(_own(first // 2, 30), 0).created == [False] * 30, "also while it is being made"
-    assert any(part.filter is not None for part in index.shelf.parts)
+    assert any(part.filter is not None for part in index.segments.parts)
     index.close()
-    index.shelf.door.shut()
+    index.segments.door.shut()
 
 
 class NoFilters(Door):
@@ -127,7 +127,7 @@ def test_where_no_filter_can_be_made_tables_are_asked(tmp_path: Path, call: str,
     _filled(index, 600)
     assert door.refused > 3, "it is tried again when other tables come"
     assert index.append(_own(0, 600), 0).created == [False] * 600
-    assert not any(part.filter for part in index.shelf.parts)
+    assert not any(part.filter for part in index.segments.parts)
     links = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
     left = [os.readlink(link) for link in links if link.is_symlink()]
     assert not [name for name in left if name.startswith(str(tmp_path)) and ".filter" in name], "no descriptor is left behind"
@@ -168,7 +168,7 @@ def test_a_table_that_is_damaged_is_mended_before_it_is_read_into_a_filter(tmp_p
     for first in range(90, 300, 30):
         index.append(_own(first, 30), 0)
     assert index.append(_own(0, 300), 0).created == [False] * 300
-    assert index.shelf.parts[0].filter is not None
+    assert index.segments.parts[0].filter is not None
     abandon(index)
 
 
@@ -193,7 +193,7 @@ def test_an_id_is_read_into_few_filters_in_its_life(tmp_path: Path) -> None:
     read = 0
     for first in range(0, 6_000, 30):
         index.append(_own(first, 30), 0)
-        read += sum(part.table.id_count for part in choose(index.shelf.parts))
+        read += sum(part.table.id_count for part in choose(index.segments.parts))
         for _ in range(2):  # it is made at once here, and put in place
             index.filters.tend(index.writer.flusher)
         assert _asked(index) <= ASKED_MAX

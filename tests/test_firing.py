@@ -56,7 +56,7 @@ def told(due: Due | None) -> Any:
 
 def both(index: Index, now: int, **limits: int) -> tuple[Due | None, list[Damage]]:
     """What is due, found in both ways and compared, and the damage that was met."""
-    found, shelf = [], index.shelf
+    found, shelf = [], index.segments
     for count in (NEVER, firing_small.FEW, NEVER):  # the first may mend a table
         shelf._damaged.clear()
         shelf.counters.damage.clear()
@@ -72,15 +72,15 @@ def drained(index: Index, now: int, **limits: int) -> list[str]:
     out: list[str] = []
     while (due := both(index, now, **limits)[0]) is not None:
         out += [document.id for document in documents(due)]
-        before = index.shelf.progress, [(c, c.pos) for c, _, _ in due.moves]
+        before = index.segments.progress, [(c, c.pos) for c, _, _ in due.moves]
         index.advance(due)
-        assert (index.shelf.progress, [(c, c.pos) for c, _, _ in due.moves]) != before or not due.moves
+        assert (index.segments.progress, [(c, c.pos) for c, _, _ in due.moves]) != before or not due.moves
     return out
 
 
 def taken_as(index: Index, now: int) -> type:
     """With what the next firing works."""
-    return type(firing._take(index.shelf.due_cursors(now), now, 10_000)[0])
+    return type(firing._take(index.segments.due_cursors(now), now, 10_000)[0])
 
 
 # Stories
@@ -88,10 +88,10 @@ def taken_as(index: Index, now: int) -> type:
 
 def test_single_keys_fire_from_the_list_that_gathers_them(world: World) -> None:
     world.append(Batch([b"x"] * 3, [5, 4, 9], ids=list("abc")), 0)
-    memtable = world.index.shelf.memtable
-    (cursor,) = world.index.shelf.due_cursors(5)
+    memtable = world.index.segments.memtable
+    (cursor,) = world.index.segments.due_cursors(5)
     assert isinstance(cursor, SinglesCursor)
-    assert taken_as(world.index, 5) is firing_small.Few
+    assert taken_as(world.index, 5) is firing_small.SmallBatch
     assert drained(world.index, 5) == ["b", "a"]
     assert (len(memtable.small), memtable.cursors, memtable.live, world.index.next_due()) == (1, [], 1, 9)
 
@@ -128,8 +128,8 @@ def test_equal_due_times_of_all_cursors_come_in_order_of_arrival(world: World) -
             step()
     world.seal(world.closed[0])
     world.adopt()
-    assert len(world.index.shelf.due_cursors(5)) == 3
-    assert taken_as(world.index, 5) is firing_small.Few
+    assert len(world.index.segments.due_cursors(5)) == 3
+    assert taken_as(world.index, 5) is firing_small.SmallBatch
     assert drained(world.index, 5, count_max=5) == wanted
 
 
@@ -141,7 +141,7 @@ def test_copies_that_compaction_made_keep_their_places(world: World) -> None:
     due, _ = both(world.index, 5)
     assert due is not None
     assert [bool(document.flags & f.MOVED) for document in documents(due)].count(True) == 2
-    assert taken_as(world.index, 5) is firing_small.Few
+    assert taken_as(world.index, 5) is firing_small.SmallBatch
     assert [document.id for document in documents(due)] == ["a", "b", "later", "c", "d"]
 
 
@@ -152,7 +152,7 @@ def test_late_keys_fire_from_a_cursor_of_their_own(world: World) -> None:
     world.index.writer.flush()
     world.settle()
     world.reopen(clean=False)
-    assert [cursor.late for cursor in world.index.shelf.due_cursors(10)] == [True]
+    assert [cursor.late for cursor in world.index.segments.due_cursors(10)] == [True]
     assert drained(world.index, 60) == ["c", "d", "z"]
 
 
@@ -184,21 +184,21 @@ def test_limits_are_met_exactly(world: World, extra: int) -> None:
 def test_a_file_that_was_cut_gives_what_is_left(world: World, cut: int) -> None:
     """The last byte of a document is a NUL, and so is what lies behind the end of a file: without it nothing is lost."""
     world.append(Batch([b"x" * 50] * 3, [1] * 3, ids=list("abc")), 0)
-    path = world.index.shelf.active.path
+    path = world.index.segments.active.path
     with path.open("r+b") as file:
         file.truncate(max(0, path.stat().st_size - cut))
     due, damage = both(world.index, 1)
     assert due is not None
     assert len(due) == {1: 3, 2: 2, 60: 2, 10_000: 0}[cut]
     assert len(damage) == 3 - len(due)
-    last = log.read_document(world.door, path, *world.index.shelf.memtable.place(2))
+    last = log.read_document(world.door, path, *world.index.segments.memtable.span_of(2))
     assert last == (due.raw[int(due.starts[2]) :] if cut == 1 else None)
 
 
 def test_no_byte_of_a_document_may_change(world: World) -> None:
     world.append(Batch([b"x" * 9] * 3, [1] * 3, ids=list("abc")), 0)
-    path = world.index.shelf.active.path
-    start, end = world.index.shelf.memtable.place(1)
+    path = world.index.segments.active.path
+    start, end = world.index.segments.memtable.span_of(1)
     good = path.read_bytes()
     for at in range(start, end):
         path.write_bytes(good[:at] + bytes((good[at] ^ 0x80,)) + good[at + 1 :])
@@ -209,8 +209,8 @@ def test_no_byte_of_a_document_may_change(world: World) -> None:
 
 def test_more_than_a_few_go_as_arrays(world: World) -> None:
     world.append(Batch([b"x"] * (firing_small.FEW + 1), [1] * firing_small.FEW + [2]), 0)
-    assert taken_as(world.index, 1) is firing_small.Few
-    assert taken_as(world.index, 2) is not firing_small.Few
+    assert taken_as(world.index, 1) is firing_small.SmallBatch
+    assert taken_as(world.index, 2) is not firing_small.SmallBatch
     assert firing_small.FEW < 64, "a slice of `firing._merge` holds at least so many"
     assert len(drained(world.index, 2)) == firing_small.FEW + 1
 
@@ -273,7 +273,7 @@ def do(world: World, step: tuple[str, Any]) -> None:
     elif name == "crash":
         world.reopen(clean=False)
     elif name == "seal":
-        live = [base for base in world.closed if world.index.shelf.segments[base].live]
+        live = [base for base in world.closed if world.index.segments.by_base[base].live]
         if live:
             world.seal(live[what % len(live)])
             world.adopt()

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from turtlemq import model
-from turtlemq.index.build import read_dead
+from turtlemq.index.build import read_ended_bits
 from turtlemq.segment import format as f
 from turtlemq.segment import table
 from turtlemq.segment.ids import SERVER_ID_BYTES, server_ids
@@ -142,7 +142,7 @@ def test_file_names_are_those_of_the_table() -> None:
     for name in (names.LOCK, names.CLEAN, names.FORMAT, names.SETTINGS):
         assert f"{name}`" in text
     pairs = {names.segment("delay", 0): "delay_{base}.bson", names.table("delay", 0, None): "delay_{base}.index"}
-    pairs |= {names.table("delay", 0, 7): "delay_{base}.{first}.run", names.dead("delay", 0, None): "delay_{base}.dead"}
+    pairs |= {names.table("delay", 0, 7): "delay_{base}.{first}.run", names.ended_bits("delay", 0, None): "delay_{base}.dead"}
     for name, template in pairs.items():
         assert template in text
         assert name == template.format(base="0000000000", first="0000000007")
@@ -184,7 +184,7 @@ def test_ids_are_kept_as_the_text_says() -> None:
 
 def test_dead_files_have_these_fields() -> None:
     text = section("## Tables: `.index` and `.run`")
-    source = Path(read_dead.__code__.co_filename).read_text(encoding="utf-8")
+    source = Path(read_ended_bits.__code__.co_filename).read_text(encoding="utf-8")
     (stated,) = re.findall(r"^# Dead bits: \{(.*?)\}", source, flags=re.MULTILINE)
     assert all(f"`{name}`" in text for name in stated.split(", "))
 

@@ -13,7 +13,7 @@ import pytest
 from tests.test_engine_faults import abandon
 from turtlemq.engine import Engine
 from turtlemq.errors import NewerFormat, NotOurs, TurtleError, Unavailable
-from turtlemq.model import Found, Message, State
+from turtlemq.model import Message, State, StoredMessage
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "v1"
 TABLES = GOLDEN.parent / "tables_2"  # tables of the second version, of the same documents
@@ -43,10 +43,14 @@ def test_the_good_one_gives_back_everything(engine: Engine) -> None:
     headers = {"kind": "order", "$ref": "x", "empty": ""}
     assert engine.browse("good") == (
         [
-            Found("t1hf7yau010000", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20), 0, 1, b"given-1", None, {}),
-            Found("t1hf7yau010001", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20) + 1, 30_000, 4, b'{"n":2}', None, {}),
-            Found("a", State.SLEEP, NOW + 2_000, NOW, seq + (3 << 20), 0, 0, b"changed", None, {}),
-            Found("b-é\U0001f422", State.SLEEP, NOW + 3_000, NOW + 2, seq + (2 << 20), 0, 0, b"rich", NOW + 9_000, headers),
+            StoredMessage("t1hf7yau010000", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20), 0, 1, b"given-1", None, {}),
+            StoredMessage(
+                "t1hf7yau010001", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20) + 1, 30_000, 4, b'{"n":2}', None, {}
+            ),
+            StoredMessage("a", State.SLEEP, NOW + 2_000, NOW, seq + (3 << 20), 0, 0, b"changed", None, {}),
+            StoredMessage(
+                "b-é\U0001f422", State.SLEEP, NOW + 3_000, NOW + 2, seq + (2 << 20), 0, 0, b"rich", NOW + 9_000, headers
+            ),
         ],
         None,
     )

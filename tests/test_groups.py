@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turtlemq.broker.group import Group, Held
+from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.engine import Engine
 from turtlemq.errors import InvalidArgument, UnknownGroup
 from turtlemq.model import Message, Priority, Settings
@@ -36,9 +36,9 @@ def test_each_group_sees_everything_and_consumers_of_one_share_it(engine: Engine
 def test_a_group_starts_at_the_beginning_the_end_or_a_time(engine: Engine) -> None:
     for n, at in enumerate((10, 20, 30)):
         put(engine, f"m{n}", at=at)
-    engine.place_group("t", "first", "earliest", 40)
-    engine.place_group("t", "last", "latest", 40)
-    engine.place_group("t", "timed", 20, 40)
+    engine.move_group("t", "first", "earliest", 40)
+    engine.move_group("t", "last", "latest", 40)
+    engine.move_group("t", "timed", 20, 40)
     put(engine, "m3", at=50)
     assert [engine.reserve("t", g, 9, 50).ids for g in ("first", "last", "timed")] == [
         ["m0", "m1", "m2", "m3"],
@@ -46,14 +46,14 @@ def test_a_group_starts_at_the_beginning_the_end_or_a_time(engine: Engine) -> No
         ["m1", "m2", "m3"],
     ]
     with pytest.raises(InvalidArgument):
-        engine.place_group("t", "g", "yesterday", 50)
+        engine.move_group("t", "g", "yesterday", 50)
 
 
 def test_moving_back_replays_and_what_was_in_hands_before_is_void(engine: Engine) -> None:
     put(engine, "a", "b", "c")
     ids = engine.reserve("t", "g", 3, 11).ids
     engine.ack("t", "g", ["a", "-b"], 12, retry_delay_ms=100_000)  # b sleeps through the Index
-    engine.place_group("t", "g", "earliest", 13)
+    engine.move_group("t", "g", "earliest", 13)
     assert engine.ack("t", "g", ["c"], 14).unknown == ["c"]
     assert engine.reserve("t", "g", 9, 15).ids == ids
     engine.ack("t", "g", ids, 16)
@@ -82,7 +82,7 @@ def test_a_group_that_is_made_again_does_not_remember_its_former_life(tmp_path: 
 def test_a_group_that_nobody_uses_is_forgotten_if_so_set(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
     put(engine, "a")
-    engine.place_group("t", "old", "earliest", 10)
+    engine.move_group("t", "old", "earliest", 10)
     engine.tick(2 * 3_600_000 + 100)
     assert engine.groups("t") == {}
     assert engine.stats("t").ready == 1, "it waits for the first group"
@@ -117,7 +117,7 @@ def test_a_lease_that_ends_brings_the_message_back_and_extending_keeps_it(engine
     engine.tick(110)
     again = engine.reserve("t", "g", 9, 111)
     assert again.ids == ["a"]
-    assert again.pieces[0].held.attempts.tolist() == [2]
+    assert again.pieces[0].messages.attempts.tolist() == [2]
     assert engine.ack("t", "g", ["a", "b"], 112).acked == 2
 
 
@@ -134,8 +134,8 @@ def test_an_id_that_two_leases_hold_stays_with_the_younger_when_the_older_ends()
     """A dead letter that was requeued while its group was moved back comes twice."""
     group, two = Group("g"), np.arange(2)
     group.start(0)
-    older = group.lease(Held(two, two, two, two, two, ["a", "b"]), 0, 10, "one")
-    younger = group.lease(Held(two + 5, two, two, two, two, ["b", "c"]), 0, 20, "two")
+    older = group.lease(MessageColumns(two, two, two, two, two, ["a", "b"]), 0, 10, "one")
+    younger = group.lease(MessageColumns(two + 5, two, two, two, two, ["b", "c"]), 0, 20, "two")
     assert group.seek(["b"])[0][0][0] is younger
     group.close([(older, two)])
     ((lease, which),), unknown = group.seek(["b"])
@@ -154,10 +154,10 @@ def test_acks_are_idempotent_in_any_order_and_mix(engine: Engine) -> None:
 def test_cancelling_what_is_ready_reaches_every_group(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, settings=SETTINGS)
     put(engine, "a", "b", "c")
-    engine.place_group("t", "g", "earliest", 11)
+    engine.move_group("t", "g", "earliest", 11)
     assert engine.cancel("t", ["b", "c", "zz"], 12) == {"b": "cancelled", "c": "cancelled", "zz": "unknown"}
     assert engine.cancel("t", ["b"], 12) == {"b": "cancelled before"}
-    engine.place_group("t", "late", "latest", 12)
+    engine.move_group("t", "late", "latest", 12)
     assert engine.reserve("t", "g", 9, 13).ids == ["a"]
     assert engine.cancel("t", ["a"], 14) == {"a": "reserve"}
     assert engine.reserve("t", "new", 9, 13).ids == ["a"]
@@ -185,7 +185,7 @@ def test_a_group_that_asks_in_vain_is_in_use_and_one_is_not_forgotten_for_the_ti
     hour = 3_600_000
     engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
     for group in ("asks", "silent"):
-        engine.place_group("t", group, "earliest", 0)
+        engine.move_group("t", group, "earliest", 0)
     for now in range(0, 3 * hour, hour // 2):
         assert engine.reserve("t", "asks", 1, now).ids == []
         engine.tick(now)

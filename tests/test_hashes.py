@@ -7,14 +7,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from turtlemq.segment.id_map import Hashes
+from turtlemq.segment.id_map import IdMap
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_says_what_a_dict_would(seed: int) -> None:
     chance = Random(seed)
     space = chance.choice([50, 5_000, 1 << 64])
-    column, known, expected, count = np.zeros(30_000, np.uint64), Hashes(), dict[int, int](), 0
+    column, known, expected, count = np.zeros(30_000, np.uint64), IdMap(), dict[int, int](), 0
     while count < 6_000:
         size = chance.choice([1, 2, 30, 700, 1_500])
         fresh = [chance.randrange(space) * chance.choice([0, 1, 1, 1]) for _ in range(size)]
@@ -32,5 +32,5 @@ def test_it_says_what_a_dict_would(seed: int) -> None:
 
 def test_nothing_is_found_where_nothing_is() -> None:
     column = np.zeros(4, np.uint64)
-    assert Hashes().find_many(column, np.array([], np.uint64)).tolist() == []
-    assert Hashes().find(column, 5) is None
+    assert IdMap().find_many(column, np.array([], np.uint64)).tolist() == []
+    assert IdMap().find(column, 5) is None

@@ -148,10 +148,10 @@ def test_an_id_that_the_server_is_going_to_give_is_refused(index: Index) -> None
     ],
 )
 def test_bad_input_is_refused_and_changes_nothing(index: Index, batch: Batch, error: type[Exception]) -> None:
-    size = index.shelf.active.size
+    size = index.segments.active.size
     with pytest.raises(error):
         index.append(batch, 0)
-    assert (index.stats().sleep, index.shelf.active.size) == (0, size)
+    assert (index.stats().sleep, index.segments.active.size) == (0, size)
     assert index.append(one("good", 1), 0).created == [True]
 
 
@@ -172,7 +172,7 @@ def test_the_largest_message_with_the_most_headers_is_still_a_document(index: In
     abandon(index)
     again = open_at(tmp_path / "t", settings=Settings())
     assert [len(found.headers) for found in again.browse()[0]] == [2_900]
-    assert again.shelf.counters.damage == []
+    assert again.segments.counters.damage == []
     abandon(again)
 
 
@@ -344,10 +344,10 @@ def test_cancel_says_exactly_what_became_of_each(index: Index) -> None:
 
 
 def test_cancelling_nothing_writes_nothing(index: Index) -> None:
-    size = index.shelf.active.size
+    size = index.segments.active.size
     assert index.cancel([]) == {}
     assert index.cancel(["x"]) == {"x": State.UNKNOWN}
-    assert index.shelf.active.size == size
+    assert index.segments.active.size == size
 
 
 def test_text_that_can_be_no_id_is_unknown(index: Index) -> None:

@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.sealed is None)
     @rule(pick=picks)
     def seal(self, pick: int) -> None:
-        live = [base for base in self.world.closed if self.world.index.shelf.segments[base].live]
+        live = [base for base in self.world.closed if self.world.index.segments.by_base[base].live]
         if live:
             self.world.seal(live[pick % len(live)])
 
@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
             if hasattr(self, "world") and self.world.open:
                 self.world.compare_all()
                 self.world.index.close()
-                self.world.index.shelf.door.shut()
+                self.world.index.segments.door.shut()
         finally:
             shutil.rmtree(self.root)
 

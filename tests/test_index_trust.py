@@ -21,7 +21,7 @@ from turtlemq.index import maintenance
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.seal import seal
-from turtlemq.index.writer import Group
+from turtlemq.index.writer import CommitGroup
 from turtlemq.model import Batch, Settings, State
 from turtlemq.segment.ids import hash_id
 from turtlemq.server.commit import THREADS
@@ -70,7 +70,7 @@ def hand_off(index: Index, now: int, count_max: int = 10_000) -> list[str]:
 
 def fill(world: World, prefix: str) -> None:
     """Long sleepers, until the active segment has no room for another document."""
-    active, before, count = world.index.shelf.active, world.index.shelf.active.size, 1
+    active, before, count = world.index.segments.active, world.index.segments.active.size, 1
     world.append(batch(f"{prefix}0", 1, YEAR), 0)
     each = active.size - before
     while (room := world.settings.segment_bytes - active.size) >= 2 * each:
@@ -87,12 +87,12 @@ def test_a_segment_that_rolls_in_the_midst_of_housekeeping_is_not_sealed_before_
     late.cancel(["z000"])  # whoever drops this segment writes that again, into the active one
     late.roll()
     fill(late, "b")
-    full = late.index.shelf.active
+    full = late.index.segments.active
     late.drain(100)
     late.keep_house()
-    assert late.index.shelf.counters.segments_dropped == 1
-    assert late.index.shelf.active is not full
-    assert (full.live, late.index.shelf.segments[full.base].live) == (full.documents, full.documents)
+    assert late.index.segments.counters.segments_dropped == 1
+    assert late.index.segments.active is not full
+    assert (full.live, late.index.segments.by_base[full.base].live) == (full.documents, full.documents)
 
 
 def test_nobody_can_order_a_seal_of_documents_that_have_no_table_yet(late: World) -> None:
@@ -148,7 +148,7 @@ def test_a_put_of_an_id_whose_reschedule_is_under_way_is_a_duplicate(tmp_path: P
     abandon(index)
 
 
-def run(index: Index) -> Group:
+def run(index: Index) -> CommitGroup:
     """What a committer's thread does. It is not landed yet."""
     group = index.writer.take()
     assert group is not None
@@ -175,7 +175,7 @@ def test_a_reschedule_is_published_without_a_read_that_could_fail(tmp_path: Path
 
 
 @pytest.fixture
-def unpublished(tmp_path: Path) -> Iterator[tuple[Index, Group, Group]]:
+def unpublished(tmp_path: Path) -> Iterator[tuple[Index, CommitGroup, CommitGroup]]:
     """A reschedule of x000 was written, but what it ends has moved from a memtable to a run meanwhile, and reading that fails. A
     group was staged behind it."""
     door, flusher = Failing(), Later()
@@ -205,7 +205,7 @@ def unpublished(tmp_path: Path) -> Iterator[tuple[Index, Group, Group]]:
     abandon(opened)
 
 
-def test_a_reschedule_that_could_not_be_published_holds_nothing_back(unpublished: tuple[Index, Group, Group]) -> None:
+def test_a_reschedule_that_could_not_be_published_holds_nothing_back(unpublished: tuple[Index, CommitGroup, CommitGroup]) -> None:
     index, _, _ = unpublished
     assert "y000" in hand_off(index, 15)
     following = index.next_due()
@@ -213,7 +213,9 @@ def test_a_reschedule_that_could_not_be_published_holds_nothing_back(unpublished
     assert following > 15
 
 
-def test_what_was_staged_behind_what_could_not_be_published_is_not_stored(unpublished: tuple[Index, Group, Group]) -> None:
+def test_what_was_staged_behind_what_could_not_be_published_is_not_stored(
+    unpublished: tuple[Index, CommitGroup, CommitGroup],
+) -> None:
     index, group, behind = unpublished
     assert isinstance(group.error, Stopped)
     assert isinstance(behind.error, Stopped)
@@ -251,8 +253,8 @@ def test_looking_up_an_id_that_was_rescheduled_many_times_stays_cheap(world: Wor
     world.append(Batch([b"x", b"y"], [YEAR, YEAR], ids=list(TWINS)), 0)
     for due in range(100):
         world.reschedule(TWINS[0], 0, YEAR + due, None)
-        assert len(world.index.shelf.memtable.find(hash_)) == 2, "the newest of each, and no older version"
-        assert len(world.index.shelf.memtable.ids.older[hash_]) <= 4
+        assert len(world.index.segments.memtable.find(hash_)) == 2, "the newest of each, and no older version"
+        assert len(world.index.segments.memtable.ids.older[hash_]) <= 4
 
 
 # Compaction in small steps
@@ -278,15 +280,15 @@ def test_a_sealed_segment_that_lost_its_end_is_named_at_every_opening(tmp_path: 
     world.append(batch("a", 50, YEAR), 0)
     world.roll()
     world.keep_house()
-    path, (part,) = world.index.shelf.segments[0].path, world.index.shelf.segments[0].parts
-    place = part.place(40)[0]
+    path, (part,) = world.index.segments.by_base[0].path, world.index.segments.by_base[0].parts
+    place = part.span_of(40)[0]
     size = path.stat().st_size
     world.index.close()
     with path.open("r+b") as file:
         file.truncate(place)
     for _ in range(3):
         index = open_at(tmp_path / "t", settings=ROOMY)
-        (damage,) = index.shelf.counters.damage
+        (damage,) = index.segments.counters.damage
         assert (damage.file, damage.position, damage.length) == (path.name, place, size - place)
         (problem,) = check(index)
         assert "shorter than its header says" in problem
@@ -299,8 +301,8 @@ def test_a_sealed_segment_that_lost_its_end_is_named_at_every_opening(tmp_path: 
 
 def copy_over(index: Index, source: int, target: int) -> tuple[str, int]:
     """A misplaced write: a document over another of the same length. Returns where."""
-    part = index.shelf.parts[0]
-    (start, end), (at, _) = part.place(source), part.place(target)
+    part = index.segments.parts[0]
+    (start, end), (at, _) = part.span_of(source), part.span_of(target)
     with part.path.open("r+b") as file:
         file.seek(start)
         data = file.read(end - start)
@@ -325,7 +327,7 @@ def test_a_document_copied_over_another_is_handed_off_once_and_the_other_named(
     source, target = (5, 15) if forward else (15, 5)
     place = copy_over(world.index, source, target)
     assert sorted(hand_off(world.index, 100)) == [f"a{i:03}" for i in range(count) if i != target]
-    assert [(damage.file, damage.position) for damage in world.index.shelf.counters.damage] == [place]
+    assert [(damage.file, damage.position) for damage in world.index.segments.counters.damage] == [place]
     assert world.index.stats().sleep == 0
     abandon(world.index)
 
@@ -338,7 +340,7 @@ def test_compaction_does_not_make_two_messages_of_a_document_copied_over_another
     place = copy_over(world.index, 5, 15)
     maintenance.compact(world.index, 0, 500)
     assert sorted(hand_off(world.index, YEAR)) == [f"a{i:03}" for i in range(20) if i != 15]
-    assert [(damage.file, damage.position) for damage in world.index.shelf.counters.damage] == [place]
+    assert [(damage.file, damage.position) for damage in world.index.segments.counters.damage] == [place]
     abandon(world.index)
 
 
@@ -349,10 +351,10 @@ def test_a_seal_that_lacks_sleepers_is_not_adopted(world: World) -> None:
     order = maintenance.seal_job(world.index, 0)
     lost = replace(order, ended=np.array([order.first_seq + 30], np.int64))
     assert not maintenance.adopt(world.index, seal(world.door, lost))
-    assert not world.index.shelf.segments[0].sealed
+    assert not world.index.segments.by_base[0].sealed
     world.sealed = seal(world.door, order)
     world.cancel(["a001", "b001"])
     world.reschedule("b002", 0, 300, None)
     world.drain(100)
     world.adopt()
-    assert world.index.shelf.segments[0].sealed, "what was ended or handed off since it was ordered is not missing"
+    assert world.index.segments.by_base[0].sealed, "what was ended or handed off since it was ordered is not missing"

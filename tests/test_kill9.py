@@ -65,7 +65,7 @@ def work(folder: Path, seed: int) -> None:
     received = Received(folder / "received")
     door = Door()
     index = open_index(door, folder / "t", "t", SETTINGS, received.progress)
-    index.settle(received.progress)
+    index.release(received.progress)
     now = 1_000_000 * seed
     for number in range(1_000_000):
         now += chance.randrange(50)
@@ -88,7 +88,7 @@ def work(folder: Path, seed: int) -> None:
         elif deed == "fire" and (handed := index.due(now, count_max=25)) is not None:
             received.store(handed)
             index.advance(handed)
-            index.settle(handed.progress)
+            index.release(handed.progress)
             continue
         elif deed == "house":
             order, _ = maintenance.step(index, 10, None)
@@ -181,9 +181,9 @@ def test_a_process_killed_at_any_moment_loses_nothing_that_was_answered(tmp_path
         index = open_index(door, tmp_path / "t", "t", SETTINGS, received.progress)
         ledger.take(index, received.ids)
         assert check(index) == []
-        assert index.shelf.counters.damage == []
-        segments = max(segments, len(index.shelf.segments))
-        sealed += sum(segment.sealed for segment in index.shelf.segments.values())
+        assert index.segments.counters.damage == []
+        segments = max(segments, len(index.segments.by_base))
+        sealed += sum(segment.sealed for segment in index.segments.by_base.values())
         index.writer.shut()  # as if this process were killed, too
         door.shut()
     assert segments > 2

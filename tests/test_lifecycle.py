@@ -18,7 +18,7 @@ SETTINGS = Settings(max_attempts=2, backoff_base_ms=0, ttr_ms=100, segment_bytes
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     engine = Engine.open(tmp_path, settings=SETTINGS)
-    engine.place_group("t", "g", "earliest", 0)
+    engine.move_group("t", "g", "earliest", 0)
     return engine
 
 

@@ -79,7 +79,7 @@ class Unchanged:
     """A block after which files and figures are as they were, and what was refused can still be stored."""
 
     def __init__(self, index: Index) -> None:
-        self.index, self.folder = index, index.shelf.folder
+        self.index, self.folder = index, index.segments.folder
 
     def state(self) -> object:
         return contents(self.folder), self.index.stats(), self.index.browse()[0], self.index.next_due()

@@ -31,7 +31,7 @@ def test_what_is_dead_in_a_group_that_was_moved_or_forgotten_is_not_cancelled(tm
     if forgotten:
         engine.drop_group("t", "g", 12)
     else:
-        engine.place_group("t", "g", "earliest", 12)
+        engine.move_group("t", "g", "earliest", 12)
     assert engine.cancel("t", ["a"], 13) == {"a": "dead"}
     engine.delete_dead("t", list(engine.topic("t").dead.all(Filter())), 14)
     assert engine.cancel("t", ["a"], 15) == {"a": "cancelled"}
@@ -47,7 +47,7 @@ def test_a_letter_of_a_forgotten_group_that_sleeps_again_is_cancelled_with_its_m
     if stop:
         engine.close()
         engine = Engine.open(tmp_path)
-    engine.place_group("t", "g", "latest", 15)
+    engine.move_group("t", "g", "latest", 15)
     engine.tick(200)
     assert engine.reserve("t", "g", 9, 200).ids == []
     assert engine.check() == []
@@ -67,12 +67,12 @@ def test_a_letter_of_a_forgotten_group_comes_again_to_a_group_of_that_name(tmp_p
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_letter_is_only_removed_where_its_group_sleeps_on_the_message_again(tmp_path: Path, ready: bool) -> None:
     engine = Engine.open(tmp_path, settings=Settings(max_attempts=2))
-    engine.place_group("t", "g", "earliest", 10)
+    engine.move_group("t", "g", "earliest", 10)
     engine.submit("t", [Message(b"", 10, id="m")], 10)
     for now in (10, 20):
         engine.tick(now)
         engine.ack("t", "g", ["-" + id_ for id_ in engine.reserve("t", "g", 1, now).ids], now, retry_delay_ms=0)
-    engine.place_group("t", "g", "earliest", 30)
+    engine.move_group("t", "g", "earliest", 30)
     assert engine.reserve("t", "g", 1, 30).ids == ["m"]
     engine.ack("t", "g", ["-m"], 30, retry_delay_ms=90_000)
     if ready:
@@ -98,7 +98,7 @@ def test_an_id_is_known_as_long_as_a_group_tries_it_or_has_it_dead(tmp_path: Pat
         engine.tick(now)
         engine.ack("t", "g", engine.reserve("t", "g", 9, now).ids, now)
     for now in (100_000, 200_000, 300_000, 400_000):
-        engine.topic("t").beat()
+        engine.topic("t").checkpoint()
         engine.tick(now)
         engine.compact("t")
     assert engine.message("t", "o0") is None
@@ -126,8 +126,8 @@ def test_what_a_group_never_had_can_be_cancelled(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path)
     engine.submit("t", [Message(b"", 10, id="a"), Message(b"", 10, id="b")], 10)
     engine.tick(10)
-    engine.place_group("t", "g", "earliest", 11)
-    engine.place_group("t", "late", "latest", 11)
+    engine.move_group("t", "g", "earliest", 11)
+    engine.move_group("t", "late", "latest", 11)
     assert engine.cancel("t", ["a"], 12) == {"a": "cancelled"}
     assert engine.reserve("t", "g", 9, 13).ids == ["b"]
     engine.ack("t", "g", ["b"], 13)

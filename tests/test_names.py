@@ -26,7 +26,7 @@ def test_a_segment_name_is_parsed_into_what_made_it(kind: str, base: int, suffix
 def test_a_table_name_is_parsed_into_what_made_it(kind: str, base: int, first: int | None, suffix: str) -> None:
     what = "index" if first is None else "run"
     assert names.parse(names.table(kind, base, first) + suffix) == names.FileName(kind, base, first, what, suffix)
-    assert names.parse(names.dead(kind, base, first) + suffix) == names.FileName(kind, base, first, "dead", suffix)
+    assert names.parse(names.ended_bits(kind, base, first) + suffix) == names.FileName(kind, base, first, "dead", suffix)
 
 
 @given(kinds, numbers, numbers)

@@ -78,7 +78,7 @@ class Story:
         first = open_index(Door(), folder, TOPIC, self.settings, progress)
         found = sleepers(first)
         assert found in allowed, f"lost {[_minus(a, found) for a in allowed]}, too much {[_minus(found, a) for a in allowed]}"
-        assert first.shelf.counters.damage == []
+        assert first.segments.counters.damage == []
         assert check(first) == []
         abandon(first)
         second = open_index(Door(), folder, TOPIC, self.settings, progress)

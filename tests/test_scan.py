@@ -377,7 +377,7 @@ def asleep(index: Index) -> dict[str, tuple[int, bytes]]:
 def story(folder: Path) -> tuple[bytes, list[tuple[int, dict[str, tuple[int, bytes]]]]]:
     """A segment written by an Index, and what slept after each batch."""
     index = opened(folder)
-    path = index.shelf.active.path
+    path = index.segments.active.path
     states = [(path.stat().st_size, asleep(index))]
     index.append(Batch([b"one"], [50], ["a"]), 1)
     states.append((path.stat().st_size, asleep(index)))

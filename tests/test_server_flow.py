@@ -25,7 +25,7 @@ from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.config import load
 from turtlemq.server.errors import Overloaded, RateLimited
 from turtlemq.server.incoming.decompress import unpacked
-from turtlemq.server.rate_limit import Bucket, Flow, Held, Shelf
+from turtlemq.server.rate_limit import Bucket, BucketTable, ByteBudget, Flow
 from turtlemq.settings import check_settings
 
 steady = hypothesis_settings(derandomize=True, deadline=None, max_examples=100, database=None)
@@ -102,7 +102,7 @@ def test_a_refusal_takes_from_no_bucket() -> None:
 
 
 def test_what_is_remembered_of_clients_is_bounded() -> None:
-    shelf = Shelf(3)
+    shelf = BucketTable(3)
     for i in range(10):
         shelf.get(i, 1, 1, 0)
         shelf.get(0, 1, 1, 0)  # in use all the time
@@ -266,7 +266,7 @@ def test_only_so_many_bytes_of_requests_are_held(tmp_path_factory: pytest.TempPa
 
 
 def test_what_is_unpacked_is_held_as_well() -> None:
-    held = Held(1 << 20)
+    held = ByteBudget(1 << 20)
     with pytest.raises(Overloaded):
         asyncio.run(unpacked(gzip.compress(b" " * (2 << 20)), "gzip", 4 << 20, held.take))
     assert held.bytes == 1 << 20, "the first slice was, until the request is answered"

@@ -58,14 +58,14 @@ def test_what_a_poll_was_given_in_the_moment_in_which_it_was_cut_off_comes_again
         await asyncio.sleep(0.1)
         assert service.waiters == 1
         engine.submit("t", [Message(b"", 0, id="a")], now_ms())
-        service.stir("t")
+        service.serve_waiters_soon("t")
         service._tick()
         assert engine.stats("t").reserve == 1
         poll.cancel()
         with pytest.raises(asyncio.CancelledError):
             await poll
         out = await service.fetch(want, 5)
-        assert (out.ids, out.pieces[0].held.attempts.tolist()) == (["a"], [1])
+        assert (out.ids, out.pieces[0].messages.attempts.tolist()) == (["a"], [1])
         service.drain()
         service.close()
         engine.close()

@@ -116,7 +116,7 @@ def test_paths_are_remembered_up_to_a_number() -> None:
 
     async def story() -> int:
         app = web.Application()
-        app[auth.GUARD], app[SERVICE] = auth.Guard(), Service()
+        app[auth.GUARD], app[SERVICE] = auth.Auth(), Service()
         app.router.add_get("/{name}", hello)
         runner = listen.runner_for(app, 1)
         await runner.setup()
@@ -150,7 +150,7 @@ def test_what_cannot_be_sent_is_undone(monkeypatch: pytest.MonkeyPatch, goes: st
             return Reply(b"x" * (64 << 20), undo=undone.set)
 
         app = web.Application()
-        app[auth.GUARD], app[SERVICE] = auth.Guard(), Service()
+        app[auth.GUARD], app[SERVICE] = auth.Auth(), Service()
         app.router.add_get("/", large)  # type: ignore[arg-type]
         runner = listen.runner_for(app, 1)
         await runner.setup()

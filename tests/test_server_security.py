@@ -27,7 +27,7 @@ from turtlemq.errors import InvalidArgument
 from turtlemq.server import auth as guarding
 from turtlemq.server import listen
 from turtlemq.server.app import routes
-from turtlemq.server.auth import NEEDS, OPEN, Guard, Token, client_of, hash_of, new_token, pattern_of
+from turtlemq.server.auth import NEEDS, OPEN, Auth, Token, client_of, hash_of, new_token, pattern_of
 from turtlemq.server.config import Config, load
 from turtlemq.server.errors import Unauthenticated
 from turtlemq.server.http import SERVICE
@@ -106,7 +106,7 @@ def test_only_allowed_hosts_are_served(server: Server) -> None:
     ],
 )
 def test_hosts_from_the_environment(hosts: str | None, yes: list[str], no: list[str]) -> None:
-    found = Guard(load({}, {} if hosts is None else {"TURTLEMQ_ALLOWED_HOSTS": hosts}, None).allowed_hosts)
+    found = Auth(load({}, {} if hosts is None else {"TURTLEMQ_ALLOWED_HOSTS": hosts}, None).allowed_hosts)
     assert [host for host in yes if not found.allows(host)] == []
     assert [host for host in no if found.allows(host)] == []
 
@@ -325,7 +325,7 @@ def test_a_token_is_compared_once_in_constant_time_whatever_it_is(monkeypatch: p
         compare_digest = staticmethod(compare)
 
     monkeypatch.setattr(guarding, "hmac", Module)
-    found = Guard(tokens=TOKENS.values())
+    found = Auth(tokens=TOKENS.values())
     assert found.identify(f"Bearer {SECRETS['root']}").name == "root"
     for wrong in (new_token(), SECRETS["root"][:21] + "x" * 43, "tmq_0000000000000000_" + "0" * 43):
         with pytest.raises(Unauthenticated):
@@ -559,7 +559,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.M
 
     async def story() -> int:
         app = web.Application()
-        app[guarding.GUARD], app[SERVICE] = Guard(), Service()
+        app[guarding.GUARD], app[SERVICE] = Auth(), Service()
         app.router.add_get("/", large)
         runner = listen.runner_for(app, 1)
         await runner.setup()
@@ -583,7 +583,7 @@ def test_a_head_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
     async def story() -> bytes:
         app = web.Application()
-        app[guarding.GUARD], app[SERVICE] = Guard(), Service()
+        app[guarding.GUARD], app[SERVICE] = Auth(), Service()
         runner = listen.runner_for(app, 1)
         await runner.setup()
         await listen.Site(runner, Config(port=0), None).start()

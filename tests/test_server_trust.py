@@ -92,7 +92,7 @@ def test_a_poll_whose_time_is_up_takes_no_message_with_it(tmp_path: Path) -> Non
             await asyncio.sleep(0.005)
             send_late(engine, str(number))
             await asyncio.sleep(0)
-            service.stir("t")
+            service.serve_waiters_soon("t")
             got += (await poll).ids
             got += (await service.fetch(want, 0.2)).ids if str(number) not in got else []
         service.drain()

@@ -25,7 +25,7 @@ from pyspark_turtlemq import plan as plans  # noqa: E402
 from pyspark_turtlemq.columns import KINDS  # noqa: E402
 from pyspark_turtlemq.documents import Slice  # noqa: E402
 from pyspark_turtlemq.options import OPTION_NAMES, parse  # noqa: E402
-from pyspark_turtlemq.predicates import Wanted, push  # noqa: E402
+from pyspark_turtlemq.predicates import Predicates, push  # noqa: E402
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
 from tests.harness.server_process import running  # noqa: E402
@@ -236,7 +236,7 @@ def test_a_filter_lets_the_same_rows_through(life: tuple[Engine, Path], column: 
         "EqualTo": lambda x: x == value,
         "In": lambda x: x in value,
     }
-    wanted = Wanted()
+    wanted = Predicates()
     push(wanted, kind, (column,), value)
     expected = [row for row in rows(life[1]) if checks[kind](row[column])]
     found = rows(life[1], wanted)
@@ -332,7 +332,7 @@ def test_where_nothing_can_be_linked_a_read_says_that_a_file_has_gone(tmp_path: 
     engine = Engine.open(root)
     engine.submit("t", messages(10), NOW)
     told = parse({"path": str(root), "pin": "false"})
-    made = plans.make(told, Wanted())
+    made = plans.make(told, Predicates())
     assert not (root / pins.FOLDER).exists()
     path = root / "topic" / "t" / "delay_0000000000.bson"
     os.replace(shutil.copy(path, tmp_path / "copy"), path)

@@ -18,7 +18,7 @@ from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq import plan as plans  # noqa: E402
 from pyspark_turtlemq.documents import Chunk, Slice  # noqa: E402
 from pyspark_turtlemq.options import parse  # noqa: E402
-from pyspark_turtlemq.predicates import Wanted  # noqa: E402
+from pyspark_turtlemq.predicates import Predicates  # noqa: E402
 from tests.harness.spark_data import NOW, messages, rows  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
@@ -31,10 +31,10 @@ def test_a_due_range_of_a_sealed_segment_is_one_slice_of_bytes(tmp_path: Path) -
     engine.submit("t", messages(1, 9_999), NOW)
     engine.compact("t")
     engine.close()
-    wanted = Wanted()
+    wanted = Predicates()
     wanted.narrow("due", NOW + 50_100, NOW + 50_109)
     told = parse({"path": str(tmp_path / "data"), "columns": "id,body"})
-    whole, part = plans.make(told, Wanted()), plans.make(told, wanted)
+    whole, part = plans.make(told, Predicates()), plans.make(told, wanted)
     pieces = [piece for task in part.tasks for piece in task if isinstance(piece, Slice) and piece.part.sealed]
     assert [(piece.first, piece.last) for piece in pieces] == [(100, 110)]
     assert part.bytes * 10 < whole.bytes

@@ -85,7 +85,7 @@ def test_a_slice_is_the_keys_of_these_ranks(count: int) -> None:
 def test_places_are_where_documents_begin_and_end(count: int) -> None:
     model, table = made(count)
     ordinals = np.arange(count)[:: max(1, count // 50)]
-    starts, ends = table.places(ordinals)
+    starts, ends = table.spans_of(ordinals)
     assert starts.tolist() == [model.positions[o] for o in ordinals]
     assert ends.tolist() == [model.positions[o + 1] for o in ordinals]
 
@@ -108,7 +108,7 @@ def test_ids_are_found_by_their_hashes_and_prints_deny_none(count: int) -> None:
 @pytest.mark.parametrize("count", SIZES)
 def test_kills_are_kept(count: int) -> None:
     model, table = made(count)
-    assert table.kills().tolist() == model.kills
+    assert table.ending_ordinals().tolist() == model.kills
     assert table.cover == model.cover
 
 
@@ -181,10 +181,10 @@ def use(table: t.Table, model: Model) -> None:
     assert table.ranks(keys).tolist() == [bisect_left(model.keys, key) for key in keys.tolist()]
     assert table.rank(model.keys[-1]) == len(model.keys) - 1
     assert table.slice(0, len(table)).tolist() == model.keys
-    assert table.places(np.arange(len(model.keys)))[0].tolist() == model.positions[:-1]
+    assert table.spans_of(np.arange(len(model.keys)))[0].tolist() == model.positions[:-1]
     assert table.may_hold(np.array(model.hashes, np.uint64)).all()
     assert [table.find(hash_) for hash_ in model.hashes[:9]] == [model.find(hash_) for hash_ in model.hashes[:9]]
-    assert table.kills().tolist() == model.kills
+    assert table.ending_ordinals().tolist() == model.kills
     assert table.cover == model.cover
 
 
@@ -230,11 +230,11 @@ def test_every_flipped_byte_is_found_but_for_the_padding_of_the_first_block() ->
 QUESTIONS: dict[str, Callable[[t.Table, Model], object]] = {
     "keys": lambda table, model: table.slice(0, len(table)),
     "inner0": lambda table, model: table.rank(model.keys[1]),
-    "positions": lambda table, model: table.places(np.arange(len(table))),
+    "positions": lambda table, model: table.spans_of(np.arange(len(table))),
     "buckets": lambda table, model: table.may_hold(np.array([1], np.uint64)),
     "prints": lambda table, model: table.may_hold(np.array([1], np.uint64)),
     "ordinals": lambda table, model: [table.find(hash_) for hash_ in model.hashes],
-    "kills": lambda table, model: table.kills(),
+    "kills": lambda table, model: table.ending_ordinals(),
 }
 
 

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from turtlemq.server.fair_turns import Turns
-from turtlemq.server.timerfd import Alarm
+from turtlemq.server.fair_turns import FairTurns
+from turtlemq.server.timerfd import WallClockTimer
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["timerfd", "the loop's timers"])
 def test_an_alarm_never_rings_early(exact: bool) -> None:
     async def story() -> None:
         rung: asyncio.Queue[float] = asyncio.Queue()
-        alarm = Alarm(lambda: rung.put_nowait(time.time_ns() / 1e6))
+        alarm = WallClockTimer(lambda: rung.put_nowait(time.time_ns() / 1e6))
         if not exact:
             alarm.close()  # what is left is what other systems have
         for wait_ms in (0.3, 1, 2.5, 20):
@@ -35,7 +35,7 @@ def test_an_alarm_never_rings_early(exact: bool) -> None:
 
 def test_one_piece_of_heavy_work_in_each_round() -> None:
     async def story() -> list[str]:
-        turns, seen = Turns(), []
+        turns, seen = FairTurns(), []
 
         async def work(name: str) -> None:
             for piece in range(3):

@@ -38,7 +38,7 @@ from turtlemq.errors import (
 )
 from turtlemq.index.index import as_batch
 from turtlemq.index.validate import check_batch
-from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Found, Message, Receipt, Settings, State
+from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, Settings, State, StoredMessage
 from turtlemq.segment import format as f
 from turtlemq.settings import check_settings
 from turtlemq.storage import names
@@ -49,11 +49,11 @@ from turtlemq.topic import listing, requeue
 from turtlemq.topic.check import check_topic
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
-from turtlemq.topic.topic import CARE_MS, Topic
-from turtlemq.topic.wake_queue import Alarms
+from turtlemq.topic.topic import MAINTENANCE_MS, Topic
+from turtlemq.topic.wake_queue import WakeQueue
 
 GROUP = "default"
-NOBODY: frozenset[str] = frozenset()
+NO_TOPICS: frozenset[str] = frozenset()
 
 
 class Engine:
@@ -63,13 +63,13 @@ class Engine:
         self.root, self.door, self.settings = root, door, settings
         self.topics: dict[str, Topic] = {}
         self.was_clean = False
-        self.woken: Set[str] = NOBODY  # topics that the last tick has looked at
+        self.woken: Set[str] = NO_TOPICS  # topics that the last tick has looked at
         self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, or that cannot be opened, and why
         self.ballast = Ballast(door, root)
         self._worker, self._flusher = worker, flusher
         self._lock = -1
         self._clean: dict[str, Any] = {}
-        self._alarms, self._ticked_ms = Alarms(), 0
+        self._wake_queue, self._ticked_ms = WakeQueue(), 0
 
     @classmethod
     def open(
@@ -155,7 +155,7 @@ class Engine:
         topic = Topic(name, folder, self.door, settings, self._worker, self._flusher, self.ballast, mark)
         self._clean.pop(name, None)
         self.topics[name] = topic
-        self._alarms.put(name, 0)
+        self._wake_queue.schedule(name, 0)
         return topic
 
     def drop_topic(self, name: str) -> None:
@@ -165,7 +165,7 @@ class Engine:
             del self.topics[name]
         self.trouble.pop(name, None)  # it was the old one's: one of this name may be made again
         self._clean.pop(name, None)
-        self._alarms.put(name, None)
+        self._wake_queue.schedule(name, None)
         if self.door.is_folder(self.root / names.TOPICS / name):
             self.door.drop_folder(self.root / names.TOPICS / name)
 
@@ -187,7 +187,7 @@ class Engine:
         found = self.topic(topic, create=True)
         return found, found.stage(batch, now_ms)
 
-    def get(self, topic: str, id_: str) -> Found | None:
+    def get(self, topic: str, id_: str) -> StoredMessage | None:
         """A message that sleeps, by its id."""
         return self.topic(topic).index.get(id_)
 
@@ -221,14 +221,14 @@ class Engine:
             if cursor is None:
                 return count
 
-    def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> Found:
+    def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` or `headers`, durably."""
         found, message = self.stage_reschedule(topic, id_, now_ms, **changes)
         found.index.writer.commit()
         self.changed(found, now_ms)
         return message
 
-    def stage_reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> tuple[Topic, Found]:
+    def stage_reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> tuple[Topic, StoredMessage]:
         """The part of `reschedule` before the commit."""
         found = self.topic(topic)
         try:
@@ -296,7 +296,7 @@ class Engine:
         self._touched(found, now_ms)
         return out
 
-    def place_group(self, topic: str, group: str, start: str | int, now_ms: int) -> int:
+    def move_group(self, topic: str, group: str, start: str | int, now_ms: int) -> int:
         """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the
         ready offset where it stands."""
         found = self.topic(topic, create=True)
@@ -307,7 +307,7 @@ class Engine:
             offset = ready.first_offset if start == "earliest" else ready.next_offset
         else:
             raise InvalidArgument(f"a group starts at earliest, latest or a time in epoch milliseconds, not {start!r}")
-        found.broker.place(names.check_group(group), offset, now_ms)
+        found.broker.move_group(names.check_group(group), offset, now_ms)
         self._touched(found, now_ms)
         return offset
 
@@ -347,7 +347,7 @@ class Engine:
 
     def browse(
         self, topic: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
-    ) -> tuple[list[Found], str | None]:
+    ) -> tuple[list[StoredMessage], str | None]:
         """Sleepers by due time, a page at a time."""
         return self.topic(topic).index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
 
@@ -383,39 +383,41 @@ class Engine:
         """Hand off what is due, a slice of each topic. Returns when to call again: at once if more is due, None for never."""
         if now_ms < self._ticked_ms:  # the clock went back: what was put down for a time that lies ahead now is looked at anew
             for name, topic in self.topics.items():
-                topic.hurry(now_ms)
-                self._alarms.put_before(name, now_ms)
+                topic.sync_now(now_ms)
+                self._wake_queue.schedule_earlier(name, now_ms)
         self._ticked_ms = now_ms
-        first = self._alarms.first
+        first = self._wake_queue.first
         if first is None or first > now_ms:
-            self.woken = NOBODY
+            self.woken = NO_TOPICS
             return first
         self.ballast.load()
-        called = self._alarms.ring(now_ms)
+        called = self._wake_queue.due(now_ms)
         for name in sorted(called):
             try:
-                self._alarms.put(name, self.topics[name].tick(now_ms))
+                self._wake_queue.schedule(name, self.topics[name].tick(now_ms))
                 self.trouble.pop(name, None)
             except (TurtleError, OSError) as error:  # the other topics go on
                 self.trouble[name] = error
-                self._alarms.put(name, now_ms + CARE_MS)
+                self._wake_queue.schedule(name, now_ms + MAINTENANCE_MS)
         self.woken = called
         return self.next_wake()
 
     def next_wake(self) -> int | None:
         """When to call `tick` again; None for never."""
-        return self._alarms.first
+        return self._wake_queue.first
 
     def changed(self, topic: Topic, now_ms: int) -> None:
         """A topic got work: see that it is looked at in time."""
         due_ms = topic.index.next_due()
-        self._alarms.put_before(topic.name, now_ms + CARE_MS if due_ms is None else min(due_ms, now_ms + CARE_MS))
+        self._wake_queue.schedule_earlier(
+            topic.name, now_ms + MAINTENANCE_MS if due_ms is None else min(due_ms, now_ms + MAINTENANCE_MS)
+        )
 
     def _touched(self, topic: Topic, now_ms: int, group: str | None = None) -> None:
         """Consumers did something: leases end, and journals want to be synced. `group`: nothing changed in others."""
-        topic.touch(now_ms)
+        topic.sync_soon(now_ms)
         when_ms = topic.next_wake(now_ms, group)
-        self._alarms.put_before(topic.name, now_ms + CARE_MS if when_ms is None else when_ms)
+        self._wake_queue.schedule_earlier(topic.name, now_ms + MAINTENANCE_MS if when_ms is None else when_ms)
 
     def compact(self, topic: str) -> None:
         """Free what can be freed, now."""

@@ -186,7 +186,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredMessage:
     """One message, decoded."""
 
     id: str

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pyspark_turtlemq import bodies
 from pyspark_turtlemq.parts import Ended, Part
-from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import Predicates
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_COUNTER_BITS, Mask, Progress
 from turtlemq.segment import fields as v
@@ -53,7 +53,7 @@ class How:
     """How to read: which columns, which rows, and what to do about damage."""
 
     columns: tuple[str, ...]
-    wanted: Wanted
+    wanted: Predicates
     body: str = "none"
     mode: str = "PERMISSIVE"
     verify: str = "auto"
@@ -85,7 +85,7 @@ def read(piece: Slice, how: How, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         print(f"turtlemq: {topic}/{name}: {damaged} damaged documents were left out ({how.mode})", file=sys.stderr)
 
 
-def due_ranks(part: Part, table: t.Table, wanted: Wanted) -> tuple[int, int] | None:
+def due_ranks(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, int] | None:
     """Which ranks among the keys of a table are due when it is wanted. None: all are."""
     low, high = wanted.range(_SORTED.get(part.log, ""))
     if low <= 0 and high >= DUE_MS_MAX:
@@ -95,7 +95,7 @@ def due_ranks(part: Part, table: t.Table, wanted: Wanted) -> tuple[int, int] | N
     return first, last
 
 
-def by_due(part: Part, table: t.Table, wanted: Wanted) -> I64 | None:
+def by_due(part: Part, table: t.Table, wanted: Predicates) -> I64 | None:
     """Which documents of a part in the order of arrival may be due when it is wanted, as its table tells: no other is looked at.
     Those without a key, because they end others or had ended when the table was made, may be, too. None: all."""
     ranks = None if part.sealed else due_ranks(part, table, wanted)
@@ -112,8 +112,8 @@ def by_due(part: Part, table: t.Table, wanted: Wanted) -> I64 | None:
 def _step(table: t.Table, ordinals: I64, first: int) -> int:
     """Where a batch ends that begins with the document of this index."""
     last = min(first + ROWS, len(ordinals))
-    begin = table.place(int(ordinals[first]))[0]
-    while last - first > 1 and table.place(int(ordinals[last - 1]))[1] - begin > _BYTES:
+    begin = table.span_of(int(ordinals[first]))[0]
+    while last - first > 1 and table.span_of(int(ordinals[last - 1]))[1] - begin > _BYTES:
         last = first + (last - first) // 2
     return last
 
@@ -132,7 +132,7 @@ class Chunk:
         self.piece, self.part, self.view, self.how = piece, piece.part, view, how
         self.log = piece.part.log
         self.codes: np.ndarray[Any, np.dtype[np.int8]] = np.empty(0, np.int8)  # states, by document
-        starts, ends = table.places(ordinals)
+        starts, ends = table.spans_of(ordinals)
         self.damage: list[tuple[int, str]] = []
         heads, good = self._judge(starts, ends, int(ordinals[0]))
         rows = self._choose(heads, ordinals, table, good)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark_turtlemq.parts import Log, Part
 from turtlemq.index import parts as index
 from turtlemq.index.parts import Cursor, TablePart
-from turtlemq.index.segments import Shelf
+from turtlemq.index.segments import Segments
 from turtlemq.model import I64, U64, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.table import FANOUT
@@ -35,7 +35,7 @@ class Tables:
     bytes: int
 
 
-class _Shelf(Shelf):
+class _Shelf(Segments):
     """A shelf that writes nothing."""
 
     def damage(self, damage: Damage) -> None:
@@ -57,8 +57,8 @@ def count(piece: Tables) -> tuple[I64, I64]:
     shelf.parts.sort(key=lambda one: one.first_seq)
     for opened in shelf.parts:
         assert isinstance(opened, TablePart)
-        shelf.place(opened)
-    shelf.apply_kills(shelf.parts)
+        shelf.set_cursors(opened)
+    shelf.apply_ends(shelf.parts)
     found = [_counted(opened, cursor, piece.bucket_ms) for opened in shelf.parts for cursor in opened.cursors]
     door.shut()
     buckets = np.concatenate([_NONE, *(numbers for numbers, _ in found)])
@@ -75,11 +75,11 @@ def _counted(part: index.Part, cursor: Cursor, bucket_ms: int) -> tuple[I64, I64
     if pos == end:
         return _NONE, _NONE
     low, high = (int(f.key_dues(keys.slice(at, at + 1))[0]) // bucket_ms for at in (pos, end - 1))
-    if part.dead is None and (high - low) * FANOUT < end - pos:  # most leaves hold no edge of a bucket: they are not read
+    if part.ended is None and (high - low) * FANOUT < end - pos:  # most leaves hold no edge of a bucket: they are not read
         numbers = np.arange(low, high + 1)
         return numbers, np.diff(np.maximum(keys.ranks(_edges(numbers, bucket_ms)), pos), append=end)
     some = keys.slice(pos, end)
-    if part.dead is not None:
+    if part.ended is not None:
         some = some[part.alive(f.key_ordinals(some))]
     numbers = np.arange(low, high + 1) if high - low < len(some) else np.unique(f.key_dues(some) // bucket_ms)
     return numbers, np.diff(np.searchsorted(some, _edges(numbers, bucket_ms)), append=len(some))

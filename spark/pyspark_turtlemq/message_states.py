@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyspark_turtlemq import documents, journals
 from pyspark_turtlemq.parts import Opener
 from pyspark_turtlemq.pins import Pinned
-from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import Predicates
 from turtlemq.broker import checkpoint as c
 from turtlemq.model import I64
 from turtlemq.segment import format as f
@@ -45,7 +45,7 @@ _LETTER = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class TopicToJoin:
     """A topic whose logs are to be joined."""
 
     pinned: Pinned
@@ -66,7 +66,7 @@ class GroupLife:
     gone: list[dict[str, Any]] = field(default_factory=list)  # settled, and their documents removed by retention
 
 
-def read(piece: Lives, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(piece: TopicToJoin, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of a topic."""
     opener = Opener(piece.pinned, piece.clean)
     try:
@@ -155,7 +155,7 @@ class Joiner:
         self.origin = self._origins()
 
     def _table(self, log: Any, schema: pa.Schema) -> pa.Table:
-        how = documents.How(tuple(schema.names), Wanted())
+        how = documents.How(tuple(schema.names), Predicates())
         found = []
         for part in log.parts:
             piece = documents.Slice(part, 0, part.cover.documents, 0, log.ended, log.progress)

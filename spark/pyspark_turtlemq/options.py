@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from pyspark_turtlemq import columns as c
-from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import Predicates
 from pyspark_turtlemq.predicates import where as conditions
 from turtlemq.errors import InvalidArgument
 from turtlemq.storage import names
@@ -34,7 +34,7 @@ class Options:
     topic: tuple[str, ...] = ("*",)
     kind: str = "delay"
     columns: tuple[str, ...] = ()
-    where: Wanted = field(default_factory=Wanted)
+    where: Predicates = field(default_factory=Predicates)
     pushdown: bool = False
     body: str = "none"
     body_schema: str = ""

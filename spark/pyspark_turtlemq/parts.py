@@ -216,12 +216,12 @@ class Opener:
         seqs, dues, replaced = [_NOTHING], [_NOTHING], [_NOTHING]
         for part in found.parts:
             table = part.open()
-            kills = table.kills()
+            kills = table.ending_ordinals()
             for i in range(0, len(kills), 1 << 16):
-                starts, ends = table.places(kills[i : i + (1 << 16)])
+                starts, ends = table.spans_of(kills[i : i + (1 << 16)])
                 read = log.read_documents(self.door, Path(part.file.path), starts, ends)
                 heads = read.heads[read.good]
-                of, was = f.victims(read.buffer, read.starts[read.good], heads) if len(heads) else (_NOTHING, _NOTHING)
+                of, was = f.ended_seqs(read.buffer, read.starts[read.good], heads) if len(heads) else (_NOTHING, _NOTHING)
                 seqs.append(of)
                 dues.append(was)
                 replaced.append(((heads["flags"] & f.TOMBSTONE) == 0).astype(np.int64))

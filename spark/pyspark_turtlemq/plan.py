@@ -10,7 +10,7 @@ from pyspark_turtlemq import forecast, journals, message_states, pins
 from pyspark_turtlemq.documents import Slice, due_ranks
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.parts import Ended, Log, Opener, Part
-from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import Predicates
 from turtlemq.backup import check_format
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, ORDINAL_BITS
@@ -19,7 +19,7 @@ from turtlemq.segment import table as t
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-Piece = Slice | journals.Stretch | forecast.Tables | message_states.Lives
+Piece = Slice | journals.Stretch | forecast.Tables | message_states.TopicToJoin
 _LEAST = 16 << 20  # bytes: what a task costs is not worth less
 
 
@@ -49,7 +49,7 @@ def clean_marks(options: Options) -> dict[str, dict[str, object]]:
         return {}
 
 
-def make(options: Options, wanted: Wanted) -> Plan:
+def make(options: Options, wanted: Predicates) -> Plan:
     """Pin what is needed, open it, and cut it into slices of about total / tasks bytes."""
     check_format(Door(), options.path)
     topics = [topic for topic in options.topics() if wanted.allows("topic", topic)]
@@ -84,11 +84,11 @@ def _report(plan: Plan, options: Options) -> None:
     print(f"turtlemq: {len(plan.damaged)} damaged stretches, the first: {plan.damaged[0]}", file=sys.stderr)
 
 
-def _pieces(opener: Opener, options: Options, wanted: Wanted, plan: Plan) -> list[Piece]:
+def _pieces(opener: Opener, options: Options, wanted: Predicates, plan: Plan) -> list[Piece]:
     topic = opener.pinned.topic
     if options.kind == "messages":
         size = sum(file.size for files in opener.pinned.files.values() for file in files.values())
-        return [message_states.Lives(opener.pinned, opener.clean, size)]
+        return [message_states.TopicToJoin(opener.pinned, opener.clean, size)]
     if options.kind in ("reserve", "history"):
         return [journals.Stretch(topic, options.kind, *found) for found in opener.journal(options.kind)]
     if options.kind == "ready":
@@ -103,7 +103,7 @@ def _pieces(opener: Opener, options: Options, wanted: Wanted, plan: Plan) -> lis
     return [piece for part in log.parts if (piece := _slice(part, log, wanted)) is not None]
 
 
-def _slice(part: Part, log: Log, wanted: Wanted) -> Slice | None:
+def _slice(part: Part, log: Log, wanted: Predicates) -> Slice | None:
     """The documents of a part that can be wanted: in a sealed segment and in the ready log they lie together."""
     first, last = 0, part.cover.documents
     table = part.open()
@@ -123,7 +123,7 @@ def _sparse(part: Part, table: t.Table, log: Log, count: int) -> Slice | None:
     return replace(whole, bytes=max(1, whole.bytes * count // part.cover.documents)) if count else None
 
 
-def _ready_range(part: Part, table: t.Table, wanted: Wanted) -> tuple[int, int]:
+def _ready_range(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, int]:
     """Offsets and ready times both rise."""
     begin = part.cover.first_seq
     low, high = wanted.range("offset")
@@ -137,7 +137,7 @@ def _ready_range(part: Part, table: t.Table, wanted: Wanted) -> tuple[int, int]:
 
 
 def _cut(part: Part, table: t.Table, log: Log, first: int, last: int) -> Slice:
-    size = table.place(last - 1)[1] - table.place(first)[0]
+    size = table.span_of(last - 1)[1] - table.span_of(first)[0]
     dues = (0, DUE_MS_MAX)
     if part.sealed and len(log.ended.seqs):
         top = min(last, len(table)) - 1
@@ -174,16 +174,16 @@ def _split(piece: Piece, room: int) -> tuple[Piece, Piece | None]:
     if piece.bytes <= room + _LEAST // 4 or not isinstance(piece, Slice):
         return piece, None
     table = piece.part.open()
-    begin, end = table.place(piece.first)[0], table.place(piece.last - 1)[1]
+    begin, end = table.span_of(piece.first)[0], table.span_of(piece.last - 1)[1]
     scale = piece.bytes / (end - begin)  # below 1 where not all of them are wanted
     low, high = piece.first + 1, piece.last
     while low < high:
         middle = (low + high) // 2
-        if (table.place(middle - 1)[1] - begin) * scale < room:
+        if (table.span_of(middle - 1)[1] - begin) * scale < room:
             low = middle + 1
         else:
             high = middle
     if low >= piece.last:
         return piece, None
-    size = max(1, int((table.place(low)[0] - begin) * scale))
+    size = max(1, int((table.span_of(low)[0] - begin) * scale))
     return replace(piece, last=low, bytes=size), replace(piece, first=low, bytes=max(1, piece.bytes - size))

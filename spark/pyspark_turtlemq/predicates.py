@@ -20,7 +20,7 @@ TEXTS = ("topic", "id", "state", "group", "event", "outcome")
 
 
 @dataclass(slots=True)
-class Wanted:
+class Predicates:
     """Which rows. Times are in milliseconds, under their names without `_ms`; ranges include their ends."""
 
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Wanted:
         return any(low > high for low, high in self.ranges.values()) or not all(self.texts.values())
 
 
-def push(wanted: Wanted, kind: str, attribute: tuple[str, ...], value: Any) -> None:
+def push(wanted: Predicates, kind: str, attribute: tuple[str, ...], value: Any) -> None:
     """Take one filter in: `kind` is the name of Spark's class. What is not understood is left to Spark."""
     name = attribute[0] if len(attribute) == 1 else ""
     if name in TEXTS:
@@ -104,13 +104,13 @@ _CONDITION = re.compile(r"""\s*(\w+)\s*(>=|<=|=|<|>|\bin\b)\s*(\([^)]*\)|'[^']*'
 _TEXT = re.compile(r"'([^']*)'")
 
 
-def where(text: str, kind: str) -> Wanted:
+def where(text: str, kind: str) -> Predicates:
     """Conditions as a person writes them.
 
     >>> where("state = 'sleep' and due >= '1970-01-01T00:00:01Z' and due_ms < 3000", "delay").ranges
     {'due': (1000, 2999)}
     """
-    found, at = Wanted(), 0
+    found, at = Predicates(), 0
     while at < len(text):
         match = _CONDITION.match(text, at)
         if match is None:
@@ -120,7 +120,7 @@ def where(text: str, kind: str) -> Wanted:
     return found
 
 
-def _narrow(found: Wanted, kind: str, name: str, sign: str, value: str) -> None:
+def _narrow(found: Predicates, kind: str, name: str, sign: str, value: str) -> None:
     base = name.removesuffix("_ms")
     if base not in _EXACT.get(kind, ()):
         there = ", ".join(_EXACT.get(kind, ())) or "nothing"

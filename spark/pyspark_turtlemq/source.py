@@ -45,14 +45,14 @@ class Source(DataSource):
         return StreamReader(checked(options.parse(self.options), schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from pyspark_turtlemq.writer import Writer, terms
+        from pyspark_turtlemq.writer import Writer, write_options
 
-        return Writer(terms(self.options, schema, overwrite))
+        return Writer(write_options(self.options, schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        from pyspark_turtlemq.writer import StreamWriter, terms
+        from pyspark_turtlemq.writer import StreamWriter, write_options
 
-        return StreamWriter(terms(self.options, schema, overwrite, streaming=True))
+        return StreamWriter(write_options(self.options, schema, overwrite, streaming=True))
 
 
 class Reader(DataSourceReader):

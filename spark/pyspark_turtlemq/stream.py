@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from pyspark_turtlemq import documents, journals, pins
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.parts import Ended, Part
-from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import Predicates
 from turtlemq.broker.ready_batches import read_batches
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.model import Progress
@@ -295,7 +295,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Task)
         for piece in partition.pieces:
             pieces = [piece.slice()] if isinstance(piece, Run) else [piece]
-            yield from rows(pieces, self.options, Wanted(), arrow_schema(self.schema))
+            yield from rows(pieces, self.options, Predicates(), arrow_schema(self.schema))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to there was read."""

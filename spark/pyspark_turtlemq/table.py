@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pyspark_turtlemq import columns as c
 from pyspark_turtlemq import documents, forecast, journals, message_states, options, plan
-from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import Predicates
 
 _TYPES = {
     "string": pa.string(),
@@ -26,7 +26,7 @@ _TYPES = {
 }
 
 
-def rows(pieces: list[Any], told: options.Options, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows(pieces: list[Any], told: options.Options, wanted: Predicates, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a task's pieces."""
     how = documents.How(tuple(schema.names), wanted, told.body, told.mode, told.verify)
     for piece in pieces:
@@ -36,7 +36,7 @@ def rows(pieces: list[Any], told: options.Options, wanted: Wanted, schema: pa.Sc
             yield from journals.read(piece, how, schema)
         elif isinstance(piece, forecast.Tables):
             yield from forecast.read(piece, schema)
-        elif isinstance(piece, message_states.Lives):
+        elif isinstance(piece, message_states.TopicToJoin):
             yield from message_states.read(piece, schema)
 
 
@@ -47,7 +47,7 @@ def schema_of(told: options.Options) -> pa.Schema:
     return pa.schema([(name, _TYPES[there[name]]) for name in wanted])
 
 
-def read_table(path: str | Path, wanted: Wanted | None = None, **given: Any) -> pa.Table:
+def read_table(path: str | Path, wanted: Predicates | None = None, **given: Any) -> pa.Table:
     """What `spark.read.format("turtlemq").options(**given).load(path)` reads; `wanted`: filters as if pushed down."""
     told = options.parse({"path": str(path), **{name: str(value) for name, value in given.items()}})
     wanted, schema = wanted or told.where, schema_of(told)

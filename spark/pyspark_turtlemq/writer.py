@@ -39,7 +39,7 @@ _KEPT = 1_000  # refusals that a task tells of one by one
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class WriteOptions:
     """How to write."""
 
     url: str
@@ -62,7 +62,7 @@ class Written(WriterCommitMessage):
     refusals: list[dict[str, Any]] = field(default_factory=list)
 
 
-def terms(given: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool = False) -> Terms:
+def write_options(given: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool = False) -> WriteOptions:
     """Options of a write, checked against the columns."""
     told = check_names(given)
     if overwrite:
@@ -76,7 +76,7 @@ def terms(given: Mapping[str, str], schema: StructType, overwrite: bool, *, stre
         raise InvalidArgument("a stream needs a column id: a batch that is run again must send the same ids")
     if told.get("refused", "fail") not in ("fail", "skip"):
         raise InvalidArgument(f"option refused is fail or skip, not {told['refused']!r}")
-    return Terms(
+    return WriteOptions(
         url=told["url"],
         topic=told.get("topic", ""),
         token=told.get("token"),
@@ -89,7 +89,7 @@ def terms(given: Mapping[str, str], schema: StructType, overwrite: bool, *, stre
     )
 
 
-def send(batches: Iterable[pa.RecordBatch], told: Terms, partition: int) -> Written:
+def send(batches: Iterable[pa.RecordBatch], told: WriteOptions, partition: int) -> Written:
     """Store the rows of one task."""
     out = Written()
     seen: Counter[str] = Counter()
@@ -106,7 +106,7 @@ def send(batches: Iterable[pa.RecordBatch], told: Terms, partition: int) -> Writ
     return out
 
 
-def _store(client: Client, topic: str, messages: list[NewMessage], told: Terms, out: Written) -> None:
+def _store(client: Client, topic: str, messages: list[NewMessage], told: WriteOptions, out: Written) -> None:
     """One request; without the rows that the server refuses one by one, where they are to be skipped."""
     while messages:
         try:
@@ -133,7 +133,7 @@ def _explained(error: ClientError, topic: str, messages: list[NewMessage], out: 
     return ClientError(f"topic {topic!r}{which}: {error.code or type(error).__name__}: {error}.{stored}{hint}")
 
 
-def _message(row: dict[str, Any], told: Terms, partition: int, seen: Counter[str]) -> tuple[str, NewMessage]:
+def _message(row: dict[str, Any], told: WriteOptions, partition: int, seen: Counter[str]) -> tuple[str, NewMessage]:
     topic = row.get("topic") or told.topic
     body = row["body"] if "body" in row else {name: _plain(value) for name, value in row.items() if name not in FIELDS}
     if not isinstance(body, (bytes, str)) or "body" not in row:
@@ -186,7 +186,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Decimal) else value
 
 
-def report(messages: Iterable[WriterCommitMessage | None], told: Terms) -> Written:
+def report(messages: Iterable[WriterCommitMessage | None], told: WriteOptions) -> Written:
     """All tasks together, told to people; refusals go to `refusedPath` too, a line each."""
     total = Written()
     for one in messages:
@@ -221,7 +221,7 @@ def _partition() -> int:
 class Writer(DataSourceArrowWriter):
     """`df.write.format("turtlemq").mode("append")`."""
 
-    def __init__(self, told: Terms) -> None:
+    def __init__(self, told: WriteOptions) -> None:
         self.told = told
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -238,7 +238,7 @@ class Writer(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("turtlemq")`."""
 
-    def __init__(self, told: Terms) -> None:
+    def __init__(self, told: WriteOptions) -> None:
         self.told = told
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

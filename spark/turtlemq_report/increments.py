@@ -117,9 +117,9 @@ def _ready(into: Increment, opener: Opener, log: Log, place: Place) -> Place:
         first = max(0, place.number - part.cover.first_seq)
         if first < part.cover.documents:
             table = part.open()
-            start = table.place(first)[0]
+            start = table.span_of(first)[0]
             into.pieces["ready"].append(Slice(part, first, part.cover.documents, part.cover.end - start, Ended(), Progress()))
-            at = table.place(part.cover.documents - 1)[0]
+            at = table.span_of(part.cover.documents - 1)[0]
             number = part.cover.first_seq + part.cover.documents
             last = Place(part.cover.base, part.cover.end, number, at, _mark(part.file, at))
     return last
@@ -172,11 +172,11 @@ def frame(spark: SparkSession, pieces: list[Any], told: Options, tasks: int) -> 
 
 def _reader(shared: list[list[Any]], told: Options) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark_turtlemq.predicates import Wanted
+        from pyspark_turtlemq.predicates import Predicates
         from pyspark_turtlemq.table import rows, schema_of
 
         for batch in batches:
             for number in np.asarray(batch.column(0)).tolist():
-                yield from rows(shared[number], told, Wanted(), schema_of(told))
+                yield from rows(shared[number], told, Predicates(), schema_of(told))
 
     return read

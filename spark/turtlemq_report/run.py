@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pyspark_turtlemq import options, pins, plan
 from pyspark_turtlemq.parts import Opener
-from pyspark_turtlemq.predicates import Wanted
+from pyspark_turtlemq.predicates import Predicates
 from turtlemq.backup import check_format
 from turtlemq.errors import TurtleError
 from turtlemq.storage import names
@@ -244,7 +244,7 @@ def _read(spark: SparkSession, found: Report, moment: pins.Pins, kind: str, colu
     """What `spark.read.format("turtlemq")` reads of the same moment. Planned here, which spares a process for each read."""
     told = {"path": str(found.asked.data.resolve()), "kind": kind, "columns": columns, "topic": found.asked.topic}
     asked = options.parse(told | ({"snapshot": moment.name} if found.pinned else {"pin": "false"}))
-    pieces = [piece for task in plan.make(asked, Wanted()).tasks for piece in task] if found.topics else []
+    pieces = [piece for task in plan.make(asked, Predicates()).tasks for piece in task] if found.topics else []
     return increments.frame(spark, pieces, asked, max(2, spark.sparkContext.defaultParallelism))
 
 

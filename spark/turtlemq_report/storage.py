@@ -9,7 +9,7 @@ from typing import Any
 from pyspark_turtlemq.parts import Opener
 from pyspark_turtlemq.pins import ORDER, Pinned
 from turtlemq.index.parts import TablePart
-from turtlemq.index.segments import Shelf
+from turtlemq.index.segments import Segments
 from turtlemq.model import Damage, Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
@@ -20,7 +20,7 @@ SCHEMA = (
 )
 
 
-class _Shelf(Shelf):
+class _Shelf(Segments):
     """A shelf that writes nothing."""
 
     def damage(self, damage: Damage) -> None:
@@ -67,8 +67,8 @@ def _counts(opener: Opener) -> dict[int, tuple[int, int, bool]]:
     opened = [(part, TablePart(Path(part.file.path).parent, part.open(), part.file.name, part.sealed)) for part in log.parts]
     shelf.parts = sorted((table for _, table in opened), key=lambda one: one.first_seq)
     for _, table in opened:
-        shelf.place(table)
-    shelf.apply_kills(shelf.parts)
+        shelf.set_cursors(table)
+    shelf.apply_ends(shelf.parts)
     found: dict[int, tuple[int, int, bool]] = {}
     for part, table in opened:
         documents, live, _ = found.get(part.cover.base, (0, 0, False))

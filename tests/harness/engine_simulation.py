@@ -44,7 +44,7 @@ class Sim(Ground):
         out = self.engine.reserve(TOPIC, name, count, self.now, ttr_ms=ttr, auto=auto)
         got: list[str] = []
         for piece, until in zip(out.pieces, out.until_ms, strict=True):
-            held = piece.held
+            held = piece.messages
             rows = zip(held.ids, held.attempts.tolist(), held.due_ms.tolist(), held.offsets.tolist(), until.tolist(), strict=True)
             for id_, attempt, due, offset, end in rows:
                 self._delivered(name, id_, (attempt, due, offset, end), {*fresh, *again} - late, ttr, auto)

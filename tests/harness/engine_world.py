@@ -292,7 +292,7 @@ class Ground:
                 self.log.append(id_)
                 for story in self.groups.values():
                     story.at[id_] = At("ready")
-        progress = self.engine.topic(TOPIC).index.shelf.progress
+        progress = self.engine.topic(TOPIC).index.segments.progress
         self.naps = [nap for nap in self.naps if not (nap[0] <= self.now and (sure or self._nap_over(nap, progress)))]
         for name, story in self.groups.items():
             for id_, at in list(story.at.items()):
@@ -331,7 +331,7 @@ class Ground:
 
     def place(self, name: str, start: str | int) -> None:
         self.pending = lambda: self._placed(name, None)
-        offset = self.engine.place_group(TOPIC, name, start, self.now)
+        offset = self.engine.move_group(TOPIC, name, start, self.now)
         self._placed(name, offset)
 
     def _placed(self, name: str, offset: int | None) -> None:

@@ -17,9 +17,9 @@ from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.parts import TablePart
 from turtlemq.index.recover import open_index
-from turtlemq.index.repair import mending
+from turtlemq.index.repair import repairing
 from turtlemq.index.seal import Sealed, seal
-from turtlemq.model import SEQ_COUNTER_BITS, Batch, Due, Found, Progress, Receipt, Settings, State
+from turtlemq.model import SEQ_COUNTER_BITS, Batch, Due, Progress, Receipt, Settings, State, StoredMessage
 from turtlemq.segment import format as f
 from turtlemq.segment.table import BLOCK
 from turtlemq.storage import names
@@ -38,7 +38,7 @@ def abandon(index: Index) -> None:
     """What a crash of the process leaves: nothing is written any more, descriptors are closed by the system."""
     index.filters.close()
     index.writer.shut()
-    index.shelf.door.shut()
+    index.segments.door.shut()
 
 
 def documents(due: Due) -> list[f.Document]:
@@ -86,7 +86,7 @@ class Sleeper:
     expires_ms: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
-    def same(self, got: Found | f.Document) -> bool:
+    def same(self, got: StoredMessage | f.Document) -> bool:
         mine = (self.id, self.body, self.due_ms, self.ttr_ms, self.expires_ms, self.headers, self.flags)
         theirs = (got.id, got.body, got.due_ms, got.ttr_ms, got.expires_ms, got.headers, got.flags & f.USER_FLAGS)
         return mine == theirs and got.created_ms == self.created_ms
@@ -336,14 +336,14 @@ class World:
     def settle(self) -> None:
         """The receiver makes everything durable and says so."""
         self.receiver.sync()
-        self.index.settle(self.receiver.synced)
+        self.index.release(self.receiver.synced)
 
     # Housekeeping
 
     @property
     def closed(self) -> list[int]:
-        shelf, flushing = self.index.shelf, [memtable.base for memtable in self.index.writer.frozen]
-        return [base for base in shelf.segments if base not in (shelf.active.base, self.busy, *flushing)]
+        shelf, flushing = self.index.segments, [memtable.base for memtable in self.index.writer.frozen]
+        return [base for base in shelf.by_base if base not in (shelf.active.base, self.busy, *flushing)]
 
     @property
     def busy(self) -> int | None:
@@ -392,7 +392,7 @@ class World:
             self.settle()
             end = self.index.close()
             self.committed()
-            self.index.shelf.door.shut()
+            self.index.segments.door.shut()
         else:
             abandon(self.index)
             self.staged, self.ending = [], set()
@@ -418,7 +418,7 @@ class World:
 
     def damage_unread(self, path: Path, pick: int) -> bool:
         """Spoil a block of a mapped table that was not verified yet. False where there is none."""
-        for part in self.index.shelf.parts:
+        for part in self.index.segments.parts:
             table = getattr(part, "table", None)
             if table is None or table.path != path:
                 continue
@@ -438,7 +438,7 @@ class World:
         self.committed()
         stats = self.index.stats()
         assert stats.sleep == len(self.asleep), (stats.sleep, len(self.asleep))
-        assert stats.damaged == 0, self.index.shelf.counters.damage
+        assert stats.damaged == 0, self.index.segments.counters.damage
         first = min((s.due_ms for s in self.asleep.values()), default=None)
         following = self.index.next_due()
         assert stats.next_due_ms == following
@@ -449,7 +449,7 @@ class World:
         self.compare()
         for id_ in (*self.asleep, *self.handed, *self.cancelled):
             self.state(id_)
-        listed: list[Found] = []
+        listed: list[StoredMessage] = []
         cursor = None
         while True:
             page, cursor = self.index.browse(limit=limit, cursor=cursor)
@@ -460,12 +460,12 @@ class World:
         assert sorted(g.id for g in listed) == sorted(self.asleep)
         assert all(self.asleep[g.id].same(g) for g in listed)
         assert [(g.due_ms, g.seq) for g in listed] == sorted((g.due_ms, g.seq) for g in listed)
-        mending(self.index.shelf, self._verify)  # `check` would tell of blocks that nobody has read since they were damaged
+        repairing(self.index.segments, self._verify)  # `check` would tell of blocks that nobody has read since they were damaged
         problems = check(self.index)
         assert problems == [], problems
 
     def _verify(self) -> None:
-        for part in self.index.shelf.parts:
+        for part in self.index.segments.parts:
             if isinstance(part, TablePart):
                 part.table.verify()
 
@@ -485,7 +485,7 @@ class World:
 
 
 def _figures(index: Index) -> tuple[object, ...]:
-    counters = index.shelf.counters
+    counters = index.segments.counters
     return index.stats(), counters.moved, counters.seals, counters.segments_dropped
 
 

@@ -71,8 +71,12 @@ BUGS = (
     Bug(
         "the Index lets go of what was handed off before that is synced",
         "topic/topic.py",
-        "        self.index.advance(due)\n        self.stir(now_ms)\n",
-        "        self.index.advance(due)\n        self.index.settle(self.broker.ready.progress)\n        self.stir(now_ms)\n",
+        "        self.index.advance(due)\n        self.maintain_soon(now_ms)\n",
+        (
+            "        self.index.advance(due)\n"
+            "        self.index.release(self.broker.ready.progress)\n"
+            "        self.maintain_soon(now_ms)\n"
+        ),
         _CRASH,
     ),
     Bug(
@@ -120,8 +124,16 @@ BUGS = (
     Bug(
         "a long back-off is noted as moved before it sleeps",
         "broker/failures.py",
-        "        broker.resleep(ended(broker, group, held, error, when.tolist()))\n    except DiskFull:\n        return False\n",
-        "        late = ended(broker, group, held, error, when.tolist())\n    except DiskFull:\n        return False\n",
+        (
+            "        broker.schedule_retries(ended_deliveries(broker, group, held, error, when.tolist()))\n"
+            "    except DiskFull:\n"
+            "        return False\n"
+        ),
+        (
+            "        late = ended_deliveries(broker, group, held, error, when.tolist())\n"
+            "    except DiskFull:\n"
+            "        return False\n"
+        ),
         f"{_SIM}",
     ),
     # Errors
@@ -193,8 +205,8 @@ BUGS = (
     Bug(
         "few messages fire a millisecond early",
         "index/firing.py",
-        "few_keys(cursors, (now_ms + 1) << ORDINAL_BITS)",
-        "few_keys(cursors, (now_ms + 2) << ORDINAL_BITS)",
+        "small_keys(cursors, (now_ms + 1) << ORDINAL_BITS)",
+        "small_keys(cursors, (now_ms + 2) << ORDINAL_BITS)",
         f"firing index {_SIM}",
     ),
     Bug(
@@ -251,7 +263,7 @@ BUGS = (
         "a seal drops what was handed off but is not safe yet",
         "index/maintenance.py",
         "        progress=index.durable,\n",
-        "        progress=index.shelf.progress,\n",
+        "        progress=index.segments.progress,\n",
         f"compaction index_machine {_CRASH}",
     ),
     Bug(
@@ -286,7 +298,7 @@ BUGS = (
     Bug(
         "an id that is ready already is taken for a new one",
         "topic/topic.py",
-        "partial(naps.held, self) if self.broker.ready.next_offset else None",
+        "partial(retries.known_ids, self) if self.broker.ready.next_offset else None",
         "None",
         f"{_SIM} server",
     ),
@@ -400,15 +412,15 @@ BUGS = (
     Bug(
         "no beat comes after the clock went back",
         "topic/topic.py",
-        "        late = self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms\n",
-        "        late = self._beat_at is not None and self._beat_at <= now_ms\n",
+        "not now_ms < self._checkpoint_at <= now_ms + self.broker.settings.beat_ms",
+        "self._checkpoint_at <= now_ms",
         "engine_trust",
     ),
     Bug(
         "nobody keeps house after the clock went back",
         "topic/topic.py",
-        "self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS\n",
-        "self._care_at is not None and self._care_at <= now_ms\n",
+        "self._maintain_at is not None and not now_ms < self._maintain_at <= now_ms + MAINTENANCE_MS\n",
+        "self._maintain_at is not None and self._maintain_at <= now_ms\n",
         "engine_trust",
     ),
     Bug(

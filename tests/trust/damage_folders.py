@@ -109,7 +109,7 @@ class Story:
                 history_hours=10_000,
                 ttr_ms=50_000,
             )
-            self.engine.place_group(topic, "a", "earliest", self.now)
+            self.engine.move_group(topic, "a", "earliest", self.now)
 
     def put(self, topic: str, count: int, due_ms: int, step: int = 0) -> list[str]:
         """A batch. Some have headers, priorities, and bodies that hold documents."""
@@ -170,7 +170,7 @@ class Story:
             self.change(topic, dice.sample([id_ for id_ in asleep if id_ not in self.promised[topic].cancelled], 2))
             self.pass_time(10)
             if turn == 0:
-                self.engine.place_group(topic, "b", "earliest", self.now)
+                self.engine.move_group(topic, "b", "earliest", self.now)
             ready = [id_ for id_ in soon if not any(id_ in self.promised[topic].acked[g] for g in GROUPS)]
             self.cancel(topic, dice.sample(ready, 1))
             for group in GROUPS:

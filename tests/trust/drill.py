@@ -89,7 +89,7 @@ class Life:
 
     def _care(self, topic: str) -> None:
         for _ in range(5):
-            self.engine.topics[topic].care()
+            self.engine.topics[topic].maintain()
 
     def _change(self, topic: str) -> None:
         """A sleeper is moved, or the topic gets other settings."""

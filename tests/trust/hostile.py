@@ -383,11 +383,11 @@ def _answers(table: t.Table | None) -> Any:
     """Everything that a table says, after it was verified."""
     assert table is not None
     table.verify()
-    starts, ends = table.places(np.arange(table.cover.documents))
+    starts, ends = table.spans_of(np.arange(table.cover.documents))
     order = table.slice(0, len(table)).tolist()
     some = [1 << 63, *table.ids().tolist()[:9]]
     ids = [table.find(id_) for id_ in some]
-    return table.cover, starts.tolist(), ends.tolist(), order, some, ids, table.rank(1 << 40), table.kills().tolist()
+    return table.cover, starts.tolist(), ends.tolist(), order, some, ids, table.rank(1 << 40), table.ending_ordinals().tolist()
 
 
 MANIFEST = {

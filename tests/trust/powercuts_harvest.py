@@ -62,7 +62,7 @@ def harvest(engine: Engine, now_ms: int, groups: Iterable[Key], ids: Sequence[Ke
     delivered: dict[tuple[str, str, str], tuple[tuple[int, bytes], ...]] = {}
     for topic, group in groups:
         while topic in engine.topics and (out := engine.reserve(topic, group, 1000, now_ms, ttr_ms=1 << 30)):
-            due = [int(at) for piece in out.pieces for at in piece.held.due_ms]
+            due = [int(at) for piece in out.pieces for at in piece.messages.due_ms]
             for id_, due_ms, document in zip(out.ids, due, out.documents(), strict=True):
                 place = (topic, group, id_)
                 delivered[place] = (*delivered.get(place, ()), (due_ms, document.body))

@@ -258,7 +258,7 @@ class Story:
         topic, group = self._group()
         if topic in self.engine.topics:
             start: str | int = self.chance.choice(("earliest", "latest", "time"))
-            self.engine.place_group(topic, group, self.now - 100 if start == "time" else start, self.now)
+            self.engine.move_group(topic, group, self.now - 100 if start == "time" else start, self.now)
             self.ledger.groups.add((topic, group))
             self._loosen(topic, group)
 

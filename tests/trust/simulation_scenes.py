@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.trust.simulation_auditor import Fetch
 from tests.trust.simulation_review import Review
 from turtlemq.index.firing_small import FEW
-from turtlemq.topic.topic import CARE_MS
+from turtlemq.topic.topic import MAINTENANCE_MS
 
 if TYPE_CHECKING:
     from tests.trust.simulation_story import Story
@@ -66,7 +66,7 @@ def _keep_house(story: Story, name: str, audit: Review) -> None:
         story.compact(name, audit)
     else:
         for _ in range(3):
-            story.pass_time(CARE_MS)
+            story.pass_time(MAINTENANCE_MS)
 
 
 def slow_consumer(story: Story, name: str, audit: Review) -> None:

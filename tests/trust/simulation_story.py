@@ -70,7 +70,7 @@ class Story:
         self.begin()
         for name, audit in self.topics.items():
             for group in self.groups:
-                self.engine.place_group(name, group, "earliest", self.now)
+                self.engine.move_group(name, group, "earliest", self.now)
                 audit.groups[group] = Side()
         self.ends = self.chance.choice([0.0, 0.03, 0.1, 0.2])
 
@@ -322,7 +322,7 @@ class Story:
             group, start = self.chance.choice([*self.groups, "late"]), self.chance.choice(["earliest", "latest"])
             self.ask(
                 audit,
-                lambda: self.engine.place_group(name, group, start, self.now),
+                lambda: self.engine.move_group(name, group, start, self.now),
                 lambda told: audit.placed(group, start, told is not None),
             )
             self.groups = list(dict.fromkeys([*self.groups, group]))
@@ -441,7 +441,7 @@ def got(out: Reserved) -> list[Got]:
     """The columns and documents of an answer, message by message."""
     documents, got = iter(out.documents()), list[Got]()
     for piece, until in zip(out.pieces, out.until_ms, strict=True):
-        held = piece.held
+        held = piece.messages
         rows = zip(held.ids, held.attempts.tolist(), held.due_ms.tolist(), until.tolist(), strict=True)
         for id_, attempt, due, end in rows:
             document = next(documents)

@@ -18,11 +18,11 @@ from sortedcontainers import SortedSet
 
 from turtlemq.broker import delivery, failures
 from turtlemq.broker.delivery import Picked, Piece
-from turtlemq.broker.failures import Ended
-from turtlemq.broker.group import NONE_HELD, Group, Held, Lease, moved
+from turtlemq.broker.failures import EndedDelivery
+from turtlemq.broker.group import NO_MESSAGES, Group, Lease, MessageColumns, moved
 from turtlemq.broker.journal import Journal, pack
 from turtlemq.broker.ready_log import ReadyLog
-from turtlemq.broker.results import Acked, Leaving, Reserved, split_acks
+from turtlemq.broker.results import Acked, DeadRemoval, Reserved, split_acks
 from turtlemq.errors import DiskFull, InvalidArgument, UnknownGroup
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import DUE_MS_MAX, I64, U64, Due, Settings
@@ -42,25 +42,29 @@ class Broker:
         reserve: Journal,
         history: Journal,
         settings: Settings,
-        bury: Callable[[Sequence[Ended]], int],
-        resleep: Callable[[Sequence[Ended]], None],
+        bury: Callable[[Sequence[EndedDelivery]], int],
+        resleep: Callable[[Sequence[EndedDelivery]], None],
         newest_seq: Callable[[], int],
     ) -> None:
         self.ready, self.reserve_log, self.history, self.settings = ready, reserve, history, settings
         self.groups: dict[str, Group] = {}
         self.cancelled: SortedSet[int] = SortedSet()  # offsets cancelled while ready
-        self.again: set[int] = set()  # those of them that are a group's own retry of a message, which is counted elsewhere
+        self.cancelled_retries: set[int] = (
+            set()
+        )  # those of them that are a group's own retry of a message, which is counted elsewhere
         self.saved = (0, 0)  # bytes of the journals, documents of the ready log, at the last checkpoint
         self.levels = False  # the topic has used priorities
         self.specials = False  # the ready log holds documents that not every group sees
         self.notices = 0  # cancelled messages that are not in `cancelled`
-        self.bury, self.resleep = bury, resleep  # `bury` tells how many took the place of an older letter
+        self.store_dead, self.schedule_retries = bury, resleep  # `bury` tells how many took the place of an older letter
         self.newest_seq = newest_seq  # of the Index
-        self.dead: Counter[str] = Counter()  # dead letters by the name of their group, which may be gone
+        self.dead_counts: Counter[str] = Counter()  # dead letters by the name of their group, which may be gone
         self.noted_seq = 0  # what came to sleep up to here had been noted by the last checkpoint; for opening only
-        self.owed: list[tuple[Journal, int, str, dict[str, Any]]] = []  # see `note`
-        self.ended: dict[str, list[str]] = {}  # cancelled ids that may sleep for a group when the process ended; for opening only
-        self.leaving: list[Leaving] = []  # dead letters that were about to go when the process ended
+        self.deferred: list[tuple[Journal, int, str, dict[str, Any]]] = []  # see `note`
+        self.cancelled_retry_ids: dict[
+            str, list[str]
+        ] = {}  # cancelled ids that may sleep for a group when the process ended; for opening only
+        self.unfinished_removals: list[DeadRemoval] = []  # dead letters that were about to go when the process ended
         self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, in every group
         self.cancels = 0  # ready messages cancelled, since the topic was opened
         self._leased = 0  # events before this number say what is in consumers' hands
@@ -108,10 +112,10 @@ class Broker:
         if found is None:
             if not create:
                 raise UnknownGroup(f"there is no group {name!r}")
-            found = self.place(name, self.ready.first_offset, now_ms)
+            found = self.move_group(name, self.ready.first_offset, now_ms)
         return found
 
-    def place(self, name: str, offset: int, now_ms: int) -> Group:
+    def move_group(self, name: str, offset: int, now_ms: int) -> Group:
         """Create a group at an offset, or move it there: what is retained behind it comes (again)."""
         offset = max(self.ready.first_offset, min(offset, self.ready.next_offset))
         epoch, newest = self.reserve_log.number + 1, self.newest_seq()
@@ -131,7 +135,7 @@ class Broker:
         self.reserve_log.append(now_ms, name, {"event": "forget"})
         del self.groups[name]
 
-    def count_visible(self, name: str, place: delivery.Place, first: int, last: int) -> int:
+    def count_visible(self, name: str, place: delivery.Position, first: int, last: int) -> int:
         """How many messages for a group lie in [first, last). Only its own retries are read."""
         total: int = last - first - (self.cancelled.bisect_left(last) - self.cancelled.bisect_left(first))
         if not self.specials:
@@ -152,9 +156,9 @@ class Broker:
     def forget_cancelled(self) -> None:
         """Files of the ready log have gone, or it was opened: what was cancelled in them only counts."""
         gone = set(self.cancelled[: self.cancelled.bisect_left(self.ready.first_offset)])
-        self.notices += len(gone) - len(gone & self.again)
+        self.notices += len(gone) - len(gone & self.cancelled_retries)
         self.cancelled -= gone
-        self.again -= gone
+        self.cancelled_retries -= gone
         self.recount()
 
     def recount(self) -> None:
@@ -179,12 +183,12 @@ class Broker:
             return Reserved(idle=known)
         out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces])
         out.more = not picked.pieces and picked.full
-        held = Held.join([piece.held for piece in picked.pieces])
-        late = Held.join(picked.expired) if picked.expired else NONE_HELD
+        held = MessageColumns.join([piece.messages for piece in picked.pieces])
+        late = MessageColumns.join(picked.expired) if picked.expired else NO_MESSAGES
         until = out.until_ms[0] if len(out.until_ms) == 1 else np.concatenate([np.empty(0, np.int64), *out.until_ms])
         try:
             if len(held) or len(late) or picked.passed:
-                both = Held.join([held, late]) if len(late) else held
+                both = MessageColumns.join([held, late]) if len(late) else held
                 self._journal_lease(group, both, until, consumer, picked, now_ms)
         except BaseException:
             group.put_back(picked.retries)
@@ -196,13 +200,13 @@ class Broker:
         if len(late):
             failures.expire(self, group, late, now_ms)
         if len(held) and (auto or self.settings.delivery == "at-most-once"):
-            self.settle(group, held, np.full(len(held), now_ms), "acked", now_ms)
-            group.close([(lease, np.arange(len(lease.held))) for lease in made])
+            self.journal_settlement(group, held, np.full(len(held), now_ms), "acked", now_ms)
+            group.close([(lease, np.arange(len(lease.messages))) for lease in made])
             self.sync()
             out.until_ms = [np.zeros_like(until) for until in out.until_ms]  # there is no lease: it is settled
         return out
 
-    def _lease(self, group: Group, held: Held, until: I64, consumer: str, now_ms: int) -> list[Lease]:
+    def _lease(self, group: Group, held: MessageColumns, until: I64, consumer: str, now_ms: int) -> list[Lease]:
         """A lease for all of them, or one for each moment at which some end."""
         few = len(held) < f.FEW
         one = not few and bool((until == until[0]).all())
@@ -227,7 +231,7 @@ class Broker:
         own[own == 0] = self.settings.ttr_ms
         return own
 
-    def _journal_lease(self, group: Group, held: Held, until: I64, consumer: str, picked: Picked, now_ms: int) -> None:
+    def _journal_lease(self, group: Group, held: MessageColumns, until: I64, consumer: str, picked: Picked, now_ms: int) -> None:
         """What is behind `until` is too late for a consumer: its lease ends at once."""
         group.changed_ms = now_ms
         ending = until if len(until) == len(held) else np.concatenate([until, np.full(len(held) - len(until), now_ms)])
@@ -262,12 +266,16 @@ class Broker:
         if acked:
             if len(done) == 1:
                 lease, which = done[0]
-                held = lease.held if whole is not None else lease.held.pick(which, handled if acked == len(handled) else None)
+                held = (
+                    lease.messages
+                    if whole is not None
+                    else lease.messages.pick(which, handled if acked == len(handled) else None)
+                )
                 reserved = np.full(acked, lease.reserved_ms)
             else:
-                held = Held.join([lease.held.pick(which) for lease, which in done])
+                held = MessageColumns.join([lease.messages.pick(which) for lease, which in done])
                 reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in done])
-            self.settle(group, held, reserved, "acked", now_ms)
+            self.journal_settlement(group, held, reserved, "acked", now_ms)
             group.close(done)
         if not failed and not unknown and self.settings.ack_durability != "fsync":
             return Acked(acked, 0, 0, unknown)
@@ -285,7 +293,7 @@ class Broker:
         group = self.groups[name]
         taken, unknown = group.seek(ids)
         if taken:
-            offsets = np.concatenate([lease.held.offsets[which] for lease, which in taken])
+            offsets = np.concatenate([lease.messages.offsets[which] for lease, which in taken])
             until = Int64(now_ms + ttr_ms)
             self.reserve_log.append(
                 now_ms, name, {"event": "extend", "epoch": Int64(group.epoch), "offsets": pack(offsets), "until": until}
@@ -307,7 +315,7 @@ class Broker:
             ids = [id_ for id_, end in zip(ids, until_ms, strict=True) if still.get(id_) == end]
         taken, unknown = group.seek(ids)
         for lease, which in taken:
-            failures.wait(self, group, lease.held.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)
+            failures.wait(self, group, lease.messages.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)
             group.close([(lease, which)])
         return sum(len(which) for _, which in taken), unknown
 
@@ -322,11 +330,11 @@ class Broker:
         times = [t for group in self.groups.values() for t in (group.next_deadline(), group.next_retry(now_ms))]
         return min((t for t in times if t is not None), default=None)
 
-    def settle(
-        self, group: Group, held: Held, reserved: I64, outcome: str, now_ms: int, error: str = "", replaced: int = 0
+    def journal_settlement(
+        self, group: Group, held: MessageColumns, reserved: I64, outcome: str, now_ms: int, error: str = "", replaced: int = 0
     ) -> None:
         """The settlement record: one document for all of them. `replaced`: so many make no new dead letter."""
-        write = self.history.append if outcome == "acked" else partial(self.note, self.history)
+        write = self.history.append if outcome == "acked" else partial(self.write_or_defer, self.history)
         write(
             now_ms,
             group.name,
@@ -351,7 +359,7 @@ class Broker:
             group.tally.acked += len(held)
         else:
             group.tally.dead += len(held)
-            self.dead[group.name] += len(held) - replaced
+            self.dead_counts[group.name] += len(held) - replaced
 
     # One message
 
@@ -360,41 +368,41 @@ class Broker:
         return offset in self.cancelled or bool(int(self.ready.read(np.array([offset]))[0].heads["flags"][0]) & f.NOTICE)
 
     @property
-    def bereaved(self) -> list[str]:
+    def groups_with_dead_letters(self) -> list[str]:
         """Names of groups that have dead letters; they may be gone themselves."""
-        return [name for name, count in self.dead.items() if count > 0]
+        return [name for name, count in self.dead_counts.items() if count > 0]
 
-    def undead(self, name: str, leaving: Sequence[Leaving], now_ms: int, *, stay: bool = False) -> None:
+    def note_dead_removed(self, name: str, leaving: Sequence[DeadRemoval], now_ms: int, *, stay: bool = False) -> None:
         """Dead letters of a group are about to go, requeued, deleted or too old; or `stay` after all. Noted before it is done,
         and durably, so that a crash between leaves nothing half done: see `leaving`."""
         fields: dict[str, Any] = {
             "event": "redead" if stay else "undead",
             "ids": "\0".join(letter.id for letter in leaving).encode(),
             "letters": pack([letter.seq for letter in leaving]),
-            "became": pack([letter.became for letter in leaving]),
+            "became": pack([letter.requeued_seq for letter in leaving]),
         }
         self.history.append(now_ms, name, fields)
         self.history.sync()
-        self.dead[name] += len(leaving) if stay else -len(leaving)
+        self.dead_counts[name] += len(leaving) if stay else -len(leaving)
 
     # Durability
 
-    def note(self, journal: Journal, now_ms: int, name: str, fields: dict[str, Any]) -> None:
+    def write_or_defer(self, journal: Journal, now_ms: int, name: str, fields: dict[str, Any]) -> None:
         """Write of something that cannot be undone: somebody has taken messages over. Where there is no room, it is owed."""
         try:
-            self.pay()
+            self.write_deferred()
             journal.append(now_ms, name, fields)
         except DiskFull:
-            self.owed.append((journal, now_ms, name, fields))
+            self.deferred.append((journal, now_ms, name, fields))
 
-    def pay(self) -> None:
+    def write_deferred(self) -> None:
         """Write what is owed: before anything is handed off, and before a checkpoint."""
-        while self.owed:
-            journal, now_ms, name, fields = self.owed[0]
+        while self.deferred:
+            journal, now_ms, name, fields = self.deferred[0]
             journal.append(now_ms, name, fields)
-            del self.owed[0]
+            del self.deferred[0]
 
-    def distrust(self, error: BaseException) -> None:
+    def stop_journals(self, error: BaseException) -> None:
         """Nobody knows whether messages were taken over: nothing more is said of any until the topic is opened again."""
         for journal in (self.reserve_log, self.history):
             journal.stop(error)

@@ -130,7 +130,7 @@ def _journal(broker: Broker, ended: dict[int, list[Group]], again: set[int], nap
     broker.history.append(now_ms, "", fields)
     broker.sync()
     broker.cancelled |= set(ended)
-    broker.again |= again
+    broker.cancelled_retries |= again
     for name, some in unfetched.items():
         broker.groups[name].unfetched -= len(some)
     for offset, groups in ended.items():

@@ -61,7 +61,7 @@ def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: 
         stop = at + table.cover.documents
         try:
             table.verify()
-            starts, _ = table.places(np.arange(table.cover.documents))
+            starts, _ = table.spans_of(np.arange(table.cover.documents))
             keys = table.slice(0, len(table))
         except t.Damaged as error:
             yield str(error)
@@ -92,7 +92,9 @@ def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: 
 def _check_special(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:
     """What has become damaged since the table was made is not missed."""
     low, high = np.searchsorted(batches.special, (at, stop)).tolist()
-    known = dict(zip(table.kills().tolist(), [] if (owners := table.owners()) is None else owners.tolist(), strict=True))
+    known = dict(
+        zip(table.ending_ordinals().tolist(), [] if (owners := table.owners()) is None else owners.tolist(), strict=True)
+    )
     for ordinal, owner in zip((batches.special[low:high] - at).tolist(), batches.owners[low:high].tolist(), strict=True):
         if known.pop(ordinal, None) != owner:
             yield f"{table.path.name}: whose document {ordinal} is, is not what it says"
@@ -121,7 +123,7 @@ def _check_group(broker: Broker, group: Group) -> Iterator[str]:
         yield f"{group.in_flight} are said to be in flight, {len(held)} are"
     for id_, number in group.ids.items():
         lease, i = group.slot(number)
-        if not lease.open[i] or lease.held.ids[i] != id_:
+        if not lease.open[i] or lease.messages.ids[i] != id_:
             yield f"{id_} is said to be reserved and is not"
     offsets = np.array(sorted([*held, *group.waiting]), np.int64)
     if len(np.unique(offsets)) < len(offsets):
@@ -134,7 +136,7 @@ def _held(group: Group) -> dict[int, int]:
     found: dict[int, int] = {}
     for lease in group.leases.values():
         rows = np.flatnonzero(lease.open)
-        found.update(zip(lease.held.offsets[rows].tolist(), lease.held.seqs[rows].tolist(), strict=True))
+        found.update(zip(lease.messages.offsets[rows].tolist(), lease.messages.seqs[rows].tolist(), strict=True))
     return found
 
 
@@ -200,7 +202,7 @@ def _derive(broker: Broker, folder: Path) -> checkpoint.Checkpoint | None:
     reserve, history = (Journal(ready.door, folder, ready.topic, kind, broker.settings) for kind in ("reserve", "history"))
     reserve.bases, history.bases = list(broker.reserve_log.bases), list(broker.history.bases)  # looking for them may remove some
     leases = reserve.open((0, 0))
-    again = Broker(ready, reserve, history, broker.settings, broker.bury, broker.resleep, broker.newest_seq)
+    again = Broker(ready, reserve, history, broker.settings, broker.store_dead, broker.schedule_retries, broker.newest_seq)
     saved = checkpoint.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0)
     states = [i for i, event in enumerate(leases) if event.fields["event"] == "state"]
     noted = [i for i in states if not leases[i].at_ms or (i == 0 and leases[0].number)]

@@ -65,8 +65,8 @@ class Checkpoint:
     specials: bool = False
     notices: int = 0
     cancelled: set[int] = field(default_factory=set)
-    again: set[int] = field(default_factory=set)
-    dead: Counter[str] = field(default_factory=Counter)  # letters by group
+    cancelled_retries: set[int] = field(default_factory=set)
+    dead_counts: Counter[str] = field(default_factory=Counter)  # letters by group
     groups: dict[str, GroupMark] = field(default_factory=dict)
 
 
@@ -82,8 +82,8 @@ def encode(checkpoint: Checkpoint, groups: Mapping[str, Group]) -> dict[str, Any
         "specials": checkpoint.specials,
         "notices": Int64(checkpoint.notices),
         "cancelled": pack(sorted(checkpoint.cancelled)),
-        "again": pack(sorted(checkpoint.again)),
-        "dead": {name: Int64(count) for name, count in checkpoint.dead.items() if count},
+        "again": pack(sorted(checkpoint.cancelled_retries)),
+        "dead": {name: Int64(count) for name, count in checkpoint.dead_counts.items() if count},
         "groups": {name: _encode(group) for name, group in groups.items()},
     }
 
@@ -103,9 +103,9 @@ def _encode(group: Group) -> dict[str, Any]:
         "unfetched": Int64(group.unfetched),
         "settled": Int64(group.settled),
         "changed_ms": Int64(group.changed_ms),
-        "offsets": b"".join(pack(lease.held.offsets[open_]) for lease, open_ in zip(leases, rows, strict=True)),
-        "seqs": b"".join(pack(lease.held.seqs[open_]) for lease, open_ in zip(leases, rows, strict=True)),
-        "attempts": b"".join(pack(lease.held.attempts[open_]) for lease, open_ in zip(leases, rows, strict=True)),
+        "offsets": b"".join(pack(lease.messages.offsets[open_]) for lease, open_ in zip(leases, rows, strict=True)),
+        "seqs": b"".join(pack(lease.messages.seqs[open_]) for lease, open_ in zip(leases, rows, strict=True)),
+        "attempts": b"".join(pack(lease.messages.attempts[open_]) for lease, open_ in zip(leases, rows, strict=True)),
         "counts": pack([len(open_) for open_ in rows]),
         "until": pack([lease.until_ms for lease in leases]),
         "reserved": pack([lease.reserved_ms for lease in leases]),
@@ -142,8 +142,8 @@ def decode(fields: dict[str, Any]) -> Checkpoint:
         specials=fields["specials"],
         notices=int(fields["notices"]),
         cancelled=set(_unpack(fields["cancelled"]).tolist()),
-        again=set(_unpack(fields["again"]).tolist()),
-        dead=Counter({name: int(count) for name, count in fields["dead"].items()}),
+        cancelled_retries=set(_unpack(fields["again"]).tolist()),
+        dead_counts=Counter({name: int(count) for name, count in fields["dead"].items()}),
         groups={name: _decode(entry) for name, entry in fields["groups"].items()},
     )
 

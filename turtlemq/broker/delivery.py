@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from turtlemq.broker.group import LEVELS, Group, Held, Waiting
+from turtlemq.broker.group import LEVELS, Group, MessageColumns, Waiting
 from turtlemq.broker.policy import shares
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.model import I64, Mask, Priority
@@ -29,7 +29,7 @@ _SCAN = 4096  # offsets looked at in one step when priorities are in use
 _SCAN_STEPS = 16  # steps after which a level waits for the next fetch, if there is something to deliver already
 
 
-class Place(Protocol):
+class Position(Protocol):
     """What decides which documents a group sees: a `Group`, or what a checkpoint says of one."""
 
     @property
@@ -44,7 +44,7 @@ class Piece:
 
     read: log.Documents
     which: I64
-    held: Held
+    messages: MessageColumns
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Picked:
     credits: dict[int, float]
     retries: list[tuple[int, Waiting]]  # taken from those that waited
     pieces: list[Piece] = field(default_factory=list)
-    expired: list[Held] = field(default_factory=list)  # not delivered in time; `attempts` are the deliveries so far
+    expired: list[MessageColumns] = field(default_factory=list)  # not delivered in time; `attempts` are the deliveries so far
     passed: int = 0  # unfetched messages of the group that its cursors went by
     bytes: int = 0
 
@@ -132,7 +132,7 @@ def _pick_few(ready: ReadyLog, group: Group, cancelled: Set[int], count: int, no
     times = [ready_ms for _, ready_ms in found]
     at, seq, due, since, attempts = np.array([offsets, seqs, due_ms, times, [1] * len(found)])  # one array costs less than five
     read = log.Documents(buffer, starts, heads, np.ones(len(found), np.bool_))
-    picked.pieces.append(Piece(read, np.arange(len(found)), Held(at, seq, due, since, attempts, ids)))
+    picked.pieces.append(Piece(read, np.arange(len(found)), MessageColumns(at, seq, due, since, attempts, ids)))
     picked.passed, picked.bytes = len(found), len(buffer)
     return picked
 
@@ -188,7 +188,7 @@ def _take_all(group: Group, read: log.Documents, offsets: I64, times: I64, picke
     picked.passed += len(offsets)
 
 
-def visible(ready: ReadyLog, name: str, place: Place, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
+def visible(ready: ReadyLog, name: str, place: Position, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
     """Which documents are messages for this group. A damaged one counts, and is passed when the cursor gets there, unless it is
     known to have been a notice or another group's: that was never counted."""
     mine: Mask = ~_foreign(name, place, read)
@@ -203,7 +203,7 @@ def visible(ready: ReadyLog, name: str, place: Place, read: log.Documents, offse
     return mine
 
 
-def _foreign(name: str, place: Place, read: log.Documents) -> Mask:
+def _foreign(name: str, place: Position, read: log.Documents) -> Mask:
     """Which good documents are notices, or retries of another group, or void."""
     flags, prefix = read.heads["flags"], name.encode() + b"/"
     out: Mask = read.good & ((flags & (f.META | f.NOTICE)) != 0)
@@ -214,13 +214,13 @@ def _foreign(name: str, place: Place, read: log.Documents) -> Mask:
     return out
 
 
-def void(place: Place, retry: f.Document) -> bool:
+def void(place: Position, retry: f.Document) -> bool:
     """A retry of another group that had the same name, or from before this one was moved to where its message came again."""
     left, epoch = int(retry.meta["offset"]), int(retry.meta["epoch"])
     return epoch < place.born or any(retry.order <= seq and first <= left for seq, first in place.moves)
 
 
-def _void(place: Place, read: log.Documents, i: int) -> bool:
+def _void(place: Position, read: log.Documents, i: int) -> bool:
     """`void`, without decoding what came after the last move."""
     newest = place.moves[-1][0] if place.moves else 0
     if read.heads["seq"][i] > newest and not read.heads["flags"][i] & f.MOVED:
@@ -239,7 +239,7 @@ def _ids(read: log.Documents, starts: I64, lengths: I64) -> list[str]:
     return f.gather(read.buffer, starts, lengths)[:-1].decode().split("\0") if len(starts) else []
 
 
-def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64, attempts: I64 | None) -> Held:
+def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64, attempts: I64 | None) -> MessageColumns:
     """What is known of some documents of a read, without decoding them; only retries that slept are decoded."""
     heads, starts = read.heads, read.starts
     if len(which) < len(starts):
@@ -253,7 +253,7 @@ def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64
         due_ms[k] = int(meta["due"])
         if attempts is None:
             counted[k] = int(meta["attempt"])
-    return Held(offsets, heads["seq"].astype(np.int64), due_ms, times, counted, ids)
+    return MessageColumns(offsets, heads["seq"].astype(np.int64), due_ms, times, counted, ids)
 
 
 def _expired(read: log.Documents, asked: Mask, now_ms: int) -> Mask:

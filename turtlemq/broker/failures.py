@@ -14,7 +14,7 @@ import numpy as np
 from bson.int64 import Int64
 
 from turtlemq.broker import delivery
-from turtlemq.broker.group import Group, Held, Lease, Waiting
+from turtlemq.broker.group import Group, Lease, MessageColumns, Waiting
 from turtlemq.broker.journal import pack
 from turtlemq.broker.policy import backoff_ms
 from turtlemq.errors import DiskFull
@@ -33,7 +33,7 @@ EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedDelivery:
     """A message that goes back to sleep or to the dead: the document it was, and how far it got."""
 
     group: str
@@ -51,7 +51,7 @@ def fail(
     broker: Broker, group: Group, lease: Lease, which: I64, delay_ms: int | None, error: str, now_ms: int
 ) -> tuple[int, int]:
     """Deliveries of one lease have failed. Returns how many come again and how many died."""
-    held = lease.held.pick(which)
+    held = lease.messages.pick(which)
     if error is LEASE_EXPIRED:
         group.tally.timed_out += len(held)
     else:
@@ -78,26 +78,26 @@ def fail(
     return len(held) - int(dying.sum()), int(dying.sum())
 
 
-def _delays(broker: Broker, held: Held, delay_ms: int | None) -> I64:
+def _delays(broker: Broker, held: MessageColumns, delay_ms: int | None) -> I64:
     if delay_ms is not None:
         return np.full(len(held), delay_ms, np.int64)
     numbered = zip(held.ids, held.attempts.tolist(), strict=True)
     return np.array([backoff_ms(broker.settings, id_, attempt) for id_, attempt in numbered], np.int64)
 
 
-def _sleep(broker: Broker, group: Group, held: Held, when: I64, error: str, now_ms: int) -> bool:
+def _sleep(broker: Broker, group: Group, held: MessageColumns, when: I64, error: str, now_ms: int) -> bool:
     """A long back-off sleeps through the Index. False: there is no room for it."""
     broker.secure_leases()
     try:
-        broker.resleep(ended(broker, group, held, error, when.tolist()))
+        broker.schedule_retries(ended_deliveries(broker, group, held, error, when.tolist()))
     except DiskFull:
         return False
     fields = {"event": "moved", "epoch": Int64(group.epoch), "offsets": pack(held.offsets), "seqs": pack(held.seqs)}
-    broker.note(broker.reserve_log, now_ms, group.name, fields)
+    broker.write_or_defer(broker.reserve_log, now_ms, group.name, fields)
     return True
 
 
-def wait(broker: Broker, group: Group, some: Held, when: I64, error: str, now_ms: int, *, counted: int = 1) -> None:
+def wait(broker: Broker, group: Group, some: MessageColumns, when: I64, error: str, now_ms: int, *, counted: int = 1) -> None:
     """A short back-off waits in memory. The delivery that ends has `counted`, or has not."""
     broker.reserve_log.append(
         now_ms,
@@ -116,19 +116,19 @@ def wait(broker: Broker, group: Group, some: Held, when: I64, error: str, now_ms
         group.wait(offset, Waiting(at_ms, attempt + counted, error))
 
 
-def die(broker: Broker, group: Group, held: Held, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:
+def die(broker: Broker, group: Group, held: MessageColumns, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:
     """They go to the dead letters. False: there is no room for them."""
     broker.secure_leases()
     try:
-        letters = ended(broker, group, held, error, [now_ms] * len(held))
-        fresh = len(letters) - broker.bury(letters)
+        letters = ended_deliveries(broker, group, held, error, [now_ms] * len(held))
+        fresh = len(letters) - broker.store_dead(letters)
     except DiskFull:
         return False
-    broker.settle(group, held, np.full(len(held), reserved_ms), outcome, now_ms, error, len(held) - fresh)
+    broker.journal_settlement(group, held, np.full(len(held), reserved_ms), outcome, now_ms, error, len(held) - fresh)
     return True
 
 
-def expire(broker: Broker, group: Group, held: Held, now_ms: int) -> None:
+def expire(broker: Broker, group: Group, held: MessageColumns, now_ms: int) -> None:
     """Messages that were not delivered in time are dead. They stand in a lease that ends at once, so none is lost between."""
     lease = group.lease(held, now_ms, now_ms, "")
     if not die(broker, group, held, now_ms, EXPIRED, EXPIRED, now_ms):
@@ -136,7 +136,7 @@ def expire(broker: Broker, group: Group, held: Held, now_ms: int) -> None:
     group.close([(lease, np.arange(len(held)))])
 
 
-def ended(broker: Broker, group: Group, held: Held, error: str, when: Sequence[int]) -> list[Ended]:
+def ended_deliveries(broker: Broker, group: Group, held: MessageColumns, error: str, when: Sequence[int]) -> list[EndedDelivery]:
     """Messages with their documents; damaged ones are left out."""
     order = np.argsort(held.offsets, kind="stable")
     read, _ = broker.ready.read(held.offsets[order])
@@ -146,5 +146,5 @@ def ended(broker: Broker, group: Group, held: Held, error: str, when: Sequence[i
             found = delivery.document(read, k)
             attempt, due_ms = int(held.attempts[i]), int(held.due_ms[i])
             offset = int(held.offsets[i])
-            out.append(Ended(group.name, held.ids[i], found, attempt, error, when[i], due_ms, offset, group.epoch))
+            out.append(EndedDelivery(group.name, held.ids[i], found, attempt, error, when[i], due_ms, offset, group.epoch))
     return out

@@ -24,7 +24,7 @@ _SLOT_MASK = (1 << _SLOT_BITS) - 1
 
 
 @dataclass(slots=True)
-class Held:
+class MessageColumns:
     """Messages as columns: what a lease, a settlement or a retry is about."""
 
     offsets: I64
@@ -34,11 +34,11 @@ class Held:
     attempts: I64
     ids: list[str]
 
-    def pick(self, which: I64, ids: Sequence[str] | None = None) -> Held:
+    def pick(self, which: I64, ids: Sequence[str] | None = None) -> MessageColumns:
         """Some of them, in that order; `ids`: what they are called, where that is known."""
         if len(which) == len(self.ids) and (which == np.arange(len(which))).all():
             return self
-        return Held(
+        return MessageColumns(
             self.offsets[which],
             self.seqs[which],
             self.due_ms[which],
@@ -51,14 +51,14 @@ class Held:
         return len(self.offsets)
 
     @staticmethod
-    def join(parts: Sequence[Held]) -> Held:
+    def join(parts: Sequence[MessageColumns]) -> MessageColumns:
         """All of them, one behind the other."""
         parts = [part for part in parts if part.ids]
         if len(parts) == 1:
             return parts[0]
         if not parts:
-            return NONE_HELD
-        return Held(
+            return NO_MESSAGES
+        return MessageColumns(
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.seqs for part in parts]),
             np.concatenate([part.due_ms for part in parts]),
@@ -69,7 +69,7 @@ class Held:
 
 
 _NOTHING = np.empty(0, np.int64)
-NONE_HELD = Held(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, [])
+NO_MESSAGES = MessageColumns(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, [])
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Lease:
     """A batch in a consumer's hands. `open` tells which of its messages are still there."""
 
     number: int
-    held: Held
+    messages: MessageColumns
     reserved_ms: int
     until_ms: int
     consumer: str
@@ -144,12 +144,12 @@ class Group:
     @property
     def committed(self) -> int:
         """Everything before this offset is settled. O(in flight)."""
-        open_ = [int(lease.held.offsets[lease.open].min()) for lease in self.leases.values() if lease.left]
+        open_ = [int(lease.messages.offsets[lease.open].min()) for lease in self.leases.values() if lease.left]
         return min([*self.cursors.values(), *open_, *self.waiting])
 
     # Leases
 
-    def lease(self, held: Held, now_ms: int, until_ms: int, consumer: str) -> Lease:
+    def lease(self, held: MessageColumns, now_ms: int, until_ms: int, consumer: str) -> Lease:
         """Put messages into a consumer's hands."""
         number = self._next_lease
         self._next_lease += 1
@@ -174,7 +174,7 @@ class Group:
     def _enter(self) -> None:
         """Leases that are acknowledged as they were handed out never come here: that saves a tenth of the work on a message."""
         for number in self._whole.values():
-            ids, first = self.leases[number].held.ids, number << _SLOT_BITS
+            ids, first = self.leases[number].messages.ids, number << _SLOT_BITS
             expected = len(self._ids) + len(ids)
             self._ids.update(zip(ids, range(first, first + len(ids)), strict=True))
             self._shared |= len(self._ids) < expected
@@ -183,7 +183,7 @@ class Group:
     def whole(self, ids: Sequence[str]) -> tuple[Lease, I64] | None:
         """The lease that holds just these ids, in this order, if there is one."""
         number = self._whole.get(ids[0]) if ids else None
-        if number is None or self.leases[number].held.ids != ids:
+        if number is None or self.leases[number].messages.ids != ids:
             return None
         return self.leases[number], np.arange(len(ids))
 
@@ -199,7 +199,7 @@ class Group:
         number = int(found[0]) >> _SLOT_BITS
         if number >= 0 and (found >> _SLOT_BITS == number).all():  # all in one lease, as they were handed out
             lease, which = self.leases[number], found & _SLOT_MASK
-            seen = np.zeros(len(lease.held), np.bool_)
+            seen = np.zeros(len(lease.messages), np.bool_)
             seen[which] = True
             if np.count_nonzero(seen) == len(which):
                 return [(lease, which)], []
@@ -247,7 +247,7 @@ class Group:
 
     def _drop_ids(self, lease: Lease, which: I64) -> None:
         """Forget who holds these ids, unless somebody else has taken one over."""
-        held = lease.held.ids
+        held = lease.messages.ids
         if len(which) == len(held) and self._whole.get(held[0]) == lease.number:
             del self._whole[held[0]]
             return
@@ -266,7 +266,7 @@ class Group:
 
     def extend(self, taken: Sequence[tuple[Lease, I64]], until_ms: int) -> None:
         """Longer leases for these: they move to a lease of their own."""
-        held = Held.join([lease.held.pick(which) for lease, which in taken])
+        held = MessageColumns.join([lease.messages.pick(which) for lease, which in taken])
         self.close(taken)
         self.lease(held, taken[0][0].reserved_ms, until_ms, taken[0][0].consumer)
 

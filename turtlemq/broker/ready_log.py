@@ -38,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def mending(method: Callable[Concatenate[ReadyLog, P], R]) -> Callable[Concatenate[ReadyLog, P], R]:
+def repairing(method: Callable[Concatenate[ReadyLog, P], R]) -> Callable[Concatenate[ReadyLog, P], R]:
     """Methods that only read: on meeting a damaged table they have it built again and begin anew."""
 
     @wraps(method)
@@ -47,7 +47,7 @@ def mending(method: Callable[Concatenate[ReadyLog, P], R]) -> Callable[Concatena
             try:
                 return method(self, *args, **kwargs)
             except t.Damaged as error:
-                self.mend(error)
+                self.repair(error)
         return method(self, *args, **kwargs)
 
     return mended
@@ -220,14 +220,14 @@ class ReadyLog(log.Stoppable):
         """The oldest document that is still there."""
         return self.segments[0].first_offset if self.segments else self.next_offset
 
-    @mending
+    @repairing
     def read(self, offsets: I64, bytes_max: int | None = None) -> tuple[log.Documents, I64]:
         """Documents at rising offsets, checked, and their ready times; no more than `bytes_max`, but one at least."""
         buffers: list[bytes | bytearray] = []
         starts, heads, good, times = [], [], [], []
         size = 0
         for segment, table, ordinals in self._split(offsets):
-            begin, end = self.tail.places(ordinals) if table is None else table.places(ordinals)
+            begin, end = self.tail.spans_of(ordinals) if table is None else table.spans_of(ordinals)
             if bytes_max is not None:
                 fits = max(not size, int(np.searchsorted(np.cumsum(end - begin), bytes_max - size, side="right")))
                 begin, end, ordinals = begin[:fits], end[:fits], ordinals[:fits]
@@ -301,7 +301,7 @@ class ReadyLog(log.Stoppable):
         levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(cursors) - 1)
         return int((ahead >= np.array(cursors)[levels]).sum())
 
-    @mending
+    @repairing
     def offset_at(self, ready_ms: int) -> int:
         """The first offset that became ready at or after a time."""
         for segment in self.segments:
@@ -313,7 +313,7 @@ class ReadyLog(log.Stoppable):
                 at += table.cover.documents
         return self.next_offset - self.tail.count + self.tail.rank(ready_ms)
 
-    @mending
+    @repairing
     def special(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
         """How many documents of [first, last) not every group sees, without cancelled ones, and the offsets of those that are one
         group's own."""
@@ -326,7 +326,7 @@ class ReadyLog(log.Stoppable):
                 if at < last and at + table.cover.documents > first:
                     owners = table.owners()
                     assert owners is not None, "or it would not have been taken up"
-                    parts.append((at, table.kills(), owners))
+                    parts.append((at, table.ending_ordinals(), owners))
                 at += table.cover.documents
         for at, special, owners in parts:
             low, high = np.searchsorted(special, (first - at, last - at)).tolist()
@@ -336,7 +336,7 @@ class ReadyLog(log.Stoppable):
             mine.append(at + special[low:high][owners[low:high] == wanted])
         return count, np.sort(np.concatenate(mine))
 
-    @mending
+    @repairing
     def foreign(self, first: int, last: int, name: str) -> I64:
         """Offsets in [first, last) of documents that a group does not see, as they were when they were written."""
         wanted, found = np.uint64(owner(name.encode())), [np.empty(0, np.int64)]
@@ -346,12 +346,12 @@ class ReadyLog(log.Stoppable):
             at = segment.first_offset
             for table in segment.tables:
                 if at < last and at + table.cover.documents > first and (owners := table.owners()) is not None:
-                    parts.append((at, table.kills(), owners))
+                    parts.append((at, table.ending_ordinals(), owners))
                 at += table.cover.documents
         found += [at + special[owners != wanted] for at, special, owners in parts]
         return np.concatenate(found)
 
-    @mending
+    @repairing
     def newest_ms(self, segment: Segment) -> int:
         """When the last document of a segment became ready."""
         last = segment.tables[-1] if segment.tables else None
@@ -362,7 +362,7 @@ class ReadyLog(log.Stoppable):
         found = self.find_many([id_.encode()], np.array([hash_id(id_)], np.uint64))
         return found.get(0)
 
-    @mending
+    @repairing
     def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
         """Which of many ids are here, as index → newest offset."""
         candidates: dict[int, list[int]] = {}
@@ -388,7 +388,7 @@ class ReadyLog(log.Stoppable):
 
     # Mending and letting go
 
-    def mend(self, error: t.Damaged) -> None:
+    def repair(self, error: t.Damaged) -> None:
         """Build the table that raised `error` again: its segment is the truth."""
         broken = error.details.get("table")
         segment = next((s for s in self.segments if any(table is broken for table in s.tables)), None)

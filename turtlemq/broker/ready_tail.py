@@ -12,7 +12,7 @@ import xxhash
 
 from turtlemq.model import I64, U64
 from turtlemq.segment import format as f
-from turtlemq.segment.id_map import Hashes
+from turtlemq.segment.id_map import IdMap
 from turtlemq.segment.ids import hash_ids, hash_seqs
 
 _LATE_BYTES_MAX = 64 << 10  # of batches that are entered together: a small one alone costs 50 µs, in company 1 µs
@@ -45,7 +45,7 @@ class Tail:
         self.ready_ms: I64 = np.empty(_ROOM, np.int64)
         self.hashes: U64 = np.empty(_ROOM, np.uint64)
         self.special, self.owners = array("q"), array("Q")  # see `Rows`
-        self._ids = Hashes()
+        self._ids = IdMap()
         self._known = 0  # documents whose ids are entered there
 
     def add(self, at: int, ready_ms: int, raw: bytes, starts: I64, hashes: U64 | None = None) -> None:
@@ -118,7 +118,7 @@ class Tail:
         rest.end = self.end
         return rest
 
-    def places(self, ordinals: I64) -> tuple[I64, I64]:
+    def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
         """Where documents begin, and where each ends at the latest."""
         self.enter()
         ends = self.starts[np.minimum(ordinals + 1, self.count - 1)]

@@ -18,12 +18,12 @@ from sortedcontainers import SortedSet
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker import delivery
 from turtlemq.broker.broker import Broker
-from turtlemq.broker.failures import Ended
-from turtlemq.broker.group import LEVELS, Group, Held, Waiting, moved
+from turtlemq.broker.failures import EndedDelivery
+from turtlemq.broker.group import LEVELS, Group, MessageColumns, Waiting, moved
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.ready_recover import Clean, open_ready
-from turtlemq.broker.results import Leaving
+from turtlemq.broker.results import DeadRemoval
 from turtlemq.model import I64, Damage, Mask, Progress, Settings
 from turtlemq.segment import format as f
 from turtlemq.storage import names
@@ -35,8 +35,8 @@ def open_broker(
     folder: Path,
     topic: str,
     settings: Settings,
-    bury: Callable[[Sequence[Ended]], int],
-    resleep: Callable[[Sequence[Ended]], None],
+    bury: Callable[[Sequence[EndedDelivery]], int],
+    resleep: Callable[[Sequence[EndedDelivery]], None],
     newest_seq: Callable[[], int],
     clean: dict[str, Any] | None = None,
 ) -> tuple[Broker, bool, bool]:
@@ -57,7 +57,7 @@ def open_broker(
     odd = bool(ready.damage)  # nobody knows any more for whom what is damaged was
     cancels = any(event.fields["event"] == "cancel" for event in settlements)  # these knew of fetches and moves that may be lost
     tidy(broker, saved, recount=torn or derived or odd or cancels)
-    broker.dead, broker.noted_seq = saved.dead, saved.newest_seq
+    broker.dead_counts, broker.noted_seq = saved.dead_counts, saved.newest_seq
     broker.note_saved()  # nearly: what was replayed now is noted by whoever opened this
     for name, mark in saved.groups.items():
         broker.groups[name] = _group(broker, name, mark)
@@ -116,7 +116,7 @@ def apply_events(broker: Broker, saved: c.Checkpoint, leases: list[Event], settl
     for event in settlements:
         if event.fields["event"] == "cancel":
             torn |= _apply_cancel(broker, saved, event)
-    broker.cancelled, broker.again, broker.levels = SortedSet(saved.cancelled), saved.again, saved.levels
+    broker.cancelled, broker.cancelled_retries, broker.levels = SortedSet(saved.cancelled), saved.cancelled_retries, saved.levels
     broker.specials, broker.notices = saved.specials, saved.notices
     ended, expected, unsure = _ended(settlements), saved.numbers[0], set[str]()
     for event in leases:
@@ -169,7 +169,7 @@ def tidy(broker: Broker, saved: c.Checkpoint, recount: bool) -> None:
     broker.forget_cancelled()
 
 
-def count_unfetched(broker: Broker, name: str, place: delivery.Place, cursors: dict[int, int]) -> int:
+def count_unfetched(broker: Broker, name: str, place: delivery.Position, cursors: dict[int, int]) -> int:
     """Messages for a group at and behind its cursors, counted one by one."""
     total = 0
     ready = broker.ready
@@ -218,12 +218,12 @@ def _apply_cancel(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
     offsets = event.array("offsets")
     real, lost = _real(broker, saved, offsets, event.array("seqs"))
     saved.cancelled |= set(offsets[real].tolist())
-    saved.again |= set(event.array("again").tolist()) & saved.cancelled
+    saved.cancelled_retries |= set(event.array("again").tolist()) & saved.cancelled
     for name, packed in event.fields["unfetched"].items():
         if name in saved.groups:
             saved.groups[name].unfetched -= len(packed) // 8
     for name, ids in event.fields["naps"].items():
-        broker.ended.setdefault(name, []).extend(ids.decode().split("\0"))
+        broker.cancelled_retry_ids.setdefault(name, []).extend(ids.decode().split("\0"))
     return lost > 0
 
 
@@ -311,7 +311,7 @@ def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool
         return False
     offsets, epoch, acked = event.array("offsets"), int(event.fields["epoch"]), event.fields["outcome"] == "acked"
     if not acked:
-        saved.dead[event.group] += len(offsets) - int(event.fields["replaced"])
+        saved.dead_counts[event.group] += len(offsets) - int(event.fields["replaced"])
     if epoch > (broker.reserve_log.number if mark is None else mark.epoch):
         return True  # a power cut took the note of that beginning or move; whoever opens this gives its number to another note
     if mark is None or epoch < mark.born:
@@ -331,11 +331,11 @@ def _apply_leaving(broker: Broker, saved: c.Checkpoint, event: Event) -> None:
     ids, letters, became = event.fields["ids"].decode().split("\0"), event.array("letters"), event.array("became")
     rows = zip(ids, letters.tolist(), became.tolist(), strict=True)
     if event.fields["event"] == "undead":
-        broker.leaving += [Leaving(event.group, *row) for row in rows]
+        broker.unfinished_removals += [DeadRemoval(event.group, *row) for row in rows]
     else:
         stay = {(event.group, seq) for seq in letters.tolist()}
-        broker.leaving = [letter for letter in broker.leaving if (letter.group, letter.seq) not in stay]
-    saved.dead[event.group] += -len(letters) if event.fields["event"] == "undead" else len(letters)
+        broker.unfinished_removals = [letter for letter in broker.unfinished_removals if (letter.group, letter.seq) not in stay]
+    saved.dead_counts[event.group] += -len(letters) if event.fields["event"] == "undead" else len(letters)
 
 
 def _group(broker: Broker, name: str, mark: c.GroupMark) -> Group:
@@ -358,7 +358,7 @@ def _group(broker: Broker, name: str, mark: c.GroupMark) -> Group:
     return group
 
 
-def _held(broker: Broker, group: Group, offsets: I64, mark: c.GroupMark) -> Held:
+def _held(broker: Broker, group: Group, offsets: I64, mark: c.GroupMark) -> MessageColumns:
     read, times = broker.ready.read(offsets)
     which = np.flatnonzero(read.good)
     attempts = np.array([mark.open[offset].attempt for offset in offsets[which].tolist()], np.int64)
@@ -438,6 +438,6 @@ def _checkpoint(broker: Broker) -> c.Checkpoint:
         specials=broker.specials,
         notices=broker.notices,
         cancelled=broker.cancelled,
-        again=broker.again,
-        dead=broker.dead,
+        cancelled_retries=broker.cancelled_retries,
+        dead_counts=broker.dead_counts,
     )

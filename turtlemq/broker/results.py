@@ -12,13 +12,13 @@ from turtlemq.segment import format as f
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class DeadRemoval:
     """A dead letter that is about to go."""
 
     group: str
     id: str
     seq: int  # of the letter
-    became: int  # the seq under which it sleeps again; 0: it is deleted
+    requeued_seq: int  # the seq under which it sleeps again; 0: it is deleted
 
 
 @dataclass(slots=True)
@@ -35,10 +35,10 @@ class Reserved:
 
     @property
     def ids(self) -> list[str]:
-        return [id_ for piece in self.pieces for id_ in piece.held.ids]
+        return [id_ for piece in self.pieces for id_ in piece.messages.ids]
 
     @property
-    def ends(self) -> list[int]:
+    def lease_ends(self) -> list[int]:
         """When the lease of each ends."""
         return [end for until in self.until_ms for end in until.tolist()]
 

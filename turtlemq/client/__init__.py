@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from turtlemq.client import errors
 from turtlemq.client.consumer import Consumer
-from turtlemq.client.consumer_state import Retry, Terms
+from turtlemq.client.consumer_state import ConsumerOptions, Retry
 from turtlemq.client.dedup import Dedup
 from turtlemq.client.errors import ClientError
 from turtlemq.client.options import NewMessage, new_id
@@ -43,7 +43,7 @@ __all__ = [
     "NewMessage",
     "Put",
     "Retry",
-    "Terms",
+    "ConsumerOptions",
     "Dedup",
     "ClientError",
     "errors",

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from turtlemq.client import calls, sending
 from turtlemq.client.aio import AsyncClient
-from turtlemq.client.consumer_state import AckList, Desk, Held, Retry, Terms, all_failed, fetch_for
+from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, Retry, all_failed, fetch_for
 from turtlemq.client.errors import BufferFull, ClientError, Closed, TimedOut
 from turtlemq.client.options import new_id
-from turtlemq.client.sending import FOREVER, Entry, Gather
+from turtlemq.client.sending import FOREVER, BatchBuffer, Entry
 from turtlemq.client.wire import Message, Priority, outgoing
 
 log = logging.getLogger("turtlemq.client")
@@ -69,7 +69,7 @@ class AsyncProducer:
         if client is not None and options:
             raise TypeError(f"with a client there are no {', '.join(options)}")
         self.topic = topic
-        self._gather = Gather(count, bytes, linger, held_count, held_bytes)
+        self._buffer = BatchBuffer(count, bytes, linger, held_count, held_bytes)
         self._owned = client is None
         self.client = AsyncClient(**options) if client is None else client
         self._rules = self.client.options.rules
@@ -108,15 +108,15 @@ class AsyncProducer:
         if not self._tasks and not self._closed:
             self._tasks = [asyncio.create_task(self._send_all()) for _ in range(self._senders)]
             await asyncio.sleep(0)  # they begin: a task that never began is cancelled without a word
-        while not self._closed and not self._gather.fits(entry.size):
-            self._gather.hurry()  # what is held back for company would wait for room that it takes itself
+        while not self._closed and not self._buffer.fits(entry.size):
+            self._buffer.flush_now()  # what is held back for company would wait for room that it takes itself
             self._work.set()
             self._settled.clear()
             if not await _wait(self._settled, end):
                 raise BufferFull
         if self._closed:
             raise Closed("this producer was closed; make a new one")
-        self._gather.add(entry)
+        self._buffer.add(entry)
         self._work.set()
         return put
 
@@ -126,12 +126,12 @@ class AsyncProducer:
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the same as of Producer
         """Send what lingers, and wait until everything that was put before is settled; `TimedOut` if that takes longer."""
-        mark, end = self._gather.hurry(), None if timeout is None else time.monotonic() + timeout
+        mark, end = self._buffer.flush_now(), None if timeout is None else time.monotonic() + timeout
         self._work.set()
-        while not self._gather.past(mark):
+        while not self._buffer.past(mark):
             self._settled.clear()
             if not await _wait(self._settled, end):
-                raise TimedOut(f"{len(self._gather.held):,} messages are not confirmed yet; they are still being sent")
+                raise TimedOut(f"{len(self._buffer.held):,} messages are not confirmed yet; they are still being sent")
 
     async def close(self) -> None:
         """Send all there is, then end. Takes at most the timeout of the client. Puts that come later are a `Closed`."""
@@ -143,7 +143,7 @@ class AsyncProducer:
 
     def _take_no_more(self) -> None:
         self._closed = True
-        self._gather.hurry()
+        self._buffer.flush_now()
         self._work.set()
         self._settled.set()
 
@@ -157,7 +157,7 @@ class AsyncProducer:
                 await self._send_until_closed()
             finally:
                 self._drop()
-            if self._owned and not self._gather.held:  # the last one of them
+            if self._owned and not self._buffer.held:  # the last one of them
                 await self.client.close()
             raise
 
@@ -167,7 +167,7 @@ class AsyncProducer:
             try:
                 await self.client.run(sending.deliver(self.topic, batch, self._rules))
             except asyncio.CancelledError:
-                self._gather.put_back(batch)  # ids make it safe to send it twice
+                self._buffer.put_back(batch)  # ids make it safe to send it twice
                 raise
             except Exception as error:  # noqa: BLE001 - nobody may wait for ever because of something unforeseen
                 for entry in batch:
@@ -176,7 +176,7 @@ class AsyncProducer:
 
     def _drop(self) -> None:
         """It was cancelled once more: who waits for what is left is told. Nothing is left otherwise."""
-        while left := self._gather.take():
+        while left := self._buffer.take():
             for entry in left:
                 entry.fail(Closed("its sender was cancelled"))
             self._done_with(left)
@@ -185,17 +185,17 @@ class AsyncProducer:
         failed = [entry.error for entry in batch if entry.error is not None]
         if failed:
             log.warning("event=puts_failed topic=%s count=%d first=%s", self.topic, len(failed), failed[0])
-        self._gather.settled(batch)
+        self._buffer.settled(batch)
         self._settled.set()
 
     async def _next(self) -> list[Entry]:
         """The next batch, when it is time; empty at the end."""
         while True:
-            due = self._gather.due_s()
+            due = self._buffer.due_s()
             if due is None and self._closed:
                 return []
             if due is not None and due <= time.monotonic():
-                return self._gather.take()
+                return self._buffer.take()
             self._work.clear()
             await _wait(self._work, due)
 
@@ -216,15 +216,15 @@ class AsyncConsumer:
     """
 
     def __init__(self, topic: str, handler: Handler, client: AsyncClient | None = None, **how: Any) -> None:
-        terms = {name: how.pop(name) for name in list(how) if name in Terms.__dataclass_fields__}
+        terms = {name: how.pop(name) for name in list(how) if name in ConsumerOptions.__dataclass_fields__}
         if client is not None and how:
             raise TypeError(f"with a client there are no {', '.join(how)}")
-        self.terms = Terms(topic, **terms)
+        self.options = ConsumerOptions(topic, **terms)
         self.handler: Callable[[Any], Awaitable[Any]] = handler
         self._owned = client is None
         self.client = AsyncClient(**how) if client is None else client
         self._rules = self.client.options.rules
-        self._desk = Desk(self.terms)
+        self._state = ConsumerState(self.options)
         self._changed = asyncio.Event()  # set and replaced at each change
         self._stopped = asyncio.Event()
         self._fetcher: asyncio.Task[None] | None = None
@@ -234,11 +234,11 @@ class AsyncConsumer:
     @property
     def counts(self) -> dict[str, int]:
         """How many messages were fetched, handled, failed, lost (their lease ended before they were acknowledged)."""
-        return dict(self._desk.counts)
+        return dict(self._state.counts)
 
     def holds(self, message: Message) -> bool:
         """Is this message still ours alone? For handlers that want to be sure before they do what cannot be undone."""
-        return self._desk.holds(message, time.monotonic())
+        return self._state.holds(message, time.monotonic())
 
     # Life
 
@@ -247,7 +247,7 @@ class AsyncConsumer:
         if self._tasks:
             raise RuntimeError("a consumer starts once; make a new one")
         self._fetcher = asyncio.create_task(self._guard(self._fetch_all()))
-        work = [self._ack_all(), self._extend_all(), *[self._handle_all() for _ in range(self.terms.concurrency)]]
+        work = [self._ack_all(), self._extend_all(), *[self._handle_all() for _ in range(self.options.concurrency)]]
         self._tasks = [asyncio.create_task(self._guard(one)) for one in work]
         return self
 
@@ -268,19 +268,19 @@ class AsyncConsumer:
     async def stop(self, *, timeout: float = 30.0, wait: bool = True) -> None:  # noqa: ASYNC109 - the same as of Consumer
         """Fetch no more, finish what is in hand, send the acks. See `Consumer.stop`."""
         self._stopped.set()
-        self._desk.stopping = True
+        self._state.stopping = True
         self._notify()
-        if self._fetcher is not None and not self.terms.auto:
+        if self._fetcher is not None and not self.options.auto:
             self._fetcher.cancel()
         if not wait or asyncio.current_task() in self._tasks:
             return
         end = time.monotonic() + timeout
         if self._fetcher is not None:
             await asyncio.wait([self._fetcher], timeout=timeout)
-        while not self._desk.idle and await _wait(self._changed, end):
+        while not self._state.idle and await _wait(self._changed, end):
             pass
-        self._desk.give_back(time.monotonic())
-        for acks in self._desk.take_acks():
+        self._state.give_back(time.monotonic())
+        for acks in self._state.take_acks():
             await self._send_acks(acks, time.monotonic() + max(1.0, end - time.monotonic()))
         tasks = [*self._tasks, *([self._fetcher] if self._fetcher is not None else [])]
         for task in tasks:
@@ -306,9 +306,9 @@ class AsyncConsumer:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised again where somebody sees it
-            log.error("event=consumer_failed topic=%s group=%s error=%s", self.terms.topic, self.terms.group, error)
+            log.error("event=consumer_failed topic=%s group=%s error=%s", self.options.topic, self.options.group, error)
             self._error = self._error or error
-            self._desk.stopping = True
+            self._state.stopping = True
             self._stopped.set()
             self._notify()
 
@@ -321,19 +321,19 @@ class AsyncConsumer:
 
     async def _fetch_all(self) -> None:
         while not self._stopped.is_set():
-            count = self._desk.room()
+            count = self._state.room()
             if not count:
                 await self._changed.wait()
                 continue
-            call = fetch_for(self.terms, count)
+            call = fetch_for(self.options, count)
             steps = sending.exchange(lambda _, call=call: call.request, self._rules, FOREVER, patient=True)  # type: ignore[misc]
             answer = await self.client.run(steps)
-            self._desk.arrived(call.parse(answer), time.monotonic())
+            self._state.arrived(call.parse(answer), time.monotonic())
             self._notify()
 
     async def _handle_all(self) -> None:
         while True:
-            job = self._desk.next(time.monotonic())
+            job = self._state.next(time.monotonic())
             if not job:
                 await self._changed.wait()
                 continue
@@ -341,34 +341,34 @@ class AsyncConsumer:
             try:
                 errors = await self._handle(job)
             finally:  # even if it was cancelled: what was not handled is not acknowledged
-                self._desk.finished(job, all_failed(job) if errors is None else errors, time.monotonic())
+                self._state.finished(job, all_failed(job) if errors is None else errors, time.monotonic())
                 self._notify()
 
-    async def _handle(self, job: list[Held]) -> Mapping[str, BaseException | str]:
+    async def _handle(self, job: list[InHand]) -> Mapping[str, BaseException | str]:
         messages = [held.message for held in job]
         try:
-            said = await self.handler(messages if self.terms.batch else messages[0])
+            said = await self.handler(messages if self.options.batch else messages[0])
         except (Exception, asyncio.CancelledError) as error:  # whatever a handler raises is for the record of its message
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # it is this worker who is to end, not something that its handler waited for
             level = logging.INFO if isinstance(error, Retry) else logging.WARNING  # the one is meant, the other is not
-            log.log(level, "event=handler_failed topic=%s id=%s error=%r", self.terms.topic, messages[0].id, error)
+            log.log(level, "event=handler_failed topic=%s id=%s error=%r", self.options.topic, messages[0].id, error)
             return all_failed(job, error)
-        return said if self.terms.batch and isinstance(said, Mapping) else {}
+        return said if self.options.batch and isinstance(said, Mapping) else {}
 
     async def _ack_all(self) -> None:
         while True:
-            changed, due = self._changed, self._desk.acks_due_s()
+            changed, due = self._changed, self._state.acks_due_s()
             if due is None or due > time.monotonic():
                 await _wait(changed, due)
                 continue
-            for acks in self._desk.take_acks():
-                await self._send_acks(acks, time.monotonic() + self.terms.ttr)
+            for acks in self._state.take_acks():
+                await self._send_acks(acks, time.monotonic() + self.options.ttr)
 
     async def _send_acks(self, acks: AckList, deadline_s: float) -> None:
         """Send acks; if that fails for as long as a lease, they come to nothing, and the messages again."""
-        terms = self.terms
+        terms = self.options
         call = calls.ack(terms.topic, acks.acks, group=terms.group, retry_delay=acks.delay, error=acks.error)
         try:
             call.parse(
@@ -377,28 +377,28 @@ class AsyncConsumer:
         except ClientError as error:
             log.warning("event=ack_failed topic=%s count=%d error=%s", terms.topic, len(acks.acks), error)
         finally:
-            self._desk.acked(len(acks.acks))
+            self._state.acked(len(acks.acks))
             self._notify()
 
     async def _extend_all(self) -> None:
         while True:
             changed, now = self._changed, time.monotonic()
-            due = self._desk.extend_due_s(now)
+            due = self._state.extend_due_s(now)
             if due is None or due > now:
                 await _wait(changed, due)
                 continue
-            ids = self._desk.to_extend(now)
-            await self._extend(ids, now, self._desk.first_end_s(ids))
+            ids = self._state.to_extend(now)
+            await self._extend(ids, now, self._state.first_end_s(ids))
 
     async def _extend(self, ids: list[str], asked_s: float, deadline_s: float) -> None:
-        call = calls.extend(self.terms.topic, ids, self.terms.ttr, group=self.terms.group)
+        call = calls.extend(self.options.topic, ids, self.options.ttr, group=self.options.group)
         try:
             answer = await self.client.run(sending.exchange(lambda _: call.request, self._rules, deadline_s, patient=True))
             unknown = call.parse(answer).unknown
         except TimedOut:  # these leases are over; nothing to note
             return
         except ClientError as error:
-            log.warning("event=extend_failed topic=%s count=%d error=%s", self.terms.topic, len(ids), error)
+            log.warning("event=extend_failed topic=%s count=%d error=%s", self.options.topic, len(ids), error)
             unknown = ids
-        self._desk.extended(ids, unknown, asked_s)
+        self._state.extended(ids, unknown, asked_s)
         self._notify()

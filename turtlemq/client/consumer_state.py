@@ -37,7 +37,7 @@ class Retry(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ConsumerOptions:
     """How a consumer works.
 
     ttr: a lease; it is extended while a handler runs, so it says how soon another gets what a killed consumer held.
@@ -76,7 +76,7 @@ class Terms:
         return self.mode == "at-most-once"
 
 
-def fetch_for(terms: Terms, count: int) -> Call[list[Message]]:
+def fetch_for(terms: ConsumerOptions, count: int) -> Call[list[Message]]:
     """A fetch as these terms want it."""
     return fetch(
         terms.topic,
@@ -91,7 +91,7 @@ def fetch_for(terms: Terms, count: int) -> Call[list[Message]]:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class InHand:
     """A message in hand. `until_s`: the end of its lease, `started_s`: when its handler began."""
 
     message: Message
@@ -108,18 +108,20 @@ class AckList:
     error: str | None = None
 
 
-def all_failed(job: Sequence[Held], error: BaseException | str = "the handler was interrupted") -> dict[str, BaseException | str]:
+def all_failed(
+    job: Sequence[InHand], error: BaseException | str = "the handler was interrupted"
+) -> dict[str, BaseException | str]:
     """None of these was handled."""
     return {held.message.id: error for held in job}
 
 
-class Desk:
+class ConsumerState:
     """See the module. Its caller holds the lock, if there is one, and says what time it is."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
-        self.queue: deque[Held] = deque()
-        self.held: dict[str, Held] = {}
+    def __init__(self, terms: ConsumerOptions) -> None:
+        self.options = terms
+        self.queue: deque[InHand] = deque()
+        self.held: dict[str, InHand] = {}
         self.running = self.sending = 0
         self.stopping = False
         self.counts = dict.fromkeys(("fetched", "handled", "failed", "lost"), 0)
@@ -132,30 +134,30 @@ class Desk:
 
     def room(self) -> int:
         """How many messages to ask for now; 0: not now. It asks when half of them are gone, so that it does not ask for each."""
-        if self.stopping or len(self.queue) > self.terms.prefetch // 2:
+        if self.stopping or len(self.queue) > self.options.prefetch // 2:
             return 0
-        return max(0, min(FETCH_MAX, self.terms.prefetch - len(self.queue) - self.running))
+        return max(0, min(FETCH_MAX, self.options.prefetch - len(self.queue) - self.running))
 
     def arrived(self, messages: Sequence[Message], came_s: float) -> None:
         """These came."""
         self.counts["fetched"] += len(messages)
-        until_s = came_s + self.terms.ttr * SURE
+        until_s = came_s + self.options.ttr * SURE
         for message in messages:
             known = self.held.get(message.id)
             if known is not None and known.started_s is not None:  # its lease was lost and is ours again: do not do it twice
                 known.until_s = until_s
                 continue
-            held = Held(message, until_s)
+            held = InHand(message, until_s)
             if not self._settled(message):
                 self.held[message.id] = held
             self.queue.append(held)
 
     # Handling
 
-    def next(self, now_s: float) -> list[Held]:
+    def next(self, now_s: float) -> list[InHand]:
         """What a worker is to handle: one message or a batch of them; empty if there is nothing."""
-        out: list[Held] = []
-        while self.queue and len(out) < max(1, self.terms.batch):
+        out: list[InHand] = []
+        while self.queue and len(out) < max(1, self.options.batch):
             held = self.queue.popleft()
             ours = self.held.get(held.message.id) is held and held.until_s > now_s
             if not ours and not self._settled(held.message):
@@ -166,12 +168,12 @@ class Desk:
         self.running += len(out)
         return out
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: InHand) -> None:
         if self.held.get(held.message.id) is held:
             del self.held[held.message.id]
         self.counts["lost"] += 1
 
-    def finished(self, job: Sequence[Held], errors: Mapping[str, BaseException | str], now_s: float) -> None:
+    def finished(self, job: Sequence[InHand], errors: Mapping[str, BaseException | str], now_s: float) -> None:
         """A handler is done with these; `errors` has those that failed, by id."""
         self.running -= len(job)
         for held in job:
@@ -203,9 +205,9 @@ class Desk:
         """When acks are to be sent: long ago if there are many, or nothing else is to be waited for; None if there are none."""
         if not self._pending:
             return None
-        if self._pending >= self.terms.ack_count or (self.stopping and not self.running):
+        if self._pending >= self.options.ack_count or (self.stopping and not self.running):
             return 0.0
-        return self._since_s + self.terms.ack_linger_s
+        return self._since_s + self.options.ack_linger_s
 
     def take_acks(self) -> list[AckList]:
         """All that linger: those handled together with the first kind of failure, a list for each other kind."""
@@ -228,7 +230,7 @@ class Desk:
     def extend_due_s(self, now_s: float) -> float | None:
         """When leases are to be extended. O(messages in hand)."""
         times = [held.until_s for held in self.held.values() if held.until_s > now_s and self._may_extend(held, now_s)]
-        return min(times) - self.terms.ttr * RENEW if times else None
+        return min(times) - self.options.ttr * RENEW if times else None
 
     def first_end_s(self, ids: Sequence[str]) -> float:
         """When the first of these leases ends."""
@@ -236,11 +238,11 @@ class Desk:
 
     def to_extend(self, now_s: float) -> list[str]:
         """Ids to extend, in one call: all that are not quite new."""
-        soon = now_s + self.terms.ttr * 0.9
+        soon = now_s + self.options.ttr * 0.9
         return [id_ for id_, held in self.held.items() if now_s < held.until_s <= soon and self._may_extend(held, now_s)]
 
-    def _may_extend(self, held: Held, now_s: float) -> bool:
-        limit = self.terms.limit_s
+    def _may_extend(self, held: InHand, now_s: float) -> bool:
+        limit = self.options.limit_s
         return limit is None or held.started_s is None or now_s - held.started_s < limit
 
     def extended(self, ids: Sequence[str], unknown: Sequence[str], asked_s: float) -> None:
@@ -251,7 +253,7 @@ class Desk:
             if held is None:
                 continue
             if id_ not in lost:
-                held.until_s = max(held.until_s, asked_s + self.terms.ttr)
+                held.until_s = max(held.until_s, asked_s + self.options.ttr)
             elif held.started_s is None:
                 del self.held[id_]  # its place in the queue counts for nothing, which `next` finds out
             else:
@@ -264,7 +266,7 @@ class Desk:
 
     def _settled(self, message: Message) -> bool:
         """Was it settled before it came, without a lease? A topic may be at-most-once, whatever this consumer asks for."""
-        return self.terms.auto or message.lease_until_ms == 0
+        return self.options.auto or message.lease_until_ms == 0
 
     # Stopping
 

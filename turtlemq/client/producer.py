@@ -14,7 +14,7 @@ from typing import Any, Self
 from turtlemq.client import sending
 from turtlemq.client.errors import BufferFull, ClientError, Closed, TimedOut
 from turtlemq.client.options import new_id
-from turtlemq.client.sending import Entry, Gather
+from turtlemq.client.sending import BatchBuffer, Entry
 from turtlemq.client.sync import Client, forked
 from turtlemq.client.wire import Priority, outgoing
 
@@ -108,7 +108,7 @@ class Producer:
 
     def _begin(self) -> None:
         """Nothing is held, and nobody sends yet."""
-        self._gather = Gather(*self._limits)
+        self._buffer = BatchBuffer(*self._limits)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for senders: there may be a batch
         self._room = threading.Condition(self._lock)  # for those who put or flush: something was settled
@@ -123,7 +123,7 @@ class Producer:
 
     def begin_anew(self) -> None:
         """In a forked child: what was put before is the parent's, which has the threads that send it, and hears of it."""
-        held = list(self._gather.held.values())
+        held = list(self._buffer.held.values())
         self._begin()
         for entry in held:
             entry.fail(Closed("it was put before this process was forked; the one that put it sends it"))
@@ -158,10 +158,10 @@ class Producer:
         put = Put(out.id, self._room)
         entry = Entry(out, put, now + self._rules.budget_s)
         wait = self._rules.budget_s if block is None else block
-        gather = self._gather
+        gather = self._buffer
         with self._lock:
             if not gather.fits(entry.size) and not self._closed:
-                gather.hurry()  # what is held back for company would wait for room that it takes itself
+                gather.flush_now()  # what is held back for company would wait for room that it takes itself
                 self._work.notify()
                 if not self._room.wait_for(lambda: self._closed or gather.fits(entry.size), wait):
                     raise BufferFull
@@ -182,16 +182,16 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Send what lingers, and wait until everything that was put before is settled; `TimedOut` if that takes longer."""
         with self._lock:
-            mark = self._gather.hurry()
+            mark = self._buffer.flush_now()
             self._work.notify_all()
-            if not self._room.wait_for(lambda: self._gather.past(mark), timeout):
-                raise TimedOut(f"{len(self._gather.held):,} messages are not confirmed yet; they are still being sent")
+            if not self._room.wait_for(lambda: self._buffer.past(mark), timeout):
+                raise TimedOut(f"{len(self._buffer.held):,} messages are not confirmed yet; they are still being sent")
 
     def close(self) -> None:
         """Send all there is, then end. Takes at most the timeout of the client. Puts that come later are a `Closed`."""
         with self._lock:
             self._closed = True
-            self._gather.hurry()
+            self._buffer.flush_now()
             self._work.notify_all()
             self._room.notify_all()
         for thread in self._threads:
@@ -212,20 +212,20 @@ class Producer:
             if failed:
                 log.warning("event=puts_failed topic=%s count=%d first=%s", self.topic, len(failed), failed[0])
             with self._lock:
-                self._gather.settled(batch)
+                self._buffer.settled(batch)
                 self._room.notify_all()
 
     def _next(self) -> list[Entry]:
         """The next batch, when it is time; empty at the end."""
         with self._lock:
             while True:
-                due = self._gather.due_s()
+                due = self._buffer.due_s()
                 if due is None and self._closed:
                     return []
                 now = time.monotonic()
                 if due is not None and due <= now:
-                    batch = self._gather.take()
-                    if self._gather.waiting:
+                    batch = self._buffer.take()
+                    if self._buffer.waiting:
                         self._work.notify()  # there is more, for another sender
                     return batch
                 self._work.wait(None if due is None else due - now)

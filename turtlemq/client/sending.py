@@ -265,7 +265,7 @@ def _apart(part: list[Entry], error: ClientError) -> list[list[Entry]]:
     return []
 
 
-class Gather:
+class BatchBuffer:
     """Puts on their way into batches. Holds at most so many messages and bytes, those on the wire included. Not thread-safe."""
 
     def __init__(self, count: int, size: int, linger_s: float, held_count_max: int, held_bytes_max: int) -> None:
@@ -291,7 +291,7 @@ class Gather:
         self.waiting_bytes += entry.size
         self.held_bytes += entry.size
 
-    def hurry(self) -> int:
+    def flush_now(self) -> int:
         """What is here now lingers no more. Returns a mark for `past`."""
         self._urgent = self._last
         return self._last

@@ -8,7 +8,7 @@ import numpy.ma  # numpy.unique loads it when first called: 20 ms that no tick s
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Array, Cursor, Part, TablePart, rank_behind
-from turtlemq.index.segments import Shelf
+from turtlemq.index.segments import Segments
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, U64, Forecast
 from turtlemq.segment import format as f
 
@@ -18,7 +18,7 @@ PAGE_BYTES = 16 << 20  # of documents on one page
 _STRIDE = 512  # keys looked at in one go, where many are cancelled
 
 
-def browse(shelf: Shelf, from_ms: int, to_ms: int, limit: int, cursor: str | None) -> tuple[list[f.Document], str | None]:
+def browse(shelf: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | None) -> tuple[list[f.Document], str | None]:
     """Sleepers due in [from_ms, to_ms], ordered by (due, seq), and a cursor for the next page, None if this is the last. Where
     bodies are large, a page has less than `limit` of them. O(limit × segments)."""
     if not 1 <= limit <= LIMIT_MAX:
@@ -39,7 +39,7 @@ def browse(shelf: Shelf, from_ms: int, to_ms: int, limit: int, cursor: str | Non
     return page, f"{page[-1].due_ms}-{page[-1].seq}" if more or len(found) > limit else None
 
 
-def _first_keys(shelf: Shelf, low: int, to_ms: int, after: tuple[int, int], wanted: int) -> tuple[I64, I64]:
+def _first_keys(shelf: Segments, low: int, to_ms: int, after: tuple[int, int], wanted: int) -> tuple[I64, I64]:
     """The first `wanted` sleepers behind `after`: numbers of their parts, and their ordinals. Less only if there are no more."""
     found: list[tuple[int, U64]] = [(0, np.empty(0, np.uint64))]
     for number, part in enumerate(shelf.parts):
@@ -61,16 +61,16 @@ def _first_keys(shelf: Shelf, low: int, to_ms: int, after: tuple[int, int], want
     return parts[order], ordinals[order]
 
 
-def _fitting(shelf: Shelf, parts: I64, ordinals: I64, bytes_max: int) -> int:
+def _fitting(shelf: Segments, parts: I64, ordinals: I64, bytes_max: int) -> int:
     """How many of these documents, one at least, have this many bytes together."""
     sizes = np.zeros(len(ordinals), np.int64)
     for number in np.unique(parts).tolist():
-        starts, ends = shelf.parts[number].places(ordinals[parts == number])
+        starts, ends = shelf.parts[number].spans_of(ordinals[parts == number])
         sizes[parts == number] = ends - starts
     return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
 
 
-def _read(shelf: Shelf, parts: I64, ordinals: I64) -> list[f.Document]:
+def _read(shelf: Segments, parts: I64, ordinals: I64) -> list[f.Document]:
     """Documents in this order, without those that are damaged (reported)."""
     found: dict[int, f.Document] = {}
     for number in np.unique(parts).tolist():
@@ -99,7 +99,7 @@ def _cursors(part: Part) -> list[Cursor]:
     return [*part.cursors, Cursor(part, Array(np.array(list(part.small), np.uint64)), part.first_seq)]
 
 
-def forecast(shelf: Shelf, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
+def forecast(shelf: Segments, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
     """Counts of sleepers by due time, from keys and dead bits alone."""
     if not 1 <= bucket_ms <= DUE_MS_MAX or not 1 <= buckets <= BUCKETS_MAX or not 0 <= now_ms <= DUE_MS_MAX:
         raise InvalidArgument(f"a forecast has 1 to {BUCKETS_MAX:,} buckets of at least a millisecond, from 1970 to May 2109")
@@ -120,10 +120,10 @@ def _count(part: Part, cursor: Cursor, keys: U64) -> tuple[I64, int]:
     """How many sleepers of a cursor sort below each key, and how many there are."""
     ranks = np.maximum(cursor.keys.ranks(keys), cursor.pos)
     end = len(cursor.keys)
-    if part.dead is None:
+    if part.ended is None:
         return ranks - cursor.pos, end - cursor.pos
     if isinstance(part, TablePart) and part.sealed and not cursor.late:  # an ordinal is a rank
-        dead = part.dead.counts_before(np.concatenate((ranks, [cursor.pos, end])))
+        dead = part.ended.counts_before(np.concatenate((ranks, [cursor.pos, end])))
     else:
         ended = ~part.alive(f.key_ordinals(cursor.keys.slice(0, end)))
         dead = np.append(0, np.cumsum(ended))[np.concatenate((ranks, [cursor.pos, end]))]

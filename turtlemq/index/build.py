@@ -13,7 +13,7 @@ from bson.int64 import Int64
 from turtlemq.errors import DiskFull
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Bits, Part, TablePart
-from turtlemq.index.segments import Segment, Shelf, dead_path, table_path
+from turtlemq.index.segments import Segment, Segments, ended_path, table_path
 from turtlemq.model import I64, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
@@ -36,7 +36,7 @@ class FlushJob:
     alive: Mask
 
 
-def flush_job(shelf: Shelf, memtable: Memtable) -> FlushJob:
+def flush_job(shelf: Segments, memtable: Memtable) -> FlushJob:
     """What tombstones have ended up to now is left out; what was handed off is not, for a crash may bring that back."""
     n = memtable.count
     cover = t.Cover(
@@ -63,15 +63,15 @@ def write_run(door: Door, job: FlushJob) -> None:
     door.replace(job.path, b"".join(buffers), durable=False)
 
 
-def open_run(shelf: Shelf, memtable: Memtable, job: FlushJob) -> TablePart:
+def open_run(shelf: Segments, memtable: Memtable, job: FlushJob) -> TablePart:
     """The run that was written, to stand in the memtable's place: what was ended or handed off meanwhile is so there, too."""
     opened = t.open_table(shelf.door, job.path)
     if opened is None or opened.cover != job.cover:
         raise t.Damaged(f"{job.path.name}: what was written is not there any more.")
     part = TablePart(shelf.folder, opened, memtable.path.name, False)
-    if memtable.dead is not None:
-        part.dead, part.dirty = memtable.dead, True
-    shelf.place(part, memtable.seq)
+    if memtable.ended is not None:
+        part.ended, part.dirty = memtable.ended, True
+    shelf.set_cursors(part, memtable.seq)
     part.live = part.count_live()
     return part
 
@@ -85,7 +85,7 @@ def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, 
     return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, kills)
 
 
-def _store(shelf: Shelf, segment: Segment, cover: t.Cover, buffers: list[bytes]) -> TablePart:
+def _store(shelf: Segments, segment: Segment, cover: t.Cover, buffers: list[bytes]) -> TablePart:
     path = table_path(shelf.folder, cover.base, None if segment.sealed else cover.first)
     shelf.door.replace(path, b"".join(buffers), durable=False)
     opened = t.open_table(shelf.door, path)
@@ -94,7 +94,7 @@ def _store(shelf: Shelf, segment: Segment, cover: t.Cover, buffers: list[bytes])
 
 
 def from_scan(
-    shelf: Shelf, segment: Segment, buffer: memoryview, found: Scan, span: tuple[int, int], number: int, start: int
+    shelf: Segments, segment: Segment, buffer: memoryview, found: Scan, span: tuple[int, int], number: int, start: int
 ) -> TablePart:
     """A part over documents [first, last) of a scan, from byte `start`; `number` is that of the first one in the segment."""
     first, last = span
@@ -108,7 +108,7 @@ def from_scan(
         end=int(found.positions[last]) if last < len(found) else found.end,
         first_seq=int(found.seq[part].min()),
         last_seq=int(found.seq[part].max()),
-        killed_seq=segment.killed_seq,
+        killed_seq=segment.ended_by,
     )
     hashes = scan_hashes(buffer, found, first, last)
     alive = np.ones(last - first, np.bool_)
@@ -134,39 +134,39 @@ def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
 # `killed_seq` of exactly those documents that a table covers, but for what was ended before and left out of that table.
 
 
-def write_dead(shelf: Shelf, parts: Sequence[Part], *, all_of_them: bool = False) -> None:
+def write_ended_bits(shelf: Segments, parts: Sequence[Part], *, all_of_them: bool = False) -> None:
     """Keep the dead bits of table parts, a cache, as far as there is room. Only called when everything published is durable.
 
     `all_of_them`: also where no bit is new, so that the next opening need not read every tombstone since."""
     for part in parts:
-        behind = all_of_them and part.killed_seq < shelf.killer_seq
-        if not isinstance(part, TablePart) or part in shelf.unsettled or not (part.dirty or behind):
+        behind = all_of_them and part.ended_by < shelf.last_ending_seq
+        if not isinstance(part, TablePart) or part in shelf.unintegrated or not (part.dirty or behind):
             continue
         killed_seq = shelf.memtable.last_seq
         fields: dict[str, Any] = {
             "cover": {name: Int64(value) for name, value in asdict(part.table.cover).items()},
             "killed_seq": Int64(killed_seq),
-            "bits": b"" if part.dead is None else part.dead.data.tobytes(),
+            "bits": b"" if part.ended is None else part.ended.data.tobytes(),
         }
-        path = dead_path(shelf.folder, part.base, None if part.sealed else part.first)
+        path = ended_path(shelf.folder, part.base, None if part.sealed else part.first)
         try:
             shelf.door.replace(path, f.encode_checked(fields), durable=False)
         except (DiskFull, OSError):
             return
-        part.dirty, part.killed_seq = False, killed_seq
+        part.dirty, part.ended_by = False, killed_seq
 
 
-def read_dead(door: Door, folder: Path, part: TablePart) -> None:
+def read_ended_bits(door: Door, folder: Path, part: TablePart) -> None:
     """Take up dead bits that fit the part; others are of no use."""
-    path = dead_path(folder, part.base, None if part.sealed else part.first)
+    path = ended_path(folder, part.base, None if part.sealed else part.first)
     if not door.exists(path):
         return
     try:
         fields = f.decode_checked(door.read_all(path))[0]
         cover = t.Cover(**fields["cover"])
-        same = replace(cover, killed_seq=part.killed_seq) == part.table.cover
-        if same and cover.killed_seq <= part.killed_seq <= fields["killed_seq"]:
-            part.dead = Bits(part.documents, np.frombuffer(fields["bits"], np.uint8).copy()) if fields["bits"] else None
-            part.killed_seq = int(fields["killed_seq"])
+        same = replace(cover, killed_seq=part.ended_by) == part.table.cover
+        if same and cover.killed_seq <= part.ended_by <= fields["killed_seq"]:
+            part.ended = Bits(part.documents, np.frombuffer(fields["bits"], np.uint8).copy()) if fields["bits"] else None
+            part.ended_by = int(fields["killed_seq"])
     except (KeyError, TypeError, ValueError):
         return

@@ -13,7 +13,7 @@ from turtlemq.index import build
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import TablePart
-from turtlemq.index.segments import Segment, Shelf
+from turtlemq.index.segments import Segment, Segments
 from turtlemq.model import I64
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -23,11 +23,11 @@ from turtlemq.segment.table import Damaged
 
 def check(index: Index) -> list[str]:
     """Every broken invariant, a line each. Empty: all is well."""
-    shelf = index.shelf
-    scans = {base: _scan(shelf, segment) for base, segment in shelf.segments.items()}
-    ended = np.array(sorted({seq for base in scans for seq in _ended(shelf, shelf.segments[base], scans[base])}), np.int64)
+    shelf = index.segments
+    scans = {base: _scan(shelf, segment) for base, segment in shelf.by_base.items()}
+    ended = np.array(sorted({seq for base in scans for seq in _ended(shelf, shelf.by_base[base], scans[base])}), np.int64)
     problems: list[str] = []
-    for base, segment in shelf.segments.items():
+    for base, segment in shelf.by_base.items():
         problems += _check_segment(shelf, segment, scans[base], ended)
     problems += _check_order(shelf)
     due = [found.due_ms[asleep] for base, found in scans.items() if len(asleep := _asleep(shelf, found, ended))]
@@ -38,14 +38,14 @@ def check(index: Index) -> list[str]:
     return problems
 
 
-def _scan(shelf: Shelf, segment: Segment) -> Scan:
+def _scan(shelf: Segments, segment: Segment) -> Scan:
     if segment.sealed:
         return log.scan_file(shelf.door, segment.path)[1]  # its header says how long it must be
     rising = segment.generation >= 0
     return scan(shelf.door.map(segment.path), segment.data_start, segment.size, sealed=True, rising=rising)
 
 
-def _ended(shelf: Shelf, segment: Segment, found: Scan) -> Iterator[int]:
+def _ended(shelf: Segments, segment: Segment, found: Scan) -> Iterator[int]:
     view = shelf.door.map(segment.path)
     for i in np.flatnonzero(found.flags & f.KILLS).tolist():
         at = int(found.positions[i])
@@ -54,13 +54,13 @@ def _ended(shelf: Shelf, segment: Segment, found: Scan) -> Iterator[int]:
             yield document.of[0]
 
 
-def _asleep(shelf: Shelf, found: Scan, ended: I64) -> I64:
+def _asleep(shelf: Segments, found: Scan, ended: I64) -> I64:
     """Numbers of the documents of a scan that must sleep."""
     handed = shelf.progress.covers(found.due_ms, found.seq)
     return np.flatnonzero(~handed & ~np.isin(found.seq, ended) & ((found.flags & f.TOMBSTONE) == 0))
 
 
-def _check_segment(shelf: Shelf, segment: Segment, found: Scan, ended: I64) -> Iterator[str]:
+def _check_segment(shelf: Segments, segment: Segment, found: Scan, ended: I64) -> Iterator[str]:
     name = f"{shelf.topic}/{segment.path.name}"
     for damage in log.damage_of(segment.path, found):
         yield f"{shelf.topic}/{damage}"
@@ -92,7 +92,7 @@ def _check_segment(shelf: Shelf, segment: Segment, found: Scan, ended: I64) -> I
         joined = np.concatenate(keys) if keys else np.empty(0, np.uint64)
         ordinals = f.key_ordinals(joined)
         try:
-            sleeping.append(part.places(ordinals[part.alive(ordinals)])[0])
+            sleeping.append(part.spans_of(ordinals[part.alive(ordinals)])[0])
         except Damaged as error:
             yield f"{shelf.topic}/{error}"
     if not np.array_equal(np.sort(np.concatenate(sleeping)), expected):
@@ -103,7 +103,7 @@ def _check_segment(shelf: Shelf, segment: Segment, found: Scan, ended: I64) -> I
         )
 
 
-def _check_table(shelf: Shelf, part: TablePart, found: Scan) -> Iterator[str]:
+def _check_table(shelf: Segments, part: TablePart, found: Scan) -> Iterator[str]:
     """Every block; and every byte against a table that is made anew, or where documents are damaged, that keys and ids are those
     of the others."""
     name, cover = f"{shelf.topic}/{part.table.path.name}", part.table.cover
@@ -123,7 +123,7 @@ def _check_table(shelf: Shelf, part: TablePart, found: Scan) -> Iterator[str]:
     if (np.diff(keys.astype(np.int64)) <= 0).any():
         yield f"{name}: keys are out of order"
     ordinals = f.key_ordinals(keys)
-    starts, _ = part.places(ordinals)
+    starts, _ = part.spans_of(ordinals)
     at = np.searchsorted(found.positions, starts)
     known = (at < len(found)) & (found.positions[np.minimum(at, max(len(found) - 1, 0))] == starts) if len(found) else at < 0
     if not (found.due_ms[at[known]] == f.key_dues(keys)[known]).all():
@@ -135,7 +135,7 @@ def _check_table(shelf: Shelf, part: TablePart, found: Scan) -> Iterator[str]:
         yield f"{name}: the prints deny an id"
 
 
-def _check_order(shelf: Shelf) -> Iterator[str]:
+def _check_order(shelf: Segments) -> Iterator[str]:
     for before, after in zip(shelf.parts, shelf.parts[1:], strict=False):
         if before.last_seq >= after.first_seq and after.documents:
             yield f"{shelf.topic}: parts overlap at seq {after.first_seq}"

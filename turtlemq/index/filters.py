@@ -16,7 +16,7 @@ import numpy as np
 
 from turtlemq.errors import DiskFull
 from turtlemq.index.parts import Part, TablePart
-from turtlemq.index.segments import KIND, Shelf
+from turtlemq.index.segments import KIND, Segments
 from turtlemq.segment import bloom as bits
 from turtlemq.segment.table import HASH_BITS, Damaged, Table
 from turtlemq.storage import names
@@ -44,7 +44,7 @@ class Making:
             self.close()
             raise
 
-    def step(self) -> bits.Filter | None:
+    def step(self) -> bits.BloomFilter | None:
         """The next stretch of it. Returns the filter when that was the last."""
         last = min(self._at + self._span, self._words)
         words = np.zeros(last - self._at, np.uint64)
@@ -54,7 +54,7 @@ class Making:
             bits.enter(table.ids(low, high), words, self._at, self._words)
         self._door.write(self._fd, self._path, 8 * self._at, [words.tobytes()])
         self._at = last
-        return None if last < self._words else bits.Filter(self._door.map_open(self._fd, self._path))
+        return None if last < self._words else bits.BloomFilter(self._door.map_open(self._fd, self._path))
 
     def close(self) -> None:
         self._door.close(self._fd)
@@ -63,15 +63,15 @@ class Making:
 class Filters:
     """Has filters made for the parts of a shelf when there are many without."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, shelf: Segments) -> None:
+        self._segments = shelf
         self._seen: list[Part] = []  # the parts when there was nothing to do
         self._making: Making | None = None
         self._job: Job | None = None
 
     def tend(self, worker: Worker) -> None:
         """Go on with what is to be done, by `worker`, a step at each call. Raises `Damaged` for a table that is."""
-        shelf = self._shelf
+        shelf = self._segments
         try:
             if self._job is None:
                 if self._seen is shelf.parts:
@@ -96,7 +96,7 @@ class Filters:
             if broken is None or any(part.table is broken for part in shelf.parts if isinstance(part, TablePart)):
                 raise  # else it has gone, and needs no mending
 
-    def _put(self, made: bits.Filter) -> None:
+    def _put(self, made: bits.BloomFilter) -> None:
         assert self._making is not None, "it was just made"
         for part in self._making.parts:
             part.filter = made

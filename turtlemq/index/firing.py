@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from turtlemq.index.firing_small import Few, few_keys
+from turtlemq.index.firing_small import SmallBatch, small_keys
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Cursor, Part, SinglesCursor
-from turtlemq.index.segments import Shelf
+from turtlemq.index.segments import Segments
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_seqs
 from turtlemq.segment.table import Damaged
 
 
-def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_max: int) -> Due | None:
+def due(shelf: Segments, held_back: Set[int], now_ms: int, count_max: int, bytes_max: int) -> Due | None:
     """See `Index.due`. `held_back`: seqs whose cancellation is being committed; firing stops before them."""
     now_ms = min(now_ms, DUE_MS_MAX)
     cursors = shelf.due_cursors(now_ms)
@@ -48,14 +48,14 @@ def due(shelf: Shelf, held_back: Set[int], now_ms: int, count_max: int, bytes_ma
     return Due(raw, starts, dues, seqs, progress, more, taken.moves(stop), hashes)
 
 
-def advance(shelf: Shelf, handed: Due) -> None:
+def advance(shelf: Segments, handed: Due) -> None:
     """Move the cursors behind what was handed off. It is stored elsewhere already, so this never fails."""
     shelf.progress = handed.progress
     shelf.counters.handed_off += len(handed)
     if not all(cursor.alive for cursor, _, _ in handed.moves):  # runs were merged, flushed or sealed since `due`
-        shelf.misplaced = True
+        shelf.cursors_stale = True
         try:
-            shelf.place_all()
+            shelf.set_all_cursors()
         except (Damaged, OSError):  # the next `due` tries again before it takes anything
             pass
         return
@@ -73,11 +73,11 @@ def advance(shelf: Shelf, handed: Due) -> None:
     shelf.push(moved)
 
 
-def _take(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[_Taken | Few, bool]:
+def _take(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[_Taken | SmallBatch, bool]:
     """The first keys of all cursors together, and whether there are more that are due."""
-    few = few_keys(cursors, (now_ms + 1) << ORDINAL_BITS)
+    few = small_keys(cursors, (now_ms + 1) << ORDINAL_BITS)
     if few is not None:
-        return Few(cursors, few[:count_max]), len(few) > count_max
+        return SmallBatch(cursors, few[:count_max]), len(few) > count_max
     keys, source, more = _merge(cursors, now_ms, count_max)
     return _Taken(cursors, keys, source), more
 
@@ -127,7 +127,7 @@ class _Taken:
         self.end = np.zeros(self.count, np.int64)
         for part, mine in self._by_cursor():
             self.alive[mine] = part.alive(self.ordinals[mine])
-            self.start[mine], self.end[mine] = part.places(self.ordinals[mine])
+            self.start[mine], self.end[mine] = part.spans_of(self.ordinals[mine])
         self.seq = np.full(self.count, -1, np.int64)  # -1: cancelled or damaged
         self.flags = np.zeros(self.count, np.uint32)
         self.at = np.zeros(self.count, np.int64)  # where the document begins in the joined buffers
@@ -150,7 +150,7 @@ class _Taken:
             setattr(self, name, getattr(self, name)[: self.count])
         return cut
 
-    def read(self, shelf: Shelf) -> None:
+    def read(self, shelf: Segments) -> None:
         """Read the documents that are not cancelled, and check that each is what the index says."""
         buffers: list[bytes | bytearray] = []
         size = 0

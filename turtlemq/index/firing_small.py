@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 
 from turtlemq.index.parts import Cursor, Part
-from turtlemq.index.segments import Shelf
+from turtlemq.index.segments import Segments
 from turtlemq.model import I64, ORDINAL_BITS, Damage
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -23,7 +23,7 @@ _ORDINAL = (1 << ORDINAL_BITS) - 1
 _NOTHING = (0, -1, 0, b"")  # in the place of a document that is cancelled or damaged
 
 
-def few_keys(cursors: Sequence[Cursor], limit: int) -> list[tuple[int, int, int]] | None:
+def small_keys(cursors: Sequence[Cursor], limit: int) -> list[tuple[int, int, int]] | None:
     """All due keys of all cursors as (due, number of the cursor, ordinal), in order. None: there are more than a few."""
     found: list[tuple[int, int, int]] = []
     for i, cursor in enumerate(cursors):
@@ -39,7 +39,7 @@ def few_keys(cursors: Sequence[Cursor], limit: int) -> list[tuple[int, int, int]
     return found
 
 
-class Few:
+class SmallBatch:
     """The keys of one firing and, once read, their documents. Lists run in merge order. See `firing._Taken`."""
 
     def __init__(self, cursors: Sequence[Cursor], keys: list[tuple[int, int, int]]) -> None:
@@ -50,7 +50,7 @@ class Few:
         self.places: list[tuple[int, int] | None] = []  # None: cancelled
         for _, source, ordinal in keys:
             part = cursors[source].part
-            self.places.append(part.place(ordinal) if part.dead is None or part.alive_one(ordinal) else None)
+            self.places.append(part.span_of(ordinal) if part.ended is None or part.alive_one(ordinal) else None)
         self.count = len(keys)
         self.documents: list[tuple[int, int, int, bytes]] = []  # due, seq, flags, bytes
         self.seq: list[int] = []
@@ -66,7 +66,7 @@ class Few:
                     return cut
         return False
 
-    def read(self, shelf: Shelf) -> None:
+    def read(self, shelf: Segments) -> None:
         """Read the documents that are not cancelled, and check that each is what the index says."""
         self.documents = [_NOTHING] * self.count
         wanted: list[dict[int, tuple[int, int]]] = [{} for _ in self.cursors]
@@ -78,7 +78,7 @@ class Few:
                 self._read(shelf, cursor.part, places)
         self.seq = [document[1] for document in self.documents]
 
-    def _read(self, shelf: Shelf, part: Part, places: dict[int, tuple[int, int]]) -> None:
+    def _read(self, shelf: Segments, part: Part, places: dict[int, tuple[int, int]]) -> None:
         """Those of one cursor."""
         odd, stray, before = False, False, _NOTHING
         for i, document in zip(places, log.read_few(shelf.door, part.path, list(places.values())), strict=True):

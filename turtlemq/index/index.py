@@ -19,9 +19,9 @@ from turtlemq.index import build, firing, repair
 from turtlemq.index.browse import browse, forecast
 from turtlemq.index.filters import Filters
 from turtlemq.index.parts import Part
-from turtlemq.index.segments import Shelf
+from turtlemq.index.segments import Segments
 from turtlemq.index.validate import check_batch
-from turtlemq.index.writer import Columns, Group, Writer
+from turtlemq.index.writer import Columns, CommitGroup, Writer
 from turtlemq.model import (
     DUE_MS_MAX,
     I64,
@@ -29,13 +29,13 @@ from turtlemq.model import (
     Batch,
     Due,
     Forecast,
-    Found,
     Message,
     Progress,
     Receipt,
     Settings,
     State,
     Stats,
+    StoredMessage,
 )
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, server_id_rows, server_ids, server_seq
@@ -46,12 +46,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def mending(method: Callable[Concatenate[Index, P], R]) -> Callable[Concatenate[Index, P], R]:
+def repairing_method(method: Callable[Concatenate[Index, P], R]) -> Callable[Concatenate[Index, P], R]:
     """Methods that only read until they stage: on meeting a damaged table they have it built again and begin anew."""
 
     @wraps(method)
     def mended(self: Index, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return repair.mending(self.shelf, lambda: method(self, *args, **kwargs))
+        return repair.repairing(self.segments, lambda: method(self, *args, **kwargs))
 
     return mended
 
@@ -59,8 +59,8 @@ def mending(method: Callable[Concatenate[Index, P], R]) -> Callable[Concatenate[
 class Index:
     """See the module. `shelf` knows what there is, `writer` appends to it."""
 
-    def __init__(self, shelf: Shelf, writer: Writer, settings: Settings) -> None:
-        self.shelf, self.writer, self.settings = shelf, writer, settings
+    def __init__(self, shelf: Segments, writer: Writer, settings: Settings) -> None:
+        self.segments, self.writer, self.settings = shelf, writer, settings
         self.filters = Filters(shelf)
         self.durable = shelf.progress  # handed off and safe with the receiver: what may be dropped from here
 
@@ -72,7 +72,7 @@ class Index:
         self.writer.commit(sync)
         return receipt
 
-    @mending
+    @repairing_method
     def stage(self, batch: Batch, now_ms: int, held: Held | None = None) -> Receipt:
         """The part of `append` before the commit: check everything, find duplicates, encode. `held` tells which ids are known
         elsewhere."""
@@ -97,10 +97,10 @@ class Index:
         if fresh:
             self._note(self._stage(batch, raw, hashes, seq, fresh), [raw[i] for i in fresh if hashes[i]])
         stored = set(fresh)
-        self.shelf.counters.duplicates += count - len(fresh)
+        self.segments.counters.duplicates += count - len(fresh)
         return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
 
-    def _note(self, group: Group, own: list[bytes]) -> None:
+    def _note(self, group: CommitGroup, own: list[bytes]) -> None:
         """Own ids are taken from when they are staged."""
         group.ids.append(own)
         self.writer.staged_ids.update(own)
@@ -115,7 +115,7 @@ class Index:
         if SERVER_ID_BYTES in set(map(len, raw)) or not hashes.all() or _twins(raw, hashes):
             return None
         staged = self.writer.staged_ids
-        if (staged and not staged.isdisjoint(raw)) or self.shelf.find_many(raw, hashes):
+        if (staged and not staged.isdisjoint(raw)) or self.segments.find_many(raw, hashes):
             return None
         if elsewhere is not None and len(list(elsewhere(raw, hashes))):
             return None
@@ -138,11 +138,11 @@ class Index:
                 if seq >= next_seq:
                     raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
                 hashes[i] = hash_id(r.decode())
-                if self.shelf.find(r.decode()) is not None:
+                if self.segments.find(r.decode()) is not None:
                     held.add(i)
         asked = [i for i in first.values() if i not in held]
         texts, numbers = [raw[i] for i in asked], np.array([hashes[i] for i in asked], np.uint64)
-        held.update(asked[k] for k in self.shelf.find_many(texts, numbers))  # also one whose end is under way: it may fail
+        held.update(asked[k] for k in self.segments.find_many(texts, numbers))  # also one whose end is under way: it may fail
         if elsewhere is not None:
             held.update(asked[k] for k in elsewhere(texts, numbers))
         fresh = [i for i in range(len(raw)) if i not in held]
@@ -150,7 +150,7 @@ class Index:
 
     def _stage(
         self, batch: Batch, ids: Any, hashes: list[int] | U64 | None, seq: int, fresh: Sequence[int] | None = None
-    ) -> Group:
+    ) -> CommitGroup:
         """Stage the messages at `fresh`, or all. Many travel as arrays, a few as lists."""
         fresh = range(len(batch.bodies)) if fresh is None else fresh
         count = len(fresh)
@@ -180,41 +180,41 @@ class Index:
 
     # Firing
 
-    @mending
+    @repairing_method
     def due(self, now_ms: int, *, count_max: int = 10_000, bytes_max: int = 16 << 20) -> Due | None:
         """What is due and not handed off yet, in order of (due, arrival), or None. It may be empty where all were cancelled.
 
         Nothing changes before `advance`; until then messages may be appended, but none may be cancelled or changed."""
-        return firing.due(self.shelf, self.writer.staged_kills, now_ms, count_max, bytes_max)
+        return firing.due(self.segments, self.writer.staged_ends, now_ms, count_max, bytes_max)
 
     def advance(self, due: Due) -> None:
         """`due` is stored elsewhere: it is handed off from now on."""
-        firing.advance(self.shelf, due)
+        firing.advance(self.segments, due)
 
-    def settle(self, progress: Progress) -> None:
+    def release(self, progress: Progress) -> None:
         """Everything up to `progress` is durable with the receiver, so its documents may go from here."""
         self.durable = progress
 
     def next_due(self) -> int | None:
         """When `due` may have something again. O(1)."""
-        return self.shelf.next_due_ms()
+        return self.segments.next_due_ms()
 
     # One message
 
-    @mending
+    @repairing_method
     def find(self, id_: str) -> f.Document | None:
         """The newest document of an id that was not cancelled or replaced, as it is stored."""
-        hit = self.shelf.find(id_)
+        hit = self.segments.find(id_)
         return None if hit is None else hit[2]
 
-    @mending
-    def get(self, id_: str) -> Found | None:
+    @repairing_method
+    def get(self, id_: str) -> StoredMessage | None:
         """A message that sleeps, or that was handed off and is still in a file here."""
-        hit = self.shelf.find(id_)
-        return None if hit is None or hit[2].flags & f.META else found(hit[2], self._state(hit[2]))
+        hit = self.segments.find(id_)
+        return None if hit is None or hit[2].flags & f.META else stored_message(hit[2], self._state(hit[2]))
 
     def _state(self, document: f.Document) -> State:
-        return State.READY if self.shelf.progress.covers_one(document.due_ms, document.seq) else State.SLEEP
+        return State.READY if self.segments.progress.covers_one(document.due_ms, document.seq) else State.SLEEP
 
     def cancel(self, ids: Sequence[str]) -> dict[str, State]:
         """End sleepers, durably. For each id: CANCELLED, READY if it was handed off before, or UNKNOWN."""
@@ -222,7 +222,7 @@ class Index:
         self.writer.commit()
         return outcome
 
-    @mending
+    @repairing_method
     def stage_cancel(self, ids: Sequence[str]) -> dict[str, State]:
         """The part of `cancel` before the commit."""
         outcome: dict[str, State] = {}
@@ -231,7 +231,7 @@ class Index:
         for id_ in ids:
             if id_ in outcome:
                 continue
-            hit = self._find_settled(id_)
+            hit = self._find_committed(id_)
             if hit is None or hit[2].flags & f.META:  # a retry is the broker's own
                 outcome[id_] = State.UNKNOWN
             elif self._state(hit[2]) is State.READY:
@@ -246,21 +246,21 @@ class Index:
             self.writer.stage(columns, self.writer.next_seq(0))
         return outcome
 
-    def _find_settled(self, id_: str) -> tuple[Part, int, f.Document] | None:
+    def _find_committed(self, id_: str) -> tuple[Part, int, f.Document] | None:
         """The newest version of an id; where one that ends it is under way, that is waited for first."""
-        hit = self.shelf.find(id_)
-        if hit is not None and hit[2].seq in self.writer.staged_kills:
+        hit = self.segments.find(id_)
+        if hit is not None and hit[2].seq in self.writer.staged_ends:
             self.writer.commit()
-            hit = self.shelf.find(id_)
+            hit = self.segments.find(id_)
         return hit
 
-    def reschedule(self, id_: str, now_ms: int, **changes: Any) -> Found:
+    def reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` (`json` or bytes) or `headers`, durably."""
         found = self.stage_reschedule(id_, now_ms, **changes)
         self.writer.commit()
         return found
 
-    @mending
+    @repairing_method
     def stage_reschedule(
         self,
         id_: str,
@@ -270,9 +270,9 @@ class Index:
         body: bytes | None = None,
         json: bool | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Found:
+    ) -> StoredMessage:
         """The part of `reschedule` before the commit: a new version that ends the old one in the same write."""
-        hit = self._find_settled(id_)
+        hit = self._find_committed(id_)
         if hit is None or hit[2].flags & f.META:
             raise UnknownMessage(f"{id_!r}: {UnknownMessage.__doc__}")
         old = hit[2]
@@ -294,32 +294,32 @@ class Index:
             f.extra_elements((old.seq, old.due_ms), old.arrived, None, old.expires_ms, message.headers, old.meta),
         ]
         columns.purpose = "rescheduled"
-        columns.kills, columns.seen = [(old.seq, old.due_ms)], [hit[:2]]  # no read is left that could fail once it is durable
+        columns.ends, columns.seen = [(old.seq, old.due_ms)], [hit[:2]]  # no read is left that could fail once it is durable
         self._note(self.writer.stage(columns, seq), [id_.encode()])  # or a put of the same id would take it for ended
         headers = message.headers or {}
-        return found(
+        return stored_message(
             replace(old, seq=seq, due_ms=message.due_ms, flags=columns.flags[0], body=message.body, headers=headers), State.SLEEP
         )
 
     # Looking
 
-    @mending
+    @repairing_method
     def browse(
         self, from_ms: int = 0, to_ms: int = DUE_MS_MAX, *, limit: int = 100, cursor: str | None = None
-    ) -> tuple[list[Found], str | None]:
+    ) -> tuple[list[StoredMessage], str | None]:
         """Sleepers in order of due time, a page at a time."""
-        documents, following = browse(self.shelf, from_ms, to_ms, limit, cursor)
-        return [found(document, State.SLEEP) for document in documents], following
+        documents, following = browse(self.segments, from_ms, to_ms, limit, cursor)
+        return [stored_message(document, State.SLEEP) for document in documents], following
 
-    @mending
+    @repairing_method
     def forecast(self, now_ms: int, *, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:
         """How many come due when, from the index alone: no document is read. O(buckets × segments)."""
-        return forecast(self.shelf, now_ms, bucket_ms, buckets)
+        return forecast(self.segments, now_ms, bucket_ms, buckets)
 
     def stats(self) -> Stats:
         """Figures. O(segments)."""
-        shelf, counters = self.shelf, self.shelf.counters
-        segments = shelf.segments.values()
+        shelf, counters = self.segments, self.segments.counters
+        segments = shelf.by_base.values()
         documents, live = sum(s.documents for s in segments), sum(s.live for s in segments)
         return Stats(
             sleep=live,
@@ -343,11 +343,11 @@ class Index:
             except (TurtleError, OSError, Damaged):
                 pass  # opening makes that table
             if self.writer.stopped is None:
-                build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
+                build.write_ended_bits(self.segments, self.segments.parts, all_of_them=True)
         finally:
             self.filters.close()
             self.writer.shut()
-        return self.shelf.active.size
+        return self.segments.active.size
 
 
 def _column(values: list[int]) -> list[int] | I64:
@@ -361,10 +361,10 @@ def _column(values: list[int]) -> list[int] | I64:
     return column if column.dtype == np.int64 else values
 
 
-def found(document: f.Document, state: State) -> Found:
+def stored_message(document: f.Document, state: State) -> StoredMessage:
     """A document as callers see it. A retry sleeps for one group under an id of its own."""
     group, _, id_ = document.id.rpartition("/") if document.flags & f.META else ("", "", document.id)
-    return Found(
+    return StoredMessage(
         id=id_,
         state=state,
         due_ms=document.due_ms,
@@ -392,7 +392,7 @@ def tombstones(ended: Sequence[f.Document]) -> Columns:
         extras=[f.extra_elements((document.seq, document.due_ms)) for document in ended],
         hashes=None,
         purpose="cancelled",
-        kills=[(document.seq, document.due_ms) for document in ended],
+        ends=[(document.seq, document.due_ms) for document in ended],
     )
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from turtlemq.index.parts import Array, Cursor, Part, Singles, SinglesCursor, Wanted
+from turtlemq.index.parts import Array, Cursor, IdQuery, Part, Singles, SinglesCursor
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
-from turtlemq.segment.id_map import Hashes
+from turtlemq.segment.id_map import IdMap
 from turtlemq.storage.door import Door
 
 _MERGED_MAX = 1 << 15  # keys of a run that is merged no more: whoever publishes would wait for it
@@ -29,11 +29,11 @@ class Memtable(Part):
     def __init__(self, path: Path, base: int, first: int, start: int, next_seq: int) -> None:
         self.path, self.base, self.first, self.start = path, base, first, start
         self.count = 0
-        self.first_seq, self.last_seq, self.killed_seq = next_seq, next_seq - 1, next_seq - 1  # what ends others comes after them
+        self.first_seq, self.last_seq, self.ended_by = next_seq, next_seq - 1, next_seq - 1  # what ends others comes after them
         self.cursors: list[Cursor] = []
         self.small: list[int] = []  # newer than what is in `cursors`
         self._singles: SinglesCursor | None = None  # over `small`, as it is now
-        self.ids = Hashes()  # of own ids, over `hashes`
+        self.ids = IdMap()  # of own ids, over `hashes`
         self.live = 0
         self._kills: list[int] = []
         self._room = _ROOM
@@ -154,10 +154,10 @@ class Memtable(Part):
         asleep = np.flatnonzero(~handed & ((self.flags[: self.count] & f.TOMBSTONE) == 0))
         self._push(np.sort(f.packed_keys(self.due[asleep], asleep)), self.first_seq)
 
-    def places(self, ordinals: I64) -> tuple[I64, I64]:
+    def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
         return self.starts[ordinals], self.starts[ordinals + 1]
 
-    def place(self, ordinal: int) -> tuple[int, int]:
+    def span_of(self, ordinal: int) -> tuple[int, int]:
         return int(self.starts[ordinal]), int(self.starts[ordinal + 1])
 
     def find(self, hash_: int) -> Sequence[int]:
@@ -167,9 +167,9 @@ class Memtable(Part):
         self.ids.older[hash_] = older = [one for one in self.ids.older[hash_] if self.alive_one(one)]
         return sorted({ordinal, *older}, reverse=True)  # newest first
 
-    def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
-        if wanted.few is not None:
-            return [(number, ordinal) for number, hash_ in wanted.few for ordinal in self.find(hash_)]
+    def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
+        if wanted.small is not None:
+            return [(number, ordinal) for number, hash_ in wanted.small for ordinal in self.find(hash_)]
         found = self.ids.find_many(self.hashes, wanted.hashes)
         hits = np.flatnonzero(found >= 0)
         if not self.ids.older:
@@ -199,11 +199,11 @@ class Memtable(Part):
     def in_place(self, ordinals: I64, dues: I64, seqs: I64) -> bool:
         return bool((self.seq[ordinals] == seqs).all())
 
-    def kills(self) -> I64:
+    def ending_ordinals(self) -> I64:
         return np.array(self._kills, dtype=np.int64)
 
     @property
-    def stones(self) -> int:
+    def ending_count(self) -> int:
         return len(self._kills)
 
     def count_live(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.segment.bloom import Filter
+from turtlemq.segment.bloom import BloomFilter
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.table import Damaged, Table
 from turtlemq.storage.door import Door
@@ -148,35 +148,35 @@ class SinglesCursor(Cursor):
         return self.keys.keys[:count]
 
 
-class Wanted:
+class IdQuery:
     """Ids that are looked for in one part after the other: their numbers and their hashes, as arrays or, if few, one by one."""
 
-    __slots__ = ("few", "hashes", "numbers")
+    __slots__ = ("small", "hashes", "numbers")
 
     def __init__(self, numbers: I64, hashes: U64) -> None:
         self.numbers, self.hashes = numbers, hashes
-        self.few: list[tuple[int, int]] | None = None
+        self.small: list[tuple[int, int]] | None = None
         if len(hashes) < f.FEW:
-            self.few = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
+            self.small = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
 
     @classmethod
-    def of(cls, hashes: U64) -> Wanted:
+    def of(cls, hashes: U64) -> IdQuery:
         """All of them."""
         return cls(np.arange(len(hashes)), hashes) if len(hashes) >= f.FEW else cls.these(list(enumerate(hashes.tolist())))
 
     @classmethod
-    def these(cls, few: list[tuple[int, int]]) -> Wanted:
+    def these(cls, few: list[tuple[int, int]]) -> IdQuery:
         """Without arrays, each of which takes a microsecond."""
         wanted = cls.__new__(cls)
-        wanted.few = few
+        wanted.small = few
         return wanted
 
-    def through(self, filter_: Filter) -> Wanted:
+    def through(self, filter_: BloomFilter) -> IdQuery:
         """Those that pass a filter."""
-        if self.few is not None:
-            return Wanted.these([one for one in self.few if filter_.may_hold_one(one[1])])
+        if self.small is not None:
+            return IdQuery.these([one for one in self.small if filter_.may_hold_one(one[1])])
         some = filter_.may_hold(self.hashes)
-        return Wanted(self.numbers[some], self.hashes[some])
+        return IdQuery(self.numbers[some], self.hashes[some])
 
 
 class Part:
@@ -187,27 +187,27 @@ class Part:
     first: int  # number of its first document in the segment
     cursors: list[Cursor]
     live: int  # sleepers that are neither handed off nor ended
-    dead: Bits | None = None
+    ended: Bits | None = None
     gone = False  # another part has taken its place
-    filter: Filter | None = None  # over all ids of its table, and of others
+    filter: BloomFilter | None = None  # over all ids of its table, and of others
     dirty = False  # `dead` has changed since it was written
 
     first_seq: int
     last_seq: int
-    killed_seq: int
+    ended_by: int
 
     @property
     def documents(self) -> int:
         raise NotImplementedError
 
-    def places(self, ordinals: I64) -> tuple[I64, I64]:
+    def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
         raise NotImplementedError
 
     def find(self, hash_: int) -> Sequence[int]:
         """Ordinals of candidates."""
         raise NotImplementedError
 
-    def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
+    def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
         """(number, ordinal) of candidates."""
         raise NotImplementedError
 
@@ -233,46 +233,46 @@ class Part:
         `holds` tells which are."""
         raise NotImplementedError
 
-    def kills(self) -> I64:
+    def ending_ordinals(self) -> I64:
         """Ordinals of the documents that end others."""
         raise NotImplementedError
 
     @property
-    def stones(self) -> int:
+    def ending_count(self) -> int:
         """How many documents end others."""
         raise NotImplementedError
 
-    def kill(self, ordinal: int) -> bool:
+    def mark_ended(self, ordinal: int) -> bool:
         """End a document. False if it was ended before."""
-        if self.dead is None:
-            self.dead = Bits(self.documents)
+        if self.ended is None:
+            self.ended = Bits(self.documents)
         self.dirty = True
-        fresh = self.dead.set(ordinal)
+        fresh = self.ended.set(ordinal)
         self.live -= fresh
         return fresh
 
-    def place(self, ordinal: int) -> tuple[int, int]:
+    def span_of(self, ordinal: int) -> tuple[int, int]:
         """`places` of one document."""
         raise NotImplementedError
 
     def alive_one(self, ordinal: int) -> bool:
-        return self.dead is None or not self.dead.test_one(ordinal)
+        return self.ended is None or not self.ended.test_one(ordinal)
 
     def alive(self, ordinals: I64) -> Mask:
-        return np.ones(len(ordinals), np.bool_) if self.dead is None else ~self.dead.test(ordinals)
+        return np.ones(len(ordinals), np.bool_) if self.ended is None else ~self.ended.test(ordinals)
 
     def count_live(self) -> int:
         """`live`, counted anew."""
         total = 0
         for cursor in self.cursors:
-            if self.dead is None:  # no key is read: opening must not cost a look at every sleeper
+            if self.ended is None:  # no key is read: opening must not cost a look at every sleeper
                 total += len(cursor.keys) - cursor.pos
             else:
                 total += int(self.alive(f.key_ordinals(cursor.keys.slice(cursor.pos, len(cursor.keys)))).sum())
         return total
 
     def read(self, door: Door, ordinals: I64) -> log.Documents:
-        starts, ends = self.places(ordinals)
+        starts, ends = self.spans_of(ordinals)
         return log.read_documents(door, self.path, starts, ends)
 
 
@@ -284,7 +284,7 @@ class TablePart(Part):
         self.table = table
         self.sealed = sealed
         cover = table.cover
-        self.base, self.first, self.killed_seq = cover.base, cover.first, cover.killed_seq
+        self.base, self.first, self.ended_by = cover.base, cover.first, cover.killed_seq
         self.first_seq, self.last_seq = cover.first_seq, cover.last_seq
         self.cursors = [Cursor(self, table, self.first_seq)] if len(table) else []
         self.live = len(table)
@@ -293,33 +293,33 @@ class TablePart(Part):
     def documents(self) -> int:
         return self.table.cover.documents
 
-    def places(self, ordinals: I64) -> tuple[I64, I64]:
+    def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
         try:
-            return self.table.places(ordinals)
+            return self.table.spans_of(ordinals)
         except IndexError:  # a block that was verified before has changed under us
             raise Damaged(f"{self.table.path.name}: a key names no document. {Damaged.__doc__}", table=self.table) from None
 
-    def place(self, ordinal: int) -> tuple[int, int]:
+    def span_of(self, ordinal: int) -> tuple[int, int]:
         try:
-            return self.table.place(ordinal)
+            return self.table.span_of(ordinal)
         except IndexError:
             raise Damaged(f"{self.table.path.name}: a key names no document. {Damaged.__doc__}", table=self.table) from None
 
     def find(self, hash_: int) -> Sequence[int]:
         return self.table.find(hash_)
 
-    def find_many(self, wanted: Wanted) -> list[tuple[int, int]]:
-        find, some = self.table.find, wanted.few
+    def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
+        find, some = self.table.find, wanted.small
         if some is None:
             maybe = np.flatnonzero(self.table.may_hold(wanted.hashes))
             some = list(zip(wanted.numbers[maybe].tolist(), wanted.hashes[maybe].tolist(), strict=True))
         return [(number, ordinal) for number, hash_ in some for ordinal in find(hash_)]
 
     def count_live(self) -> int:
-        if not (self.sealed and self.dead is not None and len(self.cursors) == 1):
+        if not (self.sealed and self.ended is not None and len(self.cursors) == 1):
             return super().count_live()
         pos, end = self.cursors[0].pos, len(self.table)
-        low, high = self.dead.counts_before(np.array([pos, end])).tolist()
+        low, high = self.ended.counts_before(np.array([pos, end])).tolist()
         return int(end - pos - (high - low))
 
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
@@ -329,7 +329,7 @@ class TablePart(Part):
             behind = bisect_seq(door, self, self.table, first, last, seq)
             first, last = max(first, behind - 1), behind
         ordinals = f.key_ordinals(self.table.slice(first, last))
-        hits = np.flatnonzero(log.read_prefixes(door, self.path, self.places(ordinals)[0])["seq"] == seq)
+        hits = np.flatnonzero(log.read_prefixes(door, self.path, self.spans_of(ordinals)[0])["seq"] == seq)
         return int(ordinals[hits[0]]) if len(hits) else None
 
     def locate_many(self, door: Door, dues: I64, seqs: I64) -> I64:
@@ -340,7 +340,7 @@ class TablePart(Part):
         first, last = self.table.ranks(low), self.table.ranks(low + np.uint64(1 << ORDINAL_BITS))
         alone, ties = np.flatnonzero(last - first == 1), np.flatnonzero(last - first > 1)
         ordinals = f.key_ordinals(self.table.keys[first[alone]])
-        known = log.read_prefixes(door, self.path, self.places(ordinals)[0])["seq"] == seqs[alone]
+        known = log.read_prefixes(door, self.path, self.spans_of(ordinals)[0])["seq"] == seqs[alone]
         return np.concatenate((ordinals[known], super().locate_many(door, dues[ties], seqs[ties])))
 
     def seq_of(self, door: Door, ordinal: int) -> int | None:
@@ -356,12 +356,12 @@ class TablePart(Part):
         rising = (seqs[1:] > seqs[:-1]) | (dues[1:] > dues[:-1])
         return bool(rising.all() and self.first_seq <= seqs.min() and seqs.max() <= self.last_seq)
 
-    def kills(self) -> I64:
-        return self.table.kills()
+    def ending_ordinals(self) -> I64:
+        return self.table.ending_ordinals()
 
     @cached_property
-    def stones(self) -> int:
-        return len(self.table.kills())
+    def ending_count(self) -> int:
+        return len(self.table.ending_ordinals())
 
 
 def rank_behind(door: Door, part: Part, keys: Keys, due_ms: int, seq: int) -> int:

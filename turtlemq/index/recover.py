@@ -13,8 +13,8 @@ from turtlemq.index import build
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import TablePart
-from turtlemq.index.repair import mending
-from turtlemq.index.segments import KIND, Segment, Shelf, table_path
+from turtlemq.index.repair import repairing
+from turtlemq.index.segments import KIND, Segment, Segments, table_path
 from turtlemq.index.writer import Writer
 from turtlemq.model import SEGMENT_MESSAGES_MAX, Damage, Progress, Settings
 from turtlemq.segment import format as f
@@ -31,7 +31,7 @@ def open_index(
     """The Index in `folder`, made if there is none. `progress`: what the receiver holds durably. `clean_end`: where the active
     segment ended when it was closed properly; then nothing in it can be torn."""
     door.make_folder(folder)
-    shelf = Shelf(door, folder, topic)
+    shelf = Segments(door, folder, topic)
     shelf.progress = progress
     bases = _tidy(door, folder)
     if clean_end is None:
@@ -39,30 +39,30 @@ def open_index(
     for base in bases:
         segment = _open_segment(shelf, base, base == bases[-1], clean_end)
         if segment is not None:
-            shelf.segments[base] = segment
+            shelf.by_base[base] = segment
             _open_parts(shelf, segment, settings, base == bases[-1], clean_end)
-    if not shelf.segments or not isinstance(_last_part(shelf), Memtable):
+    if not shelf.by_base or not isinstance(_last_part(shelf), Memtable):
         _begin(shelf)
     shelf.arrange()
     for part in shelf.parts:
         if isinstance(part, TablePart):
-            build.read_dead(door, folder, part)
-    mending(shelf, partial(_settle, shelf))
+            build.read_ended_bits(door, folder, part)
+    repairing(shelf, partial(_settle, shelf))
     return Index(shelf, Writer(shelf, settings, _last_seq(shelf)), settings)
 
 
-def _settle(shelf: Shelf) -> None:
+def _settle(shelf: Segments) -> None:
     """Cursors where the receiver says, and everything ended that tombstones end."""
-    shelf.place_all()
-    shelf.apply_kills(shelf.parts)
+    shelf.set_all_cursors()
+    shelf.apply_ends(shelf.parts)
     for part in shelf.parts:
         part.live = part.count_live()
 
 
-def _last_seq(shelf: Shelf) -> int:
+def _last_seq(shelf: Segments) -> int:
     """The newest seq that any file speaks of. None is given twice, or a new tombstone could be taken for one worked in before."""
-    seqs = [max(part.last_seq, part.killed_seq) for part in shelf.parts]
-    return max([shelf.progress.seq_max, *seqs, *(segment.killed_seq for segment in shelf.segments.values())])
+    seqs = [max(part.last_seq, part.ended_by) for part in shelf.parts]
+    return max([shelf.progress.seq_max, *seqs, *(segment.ended_by for segment in shelf.by_base.values())])
 
 
 def _tidy(door: Door, folder: Path) -> list[int]:
@@ -78,7 +78,7 @@ def _tidy(door: Door, folder: Path) -> list[int]:
     return bases
 
 
-def _open_segment(shelf: Shelf, base: int, last: bool, clean_end: int | None) -> Segment | None:
+def _open_segment(shelf: Segments, base: int, last: bool, clean_end: int | None) -> Segment | None:
     """A segment as its header describes it. One that is last and whose header was never synced never held anything."""
     path = shelf.folder / names.segment(KIND, base)
     size = shelf.door.size(path)
@@ -101,7 +101,7 @@ def _open_segment(shelf: Shelf, base: int, last: bool, clean_end: int | None) ->
     return Segment(base, path, header.generation, header.sealed, size, start, header.killed_seq)
 
 
-def _open_parts(shelf: Shelf, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:
+def _open_parts(shelf: Segments, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:
     if segment.sealed:
         _open_sealed(shelf, segment)
         return
@@ -128,7 +128,7 @@ def _open_parts(shelf: Shelf, segment: Segment, settings: Settings, last: bool, 
     _cover(shelf, segment, view, found, position, number, settings, active)
 
 
-def _open_sealed(shelf: Shelf, segment: Segment) -> None:
+def _open_sealed(shelf: Segments, segment: Segment) -> None:
     """One table for all of it; where a crash cut the seal between its two renames, the second is made up for."""
     path = table_path(shelf.folder, segment.base, None)
     unfinished = path.with_name(path.name + names.TMP)
@@ -137,7 +137,7 @@ def _open_sealed(shelf: Shelf, segment: Segment) -> None:
     if odd:  # said at every opening: a table that was made of what is left fits
         reason = f"the file is {'shorter' if odd < 0 else 'longer'} than its header says"
         shelf.damage(Damage(segment.path.name, segment.size - max(odd, 0), abs(odd), reason))
-    wanted = (segment.generation, segment.size, segment.killed_seq)
+    wanted = (segment.generation, segment.size, segment.ended_by)
     for candidate in (path, unfinished):
         part = _open_part(shelf, segment, candidate)
         if part is None:
@@ -157,7 +157,7 @@ def _open_sealed(shelf: Shelf, segment: Segment) -> None:
         segment.parts = [build.from_scan(shelf, segment, view, found, (0, len(found)), 0, segment.data_start)]
 
 
-def _fitting_run(shelf: Shelf, segment: Segment, position: int, number: int) -> TablePart | None:
+def _fitting_run(shelf: Segments, segment: Segment, position: int, number: int) -> TablePart | None:
     """The run that goes on at this position, if it covers bytes that are there."""
     path = table_path(shelf.folder, segment.base, number)
     part = _open_part(shelf, segment, path)
@@ -174,7 +174,7 @@ def _fitting_run(shelf: Shelf, segment: Segment, position: int, number: int) -> 
     return part
 
 
-def _open_part(shelf: Shelf, segment: Segment, path: Path) -> TablePart | None:
+def _open_part(shelf: Segments, segment: Segment, path: Path) -> TablePart | None:
     """The part of a segment that a table describes; None where there is none that can be used."""
     try:
         table = t.open_table(shelf.door, path)
@@ -185,7 +185,7 @@ def _open_part(shelf: Shelf, segment: Segment, path: Path) -> TablePart | None:
 
 
 def _cover(
-    shelf: Shelf, segment: Segment, view: memoryview, found: Scan, position: int, number: int, settings: Settings, active: bool
+    shelf: Segments, segment: Segment, view: memoryview, found: Scan, position: int, number: int, settings: Settings, active: bool
 ) -> None:
     """Runs over what no run covered, and in the active segment a memtable over the rest."""
     first = 0
@@ -208,13 +208,13 @@ def _cover(
     segment.parts.append(memtable)
 
 
-def _next_seq(shelf: Shelf, segment: Segment) -> int:
+def _next_seq(shelf: Segments, segment: Segment) -> int:
     """Behind everything that is there: where the range of an empty memtable begins."""
-    parts = [part for other in (*shelf.segments.values(), segment) for part in other.parts]
+    parts = [part for other in (*shelf.by_base.values(), segment) for part in other.parts]
     return max((part.last_seq for part in parts), default=-1) + 1
 
 
-def _make_durable(shelf: Shelf, segment: Segment, end: int) -> None:
+def _make_durable(shelf: Segments, segment: Segment, end: int) -> None:
     """Cut a torn tail. What is left may have been written by a process that was killed before its sync: sync it now, for from
     here on it is found, fired, and answered as a duplicate."""
     fd = shelf.door.open_write(segment.path)
@@ -227,19 +227,19 @@ def _make_durable(shelf: Shelf, segment: Segment, end: int) -> None:
     segment.size = end
 
 
-def _last_part(shelf: Shelf) -> object:
+def _last_part(shelf: Segments) -> object:
     parts = shelf.active.parts
     return parts[-1] if parts else None
 
 
-def _begin(shelf: Shelf) -> None:
+def _begin(shelf: Segments) -> None:
     """The first segment, or a new one behind a last one that takes no more writes."""
-    base = shelf.active.base + shelf.active.size if shelf.segments else 0
+    base = shelf.active.base + shelf.active.size if shelf.by_base else 0
     path = shelf.folder / names.segment(KIND, base)
-    shelf.parts = [part for segment in shelf.segments.values() for part in segment.parts]
+    shelf.parts = [part for segment in shelf.by_base.values() for part in segment.parts]
     header = f.FileHeader(KIND, shelf.topic, base, killed_seq=max(_last_seq(shelf), 0))
     shelf.door.close(log.create(shelf.door, path, header))
     start = len(f.encode_header(header))
     segment = Segment(base, path, 0, False, start, start, header.killed_seq)
     segment.parts = [Memtable(path, base, 0, start, _next_seq(shelf, segment))]
-    shelf.segments[base] = segment
+    shelf.by_base[base] = segment

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from turtlemq.index import build
 from turtlemq.index.parts import Part, TablePart
-from turtlemq.index.segments import Shelf
+from turtlemq.index.segments import Segments
 from turtlemq.segment import log
 from turtlemq.segment.scan import scan
 from turtlemq.segment.table import Damaged
@@ -15,30 +15,30 @@ from turtlemq.segment.table import Damaged
 R = TypeVar("R")
 
 
-def mending(shelf: Shelf, action: Callable[[], R]) -> R:
+def repairing(shelf: Segments, action: Callable[[], R]) -> R:
     """Do something that changes nothing before it has read all it needs. On a damaged table, build that again and begin anew."""
     try:
-        if not shelf.unsettled and not shelf.misplaced:
+        if not shelf.unintegrated and not shelf.cursors_stale:
             return action()  # nearly always
     except Damaged as error:
-        mend(shelf, error)
+        repair(shelf, error)
     for _ in range(2 * len(shelf.parts)):
         try:
             shelf.finish()
             return action()
         except Damaged as error:
-            mend(shelf, error)
+            repair(shelf, error)
     return action()
 
 
-def mend(shelf: Shelf, error: Damaged) -> None:
+def repair(shelf: Segments, error: Damaged) -> None:
     """Build the table that raised `error` again: its segment is the truth. What was cancelled is worked in by `Shelf.finish`, for
     the tables that tell may be damaged too."""
     broken = error.details.get("table", error.details.get("part"))
     part = next((p for p in shelf.parts if p is broken or (isinstance(p, TablePart) and p.table is broken)), None)
     if not isinstance(part, TablePart):
         raise error
-    segment, cover = shelf.segments[part.base], part.table.cover
+    segment, cover = shelf.by_base[part.base], part.table.cover
     view = shelf.door.map(segment.path)
     found = scan(view, cover.start, cover.end, sealed=True, rising=not segment.sealed)  # durable when the table was made
     fresh = []
@@ -47,7 +47,7 @@ def mend(shelf: Shelf, error: Damaged) -> None:
         fresh[0].first_seq, fresh[0].last_seq = part.first_seq, part.last_seq
     retire(part)
     segment.parts = [new for old in segment.parts for new in (fresh if old is part else [old])]
-    shelf.unsettled += fresh
+    shelf.unintegrated += fresh
     shelf.arrange()
     for damage in log.damage_of(segment.path, found):
         shelf.damage(damage)

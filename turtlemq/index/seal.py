@@ -35,7 +35,7 @@ class SealJob:
     generation: int  # of the result
     progress: Progress  # handed off and durable there
     ended: I64  # seqs of documents that tombstones have ended, sorted
-    killed_seq: int  # as of this seq
+    ended_by: int  # as of this seq
     others: tuple[tuple[int, int, int], ...]  # ranges of seqs of the parts before, and up to where tombstones are worked in there
     first_seq: int
     last_seq: int
@@ -61,7 +61,7 @@ def seal(door: Door, job: SealJob) -> Sealed:
     order = sleepers[np.argsort(f.packed_keys(found.due_ms[sleepers], sleepers), kind="stable")]
     stones = _tombstones(view, found, job, sleepers)
     lengths = np.append(found.lengths[order], [len(s) for s in stones]).astype(np.int64)
-    header = f.FileHeader("delay", job.topic, job.base, job.generation, True, len(lengths), int(lengths.sum()), job.killed_seq)
+    header = f.FileHeader("delay", job.topic, job.base, job.generation, True, len(lengths), int(lengths.sum()), job.ended_by)
     tmp = path.with_name(path.name + names.TMP)
     start = _write(door, tmp, header, view, found, order, stones)
     positions = start + np.cumsum(lengths) - lengths
@@ -75,7 +75,7 @@ def _hint(door: Door, job: SealJob) -> I64:
     number = 0
     try:
         while (run := t.open_table(door, job.folder / names.table("delay", job.base, number))) and run.cover.documents:
-            found.append(run.places(np.arange(run.cover.documents))[0])
+            found.append(run.spans_of(np.arange(run.cover.documents))[0])
             number += run.cover.documents
     except t.Damaged:
         return np.empty(0, np.int64)
@@ -140,7 +140,7 @@ def _write_table(
         end=end,
         first_seq=job.first_seq,
         last_seq=job.last_seq,
-        killed_seq=job.killed_seq,
+        killed_seq=job.ended_by,
     )
     nothing = np.zeros(stones, np.int64)
     hashes = np.append(build.scan_hashes(view, found, 0, len(found))[order], nothing.astype(np.uint64))

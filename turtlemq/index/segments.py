@@ -17,11 +17,11 @@ import numpy as np
 
 from turtlemq.errors import DiskFull
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.parts import Array, Cursor, Part, TablePart, Wanted, rank_behind
+from turtlemq.index.parts import Array, Cursor, IdQuery, Part, TablePart, rank_behind
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Counters, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.segment.bloom import Filter
+from turtlemq.segment.bloom import BloomFilter
 from turtlemq.segment.ids import hash_id, server_seq
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
@@ -41,7 +41,7 @@ class Segment:
     sealed: bool
     size: int  # bytes of the file that count
     data_start: int  # where documents begin
-    killed_seq: int = 0  # only documents behind this seq can end what is in here: when it began, or what a seal worked in
+    ended_by: int = 0  # only documents behind this seq can end what is in here: when it began, or what a seal worked in
     parts: list[Part] = field(default_factory=list)
     sifted: bool = False  # its tombstones were sifted by a seal, and nothing before it has changed since
 
@@ -54,29 +54,29 @@ class Segment:
         return sum(part.live for part in self.parts)
 
     @property
-    def stones(self) -> int:
+    def ending_count(self) -> int:
         """How many documents end others, perhaps in segments before this one."""
-        return sum(part.stones for part in self.parts)
+        return sum(part.ending_count for part in self.parts)
 
     def needs(self, stone: f.Document) -> bool:
         """Would a document of this segment come back without this tombstone?"""
         of = -1 if stone.of is None else stone.of[0]
-        return stone.seq > self.killed_seq and any(part.first_seq <= of <= part.last_seq for part in self.parts)
+        return stone.seq > self.ended_by and any(part.first_seq <= of <= part.last_seq for part in self.parts)
 
 
-class Shelf:
+class Segments:
     """All parts of one topic."""
 
     def __init__(self, door: Door, folder: Path, topic: str) -> None:
         self.door, self.folder, self.topic = door, folder, topic
-        self.segments: dict[int, Segment] = {}
+        self.by_base: dict[int, Segment] = {}
         self.parts: list[Part] = []
         self.progress = Progress()
         self.counters = Counters()
         self.heap: list[tuple[int, int, Cursor]] = []
-        self.unsettled: list[TablePart] = []  # parts that have just come: see `finish`
-        self.misplaced = False  # cursors do not stand where `progress` says
-        self.killer_seq = 0  # the newest document that ended another
+        self.unintegrated: list[TablePart] = []  # parts that have just come: see `finish`
+        self.cursors_stale = False  # cursors do not stand where `progress` says
+        self.last_ending_seq = 0  # the newest document that ended another
         self._damaged: set[tuple[str, int]] = set()
         self._pushed = 0
         self._active: Segment | None = None  # both are asked for many times a message
@@ -86,7 +86,7 @@ class Shelf:
 
     @property
     def active(self) -> Segment:
-        return self._active or self.segments[max(self.segments)]
+        return self._active or self.by_base[max(self.by_base)]
 
     @property
     def memtable(self) -> Memtable:
@@ -95,10 +95,10 @@ class Shelf:
 
     def arrange(self) -> None:
         """Order the parts and rebuild the heap, after parts have come or gone."""
-        self.segments = dict(sorted(self.segments.items()))
-        self.parts = [part for segment in self.segments.values() for part in segment.parts]
+        self.by_base = dict(sorted(self.by_base.items()))
+        self.parts = [part for segment in self.by_base.values() for part in segment.parts]
         self.parts.sort(key=lambda part: (part.first_seq, isinstance(part, Memtable)))
-        self._active = self.segments[max(self.segments)]
+        self._active = self.by_base[max(self.by_base)]
         self._memtable = self.parts[-1] if self.parts and isinstance(self.parts[-1], Memtable) else None
         self.heap = []
         for part in self.parts:
@@ -107,7 +107,7 @@ class Shelf:
     def changed(self, base: int) -> None:
         """A segment was sealed or dropped: positions in its file mean nothing now, and tombstones behind it may be needless."""
         self._damaged = {place for place in self._damaged if place[0] != names.segment(KIND, base)}
-        for segment in self.segments.values():
+        for segment in self.by_base.values():
             segment.sifted &= segment.base <= base
 
     def push(self, cursors: Sequence[Cursor]) -> None:
@@ -157,7 +157,7 @@ class Shelf:
 
     def read_one(self, part: Part, ordinal: int) -> f.Document | None:
         """One document, or None if its bytes are damaged (reported)."""
-        start, end = part.place(ordinal)
+        start, end = part.span_of(ordinal)
         data = log.read_document(self.door, part.path, start, end)
         if data is None:
             self.damage(Damage(part.path.name, start, end - start, "checksum does not match"))
@@ -184,7 +184,7 @@ class Shelf:
             hit = self._verify(hinted, hinted.find(hash_) if found is None else (found,), id_)
             if hit is not None:
                 return hit
-        maybe: dict[Filter | None, bool] = {None: True}
+        maybe: dict[BloomFilter | None, bool] = {None: True}
         for part in reversed(self.parts):
             filter_ = part.filter
             if filter_ not in maybe:
@@ -206,8 +206,8 @@ class Shelf:
         """Which of many ids are held, as index → seq of the document. 0.2 µs for one that is not. Parts in which nothing is newer
         than `after_seq` are passed over."""
         held: dict[int, int] = {}
-        everything = Wanted.of(hashes)
-        wanted: dict[Filter | None, Wanted] = {None: everything}
+        everything = IdQuery.of(hashes)
+        wanted: dict[BloomFilter | None, IdQuery] = {None: everything}
         for part in reversed(self.parts):
             if part.last_seq <= after_seq:
                 continue
@@ -230,22 +230,22 @@ class Shelf:
 
     # Ending documents
 
-    def kill(self, seq: int, due_ms: int, seen: tuple[Part, int] | None = None) -> bool:
+    def end_document(self, seq: int, due_ms: int, seen: tuple[Part, int] | None = None) -> bool:
         """End the document with this seq, if it is still there and was not ended yet. `seen`: where it was found before."""
         if seen is not None and not seen[0].gone:
-            return seen[0].kill(seen[1])
+            return seen[0].mark_ended(seen[1])
         part = self.part_of(seq)
         ordinal = None if part is None else part.locate(self.door, due_ms, seq)
-        return ordinal is not None and part is not None and part.kill(ordinal)
+        return ordinal is not None and part is not None and part.mark_ended(ordinal)
 
-    def apply_kills(self, victims: Sequence[Part]) -> None:
+    def apply_ends(self, victims: Sequence[Part]) -> None:
         """Work tombstones into these parts that are newer than what they know of."""
         victims = sorted(victims, key=lambda part: part.first_seq)
-        oldest = min((max(part.killed_seq, part.first_seq) for part in victims), default=SEQ_MAX)
+        oldest = min((max(part.ended_by, part.first_seq) for part in victims), default=SEQ_MAX)
         for part in self.parts:
             if part.last_seq <= oldest:
                 continue
-            kills = part.kills()
+            kills = part.ending_ordinals()
             for i in range(0, len(kills), _KILLERS):
                 self._apply(part, kills[i : i + _KILLERS], victims)
 
@@ -256,17 +256,17 @@ class Shelf:
         if not read.good.any():
             return
         by = read.heads["seq"][read.good]
-        seqs, dues = f.victims(read.buffer, read.starts[read.good], read.heads[read.good])
-        self.killer_seq = max(self.killer_seq, int(by.max()))
+        seqs, dues = f.ended_seqs(read.buffer, read.starts[read.good], read.heads[read.good])
+        self.last_ending_seq = max(self.last_ending_seq, int(by.max()))
         for victim in victims:
-            mine = (seqs >= victim.first_seq) & (seqs <= victim.last_seq) & (by > victim.killed_seq)
+            mine = (seqs >= victim.first_seq) & (seqs <= victim.last_seq) & (by > victim.ended_by)
             if mine.any():
                 for ordinal in victim.locate_many(self.door, dues[mine], seqs[mine]).tolist():
-                    victim.kill(ordinal)
+                    victim.mark_ended(ordinal)
 
-    def killers(self, part: Part) -> Iterator[f.Document]:
+    def ending_documents(self, part: Part) -> Iterator[f.Document]:
         """The documents of a part that end others. 10 µs each."""
-        kills = part.kills()
+        kills = part.ending_ordinals()
         for i in range(0, len(kills), _KILLERS):
             for document in self.read_many(part, kills[i : i + _KILLERS]):
                 if document is not None and document.of is not None:
@@ -274,7 +274,7 @@ class Shelf:
 
     # Handed off
 
-    def place(self, part: TablePart, seqs: I64 | None = None) -> None:
+    def set_cursors(self, part: TablePart, seqs: I64 | None = None) -> None:
         """Set the cursors of a part to what `progress` says was handed off. `seqs` by ordinal, where the caller knows them."""
         for cursor in part.cursors:
             cursor.alive = False
@@ -290,7 +290,7 @@ class Shelf:
         # Some keys before `pos` came after the handoff that reached so far: they sleep still, on a cursor of their own.
         keys = part.table.slice(0, pos)
         if seqs is None:
-            starts, _ = part.places(f.key_ordinals(keys))
+            starts, _ = part.spans_of(f.key_ordinals(keys))
             seqs = log.read_prefixes(self.door, part.path, starts)["seq"]
         else:
             seqs = seqs[f.key_ordinals(keys)]
@@ -300,31 +300,31 @@ class Shelf:
 
     def finish(self) -> None:
         """Do what an error left half done, before anything is read or handed off."""
-        if not self.unsettled and not self.misplaced:
+        if not self.unintegrated and not self.cursors_stale:
             return
-        while self.unsettled:
-            part = self.unsettled[-1]
+        while self.unintegrated:
+            part = self.unintegrated[-1]
             if part in self.parts:
-                self.settle(part)
-            self.unsettled.remove(part)
-        self.place_all()
+                self.integrate(part)
+            self.unintegrated.remove(part)
+        self.set_all_cursors()
 
-    def settle(self, part: TablePart) -> None:
+    def integrate(self, part: TablePart) -> None:
         """Set the cursors of a part that has just come, and end in it what was ended since it was made."""
-        self.place(part)
-        self.apply_kills([part])
+        self.set_cursors(part)
+        self.apply_ends([part])
         part.live = part.count_live()
 
-    def place_all(self) -> None:
+    def set_all_cursors(self) -> None:
         """Set every cursor to what `progress` says was handed off, and count the sleepers anew."""
         for part in self.parts:
             if isinstance(part, TablePart):
-                self.place(part)
+                self.set_cursors(part)
             elif isinstance(part, Memtable):
                 part.restart(self.progress.covers(part.due[: part.count], part.seq[: part.count]))
             part.live = part.count_live()
         self.arrange()
-        self.misplaced = False
+        self.cursors_stale = False
 
     # Damage
 
@@ -332,7 +332,7 @@ class Shelf:
         """Note documents that are not what was written, once each."""
         if read.good.all():
             return
-        starts, ends = part.places(ordinals)
+        starts, ends = part.spans_of(ordinals)
         for i in np.flatnonzero(~read.good).tolist():
             self.damage(Damage(part.path.name, int(starts[i]), int(ends[i] - starts[i]), "checksum does not match"))
 
@@ -344,7 +344,7 @@ class Shelf:
             if part.holds(ordinal, document) and document.seq not in seen:
                 seen.add(document.seq)
             else:
-                start, end = part.place(ordinal)
+                start, end = part.span_of(ordinal)
                 self.damage(Damage(part.path.name, start, end - start, "another document stands in its place"))
                 yield number
 
@@ -386,5 +386,5 @@ def table_path(folder: Path, base: int, first: int | None) -> Path:
     return folder / names.table(KIND, base, first)
 
 
-def dead_path(folder: Path, base: int, first: int | None) -> Path:
-    return folder / names.dead(KIND, base, first)
+def ended_path(folder: Path, base: int, first: int | None) -> Path:
+    return folder / names.ended_bits(KIND, base, first)

@@ -22,8 +22,8 @@ from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index import build
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Part
-from turtlemq.index.repair import mending, retire
-from turtlemq.index.segments import KIND, Segment, Shelf
+from turtlemq.index.repair import repairing, retire
+from turtlemq.index.segments import KIND, Segment, Segments
 from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, U64, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -47,7 +47,7 @@ class Columns:
     flags: list[int] | U32
     extras: Sequence[bytes] | None
     hashes: Sequence[int] | U64 | None  # 0 for a server-given id; None when all are
-    kills: Sequence[tuple[int, int]] = ()
+    ends: Sequence[tuple[int, int]] = ()
     seen: Sequence[tuple[Part, int]] = ()  # where what they end was found
     purpose: str = "appended"  # which counter they add to
 
@@ -61,7 +61,7 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class Group:
+class CommitGroup:
     """Everything that one commit writes."""
 
     door: Door
@@ -103,17 +103,17 @@ class Group:
 class Writer:
     """The one writer of a topic's delay log."""
 
-    def __init__(self, shelf: Shelf, settings: Settings, last_seq: int) -> None:
-        self.shelf, self.settings, self.door = shelf, settings, shelf.door
+    def __init__(self, shelf: Segments, settings: Settings, last_seq: int) -> None:
+        self.segments, self.settings, self.door = shelf, settings, shelf.door
         self.last_seq = last_seq
         self.flusher: Worker = Inline()
         self.frozen: list[Memtable] = []  # full, and not on disk yet
         self.staged_ids: set[bytes] = set()
-        self.staged_kills: set[int] = set()
+        self.staged_ends: set[int] = set()
         self.stopped: BaseException | None = None
         self._fd = -1
-        self._group: Group | None = None
-        self._flying: Group | None = None  # taken, neither published nor dropped yet
+        self._group: CommitGroup | None = None
+        self._flying: CommitGroup | None = None  # taken, neither published nor dropped yet
         self._end = shelf.active.size  # where the next document goes
         self._documents = shelf.active.documents  # of the active segment, staged ones included
         self._unsynced = False
@@ -124,7 +124,7 @@ class Writer:
         """A hybrid logical clock: wall time above, a counter below, and never a number twice."""
         return max(self.last_seq + 1, now_ms << SEQ_COUNTER_BITS)
 
-    def stage(self, columns: Columns, first_seq: int) -> Group:
+    def stage(self, columns: Columns, first_seq: int) -> CommitGroup:
         """Encode documents and hold them for the next commit. Returns the group that they are in, which tells if it fails.
 
         Where the segment is full, what was staged before is committed here and now, and a new segment begun."""
@@ -144,8 +144,8 @@ class Writer:
         self._documents += count
         self.last_seq = first_seq + count - 1
         group.batches.append(_Batch(seqs, columns, starts, self._end))
-        if columns.kills:
-            self.staged_kills.update(seq for seq, _ in columns.kills)
+        if columns.ends:
+            self.staged_ends.update(seq for seq, _ in columns.ends)
         return group
 
     def refuse_if_stopped(self) -> None:
@@ -160,19 +160,19 @@ class Writer:
         self.stopped = self.stopped or error
         return Stopped(f"{Stopped.__doc__} The cause was: {error}")
 
-    def _open_group(self) -> Group:
+    def _open_group(self) -> CommitGroup:
         if self._group is None:
             if self._fd < 0:
-                self._fd = self.door.open_write(self.shelf.active.path)
-            self._group = Group(self.door, self._fd, self.shelf.active.path, self._end)
+                self._fd = self.door.open_write(self.segments.active.path)
+            self._group = CommitGroup(self.door, self._fd, self.segments.active.path, self._end)
         return self._group
 
     @property
-    def pending(self) -> Group | None:
+    def pending(self) -> CommitGroup | None:
         """The last group that is not durable yet: when it has landed, so has everything that was staged up to now."""
         return self._group or self._flying
 
-    def take(self) -> Group | None:
+    def take(self) -> CommitGroup | None:
         """The staged group, to be run and then landed. One at a time: none while another is under way."""
         if self._flying is not None or self._group is None:
             return None
@@ -189,7 +189,7 @@ class Writer:
             group.run(sync)
             self.land(group, sync)
 
-    def land(self, group: Group, synced: bool = True) -> None:
+    def land(self, group: CommitGroup, synced: bool = True) -> None:
         """A taken group has run, or is waited for: publish it, or drop it and raise what its callers shall hear."""
         if group is not self._flying:
             return
@@ -205,16 +205,16 @@ class Writer:
         heard = error if isinstance(error, DiskFull) else self.stop(error)
         dropped = [group for group in (self._flying, self._group) if group is not None]
         self._flying = self._group = None
-        self._end, self._documents = self.shelf.active.size, self.shelf.active.documents
+        self._end, self._documents = self.segments.active.size, self.segments.active.documents
         self.staged_ids.clear()
-        self.staged_kills.clear()
+        self.staged_ends.clear()
         for group in dropped:
             group.finish(heard)
         return heard
 
-    def _publish_group(self, group: Group) -> None:
+    def _publish_group(self, group: CommitGroup) -> None:
         """Let committed documents be found, fired and counted."""
-        shelf = self.shelf
+        shelf = self.segments
         self._flying = None
         try:
             for batch in group.batches:
@@ -232,7 +232,7 @@ class Writer:
             self._flush_if_room()
 
     def _publish(self, batch: _Batch) -> None:
-        shelf, columns = self.shelf, batch.columns
+        shelf, columns = self.segments, batch.columns
         fresh = shelf.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes)
         if fresh:
             shelf.push(fresh)
@@ -241,28 +241,28 @@ class Writer:
             shelf.counters.appended += len(batch.seqs)
         else:
             shelf.counters.add(columns.purpose, len(batch.seqs))
-        for (seq, due_ms), seen in zip_longest(columns.kills, columns.seen):
-            mending(shelf, partial(shelf.kill, seq, due_ms, seen))
-            self.staged_kills.discard(seq)
-            shelf.killer_seq = int(batch.seqs[-1])
+        for (seq, due_ms), seen in zip_longest(columns.ends, columns.seen):
+            repairing(shelf, partial(shelf.end_document, seq, due_ms, seen))
+            self.staged_ends.discard(seq)
+            shelf.last_ending_seq = int(batch.seqs[-1])
 
     # Runs and rolls
 
     def _flush_if_room(self) -> None:
         """A full disk only delays the flush: the documents are durable already."""
         try:
-            if self.shelf.memtable.count >= self._flush_at:
+            if self.segments.memtable.count >= self._flush_at:
                 self._freeze()
             self.finish_flush()
             self._flush_at = self.settings.run_messages
         except (DiskFull, OSError, Damaged):
-            self._flush_at = self.shelf.memtable.count + self.settings.run_messages // 4
+            self._flush_at = self.segments.memtable.count + self.settings.run_messages // 4
 
     def sync(self) -> None:
         """Make durable what was committed without a sync."""
         if self._unsynced:
             try:
-                self.door.sync(self._fd, self.shelf.active.path)
+                self.door.sync(self._fd, self.segments.active.path)
             except OSError as error:
                 raise self.stop(error) from error
             self._unsynced = False
@@ -274,7 +274,7 @@ class Writer:
 
     def _freeze(self) -> None:
         """The memtable changes no more but for what is ended in it; a new one begins behind it."""
-        memtable, segment = self.shelf.memtable, self.shelf.active
+        memtable, segment = self.segments.memtable, self.segments.active
         if not memtable.count:
             return
         self.sync()  # an index must never speak of documents that a power cut could take back
@@ -282,30 +282,30 @@ class Writer:
         number = memtable.first + memtable.count
         segment.parts = [*segment.parts, Memtable(segment.path, segment.base, number, segment.size, memtable.last_seq + 1)]
         self.frozen.append(memtable)
-        self.shelf.arrange()
+        self.segments.arrange()
 
     def finish_flush(self, wait: bool = False) -> None:
         """Have tables written for memtables that are frozen, by `flusher`, one at a time; put those that are written in their
         place. Raises if one could not be written: it serves on from memory, and is tried again."""
         while self.frozen:
             if self._flush is None:
-                job = build.flush_job(self.shelf, self.frozen[0])
+                job = build.flush_job(self.segments, self.frozen[0])
                 self._flush = job, self.flusher.submit(build.write_run, self.door.fresh(), job)
             if not (wait or self._flush[1].done()):
                 return
             (job, writing), self._flush = self._flush, None
             writing.result()
             frozen = self.frozen[0]
-            part = build.open_run(self.shelf, frozen, job)
-            segment = self.shelf.segments[frozen.base]
+            part = build.open_run(self.segments, frozen, job)
+            segment = self.segments.by_base[frozen.base]
             segment.parts = [part if p is frozen else p for p in segment.parts]
             del self.frozen[0]
             retire(frozen)
-            self.shelf.arrange()
-            build.write_dead(self.shelf, self.shelf.parts)
+            self.segments.arrange()
+            build.write_ended_bits(self.segments, self.segments.parts)
 
     def _roll_if_full(self, count: int, size: int) -> None:
-        active = self.shelf.active
+        active = self.segments.active
         bytes_max = min(self.settings.segment_bytes, _POSITION_MAX)
         full = self._end + size > bytes_max or self._documents + count > self.settings.segment_messages
         if full and self._end > active.data_start:
@@ -322,12 +322,12 @@ class Writer:
             raise self.stop(error) from error
 
     def _roll(self) -> None:
-        old = self.shelf.active
+        old = self.segments.active
         self._freeze()
-        build.write_dead(self.shelf, self.shelf.parts, all_of_them=True)
+        build.write_ended_bits(self.segments, self.segments.parts, all_of_them=True)
         base = old.base + old.size
-        path = self.shelf.folder / names.segment(KIND, base)
-        header = f.FileHeader(KIND, self.shelf.topic, base, killed_seq=self.last_seq)
+        path = self.segments.folder / names.segment(KIND, base)
+        header = f.FileHeader(KIND, self.segments.topic, base, killed_seq=self.last_seq)
         fd = log.create(self.door, path, header)
         self.shut()
         self._fd = fd
@@ -335,8 +335,8 @@ class Writer:
         fresh = Segment(base, path, 0, False, start, start, self.last_seq)
         fresh.parts.append(Memtable(path, base, 0, start, self.last_seq + 1))
         old.parts = [part for part in old.parts if part.documents]
-        self.shelf.segments[base] = fresh
-        self.shelf.arrange()
+        self.segments.by_base[base] = fresh
+        self.segments.arrange()
         self._end, self._documents = start, 0
         self._flush_if_room()
 

@@ -12,7 +12,7 @@ _BITS = 16  # of room an id
 _PROBES = ((22, 0), (27, 0), (32, 32), (37, 32))
 
 
-class Filter:
+class BloomFilter:
     """Which ids may be there: a Bloom filter, one word an id, four bits set in it. 0.5 % of strangers pass."""
 
     def __init__(self, data: memoryview) -> None:

@@ -346,7 +346,7 @@ _ENDS = np.dtype([("of_name", "V4"), ("of", "<i8"), ("was_name", "V5"), ("was", 
 _ENDS_ROW = np.dtype(f"V{_ENDS.itemsize}")
 
 
-def victims(buffer: bytes | bytearray | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, I64]:
+def ended_seqs(buffer: bytes | bytearray | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, I64]:
     """Seqs and due times of what documents with `of` and `was` end. They stand first behind the id. 0.05 µs each."""
     at = starts + PREFIX_BYTES + heads["idlen"]
     found = np.ndarray((len(buffer) - _ENDS.itemsize + 1,), _ENDS_ROW, buffer, strides=(1,))[at].view(_ENDS)

@@ -16,10 +16,10 @@ _GROWTH = 4
 _FEW = 24  # below this many, loops beat arrays
 
 
-class Hashes:
+class IdMap:
     """Where each hash was seen last. A hash of 0 is not entered.
 
-    >>> column, known = np.array([7, 9, 7, 0], np.uint64), Hashes()
+    >>> column, known = np.array([7, 9, 7, 0], np.uint64), IdMap()
     >>> known.add(column, 0, 4)
     >>> known.find_many(column, np.array([9, 8, 7], np.uint64)).tolist()
     [1, -1, 2]

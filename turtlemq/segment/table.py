@@ -222,7 +222,7 @@ class Table:
             self._touch("keys", first, last, 8)
         return self.keys[first:last]
 
-    def places(self, ordinals: I64) -> tuple[I64, I64]:
+    def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
         """Where documents begin and end in the segment (the end may lie behind a damaged stretch)."""
         if len(ordinals):
             self._touch("positions", int(ordinals.min()), int(ordinals.max()) + 2, 4)
@@ -231,7 +231,7 @@ class Table:
             raise Damaged(f"{self.path.name}: it places documents where none can be. {Damaged.__doc__}", table=self)
         return starts, ends
 
-    def place(self, ordinal: int) -> tuple[int, int]:
+    def span_of(self, ordinal: int) -> tuple[int, int]:
         """`places` of one document."""
         self._touch("positions", ordinal, ordinal + 2, 4)
         return self._position_item[ordinal], self._position_item[ordinal + 1]
@@ -326,7 +326,7 @@ class Table:
             return not np.isin(hashes >> rest, self.ids() >> rest).all()
         return not np.isin((hashes >> rest << rest) | ordinals.astype(np.uint64), self.ids()).all()
 
-    def kills(self) -> I64:
+    def ending_ordinals(self) -> I64:
         """Ordinals of the documents that end others."""
         count = self._places["kills"][1]
         if not count:

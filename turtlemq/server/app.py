@@ -9,10 +9,10 @@ from aiohttp import web
 
 from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import openapi, pages, trace
-from turtlemq.server.auth import GUARD, Guard
+from turtlemq.server.auth import GUARD, Auth
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
-from turtlemq.server.event_log import Watch
+from turtlemq.server.event_log import EventLog
 from turtlemq.server.handlers import backup, dead, messages, metrics, status, topics
 from turtlemq.server.handlers.command import command
 from turtlemq.server.http import CONFIG, SERVICE, answer, let_go, refusal, refuse_other_sites, set_deadline
@@ -59,7 +59,7 @@ def routes() -> list[web.RouteDef]:
         web.put(_GROUP, topics.put_group),
         web.get(_GROUP, topics.get_group),
         web.delete(_GROUP, topics.drop_group),
-        web.get(f"{_TOPIC}/messages/{{id}}", messages.look),
+        web.get(f"{_TOPIC}/messages/{{id}}", messages.get_message),
         web.delete(f"{_TOPIC}/messages/{{id}}", messages.remove),
         web.patch(f"{_TOPIC}/messages/{{id}}", messages.patch),
         web.post(f"{_TOPIC}/cancel", messages.cancel),
@@ -77,8 +77,8 @@ def make_app(service: Service, config: Config) -> web.Application:
     app = web.Application(middlewares=[cast(Any, _around)], client_max_size=config.max_body_bytes)
     app[SERVICE], app[CONFIG], app[metrics.SHOWN] = service, config, metrics.Shown()
     app.on_response_prepare.append(trace.stamp)
-    app.cleanup_ctx.extend((service.meter.heartbeat, Watch(service)))
-    app[GUARD] = Guard(config.allowed_hosts, config.tokens)
+    app.cleanup_ctx.extend((service.meter.heartbeat, EventLog(service)))
+    app[GUARD] = Auth(config.allowed_hosts, config.tokens)
     service.flow = Flow(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.waiters_max = config.max_waiting
     app.add_routes(routes())

@@ -209,7 +209,7 @@ def client_of(remote: str) -> str:
     return str(address) if address.version == 4 else str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
-class Guard:
+class Auth:
     """Every check of a server, with its tokens and networks."""
 
     def __init__(self, allowed_hosts: Iterable[str] = LOOPBACK, tokens: Iterable[Token] = ()) -> None:
@@ -298,4 +298,4 @@ def name_of(request: web.Request) -> str:
     return f"token {who.name}" if who is not None else client_of(request.remote or "")
 
 
-GUARD = web.AppKey("guard", Guard)
+GUARD = web.AppKey("guard", Auth)

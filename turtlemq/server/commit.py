@@ -15,11 +15,11 @@ from queue import SimpleQueue
 from time import perf_counter
 
 from turtlemq.errors import TurtleError
-from turtlemq.index.writer import Group
+from turtlemq.index.writer import CommitGroup
 from turtlemq.topic.topic import Topic
 
 THREADS = 8  # syncs of several topics go on side by side
-Job = tuple[Topic, Group, threading.Lock]  # the lock is released when it was run
+Job = tuple[Topic, CommitGroup, threading.Lock]  # the lock is released when it was run
 
 
 class Committer:
@@ -93,21 +93,21 @@ class Committer:
         """On the thread: go on with it on the loop."""
         self._loop.call_soon_threadsafe(self._land, thread, job[0], job[1], seconds)
 
-    def _land(self, thread: _Thread, topic: Topic, group: Group, seconds: float) -> None:
+    def _land(self, thread: _Thread, topic: Topic, group: CommitGroup, seconds: float) -> None:
         self._publish(topic, group, seconds)
         self._idle.append(thread)
         self._take(topic)
         if self._jobs and self._idle:
             self._idle.pop().give(self._jobs.popleft())
 
-    def _publish(self, topic: Topic, group: Group, seconds: float) -> None:
+    def _publish(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         try:
             topic.index.writer.land(group)
         except TurtleError:
             pass  # those who wait have heard of it
         self._loop.call_soon(self._tell, topic, group, seconds)  # behind those who were waiting: they are answered first
 
-    def _tell(self, topic: Topic, group: Group, seconds: float) -> None:
+    def _tell(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         self._observe(seconds, sum(map(len, group.buffers)))
         self._changed(topic)
 

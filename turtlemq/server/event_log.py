@@ -35,7 +35,7 @@ class Known:
     unsealable: int = 0
 
 
-class Watch:
+class EventLog:
     """See the module."""
 
     def __init__(self, service: Service) -> None:
@@ -83,7 +83,7 @@ class Watch:
         for one in damage[known.damage :][:DAMAGE_MAX]:
             logs.error("damage", topic=name, file=one.file, position=one.position, length=one.length, reason=one.reason)
         known.damage = len(damage)
-        counters = topic.index.shelf.counters
+        counters = topic.index.segments.counters
         if counters.seals > known.seals:
             logs.info("sealed", topic=name, segments=counters.seals - known.seals)
         if counters.segments_dropped > known.segments_dropped:

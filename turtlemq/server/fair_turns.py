@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 
 
-class Turns:
+class FairTurns:
     """Await `turn()` before each piece of work that takes a millisecond or so, and await nothing else before it is done."""
 
     def __init__(self) -> None:

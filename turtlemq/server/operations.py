@@ -235,7 +235,7 @@ TOPICS = [
         "Topics",
         "Make a group, or move it: replay",
         answers.GroupAnswer,
-        body=topics.Place,
+        body=topics.GroupStart,
         example={"start": "earliest"},
         errors=(*BODY, 404, *WRITE),
         shows={"topic": "orders", "group": "audit", "stats": _GROUP},

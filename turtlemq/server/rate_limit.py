@@ -70,7 +70,7 @@ class Bucket:
         self.rate, self.burst = rate, burst
 
 
-class Shelf:
+class BucketTable:
     """Buckets by key, at most `limit`: the one that was not used for the longest goes first."""
 
     def __init__(self, limit: int) -> None:
@@ -94,10 +94,10 @@ class Shelf:
         return found
 
 
-class Held:
+class ByteBudget:
     """Bytes in memory: of requests from when they arrive until they are answered, of answers until somebody has taken them.
 
-    >>> held = Held(100); held.take(80); held.give(50); held.take(70); held.bytes
+    >>> held = ByteBudget(100); held.take(80); held.give(50); held.take(70); held.bytes
     100
     """
 
@@ -137,10 +137,10 @@ class Flow:
     """Every bucket of a server, and what it holds."""
 
     def __init__(self, client_per_s: float = 0, client_burst: int = 0, held_bytes_max: int = 512 << 20) -> None:
-        self.held = Held(held_bytes_max)
-        self.answers = Held(held_bytes_max, "answers")  # apart: whoever does not take his keeps nobody from acknowledging
+        self.bytes_held = ByteBudget(held_bytes_max)
+        self.answers = ByteBudget(held_bytes_max, "answers")  # apart: whoever does not take his keeps nobody from acknowledging
         self.client_rate, self._client_burst = client_per_s, burst_of(client_per_s, client_burst)
-        self._topics, self._clients, self._groups = Shelf(TOPICS_MAX), Shelf(CLIENTS_MAX), Shelf(TOPICS_MAX)
+        self._topics, self._clients, self._groups = BucketTable(TOPICS_MAX), BucketTable(CLIENTS_MAX), BucketTable(TOPICS_MAX)
 
     def produce(self, topic: str, settings: Settings, client: str, count: int, now: float) -> None:
         """Let `count` messages of a client into a topic, or raise `RateLimited` and let none in."""

@@ -18,10 +18,10 @@ from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import logs
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
-from turtlemq.server.fair_turns import Turns
+from turtlemq.server.fair_turns import FairTurns
 from turtlemq.server.meter import Meter
 from turtlemq.server.rate_limit import Flow
-from turtlemq.server.timerfd import Alarm
+from turtlemq.server.timerfd import WallClockTimer
 from turtlemq.topic.topic import Topic
 
 NAP_MS = 1_000  # the longest sleep of the timer, so that a clock that was set is noticed
@@ -63,13 +63,13 @@ class Service:
         self.opened: frozenset[str] = frozenset()  # topics that were there from the start
         self.meter = Meter()
         self.flow = Flow()
-        self.turns = Turns()
+        self.turns = FairTurns()
         self.waiters, self.waiters_max = 0, 15_000  # long polls
         self.connections: Callable[[], int] = int  # how many there are; whoever listens knows
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
         self._soon: asyncio.Handle | None = None
-        self._alarm: Alarm | None = None
+        self._alarm: WallClockTimer | None = None
         self._armed = 0.0  # what the engine wanted when it was set: it rings by then, or soon after where `tick_ms` says so
         self._troubled: set[str] = set()
         self._stopped: set[str] = set()  # topics of which it was said that they take no more writes
@@ -96,8 +96,8 @@ class Service:
         """Serve with an engine that is open."""
         self._engine, self.opened = engine, frozenset(engine.topics)
         self._committer = Committer(self._landed, self._observe_commit)
-        self._alarm = Alarm(self._tick)
-        self.stir()
+        self._alarm = WallClockTimer(self._tick)
+        self.serve_waiters_soon()
 
     def drain(self) -> None:
         """Serve no more: long polls are answered with nothing, and no tick comes."""
@@ -150,8 +150,8 @@ class Service:
 
     # Time
 
-    def stir(self, *topics: str) -> None:
-        """Something changed in these topics, or in any: tick as soon as the caller is done, and see who waits there."""
+    def serve_waiters_soon(self, *topics: str) -> None:
+        """Tick as soon as the caller is done, and serve the long polls of these topics, or of all, if none is named."""
         self._stirred.update(topics or self.waiting)
         self.tick_soon()
 
@@ -248,8 +248,8 @@ class Service:
     def give_back(self, want: Want, out: Reserved) -> None:
         """They come again at once, to whoever is there, and this was no attempt."""
         if len(out) and not want.auto and self.serving:
-            self.engine.give_back(want.topic, want.group, out.ids, now_ms(), out.ends)
-            self.stir(want.topic)
+            self.engine.give_back(want.topic, want.group, out.ids, now_ms(), out.lease_ends)
+            self.serve_waiters_soon(want.topic)
 
     def _leave(self, waiter: Waiter) -> None:
         topic, group = waiter.want.topic, waiter.want.group

@@ -26,7 +26,7 @@ class _Spec(ctypes.Structure):
     )
 
 
-class Alarm:
+class WallClockTimer:
     """Calls `ring` on the event loop at the time that was set last. One that was set to ring is not called off: it just rings."""
 
     def __init__(self, ring: Callable[[], None]) -> None:

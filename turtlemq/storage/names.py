@@ -96,7 +96,7 @@ def parse(name: str) -> FileName | None:
 
 def make(file: FileName) -> str:
     """The name that `parse` takes apart."""
-    maker = {"bson": lambda kind, base, _: segment(kind, base), "dead": dead, "filter": filter_}.get(file.what, table)
+    maker = {"bson": lambda kind, base, _: segment(kind, base), "dead": ended_bits, "filter": filter_}.get(file.what, table)
     return maker(file.kind, file.base, file.first) + file.suffix
 
 
@@ -118,7 +118,7 @@ def table(kind: str, base: int, first: int | None) -> str:
     return f"{kind}_{base:010d}.index" if first is None else f"{kind}_{base:010d}.{first:010d}.run"
 
 
-def dead(kind: str, base: int, first: int | None) -> str:
+def ended_bits(kind: str, base: int, first: int | None) -> str:
     """The cancelled bits that belong to `table`."""
     return f"{kind}_{base:010d}.dead" if first is None else f"{kind}_{base:010d}.{first:010d}.dead"
 

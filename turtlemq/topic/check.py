@@ -19,10 +19,10 @@ def check_topic(topic: Topic) -> list[str]:
 
 def _check_together(topic: Topic) -> Iterator[str]:
     letters = topic.dead.by_group()
-    counted = +topic.broker.dead
+    counted = +topic.broker.dead_counts
     if letters != counted:
         yield f"there are dead letters of {dict(letters)}, but {dict(counted)} are counted"
-    known = topic.index.shelf.progress.marks
+    known = topic.index.segments.progress.marks
     ahead = [m for m in topic.broker.ready.progress.marks if not any(_implies(other, m) for other in known)]
     if ahead and topic.stopped is None:
         yield f"the ready log was handed {ahead}, of which the index does not know"

@@ -16,13 +16,13 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from turtlemq.broker.failures import Ended
+from turtlemq.broker.failures import EndedDelivery
 from turtlemq.errors import Corrupt
 from turtlemq.index import maintenance
 from turtlemq.index.browse import browse
 from turtlemq.index.index import Index, tombstones
 from turtlemq.index.recover import open_index
-from turtlemq.index.repair import mending
+from turtlemq.index.repair import repairing
 from turtlemq.index.seal import seal
 from turtlemq.index.writer import Columns
 from turtlemq.model import DUE_MS_MAX, Progress, Settings
@@ -76,7 +76,7 @@ class DeadLetters:
     def __len__(self) -> int:
         return self.index.stats().sleep
 
-    def bury(self, ended: Sequence[Ended]) -> int:
+    def store(self, ended: Sequence[EndedDelivery]) -> int:
         """Keep messages, durably. One that is here already, from before its group was moved back, takes the place of the older.
         Returns how many did."""
         if not ended:
@@ -93,9 +93,9 @@ class DeadLetters:
         if not asked or not len(self):
             return {}
         keys = [f"{group}/{id_}" for group, id_ in asked]
-        raw, shelf = [key.encode() for key in keys], self.index.shelf
+        raw, shelf = [key.encode() for key in keys], self.index.segments
         hashes = hash_texts(raw)
-        hits = mending(shelf, lambda: shelf.find_many(raw, hashes))
+        hits = repairing(shelf, lambda: shelf.find_many(raw, hashes))
         found = {i: self.index.find(keys[i]) for i in hits}
         return {i: document for i, document in found.items() if document is not None}
 
@@ -109,8 +109,8 @@ class DeadLetters:
         more as long as there is a cursor."""
         found: list[DeadLetter] = []
         for _ in range(_PAGES_MAX):
-            look = partial(browse, self.index.shelf, asked.from_ms, asked.to_ms, max(limit, 100), cursor)
-            documents, cursor = mending(self.index.shelf, look)
+            look = partial(browse, self.index.segments, asked.from_ms, asked.to_ms, max(limit, 100), cursor)
+            documents, cursor = repairing(self.index.segments, look)
             for document in documents:
                 letter = _letter(document)
                 if asked.matches(letter):
@@ -152,11 +152,11 @@ class DeadLetters:
         excess = len(self) - self.settings.dead_max_count
         return self.page(Filter(), min(excess, _PAGE))[0] if excess > 0 else []
 
-    def care(self) -> None:
+    def maintain(self) -> None:
         """Keep house after letters have gone."""
         order, _ = maintenance.step(self.index, _PAGE, None)
         if order is not None:
-            maintenance.adopt(self.index, seal(self.index.shelf.door, order))
+            maintenance.adopt(self.index, seal(self.index.segments.door, order))
 
     def close(self) -> int:
         """Returns where the active segment ends, for the clean-shutdown mark."""
@@ -182,7 +182,9 @@ def _letter(document: f.Document) -> DeadLetter:
     )
 
 
-def for_group(ended: Sequence[Ended], attempts: Sequence[int], older: Mapping[int, f.Document] = MappingProxyType({})) -> Columns:
+def for_group(
+    ended: Sequence[EndedDelivery], attempts: Sequence[int], older: Mapping[int, f.Document] = MappingProxyType({})
+) -> Columns:
     """Messages of one group alone, as documents due at `when_ms`. Their ids are group/id, which no producer can use.
     `older`: by index, the documents that they end."""
     ids = [f"{e.group}/{e.id}" for e in ended]
@@ -205,6 +207,6 @@ def for_group(ended: Sequence[Ended], attempts: Sequence[int], older: Mapping[in
         flags=flags,
         extras=extras,
         hashes=[hash_id(id_) for id_ in ids],
-        kills=[(document.seq, document.due_ms) for document in older.values()],
+        ends=[(document.seq, document.due_ms) for document in older.values()],
         purpose="retried",
     )

@@ -14,7 +14,7 @@ from turtlemq.broker.group import Group
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.browse import LIMIT_MAX, PAGE_BYTES
 from turtlemq.index.browse import browse as browse_sleepers
-from turtlemq.index.repair import mending
+from turtlemq.index.repair import repairing
 from turtlemq.lifecycle import STATES
 from turtlemq.model import DUE_MS_MAX, State
 from turtlemq.segment import format as f
@@ -101,7 +101,7 @@ def topic_stats(topic: Topic, oldest: bool = True) -> TopicStats:
         reserve=sum(group.in_flight for group in groups),
         history=sum(group.settled for group in groups),
         dead=dead.sleep,
-        cancelled=broker.notices + len(broker.cancelled) - len(broker.again),
+        cancelled=broker.notices + len(broker.cancelled) - len(broker.cancelled_retries),
         bytes=index.bytes + logs + dead.bytes,
         segments=index.segments + len(broker.ready.segments),
         live_ratio=index.live_ratio,
@@ -125,7 +125,9 @@ def group_stats(topic: Topic) -> dict[str, GroupStats]:
     """See `Engine.groups`."""
     end = topic.broker.ready.next_offset
     return {
-        name: GroupStats(g.ready, g.in_flight, g.settled, topic.broker.dead[name], g.committed, end - g.committed, g.changed_ms)
+        name: GroupStats(
+            g.ready, g.in_flight, g.settled, topic.broker.dead_counts[name], g.committed, end - g.committed, g.changed_ms
+        )
         for name, g in topic.broker.groups.items()
     }
 
@@ -135,7 +137,7 @@ def message(topic: Topic, id_: str) -> MessageView | None:
     if not id_.isprintable() or "/" in id_:  # no id is like that
         return None
     found = topic.index.find(id_)
-    if found is not None and not topic.index.shelf.progress.covers_one(found.due_ms, found.seq):
+    if found is not None and not topic.index.segments.progress.covers_one(found.due_ms, found.seq):
         return _view(found, State.SLEEP.value)
     offset = topic.broker.ready.find(id_)
     if offset is None:
@@ -209,10 +211,10 @@ def _in_group(topic: Topic, group: Group, id_: str, offset: int, level: int, vie
     if slot is not None:
         lease, i = group.slot(slot)
         view.timeline.append(Moment(lease.reserved_ms, "reserved", group.name, lease.consumer))
-        attempt = int(lease.held.attempts[i])
+        attempt = int(lease.messages.attempts[i])
         return {"state": "reserve", "attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
     key = f"{group.name}/{id_}"
-    again, progress = topic.index.find(key), topic.index.shelf.progress
+    again, progress = topic.index.find(key), topic.index.segments.progress
     if again is not None and not progress.covers_one(again.due_ms, again.seq) and not delivery.void(group, again):
         return {"state": "sleep", "due_ms": again.due_ms}
     for at in (_own_retry(topic, group, key), offset):
@@ -270,8 +272,8 @@ def browse(
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
     if state == "sleep":
-        look = partial(browse_sleepers, topic.index.shelf, from_ms, to_ms, limit, cursor)
-        documents, following = mending(topic.index.shelf, look)
+        look = partial(browse_sleepers, topic.index.segments, from_ms, to_ms, limit, cursor)
+        documents, following = repairing(topic.index.segments, look)
         return [_sleeper(document) for document in documents], following
     if state == "dead":
         letters, following = topic.dead.page(Filter(from_ms=from_ms, to_ms=to_ms), limit, cursor)
@@ -356,7 +358,7 @@ def _states(topic: Topic, documents: dict[int, f.Document], bases: dict[int, int
     """The states of messages at ready offsets, over all groups, as `message` tells them. `bases`: where each came due itself."""
     broker, groups = topic.broker, topic.broker.groups.values()
     ids = [document.id for document in documents.values()]
-    asleep, own = retries.of(topic, ids), cancel.own_retries(broker, ids)
+    asleep, own = retries.sleeping(topic, ids), cancel.own_retries(broker, ids)
     asked = [(group.name, id_) for group in groups for id_ in ids]
     dead = {asked[i] for i in topic.dead.holds(asked)}
     out: dict[int, str] = {}

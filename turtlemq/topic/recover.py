@@ -24,7 +24,7 @@ def resolve(topic: Topic) -> bool:
     whether there was any. Both say at which ready offset they met the message."""
     count = 0
     for group in topic.broker.groups.values():
-        for id_ in _in_hands(group, retries.asleep(topic, group, list(group.ids), topic.broker.noted_seq)):
+        for id_ in _in_hands(group, retries.sleeping_for(topic, group, list(group.ids), topic.broker.noted_seq)):
             count += 1
             group.close(group.seek([id_])[0])
         ids = list(group.ids)
@@ -33,39 +33,39 @@ def resolve(topic: Topic) -> bool:
         for id_ in _in_hands(group, letters):
             count += 1
             group.close(group.seek([id_])[0])
-            topic.broker.dead[group.name] += not letters[id_].flags & f.REPLACES  # then the older one was counted
-    ended = topic.broker.ended
+            topic.broker.dead_counts[group.name] += not letters[id_].flags & f.REPLACES  # then the older one was counted
+    ended = topic.broker.cancelled_retry_ids
     groups = topic.broker.groups
-    left = {name: retries.asleep(topic, groups[name], ids) for name, ids in ended.items() if name in groups}
-    topic.ending = [doc for name, found in left.items() for doc in found.values() if not void(groups[name], doc)]
-    count += len(topic.ending)
-    topic.broker.ended = {}
-    return _finish_leaving(topic) or count > 0
+    left = {name: retries.sleeping_for(topic, groups[name], ids) for name, ids in ended.items() if name in groups}
+    topic.superseded_retries = [doc for name, found in left.items() for doc in found.values() if not void(groups[name], doc)]
+    count += len(topic.superseded_retries)
+    topic.broker.cancelled_retry_ids = {}
+    return _finish_removals(topic) or count > 0
 
 
 def count_letters(topic: Topic) -> None:
     """A power cut may take the note of a burial, never a letter that was noted: what is there tells how many there are."""
-    counted, there = topic.broker.dead.total(), len(topic.dead)
+    counted, there = topic.broker.dead_counts.total(), len(topic.dead)
     if counted > there:
         topic.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
     if counted != there:
-        topic.broker.dead = topic.dead.by_group()
+        topic.broker.dead_counts = topic.dead.by_group()
 
 
-def _finish_leaving(topic: Topic) -> bool:
+def _finish_removals(topic: Topic) -> bool:
     """Dead letters that were about to go when the process ended: they go now, unless they were to sleep and do not."""
-    leaving, topic.broker.leaving = topic.broker.leaving, []
+    leaving, topic.broker.unfinished_removals = topic.broker.unfinished_removals, []
     held = topic.dead.holds([(letter.group, letter.id) for letter in leaving])
     gone = []
     for i, document in held.items():
         letter = leaving[i]
         if document.seq != letter.seq:
             continue
-        asleep = topic.index.find(f"{letter.group}/{letter.id}") if letter.became else None
-        if not letter.became or (asleep is not None and asleep.seq == letter.became):
+        asleep = topic.index.find(f"{letter.group}/{letter.id}") if letter.requeued_seq else None
+        if not letter.requeued_seq or (asleep is not None and asleep.seq == letter.requeued_seq):
             gone.append(document)
         else:
-            topic.broker.dead[letter.group] += 1
+            topic.broker.dead_counts[letter.group] += 1
     topic.dead.remove(gone)
     return len(held) > 0
 
@@ -75,6 +75,6 @@ def _in_hands(group: Group, left: dict[str, f.Document]) -> list[str]:
     found = []
     for id_, document in left.items():
         lease, i = group.slot(group.ids[id_])
-        if (document.meta["epoch"], document.meta["offset"]) == (group.epoch, int(lease.held.offsets[i])):
+        if (document.meta["epoch"], document.meta["offset"]) == (group.epoch, int(lease.messages.offsets[i])):
             found.append(id_)
     return found

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from turtlemq.broker import cancel
-from turtlemq.broker.failures import Ended
-from turtlemq.broker.results import Leaving
+from turtlemq.broker.failures import EndedDelivery
+from turtlemq.broker.results import DeadRemoval
 from turtlemq.errors import DiskFull, InvalidFireAt
 from turtlemq.model import DUE_MS_MAX
 from turtlemq.topic import retries
@@ -39,7 +39,7 @@ def requeue(
     if not letters:
         return len(moved)
     ended = [
-        Ended(
+        EndedDelivery(
             letter.group,
             letter.id,
             letter.document,
@@ -55,19 +55,19 @@ def requeue(
     attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
     with topic.taking_over(topic.index):
         first = topic.index.writer.next_seq(now_ms)
-        leaving = _leave(topic, letters, now_ms, range(first, first + len(letters)))
+        leaving = _note_removal(topic, letters, now_ms, range(first, first + len(letters)))
         try:
             topic.index.writer.stage(for_group(ended, attempts), first)
             topic.index.writer.commit()
         except DiskFull:
-            _stay(topic, leaving, now_ms)
+            _undo_removal(topic, leaving, now_ms)
             raise
     topic.dead.requeued += len(letters)
-    topic.departing += [letter.document for letter in letters]
+    topic.requeued_letters += [letter.document for letter in letters]
     try:
-        topic.end_naps()
+        topic.remove_superseded()
     except DiskFull:
-        topic.stir(now_ms)  # they sleep, and that counts; what they were goes when there is room
+        topic.maintain_soon(now_ms)  # they sleep, and that counts; what they were goes when there is room
     return len(letters) + len(moved)
 
 
@@ -76,7 +76,7 @@ def _bring_back(topic: Topic, names: set[str], now_ms: int) -> None:
     sees that it is to come."""
     gone = sorted(names - topic.broker.groups.keys())
     for name in gone:
-        topic.broker.place(name, topic.broker.ready.next_offset, now_ms)
+        topic.broker.move_group(name, topic.broker.ready.next_offset, now_ms)
     if gone:
         topic.broker.sync()
 
@@ -90,54 +90,56 @@ def _goes_on(topic: Topic, letter: DeadLetter) -> bool:
         return False  # it was not moved since
     key = (letter.group, letter.id)
     again = cancel.own_retries(topic.broker, [letter.id]).get(key)
-    return key in retries.of(topic, [letter.id]) or (again is not None and cancel.fresh(topic.broker, group, again))
+    return key in retries.sleeping(topic, [letter.id]) or (again is not None and cancel.fresh(topic.broker, group, again))
 
 
 def delete(topic: Topic, letters: Sequence[DeadLetter], now_ms: int) -> int:
     """Remove them, durably."""
     letters = _still_dead(topic, letters)
-    leaving = _leave(topic, letters, now_ms, [0] * len(letters))
+    leaving = _note_removal(topic, letters, now_ms, [0] * len(letters))
     try:
         topic.dead.remove([letter.document for letter in letters])
     except DiskFull:  # all are still there
-        _stay(topic, leaving, now_ms)
+        _undo_removal(topic, leaving, now_ms)
         raise
     return len(letters)
 
 
-def buried(topic: Topic, ids: Sequence[str]) -> set[str]:
+def dead_in_any_group(topic: Topic, ids: Sequence[str]) -> set[str]:
     """Which of these are dead in some group, be it one that was moved or forgotten since: a requeue would deliver them, so they
     cannot be over."""
-    asked = [(name, id_) for name in topic.broker.bereaved for id_ in ids]
-    gone = {document.seq for document in topic.departing}
+    asked = [(name, id_) for name in topic.broker.groups_with_dead_letters for id_ in ids]
+    gone = {document.seq for document in topic.requeued_letters}
     return {asked[i][1] for i, letter in topic.dead.holds(asked).items() if letter.seq not in gone}
 
 
 def _still_dead(topic: Topic, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
     """They may have gone, or been copied by compaction, since somebody looked."""
     found = {(letter.group, letter.id): letter for letter in letters}
-    gone, held = {document.seq for document in topic.departing}, topic.dead.holds(list(found))
+    gone, held = {document.seq for document in topic.requeued_letters}, topic.dead.holds(list(found))
     still = {i: document for i, document in held.items() if document.seq not in gone}
     return [replace(letter, document=still[i]) for i, letter in enumerate(found.values()) if i in still]
 
 
-def _leave(topic: Topic, letters: Sequence[DeadLetter], now_ms: int, became: Sequence[int]) -> dict[str, list[Leaving]]:
+def _note_removal(
+    topic: Topic, letters: Sequence[DeadLetter], now_ms: int, became: Sequence[int]
+) -> dict[str, list[DeadRemoval]]:
     """Note that letters are about to go, by group."""
-    found: dict[str, list[Leaving]] = {}
+    found: dict[str, list[DeadRemoval]] = {}
     for letter, seq in zip(letters, became, strict=True):
-        found.setdefault(letter.group, []).append(Leaving(letter.group, letter.id, letter.document.seq, seq))
-    noted: dict[str, list[Leaving]] = {}
+        found.setdefault(letter.group, []).append(DeadRemoval(letter.group, letter.id, letter.document.seq, seq))
+    noted: dict[str, list[DeadRemoval]] = {}
     try:
         for group, some in found.items():
-            topic.broker.undead(group, some, now_ms)
+            topic.broker.note_dead_removed(group, some, now_ms)
             noted[group] = some
     except DiskFull:
-        _stay(topic, noted, now_ms)
+        _undo_removal(topic, noted, now_ms)
         raise
     return found
 
 
-def _stay(topic: Topic, leaving: dict[str, list[Leaving]], now_ms: int) -> None:
+def _undo_removal(topic: Topic, leaving: dict[str, list[DeadRemoval]], now_ms: int) -> None:
     """Note that these letters do not go after all."""
     for group, some in leaving.items():
-        topic.broker.undead(group, some, now_ms, stay=True)
+        topic.broker.note_dead_removed(group, some, now_ms, stay=True)

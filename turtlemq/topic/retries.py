@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from turtlemq.broker import cancel
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
-from turtlemq.index.repair import mending
+from turtlemq.index.repair import repairing
 from turtlemq.model import U64
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_texts
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from turtlemq.topic.topic import Topic
 
 
-def of(topic: Topic, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
+def sleeping(topic: Topic, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
     """Which of these sleep for another attempt, as (group, id) → document."""
-    found = [(group, id_, doc) for group in topic.broker.groups.values() for id_, doc in asleep(topic, group, ids).items()]
+    found = [(group, id_, doc) for group in topic.broker.groups.values() for id_, doc in sleeping_for(topic, group, ids).items()]
     return {(group.name, id_): doc for group, id_, doc in found if not void(group, doc)}
 
 
-def asleep(topic: Topic, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
+def sleeping_for(topic: Topic, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
     """Messages of a group that sleep for another attempt; with `after_seq`, all that came to sleep after that, and perhaps
     others."""
     if not ids:
         return {}
     texts = [f"{group.name}/{id_}" for id_ in ids]
-    raw, shelf = [text.encode() for text in texts], topic.index.shelf
+    raw, shelf = [text.encode() for text in texts], topic.index.segments
     hashes = hash_texts(raw)
-    hits = mending(shelf, lambda: shelf.find_many(raw, hashes, after_seq))
+    hits = repairing(shelf, lambda: shelf.find_many(raw, hashes, after_seq))
     found = {ids[i]: topic.index.find(texts[i]) for i in hits}
     return {
         id_: document
@@ -40,22 +40,22 @@ def asleep(topic: Topic, group: Group, ids: Sequence[str], after_seq: int = -1) 
     }
 
 
-def held(topic: Topic, ids: Sequence[bytes], hashes: U64) -> set[int]:
+def known_ids(topic: Topic, ids: Sequence[bytes], hashes: U64) -> set[int]:
     """Which of these the ready log knows; and those that retention has removed from it, but that a group still tries or has among
     its dead: a second message of that id would be taken for the first. Then 0.7 µs for each new one and group."""
     found = set(topic.broker.ready.find_many(ids, hashes))
     if topic.broker.ready.first_offset and len(found) < len(ids):
         rest = {i: id_.decode() for i, id_ in enumerate(ids) if i not in found}
-        known = _outlived(topic, list(rest.values()))
+        known = _outlived_ids(topic, list(rest.values()))
         found |= {i for i, id_ in rest.items() if id_ in known} if known else set()
     return found
 
 
-def _outlived(topic: Topic, ids: Sequence[str]) -> set[str]:
+def _outlived_ids(topic: Topic, ids: Sequence[str]) -> set[str]:
     """Which of these some group sleeps on, is to try again, has in reserve or among its dead."""
     broker, groups = topic.broker, topic.broker.groups
-    found = {id_ for _, id_ in of(topic, ids)} | {id_ for group in groups.values() for id_ in group.ids.keys() & {*ids}}
+    found = {id_ for _, id_ in sleeping(topic, ids)} | {id_ for group in groups.values() for id_ in group.ids.keys() & {*ids}}
     own = cancel.own_retries(broker, ids)
     found |= {id_ for (name, id_), at in own.items() if cancel.fresh(broker, groups[name], at)}
-    asked = [(name, id_) for name in broker.bereaved for id_ in ids]
+    asked = [(name, id_) for name in broker.groups_with_dead_letters for id_ in ids]
     return found | {asked[i][1] for i in topic.dead.holds(asked)}

@@ -18,7 +18,7 @@ from bson.int64 import Int64
 
 from turtlemq.broker import replay
 from turtlemq.broker.cancel import CANCELLED, cancel
-from turtlemq.broker.failures import Ended
+from turtlemq.broker.failures import EndedDelivery
 from turtlemq.broker.retention import keep_house, may_go
 from turtlemq.data_folder import logs
 from turtlemq.errors import DiskFull, TurtleError
@@ -36,10 +36,10 @@ from turtlemq.storage.workers import Inline, Job, Worker
 from turtlemq.topic import recover, requeue, retries
 from turtlemq.topic.dead_letters import DeadLetters, for_group
 
-BEAT_LOOK_MS = 2  # when to look first whether a beat is over; then after as long as it has taken so far
-CARE_MS = 1_000  # how often housekeeping looks around
+CHECKPOINT_POLL_MS = 2  # when to look first whether a beat is over; then after as long as it has taken so far
+MAINTENANCE_MS = 1_000  # how often housekeeping looks around
 RETENTION_MS = 60_000
-CARE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
+MAINTENANCE_BUDGET = 500  # sleepers moved in one step of compaction: about 10 ms
 FIRE_SLICE = 4_000  # messages handed off before others get a turn: 2 to 3 ms
 FIRE_BYTES = 16 << 20  # of them, too
 
@@ -61,7 +61,7 @@ class Topic:
         self.name, self.folder, self.door, self._worker, self._ballast = name, folder, door, worker, ballast
         clean = clean or {}  # what `close` returned, if the last stop was a proper one
         self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*logs(door, folder)}]
-        stores = (self._bury, self._resleep, self._newest_seq)
+        stores = (self._store_dead, self._schedule_retries, self._newest_seq)
         self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores, clean.get("broker"))
         self.broker.reserve_log.relief = self.broker.history.relief = ballast.throw
         self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
@@ -71,19 +71,19 @@ class Topic:
         self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
         self.lateness = Histogram(LATENESS_MS)  # of handoffs, where the message was to sleep at all
         self._saving: tuple[replay.Save, Job] | None = None  # a beat under way
-        self._look_at = self._begun_at = 0  # when to look whether it is over, and when it began
+        self._poll_at = self._begun_at = 0  # when to look whether it is over, and when it began
         self._job: Job | None = None
         self._sealing: int | None = None
-        self._beat_at: int | None = None  # when to sync; None: nothing to sync
-        self._care_at: int | None = 0  # when to keep house; None: nothing to do
+        self._checkpoint_at: int | None = None  # when to sync; None: nothing to sync
+        self._maintain_at: int | None = 0  # when to keep house; None: nothing to do
         self._retention_at = 0
-        self.ending: list[f.Document] = []  # see `end_naps`
-        self.departing: list[f.Document] = []
+        self.superseded_retries: list[f.Document] = []  # see `end_naps`
+        self.requeued_letters: list[f.Document] = []
         self._unnoted = False  # what opening found out is not on the disk yet
         odd = recover.resolve(self) or torn
         recover.count_letters(self)
         if odd or behind:
-            self._note_where_we_stand(odd)
+            self._save_recovered_state(odd)
 
     def configure(self, settings: Settings) -> None:
         """Settings for what comes from now on."""
@@ -96,8 +96,8 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        receipt = self.index.stage(batch, now_ms, partial(retries.held, self) if self.broker.ready.next_offset else None)
-        self.stir(now_ms)
+        receipt = self.index.stage(batch, now_ms, partial(retries.known_ids, self) if self.broker.ready.next_offset else None)
+        self.maintain_soon(now_ms)
         return receipt
 
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
@@ -107,7 +107,7 @@ class Topic:
         ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
         group = self.index.writer.pending
         if ended and group is not None:
-            group.then.append(lambda: self._notice(ended, now_ms) if group.error is None else None)
+            group.then.append(lambda: self._note_cancelled_ids(ended, now_ms) if group.error is None else None)
         return outcome
 
     def cancelled(self, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
@@ -115,39 +115,39 @@ class Topic:
         group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or unknown."""
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
         others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
-        buried = requeue.buried(self, others)
+        buried = requeue.dead_in_any_group(self, others)
         others = [id_ for id_ in others if id_ not in buried]
-        found = retries.of(self, others)
+        found = retries.sleeping(self, others)
         answers = cancel(self.broker, others, now_ms, found.keys())
-        self.ending += [doc for (_, id_), doc in found.items() if answers[id_] == CANCELLED]
+        self.superseded_retries += [doc for (_, id_), doc in found.items() if answers[id_] == CANCELLED]
         try:
-            self.end_naps()
+            self.remove_superseded()
         except DiskFull:
             pass  # nothing can be handed off either before there is room
         out |= {id_: state or "unknown" for id_, state in answers.items()} | dict.fromkeys(buried, "dead")
-        self.stir(now_ms)
+        self.maintain_soon(now_ms)
         return out
 
-    def end_naps(self) -> None:
+    def remove_superseded(self) -> None:
         """Retries of cancelled messages that sleep still, and dead letters that sleep again: the journal says that they are over,
         so they go before anything is handed off, and before a checkpoint that leaves that journal behind."""
-        self.broker.pay()
-        if self.ending:
-            self.index.writer.stage(tombstones(self.ending), self.index.writer.next_seq(0))
+        self.broker.write_deferred()
+        if self.superseded_retries:
+            self.index.writer.stage(tombstones(self.superseded_retries), self.index.writer.next_seq(0))
             self.index.writer.commit()
-            self.ending = []
-        if self.departing:
-            self.dead.remove(self.departing)
-            self.departing = []
+            self.superseded_retries = []
+        if self.requeued_letters:
+            self.dead.remove(self.requeued_letters)
+            self.requeued_letters = []
 
-    def _notice(self, ids: Sequence[str], now_ms: int) -> None:
+    def _note_cancelled_ids(self, ids: Sequence[str], now_ms: int) -> None:
         """Let the ready log know the ids of cancelled sleepers. Only for looking them up: a full disk loses nothing."""
         count = len(ids)
         texts = [id_.encode() for id_ in ids]
         raw, lengths = f.encode(texts, [b""] * count, [now_ms] * count, 0, 0, [f.NOTICE] * count)
         try:
             self.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
-            self._beat_at = self._beat_at or now_ms + self.broker.settings.beat_ms
+            self._checkpoint_at = self._checkpoint_at or now_ms + self.broker.settings.beat_ms
         except (TurtleError, OSError):
             return
 
@@ -160,17 +160,17 @@ class Topic:
         for part in (self.broker.reserve_log, self.broker.history, self.dead.index.writer):
             part.refuse_if_stopped()  # a message may have gone over without a note of it: nothing else is said of any before that
         try:
-            self.end_naps()
+            self.remove_superseded()
             if self._unnoted:
-                self._note_now()
+                self._save_recovered_state_now()
             full = self._hand_off(now_ms)
         except DiskFull as error:  # nothing is handed off before they are over; leases end all the same
             full = error
         before = self.broker.events
         wake = self.broker.tick(now_ms)
-        if self.broker.events > before or self.broker.owed:
-            self.touch(now_ms)
-        for work in (self._beat_aside, self._care_in_time, self._retain_in_time):
+        if self.broker.events > before or self.broker.deferred:
+            self.sync_soon(now_ms)
+        for work in (self._checkpoint_if_due, self._maintain_if_due, self._retain_if_due):
             try:
                 work(now_ms)
             except DiskFull as error:  # what comes next may make room
@@ -179,12 +179,12 @@ class Topic:
             raise full
         return self._wake(wake)
 
-    def _care_in_time(self, now_ms: int) -> None:
-        due = self._care_at is not None and not now_ms < self._care_at <= now_ms + CARE_MS
-        if due and not (self.ending or self.departing):  # compaction must not copy what is over
-            self._care_at = now_ms + CARE_MS if self.care() else None
+    def _maintain_if_due(self, now_ms: int) -> None:
+        due = self._maintain_at is not None and not now_ms < self._maintain_at <= now_ms + MAINTENANCE_MS
+        if due and not (self.superseded_retries or self.requeued_letters):  # compaction must not copy what is over
+            self._maintain_at = now_ms + MAINTENANCE_MS if self.maintain() else None
 
-    def _retain_in_time(self, now_ms: int) -> None:
+    def _retain_if_due(self, now_ms: int) -> None:
         if not now_ms < self._retention_at <= now_ms + RETENTION_MS:
             self._retention_at = now_ms + RETENTION_MS
             self._retain(now_ms)
@@ -195,7 +195,7 @@ class Topic:
         due = self.index.due(now_ms, count_max=FIRE_SLICE, bytes_max=room)
         if due is None:
             return None
-        fresh = self._fresh(due) if len(due) and self.broker.ready.damage else due
+        fresh = self._not_handed_off(due) if len(due) and self.broker.ready.damage else due
         if len(fresh):
             try:
                 if len(fresh.raw) > room < FIRE_BYTES:  # `due` gives one message at least
@@ -204,12 +204,12 @@ class Topic:
             except DiskFull as error:
                 return error
             self._note_lateness(fresh, now_ms)
-            self.touch(now_ms)
+            self.sync_soon(now_ms)
         self.index.advance(due)
-        self.stir(now_ms)
+        self.maintain_soon(now_ms)
         return None
 
-    def _fresh(self, due: Due) -> Due:
+    def _not_handed_off(self, due: Due) -> Due:
         """Where the ready log is damaged, what says that it took messages over may be gone, so that they come due again. Those
         that it still has are not handed to it twice. A retry has the id of the one before it."""
         heads = f.prefixes(due.raw, due.starts)
@@ -242,63 +242,63 @@ class Topic:
 
     def _wake(self, first: int | None) -> int | None:
         """The same, where `first` is when a group has something to do. Asked a thousand times a second: no lists."""
-        for at in (self.index.next_due(), self._beat_at if self._saving is None else self._look_at, self._care_at):
+        for at in (self.index.next_due(), self._checkpoint_at if self._saving is None else self._poll_at, self._maintain_at):
             if at is not None and (first is None or at < first):
                 first = at
         if first is not None and first <= self._retention_at:
             return first
-        return self._retention_at if self.broker.dead.total() or may_go(self.broker) else first
+        return self._retention_at if self.broker.dead_counts.total() or may_go(self.broker) else first
 
-    def stir(self, now_ms: int) -> None:
+    def maintain_soon(self, now_ms: int) -> None:
         """Something has changed: housekeeping may have work."""
-        if self._care_at is None:
-            self._care_at = now_ms + CARE_MS
+        if self._maintain_at is None:
+            self._maintain_at = now_ms + MAINTENANCE_MS
 
-    def touch(self, now_ms: int) -> None:
+    def sync_soon(self, now_ms: int) -> None:
         """A consumer did something: it reaches the disk with the next beat, which does not wait if there is much of it."""
         if self.broker.unsaved:
-            self._beat_at = now_ms
-        elif self._beat_at is None:
-            self._beat_at = now_ms + self.broker.settings.beat_ms
+            self._checkpoint_at = now_ms
+        elif self._checkpoint_at is None:
+            self._checkpoint_at = now_ms + self.broker.settings.beat_ms
 
-    def hurry(self, now_ms: int) -> None:
+    def sync_now(self, now_ms: int) -> None:
         """The clock went back, so nobody knows how long ago something was done: the next beat is due."""
-        if self._beat_at is not None:
-            self._beat_at = min(self._beat_at, now_ms)
+        if self._checkpoint_at is not None:
+            self._checkpoint_at = min(self._checkpoint_at, now_ms)
 
-    def beat(self) -> None:
+    def checkpoint(self) -> None:
         """Make handoffs and journals durable, write the checkpoint, and let the Index let go of what was handed off."""
-        self._end_beat()
+        self._end_checkpoint()
         try:
-            self._begin_beat(Inline())
-            self._end_beat()
+            self._begin_checkpoint(Inline())
+            self._end_checkpoint()
         except DiskFull:
             if not self._ballast.throw():
                 raise
-            self._begin_beat(Inline())
-            self._end_beat()
+            self._begin_checkpoint(Inline())
+            self._end_checkpoint()
 
-    def _beat_aside(self, now_ms: int) -> None:
+    def _checkpoint_if_due(self, now_ms: int) -> None:
         """The same when it is time, while others go on: `flusher` does what takes long."""
-        self._end_beat_if_done()
-        late = self._beat_at is not None and not now_ms < self._beat_at <= now_ms + self.broker.settings.beat_ms
+        self._end_checkpoint_if_done()
+        late = self._checkpoint_at is not None and not now_ms < self._checkpoint_at <= now_ms + self.broker.settings.beat_ms
         if self._saving is None and (late or self.broker.unsaved):
-            self._begin_beat(self._flusher)
+            self._begin_checkpoint(self._flusher)
             self._begun_at = now_ms
-            self._end_beat_if_done()
-        self._look_at = now_ms + max(BEAT_LOOK_MS, min(now_ms - self._begun_at, CARE_MS))
+            self._end_checkpoint_if_done()
+        self._poll_at = now_ms + max(CHECKPOINT_POLL_MS, min(now_ms - self._begun_at, MAINTENANCE_MS))
 
-    def _end_beat_if_done(self) -> None:
+    def _end_checkpoint_if_done(self) -> None:
         if self._saving is not None and self._saving[1].done():
-            self._end_beat()
+            self._end_checkpoint()
 
-    def _begin_beat(self, worker: Worker) -> None:
-        self.end_naps()
+    def _begin_checkpoint(self, worker: Worker) -> None:
+        self.remove_superseded()
         save = replay.begin_save(self.broker, self.folder)
-        self._beat_at = None
+        self._checkpoint_at = None
         self._saving = save, worker.submit(save.run, self.door.fresh())
 
-    def _end_beat(self) -> None:
+    def _end_checkpoint(self) -> None:
         if self._saving is None:
             return
         (save, job), self._saving = self._saving, None
@@ -306,13 +306,13 @@ class Topic:
             job.result()
             replay.end_save(self.broker, save)
         except BaseException:
-            self._beat_at = 0  # it is late, until there is room, or for good
+            self._checkpoint_at = 0  # it is late, until there is room, or for good
             raise
-        self.index.settle(self.broker.ready.durable)
+        self.index.release(self.broker.ready.durable)
         self.index.writer.rest()
         self.dead.index.writer.rest()
 
-    def _give_up_beat(self) -> None:
+    def _abandon_checkpoint(self) -> None:
         """Wait for a beat under way, whatever becomes of it: it must not write into a folder that is another topic's by then."""
         if self._saving is not None:
             (_, job), self._saving = self._saving, None
@@ -323,12 +323,12 @@ class Topic:
 
     # Housekeeping
 
-    def care(self) -> bool:
+    def maintain(self) -> bool:
         """One step; a full disk only puts it off. Returns whether there is more to do."""
         try:
             if self._job is not None and self._job.done():
                 self._finish_seal(self._job)
-            order, more = maintenance.step(self.index, CARE_BUDGET, self._sealing, self.unsealable.keys())
+            order, more = maintenance.step(self.index, MAINTENANCE_BUDGET, self._sealing, self.unsealable.keys())
             if order is not None:
                 self._sealing = order.base
                 self._job = self._worker.submit(seal, self.door.fresh(), order)
@@ -351,37 +351,37 @@ class Topic:
 
     def _retain(self, now_ms: int) -> None:
         """Let go of history, dead letters and groups that are old enough. What is to go must not be needed by the checkpoint."""
-        self._end_beat()
-        if self._beat_at is not None:
-            self.beat()
+        self._end_checkpoint()
+        if self._checkpoint_at is not None:
+            self.checkpoint()
         gone = keep_house(self.broker, now_ms)
         letters = self.dead.too_many(now_ms)
         if letters:
             requeue.delete(self, letters, now_ms)
             self.dead.dropped += len(letters)
-            self.dead.care()
+            self.dead.maintain()
             self._retention_at = now_ms  # there may be more
         if gone or letters:
-            self.touch(now_ms)
+            self.sync_soon(now_ms)
 
     def compact(self) -> None:
         """Housekeeping until nothing is left to do."""
-        self.beat()
+        self.checkpoint()
         before: object = None
-        while before != (before := (self.index.stats(), self.index.shelf.counters.moved, self._job)):
-            self.care()
+        while before != (before := (self.index.stats(), self.index.segments.counters.moved, self._job)):
+            self.maintain()
 
     # What the Broker gives back
 
-    def _resleep(self, ended: Sequence[Ended]) -> None:
+    def _schedule_retries(self, ended: Sequence[EndedDelivery]) -> None:
         """A long back-off: the message sleeps again, for its group alone, durably."""
         with self.taking_over(self.index):
             self.index.writer.stage(for_group(ended, [e.attempt + 1 for e in ended]), self.index.writer.next_seq(0))
             self.index.writer.commit()
 
-    def _bury(self, ended: Sequence[Ended]) -> int:
+    def _store_dead(self, ended: Sequence[EndedDelivery]) -> int:
         with self.taking_over(self.dead.index):
-            return self.dead.bury(ended)
+            return self.dead.store(ended)
 
     @contextmanager
     def taking_over(self, index: Index) -> Iterator[None]:
@@ -393,28 +393,28 @@ class Topic:
         except DiskFull:
             raise
         except (TurtleError, OSError) as error:
-            self.broker.distrust(error)
+            self.broker.stop_journals(error)
             raise
 
     def _newest_seq(self) -> int:
         return self.index.writer.last_seq
 
-    def _note_where_we_stand(self, odd: bool) -> None:
+    def _save_recovered_state(self, odd: bool) -> None:
         """What was found out in opening must not have to be found out again, when other documents may have those offsets. Nor,
         if it was `odd`, from the journals alone."""
         self._unnoted = odd
         try:
-            self._note_now()
+            self._save_recovered_state_now()
         except DiskFull:
             return  # nothing is handed off before there is room
 
-    def _note_now(self) -> None:
+    def _save_recovered_state_now(self) -> None:
         if self._unnoted:
             self.broker.reserve_log.note_state()
-            self.beat()
+            self.checkpoint()
             self._unnoted = False
-        elif self._beat_at is None:
-            self.beat()
+        elif self._checkpoint_at is None:
+            self.checkpoint()
 
     def close(self) -> dict[str, Any]:
         """Sync and close. Returns what the clean-shutdown mark says of this topic."""
@@ -422,18 +422,18 @@ class Topic:
         if self.index.writer.stopped is None:
             self.index.writer.commit()  # what follows from it is written, too
         if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
-            self.beat()
+            self.checkpoint()
         else:
-            self._give_up_beat()
+            self._abandon_checkpoint()
         for part in (broker.ready, broker.reserve_log, broker.history):
             part.shut()
         dead, end = self.dead.close(), self.index.close()
-        mark = {"base": Int64(self.index.shelf.active.base), "end": Int64(end), "dead": Int64(dead)}
+        mark = {"base": Int64(self.index.segments.active.base), "end": Int64(end), "dead": Int64(dead)}
         return {**mark, "broker": replay.clean_mark(broker), "files": logs(self.door, self.folder)}
 
     def damage(self) -> list[Damage]:
         """Everything found damaged so far."""
-        counters = (self.index.shelf.counters, self.dead.index.shelf.counters)
+        counters = (self.index.segments.counters, self.dead.index.segments.counters)
         parts = (*counters, self.broker.ready, self.broker.reserve_log, self.broker.history)
         return self.missing + [damage for part in parts for damage in part.damage]
 

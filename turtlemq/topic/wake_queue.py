@@ -7,15 +7,15 @@ from heapq import heapify, heappop, heappush
 _SLACK = 64  # entries that do not count any more, beyond as many as do
 
 
-class Alarms:
+class WakeQueue:
     """A heap of (when, topic) in which only the last time that was put for a topic counts. O(log topics) each.
 
-    >>> alarms = Alarms()
-    >>> alarms.put("a", 30), alarms.put("b", 10), alarms.put("a", 20)
+    >>> queue = WakeQueue()
+    >>> queue.schedule("a", 30), queue.schedule("b", 10), queue.schedule("a", 20)
     (None, None, None)
-    >>> alarms.first, sorted(alarms.ring(20)), alarms.first
+    >>> queue.first, sorted(queue.due(20)), queue.first
     (10, ['a', 'b'], 30)
-    >>> alarms.ring(30), alarms.first
+    >>> queue.due(30), queue.first
     (set(), None)
     """
 
@@ -31,7 +31,7 @@ class Alarms:
         """The earliest time, at which there may be nothing to do; None: there is none."""
         return self._heap[0][0] if self._heap else None
 
-    def put(self, topic: str, when_ms: int | None) -> None:
+    def schedule(self, topic: str, when_ms: int | None) -> None:
         """This time counts from now on; None: none does."""
         if when_ms is None:
             self._when.pop(topic, None)
@@ -42,12 +42,12 @@ class Alarms:
                 self._heap = [(when, name) for name, when in self._when.items()]
                 heapify(self._heap)
 
-    def put_before(self, topic: str, when_ms: int) -> None:
+    def schedule_earlier(self, topic: str, when_ms: int) -> None:
         """The same, unless an earlier time counts."""
         if when_ms < self._when.get(topic, when_ms + 1):
-            self.put(topic, when_ms)
+            self.schedule(topic, when_ms)
 
-    def ring(self, now_ms: int) -> set[str]:
+    def due(self, now_ms: int) -> set[str]:
         """Topics whose time has come. They have none then."""
         found: set[str] = set()
         while self._heap and self._heap[0][0] <= now_ms:

@@ -63,7 +63,7 @@ async def command(request: web.Request) -> web.Response:
         if isinstance(error, RequestTimeout):
             refused.force_close()  # the rest of the body would be taken for the next request
         return refused
-    service.stir()
+    service.serve_waiters_soon()
     return answer(out)
 
 

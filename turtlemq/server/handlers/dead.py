@@ -135,7 +135,7 @@ async def _named(
 ) -> AsyncIterator[list[DeadLetter]]:
     for at in range(0, len(ids), PAGE):
         found = engine_of(request).topic(topic)
-        groups = found.broker.bereaved if group is None else [group]
+        groups = found.broker.groups_with_dead_letters if group is None else [group]
         letters = {id_: [one for name in groups if (one := found.dead.get(name, id_))] for id_ in ids[at : at + PAGE]}
         unknown += [id_ for id_, some in letters.items() if not some]
         yield [one for some in letters.values() for one in some]
@@ -151,14 +151,16 @@ async def requeue(request: web.Request) -> web.Response:
     unknown, count = list[str](), 0
     letters = _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
-    most = min(len(found.dead), len(found.dead) if asked.ids is None else len(asked.ids) * len(found.broker.bereaved))
+    most = min(
+        len(found.dead), len(found.dead) if asked.ids is None else len(asked.ids) * len(found.broker.groups_with_dead_letters)
+    )
     if not 0 <= start + (most / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
         raise InvalidFireAt("the last of them would be due after May 2109, or the first before 1970")
     async for some in letters:
         due_ms = start + int(count * 1000 / asked.per_s) if asked.per_s else start
         reset = asked.reset_attempts
         count += engine_of(request).requeue(topic, some, now_ms(), due_ms=due_ms, reset_attempts=reset, per_s=asked.per_s)
-        request.app[SERVICE].stir()
+        request.app[SERVICE].serve_waiters_soon()
     return answer({"requeued": count, "unknown": unknown})
 
 

@@ -209,7 +209,7 @@ async def ack(request: web.Request) -> Reply:
         raise InvalidArgument("retry_delay reaches beyond May 2109")
     out = engine_of(request).ack(topic, group, asked.acks, now, retry_delay_ms=delay_ms, error=asked.error)
     request.app[SERVICE].meter.ack_batch.add(len(asked.acks))
-    request.app[SERVICE].stir(topic)
+    request.app[SERVICE].serve_waiters_soon(topic)
     return Reply.of(out)
 
 
@@ -252,7 +252,7 @@ def state_of(engine: Engine, topic: str, id_: str) -> str:
     return found.state
 
 
-async def look(request: web.Request) -> web.Response:
+async def get_message(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/messages/{id}"""
     topic, id_ = topic_of(request), id_of(request)
     found = engine_of(request).message(topic, id_)
@@ -314,7 +314,7 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         found, staged = engine.stage_cancel(topic, ids[at : at + PAGE], now_ms())
         await service.landed(found)
         outcome |= engine.cancelled(found, staged, now_ms())
-    service.stir()
+    service.serve_waiters_soon()
     missed = {id_: "cancelled" if state == BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
     return len(outcome) - len(missed), missed
 
@@ -335,7 +335,7 @@ async def cancel(request: web.Request) -> web.Response:
             last = DUE_MS_MAX if asked.due_to_ms is None else asked.due_to_ms
             count, missed = await _cancel_range(request, topic, asked.due_from_ms or 0, last), {}
     finally:
-        request.app[SERVICE].stir()
+        request.app[SERVICE].serve_waiters_soon()
     return answer({"cancelled": count, "missed": missed})
 
 

@@ -27,7 +27,7 @@ class At(Struct, forbid_unknown_fields=True):
     ready_ms: Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
 
 
-class Place(Struct, forbid_unknown_fields=True):
+class GroupStart(Struct, forbid_unknown_fields=True):
     """Where a group starts. Nothing: a new one at the oldest message, one that is there stays where it is."""
 
     start: Literal["earliest", "latest"] | At | None = None
@@ -57,7 +57,7 @@ async def put_topic(request: web.Request) -> web.Response:
     engine = engine_of(request)
     check_topics(request, topic)
     engine.configure(topic, **changes)
-    request.app[SERVICE].stir()
+    request.app[SERVICE].serve_waiters_soon()
     return answer(describe(engine, topic))
 
 
@@ -69,7 +69,7 @@ async def get_topic(request: web.Request) -> web.Response:
 async def drop_topic(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}"""
     engine_of(request).drop_topic(names.check_topic(request.match_info["topic"]))  # also one that cannot be opened
-    request.app[SERVICE].stir()
+    request.app[SERVICE].serve_waiters_soon()
     return answer({"outcome": "deleted"})
 
 
@@ -77,13 +77,13 @@ async def compact(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/compact: housekeeping, a step at a time, until nothing is left to do."""
     name, engine = topic_of(request), engine_of(request)
     topic, before = engine.topic(name), engine.stats(name)
-    topic.beat()
+    topic.checkpoint()
     end = asyncio.get_running_loop().time() + COMPACT_S_MAX
     more = True
     while more and asyncio.get_running_loop().time() < end and engine_of(request).topics.get(name) is topic:
-        more = topic.care()
+        more = topic.maintain()
         await asyncio.sleep(COMPACT_STEP_S if more else 0)
-    request.app[SERVICE].stir()
+    request.app[SERVICE].serve_waiters_soon()
     after = engine_of(request).stats(topic_of(request))
     outcome = "running" if more else "compacted"
     return answer({"outcome": outcome, "bytes_before": before.bytes, "bytes": after.bytes, "live_ratio": after.live_ratio})
@@ -92,13 +92,13 @@ async def compact(request: web.Request) -> web.Response:
 async def put_group(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}/groups/{group}"""
     topic, group = topic_of(request, use=True), group_of(request, use=True)
-    start = (await read_as(request, Place)).start
+    start = (await read_as(request, GroupStart)).start
     topic, group = topic_of(request, use=True), group_of(request, use=True)  # others may have made or deleted some since
     engine = engine_of(request)
     known = topic in engine.topics and group in engine.topics[topic].broker.groups
     if start is not None or not known:
-        engine.place_group(topic, group, start.ready_ms if isinstance(start, At) else start or "earliest", now_ms())
-        request.app[SERVICE].stir()
+        engine.move_group(topic, group, start.ready_ms if isinstance(start, At) else start or "earliest", now_ms())
+        request.app[SERVICE].serve_waiters_soon()
     return answer({"topic": topic, "group": group, "stats": engine.groups(topic)[group]})
 
 

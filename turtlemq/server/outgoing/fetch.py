@@ -76,7 +76,7 @@ def _texts(piece: Piece, until: I64, form: _Form) -> list[Buffer]:
 
 
 def _some(piece: Piece, which: I64) -> Piece:
-    return Piece(piece.read, piece.which[which], piece.held.pick(which))
+    return Piece(piece.read, piece.which[which], piece.messages.pick(which))
 
 
 def _plain(piece: Piece, plain_id: Callable[[str], bool]) -> Mask:
@@ -88,8 +88,8 @@ def _plain(piece: Piece, plain_id: Callable[[str], bool]) -> Mask:
     if found != f.BODY * len(at):
         rows = np.frombuffer(found, np.uint8).reshape(len(at), len(f.BODY))
         plain = np.asarray((rows == np.frombuffer(f.BODY, np.uint8)).all(axis=1))
-    if not plain_id("".join(piece.held.ids)):
-        plain &= np.fromiter(map(plain_id, piece.held.ids), np.bool_, len(at))
+    if not plain_id("".join(piece.messages.ids)):
+        plain &= np.fromiter(map(plain_id, piece.messages.ids), np.bool_, len(at))
     return plain
 
 
@@ -224,7 +224,7 @@ class _Plain:
 
     @classmethod
     def of(cls, piece: Piece, until: I64) -> _Plain:
-        held, which, read = piece.held, piece.which, piece.read
+        held, which, read = piece.messages, piece.which, piece.read
         heads, starts = (read.heads, read.starts) if len(which) == len(read.starts) else (read.heads[which], read.starts[which])
         id_at = starts + f.PREFIX_BYTES
         body_at = id_at + heads["idlen"] + f.BODY_HEAD_BYTES

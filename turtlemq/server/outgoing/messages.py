@@ -44,7 +44,7 @@ def delivered(out: Reserved) -> list[Delivered]:
 
 def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
     """Those of one read."""
-    held, buffer = piece.held, piece.read.buffer
+    held, buffer = piece.messages, piece.read.buffer
     columns = (
         held.ids,
         piece.which.tolist(),
