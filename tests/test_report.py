@@ -33,7 +33,8 @@ from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 from turtlemq_report import increments, jobs, state  # noqa: E402
 from turtlemq_report.bundle import bundle  # noqa: E402
-from turtlemq_report.run import Asked, NoData, Report, report  # noqa: E402
+from turtlemq_report.model import Report, ReportOptions  # noqa: E402
+from turtlemq_report.run import NoData, report  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 HURRY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Java need not polish code that runs for seconds
@@ -68,7 +69,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(spark: Any, shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return report(spark, Asked(shop, tmp_path_factory.mktemp("report")), now_ms=NOW)
+    return report(spark, ReportOptions(shop, tmp_path_factory.mktemp("report")), now_ms=NOW)
 
 
 def rows(made: Report, name: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -217,17 +218,17 @@ def test_a_second_run_reads_only_what_is_new_and_says_the_same(spark: Any, tmp_p
     root, out = tmp_path / "data", tmp_path / "report"
     engine = opened(root)
     first_half(engine)
-    half = report(spark, Asked(root, out), now_ms=NOW)
+    half = report(spark, ReportOptions(root, out), now_ms=NOW)
     assert half.first
     assert [row["messages"] for row in half.answers["throughput"].to_pylist()] == [5, 3]
     second_half(engine)  # leases that the first run saw under way end in the second
     engine.close()
-    rest = report(spark, Asked(root, out), now_ms=NOW)
+    rest = report(spark, ReportOptions(root, out), now_ms=NOW)
     assert not rest.first
     assert 0 < rest.read_bytes < half.read_bytes < made.read_bytes
     assert half.read_bytes + rest.read_bytes <= made.read_bytes  # nothing is read twice
     assert told(rest) == told(made)
-    again = report(spark, Asked(root, out), now_ms=NOW)
+    again = report(spark, ReportOptions(root, out), now_ms=NOW)
     assert again.read_bytes == 0
     assert told(again) == told(made)
     assert not (root / pins.FOLDER).exists()
@@ -292,7 +293,7 @@ def test_a_folder_is_one_report_s_at_a_time(tmp_path: Path) -> None:
 
 def test_a_folder_without_topics_has_an_empty_report(spark: Any, tmp_path: Path) -> None:
     Engine.open(tmp_path / "data").close()
-    found = report(spark, Asked(tmp_path / "data", tmp_path / "report"), now_ms=NOW)
+    found = report(spark, ReportOptions(tmp_path / "data", tmp_path / "report"), now_ms=NOW)
     assert all(len(table) == 0 for table in found.answers.values())
     page = (tmp_path / "report" / "report.html").read_text("utf-8")
     assert page.count("Nothing yet.") == 7
@@ -308,7 +309,9 @@ def test_damage_is_counted_and_the_rest_is_told(spark: Any, shop: Path, tmp_path
     data = bytearray(path.read_bytes())
     data[data.index(b"x", data.index(b"a3\0"))] ^= 1  # its body
     path.write_bytes(data)
-    found = report(spark, Asked(tmp_path / "data", tmp_path / "report", topic="sh*", since_ms=T, until_ms=T + 1), now_ms=NOW)
+    found = report(
+        spark, ReportOptions(tmp_path / "data", tmp_path / "report", topic="sh*", since_ms=T, until_ms=T + 1), now_ms=NOW
+    )
     assert (found.damaged, len(found.damage)) == (2, 1)
     assert found.damage[0].startswith("shop/ready_0000000000.bson: checksum does not match at position ")
     told = rows(found, "throughput", "group", "what", "messages")
@@ -316,13 +319,13 @@ def test_damage_is_counted_and_the_rest_is_told(spark: Any, shop: Path, tmp_path
     page = (tmp_path / "report" / "report.html").read_text("utf-8")
     assert found.damage[0] in page
     assert "1 documents could not be read" in page
-    later = report(spark, Asked(tmp_path / "data", tmp_path / "report", since_ms=T + HOUR), now_ms=NOW)
+    later = report(spark, ReportOptions(tmp_path / "data", tmp_path / "report", since_ms=T + HOUR), now_ms=NOW)
     assert (len(later.answers["throughput"]), later.read_bytes) == (0, 0)
 
 
 def test_what_is_no_data_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="no data folder"):
-        report(None, Asked(tmp_path, tmp_path / "report"))
+        report(None, ReportOptions(tmp_path, tmp_path / "report"))
 
 
 # The page

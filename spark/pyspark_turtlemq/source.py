@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, Not
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_turtlemq import columns as c
 from pyspark_turtlemq import options, plan
+from pyspark_turtlemq.partition import Partition, arrow_schema
 from pyspark_turtlemq.predicates import push
 from pyspark_turtlemq.table import rows
 from turtlemq.errors import InvalidArgument
-
-
-@dataclass
-class Task(InputPartition):
-    """What one task reads."""
-
-    pieces: list[Any]
 
 
 class Source(DataSource):
@@ -64,10 +57,10 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         made = plan.make(self.options, self.wanted)
-        return [Task(pieces) for pieces in made.tasks] or [Task([])]
+        return [Partition(pieces) for pieces in made.tasks] or [Partition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Task)
+        assert isinstance(partition, Partition)
         yield from rows(partition.pieces, self.options, self.wanted, arrow_schema(self.schema))
 
 
@@ -81,10 +74,6 @@ class PushingReader(Reader):
             if not isinstance(one, Not):
                 push(self.wanted, type(one).__name__, tuple(one.attribute), getattr(one, "value", None))
             yield one
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def checked(told: options.Options, schema: StructType) -> options.Options:

@@ -26,8 +26,11 @@ from pyspark.sql.types import StructType
 
 from pyspark_turtlemq import documents, journals, pins
 from pyspark_turtlemq.options import Options
+from pyspark_turtlemq.partition import Partition, arrow_schema
 from pyspark_turtlemq.parts import Ended, Part
+from pyspark_turtlemq.plan import share
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.table import rows
 from turtlemq.broker.ready_batches import read_batches
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.model import Progress
@@ -242,20 +245,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Rows
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        from pyspark_turtlemq.plan import share
-        from pyspark_turtlemq.source import Task
-
         begins, ends = _read(start), _read(end)
         changed = [topic for topic, place in ends.items() if begins.get(topic) != place]
         if not changed:
-            return [Task([])]
+            return [Partition([])]
         pinned = pins.take(self.options.path, changed, (self.options.kind,), pin=self.options.pin)
         self.pinned.append(pinned)
         pieces: list[Any] = []
         for topic in changed:
             begin = begins.get(topic) or self._follower(topic).earliest() or (0, 0, -1)
             pieces += self._pieces(pinned.topics[topic], begin, ends[topic])
-        return [Task(task) for task in share(pieces, self.options.partitions or len(os.sched_getaffinity(0)))]
+        return [Partition(task) for task in share(pieces, self.options.partitions or len(os.sched_getaffinity(0)))]
 
     def _pieces(self, pinned: pins.Pinned, begin: Place, end: Place) -> Iterator[Any]:
         """Stretches of the log between two places, cut where tables end or batches that are known."""
@@ -289,10 +289,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 at = cut
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from pyspark_turtlemq.source import Task, arrow_schema
-        from pyspark_turtlemq.table import rows
-
-        assert isinstance(partition, Task)
+        assert isinstance(partition, Partition)
         for piece in partition.pieces:
             pieces = [piece.slice()] if isinstance(piece, Run) else [piece]
             yield from rows(pieces, self.options, Predicates(), arrow_schema(self.schema))

@@ -23,14 +23,15 @@ def main(given: list[str] | None = None) -> int:
 
     from pyspark_turtlemq.session import CONF
     from turtlemq.errors import TurtleError
-    from turtlemq_report.run import Asked, report
+    from turtlemq_report.model import ReportOptions
+    from turtlemq_report.run import report
     from turtlemq_report.summary_text import summary
 
     builder = SparkSession.builder.appName("turtlemq report")
     for name, value in CONF.items():
         builder = builder.config(name, value)
     try:
-        made = report(builder.getOrCreate(), Asked(told.data, told.out, told.topic, told.since_ms, told.until_ms))
+        made = report(builder.getOrCreate(), ReportOptions(told.data, told.out, told.topic, told.since_ms, told.until_ms))
     except TurtleError as error:
         print(f"turtlemq: {error}", file=sys.stderr)
         return 1

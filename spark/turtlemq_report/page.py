@@ -12,7 +12,7 @@ from turtlemq_report import jobs
 from turtlemq_report.svg import SERIES_MAX, Series, bars, columns, legend, lines
 
 if TYPE_CHECKING:
-    from turtlemq_report.run import Report
+    from turtlemq_report.model import Report
 
 Row = dict[str, Any]
 Shown = dict[str, tuple[str, Callable[[Any], str]]]  # columns of a table: their titles, and how to write a value

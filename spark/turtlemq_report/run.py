@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,9 +19,12 @@ from turtlemq.errors import TurtleError
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 from turtlemq_report import increments, jobs, page, state, storage
+from turtlemq_report.model import Report, ReportOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+Asked = ReportOptions  # the former name, which notebooks may use
 
 Step = Callable[[str], None]
 STEPS = 15  # how often `step` is called
@@ -39,37 +40,7 @@ class NoData(TurtleError):
     """This is no data folder of TurtleMQ: it has no file FORMAT. Name the one that the server was started with (--data)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a report is to be about."""
-
-    data: Path
-    out: Path
-    topic: str = "*"
-    since_ms: int | None = None
-    until_ms: int | None = None
-
-
-@dataclass(slots=True)
-class Report:
-    """What came out: the answers as tables, and how they were made."""
-
-    asked: Asked
-    now_ms: int
-    topics: list[str] = field(default_factory=list)
-    answers: dict[str, pa.Table] = field(default_factory=dict)
-    width_ms: int = jobs.BUCKET_MS
-    range_ms: tuple[int, int] | None = None  # of what has happened
-    read_bytes: int = 0
-    first: bool = True  # nothing was kept from an earlier run
-    pinned: bool = True
-    damage: list[str] = field(default_factory=list)
-    damaged: int = 0
-    missed: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-def report(spark: SparkSession, asked: Asked, step: Step = lambda _: None, now_ms: int | None = None) -> Report:
+def report(spark: SparkSession, asked: ReportOptions, step: Step = lambda _: None, now_ms: int | None = None) -> Report:
     """Make a report. `step` hears what is being done, `STEPS` times."""
     began = time.monotonic()
     now_ms = round(time.time() * 1000) if now_ms is None else now_ms
@@ -99,7 +70,7 @@ def report(spark: SparkSession, asked: Asked, step: Step = lambda _: None, now_m
     return found
 
 
-def check(asked: Asked) -> options.Options:
+def check(asked: ReportOptions) -> options.Options:
     """Is this a folder that a report can be made of? Says what is wrong before Spark is started."""
     if not (asked.data / names.FORMAT).is_file():
         raise NoData(f"{asked.data}: {NoData.__doc__}")
@@ -175,7 +146,7 @@ def _partials(
 # Answers
 
 
-def _within(table: pa.Table, asked: Asked, topics: list[str]) -> pa.Table:
+def _within(table: pa.Table, asked: ReportOptions, topics: list[str]) -> pa.Table:
     """Of a partial: the topics and the times that are asked for. Times go by whole buckets."""
     mask = pc.is_in(table["topic"], pa.array(topics, pa.string()))
     if "bucket_ms" in table.column_names:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from turtlemq_report.page import headline
 
 if TYPE_CHECKING:
-    from turtlemq_report.run import Report
+    from turtlemq_report.model import Report
 
 
 def summary(made: Report) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from turtlemq.cli.call import AsJson, console, fail, plain, print_table, show, t
 from turtlemq.cli.times import HELP, moment
 
 if TYPE_CHECKING:
-    from turtlemq_report.run import Asked, Report
+    from turtlemq_report.model import Report, ReportOptions
 
 _NEEDED = ("pyspark", "pyarrow", "pyspark_turtlemq", "turtlemq_report")
 _HOW = (
@@ -50,9 +50,9 @@ def report(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         fail(f"a report needs Spark, and {missing[0]} is not installed. {_HOW}")
-    from turtlemq_report.run import Asked
+    from turtlemq_report.model import ReportOptions
 
-    made = _make(Asked(data, out, topic, since_ms, until_ms))
+    made = _make(ReportOptions(data, out, topic, since_ms, until_ms))
     if as_json:
         from turtlemq_report.summary_text import summary
 
@@ -61,7 +61,7 @@ def report(
         _tell(made)
 
 
-def _make(asked: Asked) -> Report:
+def _make(asked: ReportOptions) -> Report:
     """Spark from start to end; what it has to say goes to a file."""
     from pyspark_turtlemq.java import NoJava
     from pyspark_turtlemq.session import turtlemq_session

@@ -1,0 +1,43 @@
+"""Options and result of a report: the types that the run fills, and that the HTML page and the summary show.
+
+No logic lives here: `run` makes a report, `page` and `summary_text` show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from turtlemq_report import jobs
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Options of a report. Times limit events that have happened; forecasts are always complete."""
+
+    data: Path
+    out: Path
+    topic: str = "*"
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """A finished report: result tables by name, and how they were made."""
+
+    asked: ReportOptions
+    now_ms: int
+    topics: list[str] = field(default_factory=list)
+    answers: dict[str, pa.Table] = field(default_factory=dict)
+    width_ms: int = jobs.BUCKET_MS
+    range_ms: tuple[int, int] | None = None  # of what has happened
+    read_bytes: int = 0
+    first: bool = True  # nothing was kept from an earlier run
+    pinned: bool = True
+    damage: list[str] = field(default_factory=list)
+    damaged: int = 0
+    missed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
