@@ -13,10 +13,10 @@ from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index import maintenance
 from turtlemq.index.check import check
+from turtlemq.index.columns import Columns
 from turtlemq.index.index import Index
 from turtlemq.index.policy import Plan, Task, plan, should_roll
 from turtlemq.index.seal import seal
-from turtlemq.index.writer import Columns
 from turtlemq.model import Batch, SegmentLoad, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_id

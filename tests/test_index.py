@@ -27,7 +27,8 @@ from turtlemq.errors import (
     UnknownMessage,
 )
 from turtlemq.index.check import check
-from turtlemq.index.index import Index, as_batch
+from turtlemq.index.columns import as_batch
+from turtlemq.index.index import Index
 from turtlemq.model import BODY_BYTES_MAX, DUE_MS_MAX, Batch, Due, Mark, Message, Priority, Progress, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import server_ids

@@ -36,7 +36,7 @@ from turtlemq.errors import (
     UnknownMessage,
     UnknownTopic,
 )
-from turtlemq.index.index import as_batch
+from turtlemq.index.columns import as_batch
 from turtlemq.index.validate import check_batch
 from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, Settings, State, StoredMessage
 from turtlemq.segment import format as f
@@ -174,7 +174,7 @@ class Engine:
     def submit(self, topic: str, messages: Sequence[Message] | Batch, now_ms: int) -> Receipt:
         """Store messages: all or none, durable when this returns."""
         found, receipt = self.stage(topic, messages if isinstance(messages, Batch) else as_batch(messages), now_ms)
-        found.index.writer.commit()
+        found.index.commit()
         self.changed(found, now_ms)
         return receipt
 
@@ -194,7 +194,7 @@ class Engine:
     def cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> dict[str, str]:
         """End messages that sleep or are ready and untouched, durably: cancelled, the state it is in, or unknown."""
         found, outcome = self.stage_cancel(topic, ids, now_ms)
-        found.index.writer.commit()
+        found.index.commit()
         return self.cancelled(found, outcome, now_ms)
 
     def stage_cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> tuple[Topic, dict[str, State]]:
@@ -224,7 +224,7 @@ class Engine:
     def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` or `headers`, durably."""
         found, message = self.stage_reschedule(topic, id_, now_ms, **changes)
-        found.index.writer.commit()
+        found.index.commit()
         self.changed(found, now_ms)
         return message
 

@@ -17,16 +17,19 @@ import xxhash
 from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
 from turtlemq.index import build, firing, repair
 from turtlemq.index.browse import browse, forecast
+from turtlemq.index.columns import Columns, as_batch, batch_columns, optional_flags, stored_message, tombstones
 from turtlemq.index.filters import Filters
 from turtlemq.index.parts import Part
 from turtlemq.index.segments import Segments
 from turtlemq.index.validate import check_batch
-from turtlemq.index.writer import Columns, CommitGroup, Writer
+from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.model import (
     DUE_MS_MAX,
     I64,
     U64,
     Batch,
+    Counters,
+    Damage,
     Due,
     Forecast,
     Message,
@@ -38,8 +41,9 @@ from turtlemq.model import (
     StoredMessage,
 )
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, server_id_rows, server_ids, server_seq
+from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_texts, server_id_rows, server_ids, server_seq
 from turtlemq.segment.table import Damaged
+from turtlemq.storage.workers import Worker
 
 Held = Callable[[Sequence[bytes], U64], Iterable[int]]  # ids and their hashes in, indexes of those that are known out
 P = ParamSpec("P")
@@ -64,6 +68,65 @@ class Index:
         self.filters = Filters(shelf)
         self.durable = shelf.progress  # handed off and safe with the receiver: what may be dropped from here
 
+    def configure(self, settings: Settings) -> None:
+        """Settings for what comes from now on."""
+        self.settings = self.writer.settings = settings
+
+    def use_flusher(self, flusher: Worker) -> None:
+        """Let this worker write the tables of full memtables."""
+        self.writer.flusher = flusher
+
+    # Writing: what is staged becomes durable and visible with the next commit
+
+    @property
+    def pending(self) -> CommitGroup | None:
+        """The last group that is not durable yet: when it has landed, so has everything staged up to now."""
+        return self.writer.pending
+
+    def take(self) -> CommitGroup | None:
+        """The staged group, to be run by a committer and then landed; None while another one is under way."""
+        return self.writer.take()
+
+    def land(self, group: CommitGroup) -> None:
+        """Publish a group that was taken and has run, or drop it and raise the cause."""
+        self.writer.land(group)
+
+    def commit(self, sync: bool = True) -> None:
+        """Make everything staged durable and visible: one write, one fdatasync. Raises if that failed."""
+        self.writer.commit(sync)
+
+    def store(self, columns: Columns, first_seq: int | None = None) -> None:
+        """Append documents as they are, durably. `first_seq` is one that `next_seq` returned, if not the next."""
+        self.writer.stage(columns, self.writer.next_seq(0) if first_seq is None else first_seq)
+        self.writer.commit()
+
+    def next_seq(self, now_ms: int = 0) -> int:
+        """The seq of the next document if it is staged now."""
+        return self.writer.next_seq(now_ms)
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last document that was staged."""
+        return self.writer.last_seq
+
+    @property
+    def stopped(self) -> BaseException | None:
+        """Why nothing more is written until the topic is opened again; None: writes are accepted."""
+        return self.writer.stopped
+
+    def refuse_if_stopped(self) -> None:
+        """Raise `Stopped` after a failed write with unknown result."""
+        self.writer.refuse_if_stopped()
+
+    @property
+    def active_base(self) -> int:
+        """The base of the segment that is being written."""
+        return self.segments.active.base
+
+    def rest(self) -> None:
+        """Hold no file open while there is nothing to write."""
+        self.writer.rest()
+
     # Producing
 
     def append(self, batch: Batch, now_ms: int, *, sync: bool = True) -> Receipt:
@@ -83,19 +146,21 @@ class Index:
         seq = self.writer.next_seq(now_ms)
         if batch.ids is None:
             given: Any = server_id_rows(seq, count) if count >= f.FEW else server_ids(seq, count)
-            self._stage(batch, given if count >= f.FEW else [id_.encode() for id_ in given], None, seq)
+            raw_ids: Any = given if count >= f.FEW else [id_.encode() for id_ in given]
+            self.writer.stage(batch_columns(batch, raw_ids, None), seq)
             return Receipt(given, [True] * count)
         self.filters.tend(self.writer.flusher)
         new = self._all_new(batch.ids, held)
         if new is not None:
-            self._note(self._stage(batch, *new, seq), new[0])
+            self._note(self.writer.stage(batch_columns(batch, *new), seq), new[0])
             return Receipt(cast("list[str]", list(batch.ids)), [True] * count)
         raw, hashes, fresh = self._dedup(batch.ids, seq, held)
         for i, id_ in zip(fresh, server_ids(seq, len(fresh)), strict=True):
             if not hashes[i]:
                 raw[i] = id_.encode()
         if fresh:
-            self._note(self._stage(batch, raw, hashes, seq, fresh), [raw[i] for i in fresh if hashes[i]])
+            group = self.writer.stage(batch_columns(batch, raw, hashes, fresh), seq)
+            self._note(group, [raw[i] for i in fresh if hashes[i]])
         stored = set(fresh)
         self.segments.counters.duplicates += count - len(fresh)
         return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
@@ -148,36 +213,6 @@ class Index:
         fresh = [i for i in range(len(raw)) if i not in held]
         return raw, hashes, fresh
 
-    def _stage(
-        self, batch: Batch, ids: Any, hashes: list[int] | U64 | None, seq: int, fresh: Sequence[int] | None = None
-    ) -> CommitGroup:
-        """Stage the messages at `fresh`, or all. Many travel as arrays, a few as lists."""
-        fresh = range(len(batch.bodies)) if fresh is None else fresh
-        count = len(fresh)
-        columns: list[Any] = [ids, batch.bodies, batch.due_ms, batch.ttr_ms, hashes]
-        if count < len(batch.bodies):
-            columns = [None if column is None else [column[i] for i in fresh] for column in columns]
-        every, given = f.CONTINUES | (f.SERVER_ID if hashes is None else 0), batch.flags
-        if isinstance(given, int):
-            every, given = every | given, None
-        elif given is not None and count < len(batch.bodies):
-            given = [given[i] for i in fresh]
-        if count < f.FEW:
-            flags: Any = [every] * count if given is None else [flag | every for flag in given]
-        else:
-            flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
-        if isinstance(hashes, list) and 0 in hashes:
-            flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
-        extras = None
-        if _has(batch.expires_ms) or _has(batch.headers):
-            flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
-            extras = [_extras(batch, i) for i in fresh]
-        if count >= f.FEW:
-            flags = np.asarray(flags, np.uint32)
-        flags[-1] ^= f.CONTINUES
-        ids, bodies, due_ms, ttr_ms, hashes = columns
-        return self.writer.stage(Columns(ids, bodies, due_ms, 0 if ttr_ms is None else ttr_ms, flags, extras, hashes), seq)
-
     # Firing
 
     @repairing_method
@@ -190,6 +225,15 @@ class Index:
     def advance(self, due: Due) -> None:
         """`due` is stored elsewhere: it is handed off from now on."""
         firing.advance(self.segments, due)
+
+    @property
+    def progress(self) -> Progress:
+        """The marks up to which messages were handed off."""
+        return self.segments.progress
+
+    def is_handed_off(self, document: f.Document) -> bool:
+        """Was this document handed off? False: it sleeps, unless it was ended."""
+        return self.segments.progress.covers_one(document.due_ms, document.seq)
 
     def release(self, progress: Progress) -> None:
         """Everything up to `progress` is durable with the receiver, so its documents may go from here."""
@@ -207,6 +251,16 @@ class Index:
         hit = self.segments.find(id_)
         return None if hit is None else hit[2]
 
+    def find_many(self, ids: Sequence[str], after_seq: int = -1) -> dict[int, f.Document]:
+        """The newest documents of many ids, by index in `ids`; ids that are not held are left out. 0.2 µs for each of them.
+
+        `after_seq`: parts without a newer document are skipped, so older documents may be missing from the answer."""
+        raw = [id_.encode() for id_ in ids]
+        hashes = hash_texts(raw)
+        held = repair.repairing(self.segments, lambda: self.segments.find_many(raw, hashes, after_seq))
+        documents = {i: self.find(ids[i]) for i in held}
+        return {i: document for i, document in documents.items() if document is not None}
+
     @repairing_method
     def get(self, id_: str) -> StoredMessage | None:
         """A message that sleeps, or that was handed off and is still in a file here."""
@@ -214,7 +268,7 @@ class Index:
         return None if hit is None or hit[2].flags & f.META else stored_message(hit[2], self._state(hit[2]))
 
     def _state(self, document: f.Document) -> State:
-        return State.READY if self.segments.progress.covers_one(document.due_ms, document.seq) else State.SLEEP
+        return State.READY if self.is_handed_off(document) else State.SLEEP
 
     def cancel(self, ids: Sequence[str]) -> dict[str, State]:
         """End sleepers, durably. For each id: CANCELLED, READY if it was handed off before, or UNKNOWN."""
@@ -289,7 +343,7 @@ class Index:
         seq = self.writer.next_seq(now_ms)
         columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, [hash_id(id_)])
         kept = old.flags & (f.PRIORITY | f.META)
-        columns.flags[0] = kept | kind | f.REPLACES | _optional(old.expires_ms, message.headers)
+        columns.flags[0] = kept | kind | f.REPLACES | optional_flags(old.expires_ms, message.headers)
         columns.extras = [
             f.extra_elements((old.seq, old.due_ms), old.arrived, None, old.expires_ms, message.headers, old.meta),
         ]
@@ -303,18 +357,34 @@ class Index:
 
     # Looking
 
-    @repairing_method
     def browse(
         self, from_ms: int = 0, to_ms: int = DUE_MS_MAX, *, limit: int = 100, cursor: str | None = None
     ) -> tuple[list[StoredMessage], str | None]:
         """Sleepers in order of due time, a page at a time."""
-        documents, following = browse(self.segments, from_ms, to_ms, limit, cursor)
+        documents, following = self.browse_documents(from_ms, to_ms, limit, cursor)
         return [stored_message(document, State.SLEEP) for document in documents], following
+
+    @repairing_method
+    def browse_documents(
+        self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None
+    ) -> tuple[list[f.Document], str | None]:
+        """Sleepers in order of due time as stored documents, and the cursor of the next page (None: this is the last)."""
+        return browse(self.segments, from_ms, to_ms, limit, cursor)
 
     @repairing_method
     def forecast(self, now_ms: int, *, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:
         """How many come due when, from the index alone: no document is read. O(buckets × segments)."""
         return forecast(self.segments, now_ms, bucket_ms, buckets)
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of events since the topic was opened."""
+        return self.segments.counters
+
+    @property
+    def damage(self) -> list[Damage]:
+        """Damaged places found so far."""
+        return self.segments.counters.damage
 
     def stats(self) -> Stats:
         """Figures. O(segments)."""
@@ -361,77 +431,9 @@ def _column(values: list[int]) -> list[int] | I64:
     return column if column.dtype == np.int64 else values
 
 
-def stored_message(document: f.Document, state: State) -> StoredMessage:
-    """A document as callers see it. A retry sleeps for one group under an id of its own."""
-    group, _, id_ = document.id.rpartition("/") if document.flags & f.META else ("", "", document.id)
-    return StoredMessage(
-        id=id_,
-        state=state,
-        due_ms=document.due_ms,
-        created_ms=document.created_ms,
-        seq=document.seq,
-        ttr_ms=document.ttr_ms,
-        flags=document.flags & f.USER_FLAGS,
-        body=document.body,
-        expires_ms=document.expires_ms,
-        headers=document.headers,
-        group=group,
-    )
-
-
-def tombstones(ended: Sequence[f.Document]) -> Columns:
-    """Documents that end others."""
-    flags = [f.TOMBSTONE | f.CONTINUES] * len(ended)
-    flags[-1] &= ~f.CONTINUES
-    return Columns(
-        ids=[document.id.encode() for document in ended],
-        bodies=[b""] * len(ended),
-        due_ms=[document.due_ms for document in ended],
-        ttr_ms=[0] * len(ended),
-        flags=flags,
-        extras=[f.extra_elements((document.seq, document.due_ms)) for document in ended],
-        hashes=None,
-        purpose="cancelled",
-        ends=[(document.seq, document.due_ms) for document in ended],
-    )
-
-
-def as_batch(messages: Sequence[Message]) -> Batch:
-    """Messages as columns."""
-    return Batch(
-        bodies=[m.body for m in messages],
-        due_ms=[m.due_ms for m in messages],
-        ids=[m.id for m in messages],
-        ttr_ms=[m.ttr_ms for m in messages],
-        flags=[m.priority | f.JSON * m.json for m in messages],
-        expires_ms=[m.expires_ms for m in messages],
-        headers=[m.headers for m in messages],
-    )
-
-
 def _twins(raw: list[bytes], hashes: U64) -> bool:
     """May two of these be the same? Sorting many hashes costs a fifth of a set of their texts."""
     if len(raw) < f.FEW:
         return len(set(raw)) < len(raw)
     ordered = np.sort(hashes)
     return bool((ordered[1:] == ordered[:-1]).any())
-
-
-def _has(column: Sequence[object] | None) -> bool:
-    return column is not None and any(item is not None for item in column)
-
-
-def _optional(expires_ms: int | None, headers: dict[str, str] | None) -> int:
-    return (f.EXPIRES if expires_ms is not None else 0) | (f.HEADERS if headers else 0)
-
-
-def _extras(batch: Batch, i: int) -> bytes:
-    expires = batch.expires_ms[i] if batch.expires_ms is not None else None
-    headers = batch.headers[i] if batch.headers is not None else None
-    return f.extra_elements(None, None, None, expires, headers)
-
-
-def _extra_flags(batch: Batch, i: int) -> int:
-    return _optional(
-        batch.expires_ms[i] if batch.expires_ms is not None else None, batch.headers[i] if batch.headers is not None else None
-    )

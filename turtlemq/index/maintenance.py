@@ -14,12 +14,12 @@ import numpy as np
 
 from turtlemq.errors import DiskFull
 from turtlemq.index import policy
+from turtlemq.index.columns import Columns
 from turtlemq.index.index import Index
 from turtlemq.index.parts import Part, TablePart
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.seal import Sealed, SealJob
 from turtlemq.index.segments import Segment, Segments, ended_path, table_path
-from turtlemq.index.writer import Columns
 from turtlemq.model import I64, SegmentLoad
 from turtlemq.segment import format as f
 from turtlemq.segment import log

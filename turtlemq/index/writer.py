@@ -10,7 +10,7 @@ meanwhile commits as ever: that waits for the group under way, and lands it, fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, zip_longest
@@ -20,11 +20,11 @@ import numpy as np
 
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index import build
+from turtlemq.index.columns import Columns
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.parts import Part
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.segments import KIND, Segment, Segments
-from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, U32, U64, Settings
+from turtlemq.model import I64, SEQ_COUNTER_BITS, Settings
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.table import Damaged
@@ -34,22 +34,6 @@ from turtlemq.storage.workers import Inline, Job, Worker
 
 _BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # a document without id and body
 _POSITION_MAX = (1 << 32) - 1  # tables keep positions in 32 bits
-
-
-@dataclass(slots=True)
-class Columns:
-    """Documents about to be written, as columns. `kills`: (seq, due) of what they end."""
-
-    ids: Sequence[bytes] | U8
-    bodies: Sequence[bytes]
-    due_ms: Sequence[int] | I64
-    ttr_ms: Sequence[int] | int
-    flags: list[int] | U32
-    extras: Sequence[bytes] | None
-    hashes: Sequence[int] | U64 | None  # 0 for a server-given id; None when all are
-    ends: Sequence[tuple[int, int]] = ()
-    seen: Sequence[tuple[Part, int]] = ()  # where what they end was found
-    purpose: str = "appended"  # which counter they add to
 
 
 @dataclass(slots=True)

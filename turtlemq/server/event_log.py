@@ -83,7 +83,7 @@ class EventLog:
         for one in damage[known.damage :][:DAMAGE_MAX]:
             logs.error("damage", topic=name, file=one.file, position=one.position, length=one.length, reason=one.reason)
         known.damage = len(damage)
-        counters = topic.index.segments.counters
+        counters = topic.index.counters
         if counters.seals > known.seals:
             logs.info("sealed", topic=name, segments=counters.seals - known.seals)
         if counters.segments_dropped > known.segments_dropped:

@@ -136,9 +136,9 @@ class Service:
             self._uncommitted -= size
 
     def _landed(self, topic: Topic) -> None:
-        if topic.index.writer.stopped is not None and topic.name not in self._stopped:
+        if topic.index.stopped is not None and topic.name not in self._stopped:
             self._stopped.add(topic.name)
-            logs.error("topic_stopped", topic=topic.name, error=topic.index.writer.stopped)
+            logs.error("topic_stopped", topic=topic.name, error=topic.index.stopped)
         if self._engine is not None and self._engine.topics.get(topic.name) is topic:
             self._engine.changed(topic, now_ms())
             self._tick_if_sooner(self._engine)

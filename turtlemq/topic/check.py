@@ -22,7 +22,7 @@ def _check_together(topic: Topic) -> Iterator[str]:
     counted = +topic.broker.dead_counts
     if letters != counted:
         yield f"there are dead letters of {dict(letters)}, but {dict(counted)} are counted"
-    known = topic.index.segments.progress.marks
+    known = topic.index.progress.marks
     ahead = [m for m in topic.broker.ready.progress.marks if not any(_implies(other, m) for other in known)]
     if ahead and topic.stopped is None:
         yield f"the ready log was handed {ahead}, of which the index does not know"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,15 +18,13 @@ from bson.int64 import Int64
 from turtlemq.broker.failures import EndedDelivery
 from turtlemq.errors import Corrupt
 from turtlemq.index import maintenance
-from turtlemq.index.browse import browse
-from turtlemq.index.index import Index, tombstones
+from turtlemq.index.columns import Columns, tombstones
+from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
-from turtlemq.index.repair import repairing
 from turtlemq.index.seal import seal
-from turtlemq.index.writer import Columns
 from turtlemq.model import DUE_MS_MAX, Progress, Settings
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import hash_id, hash_texts
+from turtlemq.segment.ids import hash_id
 from turtlemq.storage.door import Door
 
 _PAGE = 1_000
@@ -68,10 +65,15 @@ class DeadLetters:
     """The dead letters of one topic."""
 
     def __init__(self, door: Door, folder: Path, topic: str, settings: Settings, clean_end: int | None = None) -> None:
-        self.settings = settings
+        self.settings, self.door = settings, door
         self.index: Index = open_index(door, folder / "dead", topic, settings, Progress(), clean_end)
         self.dropped = 0  # by age or number, since the topic was opened
         self.requeued = 0
+
+    def configure(self, settings: Settings) -> None:
+        """Settings for what comes from now on."""
+        self.settings = settings
+        self.index.configure(settings)
 
     def __len__(self) -> int:
         return self.index.stats().sleep
@@ -84,20 +86,14 @@ class DeadLetters:
         held = self.holds([(e.group, e.id) for e in ended])
         columns = for_group(ended, [e.attempt for e in ended], held)
         columns.purpose = "appended"
-        self.index.writer.stage(columns, self.index.writer.next_seq(0))
-        self.index.writer.commit()
+        self.index.store(columns)
         return len(held)
 
     def holds(self, asked: Sequence[tuple[str, str]]) -> dict[int, f.Document]:
         """Which of these (group, id) are here, as index → document."""
         if not asked or not len(self):
             return {}
-        keys = [f"{group}/{id_}" for group, id_ in asked]
-        raw, shelf = [key.encode() for key in keys], self.index.segments
-        hashes = hash_texts(raw)
-        hits = repairing(shelf, lambda: shelf.find_many(raw, hashes))
-        found = {i: self.index.find(keys[i]) for i in hits}
-        return {i: document for i, document in found.items() if document is not None}
+        return self.index.find_many([f"{group}/{id_}" for group, id_ in asked])
 
     def get(self, group: str, id_: str) -> DeadLetter | None:
         """One of them."""
@@ -109,8 +105,7 @@ class DeadLetters:
         more as long as there is a cursor."""
         found: list[DeadLetter] = []
         for _ in range(_PAGES_MAX):
-            look = partial(browse, self.index.segments, asked.from_ms, asked.to_ms, max(limit, 100), cursor)
-            documents, cursor = repairing(self.index.segments, look)
+            documents, cursor = self.index.browse_documents(asked.from_ms, asked.to_ms, max(limit, 100), cursor)
             for document in documents:
                 letter = _letter(document)
                 if asked.matches(letter):
@@ -141,8 +136,7 @@ class DeadLetters:
     def remove(self, letters: Sequence[f.Document]) -> None:
         """Delete them, durably."""
         if letters:
-            self.index.writer.stage(tombstones(letters), self.index.writer.next_seq(0))
-            self.index.writer.commit()
+            self.index.store(tombstones(letters))
 
     def too_many(self, now_ms: int) -> list[DeadLetter]:
         """The oldest ones that are to go, by age or by number; not all at once, so that nobody waits long."""
@@ -156,7 +150,7 @@ class DeadLetters:
         """Keep house after letters have gone."""
         order, _ = maintenance.step(self.index, _PAGE, None)
         if order is not None:
-            maintenance.adopt(self.index, seal(self.index.segments.door, order))
+            maintenance.adopt(self.index, seal(self.door, order))
 
     def close(self) -> int:
         """Returns where the active segment ends, for the clean-shutdown mark."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -13,8 +12,6 @@ from turtlemq.broker import cancel, delivery
 from turtlemq.broker.group import Group
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.browse import LIMIT_MAX, PAGE_BYTES
-from turtlemq.index.browse import browse as browse_sleepers
-from turtlemq.index.repair import repairing
 from turtlemq.lifecycle import STATES
 from turtlemq.model import DUE_MS_MAX, State
 from turtlemq.segment import format as f
@@ -137,7 +134,7 @@ def message(topic: Topic, id_: str) -> MessageView | None:
     if not id_.isprintable() or "/" in id_:  # no id is like that
         return None
     found = topic.index.find(id_)
-    if found is not None and not topic.index.segments.progress.covers_one(found.due_ms, found.seq):
+    if found is not None and not topic.index.is_handed_off(found):
         return _view(found, State.SLEEP.value)
     offset = topic.broker.ready.find(id_)
     if offset is None:
@@ -214,8 +211,8 @@ def _in_group(topic: Topic, group: Group, id_: str, offset: int, level: int, vie
         attempt = int(lease.messages.attempts[i])
         return {"state": "reserve", "attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
     key = f"{group.name}/{id_}"
-    again, progress = topic.index.find(key), topic.index.segments.progress
-    if again is not None and not progress.covers_one(again.due_ms, again.seq) and not delivery.void(group, again):
+    again = topic.index.find(key)
+    if again is not None and not topic.index.is_handed_off(again) and not delivery.void(group, again):
         return {"state": "sleep", "due_ms": again.due_ms}
     for at in (_own_retry(topic, group, key), offset):
         if at is not None and at in group.waiting:
@@ -272,8 +269,7 @@ def browse(
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
     if state == "sleep":
-        look = partial(browse_sleepers, topic.index.segments, from_ms, to_ms, limit, cursor)
-        documents, following = repairing(topic.index.segments, look)
+        documents, following = topic.index.browse_documents(from_ms, to_ms, limit, cursor)
         return [_sleeper(document) for document in documents], following
     if state == "dead":
         letters, following = topic.dead.page(Filter(from_ms=from_ms, to_ms=to_ms), limit, cursor)

@@ -54,11 +54,10 @@ def requeue(
     ]
     attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
     with topic.taking_over(topic.index):
-        first = topic.index.writer.next_seq(now_ms)
+        first = topic.index.next_seq(now_ms)
         leaving = _note_removal(topic, letters, now_ms, range(first, first + len(letters)))
         try:
-            topic.index.writer.stage(for_group(ended, attempts), first)
-            topic.index.writer.commit()
+            topic.index.store(for_group(ended, attempts), first)
         except DiskFull:
             _undo_removal(topic, leaving, now_ms)
             raise

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from turtlemq.broker import cancel
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
-from turtlemq.index.repair import repairing
 from turtlemq.model import U64
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import hash_texts
 
 if TYPE_CHECKING:
     from turtlemq.topic.topic import Topic
@@ -29,15 +27,8 @@ def sleeping_for(topic: Topic, group: Group, ids: Sequence[str], after_seq: int 
     if not ids:
         return {}
     texts = [f"{group.name}/{id_}" for id_ in ids]
-    raw, shelf = [text.encode() for text in texts], topic.index.segments
-    hashes = hash_texts(raw)
-    hits = repairing(shelf, lambda: shelf.find_many(raw, hashes, after_seq))
-    found = {ids[i]: topic.index.find(texts[i]) for i in hits}
-    return {
-        id_: document
-        for id_, document in found.items()
-        if document is not None and not shelf.progress.covers_one(document.due_ms, document.seq)
-    }
+    found = topic.index.find_many(texts, after_seq)
+    return {ids[i]: document for i, document in found.items() if not topic.index.is_handed_off(document)}
 
 
 def known_ids(topic: Topic, ids: Sequence[bytes], hashes: U64) -> set[int]:

@@ -24,7 +24,8 @@ from turtlemq.data_folder import logs
 from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.histogram import FEW, LATENESS_MS, Histogram
 from turtlemq.index import maintenance
-from turtlemq.index.index import Index, tombstones
+from turtlemq.index.columns import tombstones
+from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
@@ -67,7 +68,8 @@ class Topic:
         self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
         self.dead = DeadLetters(door, folder, name, settings, clean.get("dead"))
         self._flusher = flusher
-        self.index.writer.flusher = self.dead.index.writer.flusher = self._flusher
+        self.index.use_flusher(flusher)
+        self.dead.index.use_flusher(flusher)
         self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
         self.lateness = Histogram(LATENESS_MS)  # of handoffs, where the message was to sleep at all
         self._saving: tuple[replay.Save, Job] | None = None  # a beat under way
@@ -87,8 +89,8 @@ class Topic:
 
     def configure(self, settings: Settings) -> None:
         """Settings for what comes from now on."""
-        self.index.settings = self.index.writer.settings = self.dead.settings = settings
-        self.dead.index.settings = self.dead.index.writer.settings = settings
+        self.index.configure(settings)
+        self.dead.configure(settings)
         self.broker.settings = self.broker.ready.settings = settings
         self.broker.reserve_log.settings = self.broker.history.settings = settings
 
@@ -105,7 +107,7 @@ class Topic:
         in which nobody does."""
         outcome = self.index.stage_cancel(ids)
         ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
-        group = self.index.writer.pending
+        group = self.index.pending
         if ended and group is not None:
             group.then.append(lambda: self._note_cancelled_ids(ended, now_ms) if group.error is None else None)
         return outcome
@@ -133,8 +135,7 @@ class Topic:
         so they go before anything is handed off, and before a checkpoint that leaves that journal behind."""
         self.broker.write_deferred()
         if self.superseded_retries:
-            self.index.writer.stage(tombstones(self.superseded_retries), self.index.writer.next_seq(0))
-            self.index.writer.commit()
+            self.index.store(tombstones(self.superseded_retries))
             self.superseded_retries = []
         if self.requeued_letters:
             self.dead.remove(self.requeued_letters)
@@ -157,7 +158,7 @@ class Topic:
         """Hand off a slice of what is due, take back what was held too long, sync and keep house when it is time.
 
         Returns when to come again: at once if more is due, None for never."""
-        for part in (self.broker.reserve_log, self.broker.history, self.dead.index.writer):
+        for part in (self.broker.reserve_log, self.broker.history, self.dead.index):
             part.refuse_if_stopped()  # a message may have gone over without a note of it: nothing else is said of any before that
         try:
             self.remove_superseded()
@@ -309,8 +310,8 @@ class Topic:
             self._checkpoint_at = 0  # it is late, until there is room, or for good
             raise
         self.index.release(self.broker.ready.durable)
-        self.index.writer.rest()
-        self.dead.index.writer.rest()
+        self.index.rest()
+        self.dead.index.rest()
 
     def _abandon_checkpoint(self) -> None:
         """Wait for a beat under way, whatever becomes of it: it must not write into a folder that is another topic's by then."""
@@ -368,7 +369,7 @@ class Topic:
         """Housekeeping until nothing is left to do."""
         self.checkpoint()
         before: object = None
-        while before != (before := (self.index.stats(), self.index.segments.counters.moved, self._job)):
+        while before != (before := (self.index.stats(), self.index.counters.moved, self._job)):
             self.maintain()
 
     # What the Broker gives back
@@ -376,8 +377,7 @@ class Topic:
     def _schedule_retries(self, ended: Sequence[EndedDelivery]) -> None:
         """A long back-off: the message sleeps again, for its group alone, durably."""
         with self.taking_over(self.index):
-            self.index.writer.stage(for_group(ended, [e.attempt + 1 for e in ended]), self.index.writer.next_seq(0))
-            self.index.writer.commit()
+            self.index.store(for_group(ended, [e.attempt + 1 for e in ended]))
 
     def _store_dead(self, ended: Sequence[EndedDelivery]) -> int:
         with self.taking_over(self.dead.index):
@@ -387,7 +387,7 @@ class Topic:
     def taking_over(self, index: Index) -> Iterator[None]:
         """Messages go from the Broker into an index. After a failed sync nobody knows whether they did, and opening finds out:
         until then nothing more is said of any."""
-        index.writer.refuse_if_stopped()  # then nothing is written, and the Broker keeps them
+        index.refuse_if_stopped()  # then nothing is written, and the Broker keeps them
         try:
             yield
         except DiskFull:
@@ -397,7 +397,7 @@ class Topic:
             raise
 
     def _newest_seq(self) -> int:
-        return self.index.writer.last_seq
+        return self.index.last_seq
 
     def _save_recovered_state(self, odd: bool) -> None:
         """What was found out in opening must not have to be found out again, when other documents may have those offsets. Nor,
@@ -419,8 +419,8 @@ class Topic:
     def close(self) -> dict[str, Any]:
         """Sync and close. Returns what the clean-shutdown mark says of this topic."""
         broker = self.broker
-        if self.index.writer.stopped is None:
-            self.index.writer.commit()  # what follows from it is written, too
+        if self.index.stopped is None:
+            self.index.commit()  # what follows from it is written, too
         if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
             self.checkpoint()
         else:
@@ -428,17 +428,16 @@ class Topic:
         for part in (broker.ready, broker.reserve_log, broker.history):
             part.shut()
         dead, end = self.dead.close(), self.index.close()
-        mark = {"base": Int64(self.index.segments.active.base), "end": Int64(end), "dead": Int64(dead)}
+        mark = {"base": Int64(self.index.active_base), "end": Int64(end), "dead": Int64(dead)}
         return {**mark, "broker": replay.clean_mark(broker), "files": logs(self.door, self.folder)}
 
     def damage(self) -> list[Damage]:
         """Everything found damaged so far."""
-        counters = (self.index.segments.counters, self.dead.index.segments.counters)
-        parts = (*counters, self.broker.ready, self.broker.reserve_log, self.broker.history)
+        parts = (self.index, self.dead.index, self.broker.ready, self.broker.reserve_log, self.broker.history)
         return self.missing + [damage for part in parts for damage in part.damage]
 
     @property
     def stopped(self) -> BaseException | None:
         """Why this topic takes no more writes, if it does not."""
-        parts = (self.index.writer, self.broker.ready, self.broker.reserve_log, self.broker.history, self.dead.index.writer)
+        parts = (self.index, self.broker.ready, self.broker.reserve_log, self.broker.history, self.dead.index)
         return next((part.stopped for part in parts if part.stopped is not None), None)

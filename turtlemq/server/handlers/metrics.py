@@ -111,7 +111,7 @@ async def busiest(engine: Engine, names: Iterable[str]) -> list[str]:
 
 
 def _activity(topic: Topic) -> int:
-    counters = topic.index.segments.counters
+    counters = topic.index.counters
     return counters.appended + counters.handed_off + topic.index.stats().sleep
 
 
@@ -122,7 +122,7 @@ def row_of(engine: Engine, name: str, now: int, brief: bool = False) -> Row:
     """A topic's figures. 150 µs; `brief`: 30 µs, without those that do not add up."""
     topic = engine.topics[name]
     found = topic_stats(topic, oldest=not brief)
-    counters = topic.index.segments.counters
+    counters = topic.index.counters
     ready = topic.broker.ready
     stats: dict[str, float | None] = {key: getattr(found, key) for key in TopicStats.__dataclass_fields__}
     stats |= {

@@ -1,0 +1,131 @@
+"""Conversions at the edge of the Index: messages and tombstones to columns for the writer, stored documents to messages.
+
+Pure: nothing is looked up or written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from turtlemq.index.parts import Part
+from turtlemq.model import I64, U8, U32, U64, Batch, Message, State, StoredMessage
+from turtlemq.segment import format as f
+
+
+@dataclass(slots=True)
+class Columns:
+    """Documents about to be written, as columns of equal length."""
+
+    ids: Sequence[bytes] | U8
+    bodies: Sequence[bytes]
+    due_ms: Sequence[int] | I64
+    ttr_ms: Sequence[int] | int
+    flags: list[int] | U32
+    extras: Sequence[bytes] | None
+    hashes: Sequence[int] | U64 | None  # 0 for a server-given id; None when all are
+    ends: Sequence[tuple[int, int]] = ()  # (seq, due) of the documents that these end
+    seen: Sequence[tuple[Part, int]] = ()  # part and ordinal of the documents in `ends`, where a lookup found them
+    purpose: str = "appended"  # which counter they add to
+
+
+def stored_message(document: f.Document, state: State) -> StoredMessage:
+    """A document as callers see it. A sleeping retry is stored under group/id and shown with its own id and group."""
+    group, _, id_ = document.id.rpartition("/") if document.flags & f.META else ("", "", document.id)
+    return StoredMessage(
+        id=id_,
+        state=state,
+        due_ms=document.due_ms,
+        created_ms=document.created_ms,
+        seq=document.seq,
+        ttr_ms=document.ttr_ms,
+        flags=document.flags & f.USER_FLAGS,
+        body=document.body,
+        expires_ms=document.expires_ms,
+        headers=document.headers,
+        group=group,
+    )
+
+
+def tombstones(ended: Sequence[f.Document]) -> Columns:
+    """Documents that end these documents."""
+    flags = [f.TOMBSTONE | f.CONTINUES] * len(ended)
+    flags[-1] &= ~f.CONTINUES
+    return Columns(
+        ids=[document.id.encode() for document in ended],
+        bodies=[b""] * len(ended),
+        due_ms=[document.due_ms for document in ended],
+        ttr_ms=[0] * len(ended),
+        flags=flags,
+        extras=[f.extra_elements((document.seq, document.due_ms)) for document in ended],
+        hashes=None,
+        purpose="cancelled",
+        ends=[(document.seq, document.due_ms) for document in ended],
+    )
+
+
+def as_batch(messages: Sequence[Message]) -> Batch:
+    """Messages as columns."""
+    return Batch(
+        bodies=[m.body for m in messages],
+        due_ms=[m.due_ms for m in messages],
+        ids=[m.id for m in messages],
+        ttr_ms=[m.ttr_ms for m in messages],
+        flags=[m.priority | f.JSON * m.json for m in messages],
+        expires_ms=[m.expires_ms for m in messages],
+        headers=[m.headers for m in messages],
+    )
+
+
+def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, fresh: Sequence[int] | None = None) -> Columns:
+    """A checked batch as columns: the messages at the indexes `fresh`, or all. Many travel as arrays, a few as lists.
+
+    `ids` and `hashes` are those of the whole batch; a hash of 0 stands for a server-given id, None for all of them."""
+    fresh = range(len(batch.bodies)) if fresh is None else fresh
+    count = len(fresh)
+    columns: list[Any] = [ids, batch.bodies, batch.due_ms, batch.ttr_ms, hashes]
+    if count < len(batch.bodies):
+        columns = [None if column is None else [column[i] for i in fresh] for column in columns]
+    every, given = f.CONTINUES | (f.SERVER_ID if hashes is None else 0), batch.flags
+    if isinstance(given, int):
+        every, given = every | given, None
+    elif given is not None and count < len(batch.bodies):
+        given = [given[i] for i in fresh]
+    if count < f.FEW:
+        flags: Any = [every] * count if given is None else [flag | every for flag in given]
+    else:
+        flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
+    if isinstance(hashes, list) and 0 in hashes:
+        flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
+    extras = None
+    if _has(batch.expires_ms) or _has(batch.headers):
+        flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
+        extras = [_extras(batch, i) for i in fresh]
+    if count >= f.FEW:
+        flags = np.asarray(flags, np.uint32)
+    flags[-1] ^= f.CONTINUES
+    ids, bodies, due_ms, ttr_ms, hashes = columns
+    return Columns(ids, bodies, due_ms, 0 if ttr_ms is None else ttr_ms, flags, extras, hashes)
+
+
+def _has(column: Sequence[object] | None) -> bool:
+    return column is not None and any(item is not None for item in column)
+
+
+def optional_flags(expires_ms: int | None, headers: dict[str, str] | None) -> int:
+    return (f.EXPIRES if expires_ms is not None else 0) | (f.HEADERS if headers else 0)
+
+
+def _extras(batch: Batch, i: int) -> bytes:
+    expires = batch.expires_ms[i] if batch.expires_ms is not None else None
+    headers = batch.headers[i] if batch.headers is not None else None
+    return f.extra_elements(None, None, None, expires, headers)
+
+
+def _extra_flags(batch: Batch, i: int) -> int:
+    return optional_flags(
+        batch.expires_ms[i] if batch.expires_ms is not None else None, batch.headers[i] if batch.headers is not None else None
+    )
