@@ -16,6 +16,7 @@ from turtlemq.server.config import Config
 from turtlemq.server.http import SERVICE
 from turtlemq.server.listen import PATHS_MAX
 from turtlemq.server.outgoing.reply import Reply
+from turtlemq.server.rate_limit import Flow
 from turtlemq.server.service import Service
 
 
@@ -166,3 +167,36 @@ def test_what_cannot_be_sent_is_undone(monkeypatch: pytest.MonkeyPatch, goes: st
         await runner.cleanup()
 
     asyncio.run(asyncio.wait_for(story(), 20))
+
+
+@pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
+@pytest.mark.parametrize("kind", ["reply", "response"])
+def test_long_polls_are_served_when_a_large_answer_was_taken(kind: str) -> None:
+    """While answers fill their byte budget no long poll is answered, so the end of a large answer must look after them."""
+
+    async def story() -> int:
+        service, body = Service(), b"x" * (2 << 20)
+        service.flow = Flow(held_bytes_max=1 << 20)
+        served = asyncio.Event()
+        service.serve_waiters_soon = lambda *topics: served.set()  # type: ignore[method-assign]
+
+        async def large(request: web.Request) -> web.Response | Reply:
+            request[trace.REQUEST_ID] = "x"
+            return Reply(body) if kind == "reply" else web.Response(body=body)
+
+        app = web.Application()
+        app[auth.GUARD], app[SERVICE] = auth.Auth(), service
+        app.router.add_get("/", large)  # type: ignore[arg-type]
+        runner = listen.runner_for(app, 1)
+        await runner.setup()
+        await listen.Site(runner, Config(port=0), None).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2], limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(body))
+        await served.wait()
+        writer.close()
+        await runner.cleanup()
+        return service.flow.answers.bytes
+
+    assert asyncio.run(asyncio.wait_for(story(), 20)) == 0

@@ -134,7 +134,8 @@ class Handler(web.RequestHandler):
         if not isinstance(resp, Reply):
             return await self._finish_held(request, resp, start_time)
         lost, answered = True, cast(Any, resp)
-        service, size = cast(Any, request).app[SERVICE], 2 * len(resp.body)  # with what it was made from, which `undo` keeps
+        service = cast(web.Request, request).app[SERVICE]
+        size = 2 * len(resp.body)  # with what it was made from, which `undo` keeps
         service.flow.answers.add(size)
         try:
             if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
@@ -144,7 +145,7 @@ class Handler(web.RequestHandler):
             return answered, lost
         finally:
             if service.flow.answers.full:
-                service.stir()  # whoever waits may be answered now
+                service.serve_waiters_soon()  # whoever waits may be answered now
             service.flow.answers.give(size)
             if lost and resp.undo is not None:
                 resp.undo()
@@ -155,13 +156,13 @@ class Handler(web.RequestHandler):
         """A listing may be as large as what a fetch brings."""
         if (size := resp.content_length or 0) < ANSWER_SMALL_BYTES:
             return await self._finish(request, resp, start_time)
-        service = cast(Any, request).app[SERVICE]
+        service = cast(web.Request, request).app[SERVICE]
         service.flow.answers.add(size)
         try:
             return await self._finish(request, resp, start_time)
         finally:
             if service.flow.answers.full:
-                service.stir()  # whoever waits may be answered now
+                service.serve_waiters_soon()  # whoever waits may be answered now
             service.flow.answers.give(size)
 
     async def _send(self, head: bytes, body: bytes | bytearray | memoryview) -> bool:
