@@ -81,7 +81,7 @@ BUGS = (
     ),
     Bug(
         "a checkpoint is written before the logs it speaks of are synced",
-        "broker/replay.py",
+        "broker/save.py",
         "        for kind, fd, path in self.syncs:\n",
         "        door.replace(self.path, self.data)\n        for kind, fd, path in self.syncs:\n",
         _CRASH,
@@ -341,7 +341,7 @@ BUGS = (
     ),
     Bug(
         "a beat claims handoffs that came after it began",
-        "broker/replay.py",
+        "broker/save.py",
         "    broker.ready.synced(*done.ready)\n",
         "    broker.ready.synced(broker.ready.progress, broker.ready.next_offset)\n",
         "engine_trust",

@@ -59,12 +59,7 @@ class Broker:
         self.store_dead, self.schedule_retries = bury, resleep  # `bury` tells how many took the place of an older letter
         self.newest_seq = newest_seq  # of the Index
         self.dead_counts: Counter[str] = Counter()  # dead letters by the name of their group, which may be gone
-        self.noted_seq = 0  # what came to sleep up to here had been noted by the last checkpoint; for opening only
         self.deferred: list[tuple[Journal, int, str, dict[str, Any]]] = []  # see `note`
-        self.cancelled_retry_ids: dict[
-            str, list[str]
-        ] = {}  # cancelled ids that may sleep for a group when the process ended; for opening only
-        self.unfinished_removals: list[DeadRemoval] = []  # dead letters that were about to go when the process ended
         self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, in every group
         self.cancels = 0  # ready messages cancelled, since the topic was opened
         self._leased = 0  # events before this number say what is in consumers' hands

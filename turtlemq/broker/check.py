@@ -14,6 +14,7 @@ from turtlemq.broker.journal import Journal
 from turtlemq.broker.ready_batches import Batches, read_batches
 from turtlemq.broker.ready_log import ReadyLog, Segment, tabulate
 from turtlemq.broker.ready_tail import Rows
+from turtlemq.broker.results import Interrupted
 from turtlemq.errors import TurtleError
 from turtlemq.model import I64
 from turtlemq.segment import format as f
@@ -210,7 +211,7 @@ def _derive(broker: Broker, folder: Path) -> checkpoint.Checkpoint | None:
         last = noted[-1]
         saved = checkpoint.decode(leases[last].fields["state"])
         saved.numbers, leases = (leases[last].number + 1, saved.numbers[1]), leases[last + 1 :]
-    torn = replay.apply_events(again, saved, leases, history.open(saved.history))
+    torn = replay.apply_events(again, saved, leases, history.open(saved.history), Interrupted())
     replay.tidy(again, saved, recount=True)
     saved.cancelled = set(again.cancelled)
     return None if torn or reserve.damage or history.damage or ready.damage else saved

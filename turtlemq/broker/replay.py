@@ -7,12 +7,11 @@ seqs as well, so what is said of a document that is not there any more is passed
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bson.int64 import Int64
 from sortedcontainers import SortedSet
 
 from turtlemq.broker import checkpoint as c
@@ -23,11 +22,22 @@ from turtlemq.broker.group import LEVELS, Group, MessageColumns, Waiting, moved
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.ready_recover import Clean, open_ready
-from turtlemq.broker.results import DeadRemoval
-from turtlemq.model import I64, Damage, Mask, Progress, Settings
+from turtlemq.broker.results import DeadRemoval, Interrupted
+from turtlemq.broker.save import state
+from turtlemq.model import I64, Damage, Mask, Settings
 from turtlemq.segment import format as f
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A Broker that was opened, and what its topic has to do next."""
+
+    broker: Broker
+    behind: bool  # it knows more than the last checkpoint: save it
+    torn: bool  # the journals speak of documents that a power cut took: note the state in the journal, too
+    interrupted: Interrupted
 
 
 def open_broker(
@@ -39,35 +49,29 @@ def open_broker(
     resleep: Callable[[Sequence[EndedDelivery]], None],
     newest_seq: Callable[[], int],
     clean: dict[str, Any] | None = None,
-) -> tuple[Broker, bool, bool]:
-    """The Broker of a topic, made if there is none; whether it knows more than the last checkpoint says; and whether the journals
-    speak of documents that a power cut took. `clean`: what `clean_mark` said at a proper stop."""
+) -> Opened:
+    """Open the Broker of a topic, or create it. `clean`: the result of `save.clean_mark` at the last proper stop."""
     door.make_folder(folder)
     ready = ReadyLog(door, folder, topic, settings)
     open_ready(ready, None if clean is None else Clean.read(clean["ready"]))
     reserve, history = (Journal(door, folder, topic, kind, settings) for kind in ("reserve", "history"))
     broker = Broker(ready, reserve, history, settings, bury, resleep, newest_seq)
     broker.recount()
-    reserve.state = lambda: _state(broker)
+    reserve.state = lambda: state(broker)
     ends = {kind: (int(clean[kind][0]), int(clean[kind][1])) for kind in ("reserve", "history")} if clean else {}
     saved, leases, derived = _begin(broker, c.read(door, folder), ends.get("reserve"))
     settlements = _from(history.open(saved.history, ends.get("history")), saved.numbers[1])
     reserve.number, history.number = max(reserve.number, saved.numbers[0]), max(history.number, saved.numbers[1])
-    torn = apply_events(broker, saved, leases, settlements)
+    interrupted = Interrupted(saved.newest_seq)
+    torn = apply_events(broker, saved, leases, settlements, interrupted)
     odd = bool(ready.damage)  # nobody knows any more for whom what is damaged was
     cancels = any(event.fields["event"] == "cancel" for event in settlements)  # these knew of fetches and moves that may be lost
     tidy(broker, saved, recount=torn or derived or odd or cancels)
-    broker.dead_counts, broker.noted_seq = saved.dead_counts, saved.newest_seq
+    broker.dead_counts = saved.dead_counts
     broker.note_saved()  # nearly: what was replayed now is noted by whoever opened this
     for name, mark in saved.groups.items():
         broker.groups[name] = _group(broker, name, mark)
-    return broker, bool(leases or settlements), torn
-
-
-def clean_mark(broker: Broker) -> dict[str, Any]:
-    """Where the files end, for the clean-shutdown mark."""
-    ends = {journal.kind: [Int64(at) for at in journal.position] for journal in (broker.reserve_log, broker.history)}
-    return {"ready": Clean.of(broker.ready), **ends}
+    return Opened(broker, bool(leases or settlements), torn, interrupted)
 
 
 def _begin(broker: Broker, saved: c.Checkpoint | None, clean: tuple[int, int] | None) -> tuple[c.Checkpoint, list[Event], bool]:
@@ -106,16 +110,18 @@ def _from(events: list[Event], number: int) -> list[Event]:
     return [event for event in events if event.number >= number]
 
 
-def apply_events(broker: Broker, saved: c.Checkpoint, leases: list[Event], settlements: list[Event]) -> bool:
-    """Cancellations first: what is cancelled is counted nowhere. Then what was fetched, then what was settled. Returns whether
-    documents are gone that events speak of."""
+def apply_events(
+    broker: Broker, saved: c.Checkpoint, leases: list[Event], settlements: list[Event], interrupted: Interrupted
+) -> bool:
+    """Apply the events behind a checkpoint to it: cancellations first, since a cancelled message is counted nowhere; then leases,
+    then settlements. Steps that may be half done are added to `interrupted`. Returns whether events name lost documents."""
     torn = saved.ready_offset > broker.ready.next_offset
     if torn:
         _shorten(broker.ready, saved)
     _count_arrivals(broker, saved)
     for event in settlements:
         if event.fields["event"] == "cancel":
-            torn |= _apply_cancel(broker, saved, event)
+            torn |= _apply_cancel(broker, saved, event, interrupted)
     broker.cancelled, broker.cancelled_retries, broker.levels = SortedSet(saved.cancelled), saved.cancelled_retries, saved.levels
     broker.specials, broker.notices = saved.specials, saved.notices
     ended, expected, unsure = _ended(settlements), saved.numbers[0], set[str]()
@@ -129,7 +135,7 @@ def apply_events(broker: Broker, saved: c.Checkpoint, leases: list[Event], settl
         expected = event.number + 1
     for event in settlements:
         if event.fields["event"] != "cancel":
-            torn |= _apply_settlement(broker, saved, event)
+            torn |= _apply_settlement(broker, saved, event, interrupted)
     return torn
 
 
@@ -213,7 +219,7 @@ def _real(broker: Broker, saved: c.Checkpoint, offsets: I64, seqs: I64) -> tuple
     return same, len(order) - len(same)
 
 
-def _apply_cancel(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
+def _apply_cancel(broker: Broker, saved: c.Checkpoint, event: Event, interrupted: Interrupted) -> bool:
     """Also tells, like the others, whether the event speaks of documents that are not there any more."""
     offsets = event.array("offsets")
     real, lost = _real(broker, saved, offsets, event.array("seqs"))
@@ -223,7 +229,7 @@ def _apply_cancel(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
         if name in saved.groups:
             saved.groups[name].unfetched -= len(packed) // 8
     for name, ids in event.fields["naps"].items():
-        broker.cancelled_retry_ids.setdefault(name, []).extend(ids.decode().split("\0"))
+        interrupted.cancelled_retry_ids.setdefault(name, []).extend(ids.decode().split("\0"))
     return lost > 0
 
 
@@ -304,10 +310,10 @@ def _among(offsets: I64, known: I64 | None) -> Mask:
     return same
 
 
-def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool:
+def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event, interrupted: Interrupted) -> bool:
     mark = saved.groups.get(event.group)
     if event.fields["event"] in ("undead", "redead"):
-        _apply_leaving(broker, saved, event)
+        _apply_removal(saved, event, interrupted)
         return False
     offsets, epoch, acked = event.array("offsets"), int(event.fields["epoch"]), event.fields["outcome"] == "acked"
     if not acked:
@@ -326,15 +332,15 @@ def _apply_settlement(broker: Broker, saved: c.Checkpoint, event: Event) -> bool
     return lost > 0
 
 
-def _apply_leaving(broker: Broker, saved: c.Checkpoint, event: Event) -> None:
+def _apply_removal(saved: c.Checkpoint, event: Event, interrupted: Interrupted) -> None:
     """Dead letters were about to go, or stay after all. Which of them are still there is for the topic to see."""
     ids, letters, became = event.fields["ids"].decode().split("\0"), event.array("letters"), event.array("became")
     rows = zip(ids, letters.tolist(), became.tolist(), strict=True)
     if event.fields["event"] == "undead":
-        broker.unfinished_removals += [DeadRemoval(event.group, *row) for row in rows]
+        interrupted.removals += [DeadRemoval(event.group, *row) for row in rows]
     else:
         stay = {(event.group, seq) for seq in letters.tolist()}
-        broker.unfinished_removals = [letter for letter in broker.unfinished_removals if (letter.group, letter.seq) not in stay]
+        interrupted.removals = [letter for letter in interrupted.removals if (letter.group, letter.seq) not in stay]
     saved.dead_counts[event.group] += -len(letters) if event.fields["event"] == "undead" else len(letters)
 
 
@@ -363,81 +369,3 @@ def _held(broker: Broker, group: Group, offsets: I64, mark: c.GroupMark) -> Mess
     which = np.flatnonzero(read.good)
     attempts = np.array([mark.open[offset].attempt for offset in offsets[which].tolist()], np.int64)
     return delivery.columns(group.name, read, offsets, times, which, attempts)
-
-
-def _state(broker: Broker) -> dict[str, Any]:
-    """What a file of the reserve journal begins with: a checkpoint. Like any, it must not run ahead of its data."""
-    broker.ready.sync()
-    broker.history.sync()
-    return c.encode(_checkpoint(broker), broker.groups)
-
-
-@dataclass(slots=True)
-class Save:
-    """A checkpoint on its way to the disk, by whatever thread: files to sync, then the checkpoint of the moment when it was made.
-    It must never run ahead of its data."""
-
-    path: Path
-    data: bytes
-    syncs: list[tuple[str, int, Path]]  # kind, a descriptor of its own, file
-    ready: tuple[Progress, int]
-    numbers: tuple[int, int]
-    failed: dict[str, OSError] = field(default_factory=dict)
-
-    def run(self, door: Door) -> None:
-        """Touches nothing but files."""
-        for kind, fd, path in self.syncs:
-            try:
-                if not self.failed:
-                    door.sync(fd, path)
-            except OSError as error:
-                self.failed[kind] = error
-            finally:
-                door.close(fd)
-        if not self.failed:
-            door.replace(self.path, self.data)
-
-
-def begin_save(broker: Broker, folder: Path) -> Save:
-    """Where everything stands now. `Save.run` may take its time; then `end_save`."""
-    logs = (broker.ready, broker.reserve_log, broker.history)
-    for log in logs:
-        log.refuse_if_stopped()
-    data = f.encode_checked({"topic": broker.ready.topic, **c.encode(_checkpoint(broker), broker.groups)})
-    syncs = [(log.kind, *unsynced) for log in logs if (unsynced := log.unsynced()) is not None]
-    numbers = (broker.reserve_log.number, broker.history.number)
-    broker.note_saved()
-    return Save(folder / c.FILE, data, syncs, (broker.ready.progress, broker.ready.next_offset), numbers)
-
-
-def end_save(broker: Broker, done: Save) -> None:
-    """What was unsynced then is durable now. Raises if a sync failed: then that log is not written any more."""
-    for log in (broker.ready, broker.reserve_log, broker.history):
-        if log.kind in done.failed:
-            raise log.stop(done.failed[log.kind])
-    broker.ready.synced(*done.ready)
-    for journal, number in zip((broker.reserve_log, broker.history), done.numbers, strict=True):
-        journal.synced(number)
-
-
-def save(broker: Broker, folder: Path) -> None:
-    """All of it at once."""
-    saving = begin_save(broker, folder)
-    saving.run(broker.ready.door)
-    end_save(broker, saving)
-
-
-def _checkpoint(broker: Broker) -> c.Checkpoint:
-    return c.Checkpoint(
-        reserve=broker.reserve_log.position,
-        history=broker.history.position,
-        numbers=(broker.reserve_log.number, broker.history.number),
-        ready_offset=broker.ready.next_offset,
-        newest_seq=broker.newest_seq(),
-        levels=broker.levels,
-        specials=broker.specials,
-        notices=broker.notices,
-        cancelled=broker.cancelled,
-        cancelled_retries=broker.cancelled_retries,
-        dead_counts=broker.dead_counts,
-    )

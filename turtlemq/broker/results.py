@@ -22,6 +22,16 @@ class DeadRemoval:
 
 
 @dataclass(slots=True)
+class Interrupted:
+    """Steps between the Broker and its neighbours that the end of the last process may have cut in half. The topic completes
+    them when it is opened."""
+
+    noted_seq: int = 0  # of the Index at the last checkpoint: what came to sleep up to there, the checkpoint knew
+    cancelled_retry_ids: dict[str, list[str]] = field(default_factory=dict)  # by group: cancelled ids that may still sleep for it
+    removals: list[DeadRemoval] = field(default_factory=list)  # dead letters that were about to go
+
+
+@dataclass(slots=True)
 class Reserved:
     """What a fetch hands out: documents by piece, with the columns that a shell needs for its answer."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from turtlemq.broker import replay
+from turtlemq.broker import save
 from turtlemq.broker.broker import Broker
 from turtlemq.broker.policy import Extent, droppable
 from turtlemq.errors import DiskFull
@@ -45,7 +45,7 @@ def _drop_journals(broker: Broker, now_ms: int, total: int) -> int:
     if not old:
         return 0
     broker.reserve_log.roll(now_ms)
-    replay.save(broker, broker.ready.folder)
+    save.save(broker, broker.ready.folder)
     count = 0
     for journal in (broker.reserve_log, broker.history):
         for _ in range(droppable(journal.extents(), broker.settings, now_ms, total)):

@@ -7,10 +7,12 @@ its message was cancelled, a dead letter that was about to go.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
+from turtlemq.broker.results import DeadRemoval, Interrupted
 from turtlemq.model import Damage
 from turtlemq.segment import format as f
 from turtlemq.topic import retries
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
     from turtlemq.topic.topic import Topic
 
 
-def resolve(topic: Topic) -> bool:
+def resolve(topic: Topic, interrupted: Interrupted) -> bool:
     """A crash may have come after a message was put to sleep or buried, and before the Broker noted it: note it now. Returns
     whether there was any. Both say at which ready offset they met the message."""
     count = 0
     for group in topic.broker.groups.values():
-        for id_ in _in_hands(group, retries.sleeping_for(topic, group, list(group.ids), topic.broker.noted_seq)):
+        for id_ in _in_hands(group, retries.sleeping_for(topic, group, list(group.ids), interrupted.noted_seq)):
             count += 1
             group.close(group.seek([id_])[0])
         ids = list(group.ids)
@@ -34,13 +36,12 @@ def resolve(topic: Topic) -> bool:
             count += 1
             group.close(group.seek([id_])[0])
             topic.broker.dead_counts[group.name] += not letters[id_].flags & f.REPLACES  # then the older one was counted
-    ended = topic.broker.cancelled_retry_ids
+    ended = interrupted.cancelled_retry_ids
     groups = topic.broker.groups
     left = {name: retries.sleeping_for(topic, groups[name], ids) for name, ids in ended.items() if name in groups}
     topic.superseded_retries = [doc for name, found in left.items() for doc in found.values() if not void(groups[name], doc)]
     count += len(topic.superseded_retries)
-    topic.broker.cancelled_retry_ids = {}
-    return _finish_removals(topic) or count > 0
+    return _finish_removals(topic, interrupted.removals) or count > 0
 
 
 def count_letters(topic: Topic) -> None:
@@ -52,13 +53,12 @@ def count_letters(topic: Topic) -> None:
         topic.broker.dead_counts = topic.dead.by_group()
 
 
-def _finish_removals(topic: Topic) -> bool:
+def _finish_removals(topic: Topic, removals: Sequence[DeadRemoval]) -> bool:
     """Dead letters that were about to go when the process ended: they go now, unless they were to sleep and do not."""
-    leaving, topic.broker.unfinished_removals = topic.broker.unfinished_removals, []
-    held = topic.dead.holds([(letter.group, letter.id) for letter in leaving])
+    held = topic.dead.holds([(letter.group, letter.id) for letter in removals])
     gone = []
     for i, document in held.items():
-        letter = leaving[i]
+        letter = removals[i]
         if document.seq != letter.seq:
             continue
         asleep = topic.index.find(f"{letter.group}/{letter.id}") if letter.requeued_seq else None

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq.broker import replay
 from turtlemq.broker.cancel import CANCELLED, cancel
 from turtlemq.broker.failures import EndedDelivery
+from turtlemq.broker.replay import open_broker
 from turtlemq.broker.retention import keep_house, may_go
+from turtlemq.broker.save import Save, begin_save, clean_mark, end_save
 from turtlemq.data_folder import logs
 from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.histogram import FEW, LATENESS_MS, Histogram
@@ -63,7 +64,8 @@ class Topic:
         clean = clean or {}  # what `close` returned, if the last stop was a proper one
         self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*logs(door, folder)}]
         stores = (self._store_dead, self._schedule_retries, self._newest_seq)
-        self.broker, behind, torn = replay.open_broker(door, folder, name, settings, *stores, clean.get("broker"))
+        opened = open_broker(door, folder, name, settings, *stores, clean.get("broker"))
+        self.broker = opened.broker
         self.broker.reserve_log.relief = self.broker.history.relief = ballast.throw
         self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
         self.dead = DeadLetters(door, folder, name, settings, clean.get("dead"))
@@ -72,7 +74,7 @@ class Topic:
         self.dead.index.use_flusher(flusher)
         self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
         self.lateness = Histogram(LATENESS_MS)  # of handoffs, where the message was to sleep at all
-        self._saving: tuple[replay.Save, Job] | None = None  # a beat under way
+        self._saving: tuple[Save, Job] | None = None  # a beat under way
         self._poll_at = self._begun_at = 0  # when to look whether it is over, and when it began
         self._job: Job | None = None
         self._sealing: int | None = None
@@ -82,9 +84,9 @@ class Topic:
         self.superseded_retries: list[f.Document] = []  # see `end_naps`
         self.requeued_letters: list[f.Document] = []
         self._unnoted = False  # what opening found out is not on the disk yet
-        odd = recover.resolve(self) or torn
+        odd = recover.resolve(self, opened.interrupted) or opened.torn
         recover.count_letters(self)
-        if odd or behind:
+        if odd or opened.behind:
             self._save_recovered_state(odd)
 
     def configure(self, settings: Settings) -> None:
@@ -295,7 +297,7 @@ class Topic:
 
     def _begin_checkpoint(self, worker: Worker) -> None:
         self.remove_superseded()
-        save = replay.begin_save(self.broker, self.folder)
+        save = begin_save(self.broker, self.folder)
         self._checkpoint_at = None
         self._saving = save, worker.submit(save.run, self.door.fresh())
 
@@ -305,7 +307,7 @@ class Topic:
         (save, job), self._saving = self._saving, None
         try:
             job.result()
-            replay.end_save(self.broker, save)
+            end_save(self.broker, save)
         except BaseException:
             self._checkpoint_at = 0  # it is late, until there is room, or for good
             raise
@@ -429,7 +431,7 @@ class Topic:
             part.shut()
         dead, end = self.dead.close(), self.index.close()
         mark = {"base": Int64(self.index.active_base), "end": Int64(end), "dead": Int64(dead)}
-        return {**mark, "broker": replay.clean_mark(broker), "files": logs(self.door, self.folder)}
+        return {**mark, "broker": clean_mark(broker), "files": logs(self.door, self.folder)}
 
     def damage(self) -> list[Damage]:
         """Everything found damaged so far."""
