@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.backup_traffic import Traffic, line
 from tests.harness.server_process import Server, running
-from tests.test_backup import Traffic, line
 from turtlemq.lifecycle import STATES
 
 HOUR = 3_600

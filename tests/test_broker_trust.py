@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.harness.engine_disk import SETTINGS, Disk, Quick, Syncing, abandon, cut_power, messages, start
 from tests.harness.index_world import Later
-from tests.test_engine_faults import SETTINGS, Disk, Quick, Syncing, abandon, cut_power, messages, start
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message

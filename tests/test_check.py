@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.harness.engine_disk import abandon
 from tests.harness.server_process import running
-from tests.test_engine_faults import abandon
 from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, Locked, Unavailable

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.test_engine_faults import Quick
-from tests.test_table import Model
+from tests.harness.engine_disk import Quick
+from tests.harness.table_model import Model
 from turtlemq.engine import Engine
 from turtlemq.model import Message, Settings
 

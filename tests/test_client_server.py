@@ -24,9 +24,9 @@ from typing import Any
 
 import pytest
 
+from tests.harness.certificates import certificate
 from tests.harness.client_network import WAIT_S, Proxy, Shell, canned, proxied, shell
 from tests.harness.server_process import Server, environment, running
-from tests.test_server_security import certificate
 from turtlemq.client import AsyncClient, AsyncProducer, Client, NewMessage, Producer, errors
 from turtlemq.server.auth import hash_of, new_token
 

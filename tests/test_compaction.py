@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.compaction_batches import batch, forget_caches
 from tests.harness.doors import Failing
 from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import DiskFull, Stopped
@@ -33,15 +34,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.reopen(clean=False, meanwhile=lambda: forget_caches(made))
     made.compare_all()
     abandon(made.index)
-
-
-def forget_caches(world: World) -> None:
-    for path in world.caches():
-        path.unlink()
-
-
-def batch(prefix: str, n: int, due: int = 100, size: int = 30) -> Batch:
-    return Batch([b"x" * size] * n, [due] * n, ids=[f"{prefix}{i}" for i in range(n)])
 
 
 def bytes_of(world: World) -> int:

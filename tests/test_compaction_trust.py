@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.compaction_batches import batch, forget_caches
+from tests.harness.engine_disk import Quick
 from tests.harness.index_world import World, abandon
-from tests.test_compaction import batch, forget_caches
-from tests.test_engine_faults import Quick
 from turtlemq.engine import Engine
 from turtlemq.index import maintenance
 from turtlemq.model import Batch, Message, Settings

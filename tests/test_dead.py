@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.test_engine_faults import Disk, abandon
+from tests.harness.engine_disk import Disk, abandon
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message, Settings

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_engine_faults import SETTINGS, Quick, _fields, abandon, messages
+from tests.harness.engine_disk import SETTINGS, Quick, _fields, abandon, messages
 from turtlemq.broker.group import Waiting
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NotOurs, Unavailable

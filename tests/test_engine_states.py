@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_engine_faults import Disk, Quick, abandon
+from tests.harness.engine_disk import Disk, Quick, abandon
 from tests.trust.simulation_disk import Crash, Drive, Process
 from turtlemq.broker import broker
 from turtlemq.engine import Engine

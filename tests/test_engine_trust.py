@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 import xxhash
 
+from tests.harness.engine_disk import Quick, Syncing, abandon, cut_power, messages
 from tests.harness.index_world import Later
-from tests.test_engine_faults import Quick, Syncing, abandon, cut_power, messages
 from tests.trust.powercuts_disk import Disk as Remembering
 from tests.trust.powercuts_disk import all_lost, fill
 from turtlemq.engine import Engine

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_engine_faults import abandon
+from tests.harness.engine_disk import abandon
 from turtlemq.engine import Engine
 from turtlemq.errors import NewerFormat, NotOurs, TurtleError, Unavailable
 from turtlemq.model import Message, State, StoredMessage

@@ -5,7 +5,6 @@ Every refusal has the shape of every error, also where no line of ours has run. 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gzip
 import io
@@ -30,7 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.harness import server_process
-from tests.harness.server_process import Answer, Server, running
+from tests.harness.server_process import Answer, Server, running, sockets
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.storage import names
@@ -76,15 +75,6 @@ def after_each(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def memory_of(server: Server) -> int:
     return int(re.findall(r"RssAnon:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[0]) << 10
-
-
-def sockets(server: Server) -> int:
-    """How many it has open."""
-    count = 0
-    for path in Path(f"/proc/{server.process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # just closed
-            count += path.readlink().name.startswith("socket:")
-    return count
 
 
 def unharmed(server: Server) -> None:

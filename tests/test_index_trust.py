@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.harness.committer import Server, Slow
+from tests.harness.committer import batch as messages
 from tests.harness.doors import Failing
 from tests.harness.index_world import SMALL, Later, World, abandon, documents, open_at
-from tests.test_commit import Server, Slow
-from tests.test_commit import batch as messages
 from turtlemq.errors import Stopped
 from turtlemq.index import maintenance
 from turtlemq.index.check import check

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.committer import Server, Slow
+from tests.harness.engine_disk import Disk
 from tests.harness.server_process import running
-from tests.test_commit import Server, Slow
-from tests.test_engine_faults import Disk
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull
 from turtlemq.model import Message

@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 
 from tests.harness import server_process
-from tests.harness.server_process import Server, running
-from tests.test_commit import Server as Committing
-from tests.test_commit import Slow
-from tests.test_hostile import sockets
+from tests.harness.committer import Server as Committing
+from tests.harness.committer import Slow
+from tests.harness.server_process import Server, running, sockets
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.server.commit import THREADS

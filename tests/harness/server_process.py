@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -164,3 +165,12 @@ def damaged_folder(data: Path) -> None:
     file.write_bytes(content)
     for cache in (data / "CLEAN", *file.parent.glob("delay_*.index")):
         cache.unlink()
+
+
+def sockets(server: Server) -> int:
+    """How many sockets the process has open."""
+    count = 0
+    for path in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # just closed
+            count += path.readlink().name.startswith("socket:")
+    return count
