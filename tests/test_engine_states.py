@@ -17,7 +17,6 @@ from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, Stopped, UnknownMessage
 from turtlemq.model import DUE_MS_MAX, I64, Message, Priority, Settings
 from turtlemq.storage import names
-from turtlemq.topic import listing
 from turtlemq.topic.dead_letters import Filter
 
 SETTINGS = Settings(segment_bytes=8192, run_messages=8, backoff_jitter="none", max_attempts=3, ttr_ms=1_000)
@@ -252,7 +251,7 @@ def pages(engine: Engine, state: str, limit: int = 3, **where: int) -> list[str]
     found: list[str] = []
     cursor: str | None = None
     while True:
-        page, cursor = listing.browse(engine.topic("t"), state, limit=limit, cursor=cursor, **where)
+        page, cursor = engine.topic("t").browse(state, limit=limit, cursor=cursor, **where)
         assert len(page) <= limit
         assert {view.state for view in page} <= {state}
         found += [view.id for view in page]
@@ -293,12 +292,12 @@ def test_a_listing_looks_at_little_at_a_time_and_refuses_nonsense(engine: Engine
         put(engine, *(f"m{n}" for n in range(first, first + 3_000)), due=10 + first)
     engine.cancel("t", ["m8999"], 9_000)
     topic = engine.topic("t")
-    page, cursor = listing.browse(topic, "cancelled")
+    page, cursor = topic.browse("cancelled")
     assert (page, cursor) == ([], "4000")
     assert pages(engine, "cancelled") == ["m8999"]
     for wrong in ({"state": "gone"}, {"limit": 0}, {"cursor": "x"}, {"cursor": "1-1"}, {"from_ms": 5, "to_ms": 4}):
         with pytest.raises(InvalidArgument):
-            listing.browse(topic, **{"state": "ready", **wrong})  # type: ignore[arg-type]
+            topic.browse(**{"state": "ready", **wrong})  # type: ignore[arg-type]
 
 
 def test_dead_letters_that_few_match_are_looked_through_in_steps(engine: Engine) -> None:

@@ -9,7 +9,6 @@ import pytest
 from tests.harness.server_process import running
 from turtlemq.engine import Engine
 from turtlemq.model import Message, Settings
-from turtlemq.topic import listing
 from turtlemq.topic.dead_letters import Filter
 
 SMALL = Settings(segment_bytes=4096, run_messages=8, history_hours=0, history_bytes=0, max_attempts=2)
@@ -115,10 +114,10 @@ def test_what_a_group_tries_again_after_a_sleep_is_listed(tmp_path: Path) -> Non
     topic = engine.topic("t")
     engine.requeue("t", list(topic.dead.all(Filter())), 12)
     engine.tick(12)
-    assert [(m.id, m.due_ms) for m in listing.browse(topic, "ready")[0]] == [("a", 10)]
+    assert [(m.id, m.due_ms) for m in topic.browse("ready")[0]] == [("a", 10)]
     engine.reserve("t", "g", 9, 13)
-    assert [m.id for m in listing.browse(topic, "reserve")[0]] == ["a"]
-    assert listing.browse(topic, "ready")[0] == []
+    assert [m.id for m in topic.browse("reserve")[0]] == ["a"]
+    assert topic.browse("ready")[0] == []
     engine.close()
 
 

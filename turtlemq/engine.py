@@ -45,8 +45,6 @@ from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Worker
-from turtlemq.topic import listing, requeue
-from turtlemq.topic.check import check_topic
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
 from turtlemq.topic.topic import MAINTENANCE_MS, Topic
@@ -234,7 +232,7 @@ class Engine:
         try:
             return found, found.index.stage_reschedule(id_, now_ms, **changes)
         except (Conflict, UnknownMessage):
-            known = listing.message(found, id_)
+            known = found.message(id_)
             if known is None:
                 raise
             raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=known.state) from None
@@ -331,7 +329,7 @@ class Engine:
     ) -> int:
         """Let dead letters sleep again, for their groups, until `due_ms` (now); `per_s` spreads them over time. Durable."""
         found = self.topic(topic)
-        count = requeue.requeue(found, letters, now_ms, due_ms, reset_attempts, per_s)
+        count = found.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
         self.changed(found, now_ms)
         self._touched(found, now_ms)
         return count
@@ -339,7 +337,7 @@ class Engine:
     def delete_dead(self, topic: str, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably."""
         found = self.topic(topic)
-        count = requeue.delete(found, letters, now_ms)
+        count = found.delete_dead(letters, now_ms)
         self._touched(found, now_ms)
         return count
 
@@ -357,15 +355,15 @@ class Engine:
 
     def stats(self, topic: str) -> TopicStats:
         """Figures of a topic, exact. O(segments + groups)."""
-        return listing.topic_stats(self.topic(topic))
+        return self.topic(topic).stats()
 
     def groups(self, topic: str) -> dict[str, GroupStats]:
         """Figures of every group of a topic."""
-        return listing.group_stats(self.topic(topic))
+        return self.topic(topic).groups()
 
     def message(self, topic: str, id_: str) -> MessageView | None:
         """One message wherever it is: its state, in every group, and what happened to it when."""
-        return listing.message(self.topic(topic), id_)
+        return self.topic(topic).message(id_)
 
     def damage(self) -> dict[str, list[Damage]]:
         """Everything found damaged so far, by topic."""
@@ -375,7 +373,7 @@ class Engine:
     def check(self) -> list[str]:
         """Every broken invariant of every topic, a line each."""
         closed = [f"{name}: {self.trouble[name]}" for name in self.trouble if name not in self.topics]
-        return closed + [line for topic in self.topics.values() for line in check_topic(topic)]
+        return closed + [line for topic in self.topics.values() for line in topic.check()]
 
     # Time
 

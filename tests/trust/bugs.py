@@ -298,8 +298,8 @@ BUGS = (
     Bug(
         "an id that is ready already is taken for a new one",
         "topic/topic.py",
-        "partial(retries.known_ids, self) if self.broker.ready.next_offset else None",
-        "None",
+        "        known = partial(retries.known_ids, self.stores) if self.broker.ready.next_offset else None\n",
+        "        known = None\n",
         f"{_SIM} server",
     ),
     Bug(
@@ -538,8 +538,8 @@ BUGS = (
     Bug(
         "check passes over dead letters",
         "topic/check.py",
-        '    found = [*check_index(topic.index), *(f"dead letters of {line}" for line in check_index(topic.dead.index))]\n',
-        "    found = [*check_index(topic.index)]\n",
+        '    found += [f"dead letters of {line}" for line in check_index(stores.dead_letters.index)]\n',
+        "",
         "check_trust",
     ),
     Bug(

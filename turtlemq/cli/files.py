@@ -85,7 +85,6 @@ def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
     """How many topics there are, everything that is wrong, and what a start would cut off, a line each."""
     from turtlemq.engine import Engine
     from turtlemq.storage.copy_on_write import Shadow
-    from turtlemq.topic.check import check_topic
 
     door = Shadow(data, place)
     engine = Engine.open(door.root, door=door)
@@ -97,7 +96,7 @@ def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
         task = shown.add_task("check", total=sum(sizes.values()))
         for name, topic in engine.topics.items():
             shown.update(task, description=f"check {name}")
-            problems += check_topic(topic)
+            problems += topic.check()
             problems += [f"{name}/{damage}" for damage in topic.damage()]
             shown.advance(task, sizes[name])
     engine.close()

@@ -7,24 +7,25 @@ from collections.abc import Iterator
 from turtlemq.broker.check import check as check_broker
 from turtlemq.index.check import check as check_index
 from turtlemq.model import Mark
-from turtlemq.topic.topic import Topic
+from turtlemq.topic.stores import Stores
 
 
-def check_topic(topic: Topic) -> list[str]:
+def check_topic(stores: Stores) -> list[str]:
     """Every broken invariant, a line each. Costs a scan of all files."""
-    found = [*check_index(topic.index), *(f"dead letters of {line}" for line in check_index(topic.dead.index))]
-    found += [f"{topic.name}/{line}" for line in check_broker(topic.broker, topic.folder)]
-    return found + [f"{topic.name}: {line}" for line in _check_together(topic)]
+    found = check_index(stores.index)
+    found += [f"dead letters of {line}" for line in check_index(stores.dead_letters.index)]
+    found += [f"{stores.name}/{line}" for line in check_broker(stores.broker, stores.folder)]
+    return found + [f"{stores.name}: {line}" for line in _check_together(stores)]
 
 
-def _check_together(topic: Topic) -> Iterator[str]:
-    letters = topic.dead.by_group()
-    counted = +topic.broker.dead_counts
+def _check_together(stores: Stores) -> Iterator[str]:
+    letters = stores.dead_letters.by_group()
+    counted = +stores.broker.dead_counts
     if letters != counted:
         yield f"there are dead letters of {dict(letters)}, but {dict(counted)} are counted"
-    known = topic.index.progress.marks
-    ahead = [m for m in topic.broker.ready.progress.marks if not any(_implies(other, m) for other in known)]
-    if ahead and topic.stopped is None:
+    known = stores.index.progress.marks
+    ahead = [m for m in stores.broker.ready.progress.marks if not any(_implies(other, m) for other in known)]
+    if ahead and stores.stopped is None:
         yield f"the ready log was handed {ahead}, of which the index does not know"
 
 

@@ -17,7 +17,7 @@ from turtlemq.model import DUE_MS_MAX, State
 from turtlemq.segment import format as f
 from turtlemq.topic import retries
 from turtlemq.topic.dead_letters import DeadLetter, Filter
-from turtlemq.topic.topic import Topic
+from turtlemq.topic.stores import Stores
 
 FURTHEST = ("reserve", "sleep", "ready", "dead", "history")  # the state of a message is the first of these that a group has it in
 _EVENTS_MAX = 2_000  # looked through for one message: about 100 ms
@@ -85,13 +85,13 @@ class MessageView:
     timeline: list[Moment] = field(default_factory=list)
 
 
-def topic_stats(topic: Topic, oldest: bool = True) -> TopicStats:
+def topic_stats(stores: Stores, oldest: bool = True) -> TopicStats:
     """See `Engine.stats`. Four fifths of its cost are for the oldest, which is read from its file."""
-    index, broker = topic.index.stats(), topic.broker
+    index, broker = stores.index.stats(), stores.broker
     groups = broker.groups.values()
     waiting = sum(group.ready for group in groups) if groups else broker.unclaimed
     logs = sum(segment.size for segment in broker.ready.segments) + broker.reserve_log.bytes_total + broker.history.bytes_total
-    dead = topic.dead.index.stats()
+    dead = stores.dead_letters.index.stats()
     return TopicStats(
         sleep=index.sleep,
         ready=waiting,
@@ -102,63 +102,63 @@ def topic_stats(topic: Topic, oldest: bool = True) -> TopicStats:
         bytes=index.bytes + logs + dead.bytes,
         segments=index.segments + len(broker.ready.segments),
         live_ratio=index.live_ratio,
-        oldest_ready_ms=_oldest_ready(topic) if oldest and waiting else None,
+        oldest_ready_ms=_oldest_ready(stores) if oldest and waiting else None,
         next_due_ms=index.next_due_ms,
-        damaged=len(topic.damage()),
+        damaged=len(stores.damage()),
     )
 
 
-def _oldest_ready(topic: Topic) -> int | None:
+def _oldest_ready(stores: Stores) -> int | None:
     """When the oldest message that some group has not fetched became ready."""
-    ready = topic.broker.ready
-    cursors = [cursor for group in topic.broker.groups.values() for cursor in group.cursors.values()]
+    ready = stores.broker.ready
+    cursors = [cursor for group in stores.broker.groups.values() for cursor in group.cursors.values()]
     first = max(min(cursors, default=ready.first_offset), ready.first_offset)
     if first >= ready.next_offset:
         return None
     return int(ready.read(np.array([first]))[1][0])
 
 
-def group_stats(topic: Topic) -> dict[str, GroupStats]:
+def group_stats(stores: Stores) -> dict[str, GroupStats]:
     """See `Engine.groups`."""
-    end = topic.broker.ready.next_offset
+    end = stores.broker.ready.next_offset
     return {
         name: GroupStats(
-            g.ready, g.in_flight, g.settled, topic.broker.dead_counts[name], g.committed, end - g.committed, g.changed_ms
+            g.ready, g.in_flight, g.settled, stores.broker.dead_counts[name], g.committed, end - g.committed, g.changed_ms
         )
-        for name, g in topic.broker.groups.items()
+        for name, g in stores.broker.groups.items()
     }
 
 
-def message(topic: Topic, id_: str) -> MessageView | None:
+def message(stores: Stores, id_: str) -> MessageView | None:
     """See `Engine.message`. Looks into the history of settlements, newest first, only if a group has settled it."""
     if not id_.isprintable() or "/" in id_:  # no id is like that
         return None
-    found = topic.index.find(id_)
-    if found is not None and not topic.index.is_handed_off(found):
+    found = stores.index.find(id_)
+    if found is not None and not stores.index.is_handed_off(found):
         return _view(found, State.SLEEP.value)
-    offset = topic.broker.ready.find(id_)
+    offset = stores.broker.ready.find(id_)
     if offset is None:
-        return _survivor(topic, id_)
-    read, times = topic.broker.ready.read(np.array([offset]))
+        return _survivor(stores, id_)
+    read, times = stores.broker.ready.read(np.array([offset]))
     if not read.good[0]:
         return None
     document = delivery.document(read, 0)
-    view = _view(document, "cancelled" if topic.broker.is_cancelled(offset) else "ready")
+    view = _view(document, "cancelled" if stores.broker.is_cancelled(offset) else "ready")
     if document.flags & f.NOTICE:
         view.timeline = [Moment(int(times[0]), "cancelled")]
         return view
     view.timeline.append(Moment(int(times[0]), "ready"))
-    return _complete(topic, view, offset)
+    return _complete(stores, view, offset)
 
 
-def _complete(topic: Topic, view: MessageView, offset: int) -> MessageView:
+def _complete(stores: Stores, view: MessageView, offset: int) -> MessageView:
     """What every group makes of a message at a ready offset; -1: only its retries and dead letters are left."""
     if view.state == "cancelled":
-        view.groups = {name: {"state": "cancelled"} for name in topic.broker.groups}
-        view.timeline += _cancellation(topic, offset)
+        view.groups = {name: {"state": "cancelled"} for name in stores.broker.groups}
+        view.timeline += _cancellation(stores, offset)
         return view
-    for group in topic.broker.groups.values():
-        view.groups[group.name] = _in_group(topic, group, view.id, offset, view.priority, view)
+    for group in stores.broker.groups.values():
+        view.groups[group.name] = _in_group(stores, group, view.id, offset, view.priority, view)
     states = {str(entry["state"]) for entry in view.groups.values()}
     if states:
         view.state = next(s for s in FURTHEST if s in states)
@@ -167,19 +167,19 @@ def _complete(topic: Topic, view: MessageView, offset: int) -> MessageView:
     return view
 
 
-def _survivor(topic: Topic, id_: str) -> MessageView | None:
+def _survivor(stores: Stores, id_: str) -> MessageView | None:
     """A message that retention has removed, but that a group still tries, or has among its dead."""
-    for name in topic.broker.groups:
+    for name in stores.broker.groups:
         key = f"{name}/{id_}"
-        found = topic.index.find(key)
-        if found is None and (at := topic.broker.ready.find(key)) is not None:
-            found = delivery.document(topic.broker.ready.read(np.array([at]))[0], 0)
+        found = stores.index.find(key)
+        if found is None and (at := stores.broker.ready.find(key)) is not None:
+            found = delivery.document(stores.broker.ready.read(np.array([at]))[0], 0)
         if found is None:
-            found = topic.dead.index.find(key)
+            found = stores.dead_letters.index.find(key)
         if found is not None:
             view = _view(found, "history")
             view.id, view.due_ms = id_, int(found.meta["due"])
-            return _complete(topic, view, -1)
+            return _complete(stores, view, -1)
     return None
 
 
@@ -202,7 +202,7 @@ def _view(document: f.Document, state: str) -> MessageView:
     return view
 
 
-def _in_group(topic: Topic, group: Group, id_: str, offset: int, level: int, view: MessageView) -> dict[str, object]:
+def _in_group(stores: Stores, group: Group, id_: str, offset: int, level: int, view: MessageView) -> dict[str, object]:
     """A message's state in one group."""
     slot = group.ids.get(id_)
     if slot is not None:
@@ -211,35 +211,35 @@ def _in_group(topic: Topic, group: Group, id_: str, offset: int, level: int, vie
         attempt = int(lease.messages.attempts[i])
         return {"state": "reserve", "attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
     key = f"{group.name}/{id_}"
-    again = topic.index.find(key)
-    if again is not None and not topic.index.is_handed_off(again) and not delivery.void(group, again):
+    again = stores.index.find(key)
+    if again is not None and not stores.index.is_handed_off(again) and not delivery.void(group, again):
         return {"state": "sleep", "due_ms": again.due_ms}
-    for at in (_own_retry(topic, group, key), offset):
+    for at in (_own_retry(stores, group, key), offset):
         if at is not None and at in group.waiting:
             waiting = group.waiting[at]
             return {"state": "ready", "attempt": waiting.attempt - 1, "due_ms": waiting.when_ms, "error": waiting.error}
         if at is not None and at >= group.cursors[level]:
             return {"state": "ready", "attempt": 0}
-    letter = topic.dead.get(group.name, id_)
+    letter = stores.dead_letters.get(group.name, id_)
     if letter is not None:
         view.timeline.append(Moment(letter.dropped_ms, "dead", group.name, letter.error))
         return {"state": "dead", "attempt": letter.attempts, "error": letter.error}
-    return _settled(topic, group, id_, view)
+    return _settled(stores, group, id_, view)
 
 
-def _own_retry(topic: Topic, group: Group, key: str) -> int | None:
+def _own_retry(stores: Stores, group: Group, key: str) -> int | None:
     """Where in the ready log a group's latest retry of a message is, if it counts."""
-    at = topic.broker.ready.find(key)
+    at = stores.broker.ready.find(key)
     if at is None:
         return None
-    read, _ = topic.broker.ready.read(np.array([at]))
+    read, _ = stores.broker.ready.read(np.array([at]))
     return None if delivery.void(group, delivery.document(read, 0)) else at
 
 
-def _settled(topic: Topic, group: Group, id_: str, view: MessageView) -> dict[str, object]:
+def _settled(stores: Stores, group: Group, id_: str, view: MessageView) -> dict[str, object]:
     """How a group settled it, from the history; not told where that lies too far back."""
     mark = f"\0{id_}\0".encode()
-    for event in islice(topic.broker.history.events(), _EVENTS_MAX):
+    for event in islice(stores.broker.history.events(), _EVENTS_MAX):
         if event.group != group.name or event.fields["event"] != "settle" or mark not in b"\0" + event.fields["ids"] + b"\0":
             continue
         i = event.fields["ids"].decode().split("\0").index(id_)
@@ -249,9 +249,9 @@ def _settled(topic: Topic, group: Group, id_: str, view: MessageView) -> dict[st
     return {"state": "history", "attempt": 0}
 
 
-def _cancellation(topic: Topic, offset: int) -> list[Moment]:
+def _cancellation(stores: Stores, offset: int) -> list[Moment]:
     """When the message at a ready offset was cancelled."""
-    for event in islice(topic.broker.history.events(), _EVENTS_MAX):
+    for event in islice(stores.broker.history.events(), _EVENTS_MAX):
         if event.fields["event"] == "cancel" and offset in event.array("offsets"):
             return [Moment(event.at_ms, "cancelled")]
     return []
@@ -261,7 +261,7 @@ def _cancellation(topic: Topic, offset: int) -> list[Moment]:
 
 
 def browse(
-    topic: Topic, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
+    stores: Stores, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
 ) -> tuple[list[MessageView], str | None]:
     """Messages in one state, a page at a time; without their timelines. A page may be short, or empty, though there are more: as
     long as there is a cursor. Sleepers come by due time; the dead by the time of their death, which is what `from_ms` and `to_ms`
@@ -269,16 +269,16 @@ def browse(
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
     if state == "sleep":
-        documents, following = topic.index.browse_documents(from_ms, to_ms, limit, cursor)
+        documents, following = stores.index.browse_documents(from_ms, to_ms, limit, cursor)
         return [_sleeper(document) for document in documents], following
     if state == "dead":
-        letters, following = topic.dead.page(Filter(from_ms=from_ms, to_ms=to_ms), limit, cursor)
+        letters, following = stores.dead_letters.page(Filter(from_ms=from_ms, to_ms=to_ms), limit, cursor)
         return [_dead(letter) for letter in letters], following
     if state not in STATES:
         raise InvalidArgument(f"state is one of {', '.join(STATES)}, not {state!r}")
     if not 0 <= from_ms <= to_ms:
         raise InvalidArgument(f"from_ms {from_ms} and to_ms {to_ms} do not make a range")
-    return _browse_ready(topic, state, from_ms, to_ms, limit, cursor)
+    return _browse_ready(stores, state, from_ms, to_ms, limit, cursor)
 
 
 def _sleeper(document: f.Document) -> MessageView:
@@ -299,10 +299,10 @@ def _dead(letter: DeadLetter) -> MessageView:
 
 
 def _browse_ready(
-    topic: Topic, state: str, from_ms: int, to_ms: int, limit: int, cursor: str | None
+    stores: Stores, state: str, from_ms: int, to_ms: int, limit: int, cursor: str | None
 ) -> tuple[list[MessageView], str | None]:
     """What the ready log tells. Looks at no more than `_LOOK_MAX` documents."""
-    broker = topic.broker
+    broker = stores.broker
     if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         raise InvalidArgument(f"{cursor!r} is no cursor of this listing")
     groups = broker.groups.values()
@@ -324,10 +324,10 @@ def _browse_ready(
         if state in ("ready", "reserve"):
             again = np.flatnonzero(read.good & ((flags & f.META) != 0)).tolist()
             retries = {int(offsets[i]): delivery.document(read, i) for i in again}
-            for offset, document, base in _alone(topic, retries, first):
+            for offset, document, base in _alone(stores, retries, first):
                 if from_ms <= document.due_ms <= to_ms:
                     documents[offset], bases[offset] = document, base
-        for offset, told in sorted(_states(topic, documents, bases).items()):
+        for offset, told in sorted(_states(stores, documents, bases).items()):
             if told == state:
                 found.append(_view(documents[offset], state))
                 if len(found) == limit:
@@ -335,13 +335,13 @@ def _browse_ready(
     return found, str(at) if at < last else None
 
 
-def _alone(topic: Topic, retries: dict[int, f.Document], first: int) -> Iterator[tuple[int, f.Document, int]]:
+def _alone(stores: Stores, retries: dict[int, f.Document], first: int) -> Iterator[tuple[int, f.Document, int]]:
     """Messages of which nothing but groups' own retries lies at `first` or behind it, each where the first of these lies, as the
     producer sent them; and where they came due themselves, -1 if that was removed."""
     ids = {offset: document.id.partition("/")[2] for offset, document in retries.items()}
     asked = list(dict.fromkeys(ids.values()))
-    bases, places = cancel.find(topic.broker, asked), dict[str, int]()
-    for (_, id_), at in cancel.own_retries(topic.broker, asked).items():
+    bases, places = cancel.find(stores.broker, asked), dict[str, int]()
+    for (_, id_), at in cancel.own_retries(stores.broker, asked).items():
         if at >= first:
             places[id_] = min(at, places.get(id_, at))
     for offset, id_ in ids.items():
@@ -350,13 +350,13 @@ def _alone(topic: Topic, retries: dict[int, f.Document], first: int) -> Iterator
             yield offset, replace(retries[offset], id=id_, due_ms=int(retries[offset].meta["due"])), base
 
 
-def _states(topic: Topic, documents: dict[int, f.Document], bases: dict[int, int]) -> dict[int, str]:
+def _states(stores: Stores, documents: dict[int, f.Document], bases: dict[int, int]) -> dict[int, str]:
     """The states of messages at ready offsets, over all groups, as `message` tells them. `bases`: where each came due itself."""
-    broker, groups = topic.broker, topic.broker.groups.values()
+    broker, groups = stores.broker, stores.broker.groups.values()
     ids = [document.id for document in documents.values()]
-    asleep, own = retries.sleeping(topic, ids), cancel.own_retries(broker, ids)
+    asleep, own = retries.sleeping(stores, ids), cancel.own_retries(broker, ids)
     asked = [(group.name, id_) for group in groups for id_ in ids]
-    dead = {asked[i] for i in topic.dead.holds(asked)}
+    dead = {asked[i] for i in stores.dead_letters.holds(asked)}
     out: dict[int, str] = {}
     for offset, document in documents.items():
         id_, states = document.id, set()

@@ -8,7 +8,6 @@ its message was cancelled, a dead letter that was about to go.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
@@ -16,57 +15,55 @@ from turtlemq.broker.results import DeadRemoval, Interrupted
 from turtlemq.model import Damage
 from turtlemq.segment import format as f
 from turtlemq.topic import retries
-
-if TYPE_CHECKING:
-    from turtlemq.topic.topic import Topic
+from turtlemq.topic.stores import Stores
 
 
-def resolve(topic: Topic, interrupted: Interrupted) -> bool:
+def resolve(stores: Stores, interrupted: Interrupted) -> bool:
     """A crash may have come after a message was put to sleep or buried, and before the Broker noted it: note it now. Returns
     whether there was any. Both say at which ready offset they met the message."""
     count = 0
-    for group in topic.broker.groups.values():
-        for id_ in _in_hands(group, retries.sleeping_for(topic, group, list(group.ids), interrupted.noted_seq)):
+    for group in stores.broker.groups.values():
+        for id_ in _in_hands(group, retries.sleeping_for(stores, group, list(group.ids), interrupted.noted_seq)):
             count += 1
             group.close(group.seek([id_])[0])
         ids = list(group.ids)
-        held = topic.dead.holds([(group.name, id_) for id_ in ids])
+        held = stores.dead_letters.holds([(group.name, id_) for id_ in ids])
         letters = {ids[i]: document for i, document in held.items()}
         for id_ in _in_hands(group, letters):
             count += 1
             group.close(group.seek([id_])[0])
-            topic.broker.dead_counts[group.name] += not letters[id_].flags & f.REPLACES  # then the older one was counted
+            stores.broker.dead_counts[group.name] += not letters[id_].flags & f.REPLACES  # then the older one was counted
     ended = interrupted.cancelled_retry_ids
-    groups = topic.broker.groups
-    left = {name: retries.sleeping_for(topic, groups[name], ids) for name, ids in ended.items() if name in groups}
-    topic.superseded_retries = [doc for name, found in left.items() for doc in found.values() if not void(groups[name], doc)]
-    count += len(topic.superseded_retries)
-    return _finish_removals(topic, interrupted.removals) or count > 0
+    groups = stores.broker.groups
+    left = {name: retries.sleeping_for(stores, groups[name], ids) for name, ids in ended.items() if name in groups}
+    stores.superseded_retries = [doc for name, found in left.items() for doc in found.values() if not void(groups[name], doc)]
+    count += len(stores.superseded_retries)
+    return _finish_removals(stores, interrupted.removals) or count > 0
 
 
-def count_letters(topic: Topic) -> None:
+def count_letters(stores: Stores) -> None:
     """A power cut may take the note of a burial, never a letter that was noted: what is there tells how many there are."""
-    counted, there = topic.broker.dead_counts.total(), len(topic.dead)
+    counted, there = stores.broker.dead_counts.total(), len(stores.dead_letters)
     if counted > there:
-        topic.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
+        stores.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
     if counted != there:
-        topic.broker.dead_counts = topic.dead.by_group()
+        stores.broker.dead_counts = stores.dead_letters.by_group()
 
 
-def _finish_removals(topic: Topic, removals: Sequence[DeadRemoval]) -> bool:
+def _finish_removals(stores: Stores, removals: Sequence[DeadRemoval]) -> bool:
     """Dead letters that were about to go when the process ended: they go now, unless they were to sleep and do not."""
-    held = topic.dead.holds([(letter.group, letter.id) for letter in removals])
+    held = stores.dead_letters.holds([(letter.group, letter.id) for letter in removals])
     gone = []
     for i, document in held.items():
         letter = removals[i]
         if document.seq != letter.seq:
             continue
-        asleep = topic.index.find(f"{letter.group}/{letter.id}") if letter.requeued_seq else None
+        asleep = stores.index.find(f"{letter.group}/{letter.id}") if letter.requeued_seq else None
         if not letter.requeued_seq or (asleep is not None and asleep.seq == letter.requeued_seq):
             gone.append(document)
         else:
-            topic.broker.dead_counts[letter.group] += 1
-    topic.dead.remove(gone)
+            stores.broker.dead_counts[letter.group] += 1
+    stores.dead_letters.remove(gone)
     return len(held) > 0
 
 

@@ -3,50 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from turtlemq.broker import cancel
 from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
 from turtlemq.model import U64
 from turtlemq.segment import format as f
-
-if TYPE_CHECKING:
-    from turtlemq.topic.topic import Topic
+from turtlemq.topic.stores import Stores
 
 
-def sleeping(topic: Topic, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
+def sleeping(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
     """Which of these sleep for another attempt, as (group, id) → document."""
-    found = [(group, id_, doc) for group in topic.broker.groups.values() for id_, doc in sleeping_for(topic, group, ids).items()]
+    groups = stores.broker.groups.values()
+    found = [(group, id_, doc) for group in groups for id_, doc in sleeping_for(stores, group, ids).items()]
     return {(group.name, id_): doc for group, id_, doc in found if not void(group, doc)}
 
 
-def sleeping_for(topic: Topic, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
+def sleeping_for(stores: Stores, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
     """Messages of a group that sleep for another attempt; with `after_seq`, all that came to sleep after that, and perhaps
     others."""
     if not ids:
         return {}
     texts = [f"{group.name}/{id_}" for id_ in ids]
-    found = topic.index.find_many(texts, after_seq)
-    return {ids[i]: document for i, document in found.items() if not topic.index.is_handed_off(document)}
+    found = stores.index.find_many(texts, after_seq)
+    return {ids[i]: document for i, document in found.items() if not stores.index.is_handed_off(document)}
 
 
-def known_ids(topic: Topic, ids: Sequence[bytes], hashes: U64) -> set[int]:
+def known_ids(stores: Stores, ids: Sequence[bytes], hashes: U64) -> set[int]:
     """Which of these the ready log knows; and those that retention has removed from it, but that a group still tries or has among
     its dead: a second message of that id would be taken for the first. Then 0.7 µs for each new one and group."""
-    found = set(topic.broker.ready.find_many(ids, hashes))
-    if topic.broker.ready.first_offset and len(found) < len(ids):
+    found = set(stores.broker.ready.find_many(ids, hashes))
+    if stores.broker.ready.first_offset and len(found) < len(ids):
         rest = {i: id_.decode() for i, id_ in enumerate(ids) if i not in found}
-        known = _outlived_ids(topic, list(rest.values()))
+        known = _outlived_ids(stores, list(rest.values()))
         found |= {i for i, id_ in rest.items() if id_ in known} if known else set()
     return found
 
 
-def _outlived_ids(topic: Topic, ids: Sequence[str]) -> set[str]:
+def _outlived_ids(stores: Stores, ids: Sequence[str]) -> set[str]:
     """Which of these some group sleeps on, is to try again, has in reserve or among its dead."""
-    broker, groups = topic.broker, topic.broker.groups
-    found = {id_ for _, id_ in sleeping(topic, ids)} | {id_ for group in groups.values() for id_ in group.ids.keys() & {*ids}}
+    broker, groups = stores.broker, stores.broker.groups
+    found = {id_ for _, id_ in sleeping(stores, ids)} | {id_ for group in groups.values() for id_ in group.ids.keys() & {*ids}}
     own = cancel.own_retries(broker, ids)
     found |= {id_ for (name, id_), at in own.items() if cancel.fresh(broker, groups[name], at)}
     asked = [(name, id_) for name in broker.groups_with_dead_letters for id_ in ids]
-    return found | {asked[i][1] for i in topic.dead.holds(asked)}
+    return found | {asked[i][1] for i in stores.dead_letters.holds(asked)}

@@ -6,8 +6,7 @@ Order of writes: whatever takes a message over has it durably before the one tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,26 +16,24 @@ import numpy as np
 from bson.int64 import Int64
 
 from turtlemq.broker.cancel import CANCELLED, cancel
-from turtlemq.broker.failures import EndedDelivery
-from turtlemq.broker.replay import open_broker
 from turtlemq.broker.retention import keep_house, may_go
 from turtlemq.broker.save import Save, begin_save, clean_mark, end_save
 from turtlemq.data_folder import logs
 from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.histogram import FEW, LATENESS_MS, Histogram
 from turtlemq.index import maintenance
-from turtlemq.index.columns import tombstones
-from turtlemq.index.index import Index
-from turtlemq.index.recover import open_index
 from turtlemq.index.seal import Sealed, seal
-from turtlemq.model import SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
+from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_ids
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Job, Worker
-from turtlemq.topic import recover, requeue, retries
-from turtlemq.topic.dead_letters import DeadLetters, for_group
+from turtlemq.topic import listing, recover, requeue, retries
+from turtlemq.topic.check import check_topic
+from turtlemq.topic.dead_letters import DeadLetter
+from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
+from turtlemq.topic.stores import Stores
 
 CHECKPOINT_POLL_MS = 2  # when to look first whether a beat is over; then after as long as it has taken so far
 MAINTENANCE_MS = 1_000  # how often housekeeping looks around
@@ -61,14 +58,9 @@ class Topic:
         clean: dict[str, Any] | None = None,
     ) -> None:
         self.name, self.folder, self.door, self._worker, self._ballast = name, folder, door, worker, ballast
-        clean = clean or {}  # what `close` returned, if the last stop was a proper one
-        self.missing = [Damage(name, 0, 0, "the file is missing") for name in {*clean.get("files", ())} - {*logs(door, folder)}]
-        stores = (self._store_dead, self._schedule_retries, self._newest_seq)
-        opened = open_broker(door, folder, name, settings, *stores, clean.get("broker"))
-        self.broker = opened.broker
+        self.stores, opened = Stores.open(name, folder, door, settings, clean or {})
+        self.index, self.broker, self.dead = self.stores.index, self.stores.broker, self.stores.dead_letters
         self.broker.reserve_log.relief = self.broker.history.relief = ballast.throw
-        self.index: Index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
-        self.dead = DeadLetters(door, folder, name, settings, clean.get("dead"))
         self._flusher = flusher
         self.index.use_flusher(flusher)
         self.dead.index.use_flusher(flusher)
@@ -81,11 +73,9 @@ class Topic:
         self._checkpoint_at: int | None = None  # when to sync; None: nothing to sync
         self._maintain_at: int | None = 0  # when to keep house; None: nothing to do
         self._retention_at = 0
-        self.superseded_retries: list[f.Document] = []  # see `end_naps`
-        self.requeued_letters: list[f.Document] = []
         self._unnoted = False  # what opening found out is not on the disk yet
-        odd = recover.resolve(self, opened.interrupted) or opened.torn
-        recover.count_letters(self)
+        odd = recover.resolve(self.stores, opened.interrupted) or opened.torn
+        recover.count_letters(self.stores)
         if odd or opened.behind:
             self._save_recovered_state(odd)
 
@@ -100,7 +90,8 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        receipt = self.index.stage(batch, now_ms, partial(retries.known_ids, self) if self.broker.ready.next_offset else None)
+        known = partial(retries.known_ids, self.stores) if self.broker.ready.next_offset else None
+        receipt = self.index.stage(batch, now_ms, known)
         self.maintain_soon(now_ms)
         return receipt
 
@@ -119,29 +110,18 @@ class Topic:
         group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or unknown."""
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
         others = [id_ for id_, state in outcome.items() if state is not State.CANCELLED]
-        buried = requeue.dead_in_any_group(self, others)
+        buried = requeue.dead_in_any_group(self.stores, others)
         others = [id_ for id_ in others if id_ not in buried]
-        found = retries.sleeping(self, others)
+        found = retries.sleeping(self.stores, others)
         answers = cancel(self.broker, others, now_ms, found.keys())
-        self.superseded_retries += [doc for (_, id_), doc in found.items() if answers[id_] == CANCELLED]
+        self.stores.superseded_retries += [doc for (_, id_), doc in found.items() if answers[id_] == CANCELLED]
         try:
-            self.remove_superseded()
+            self.stores.remove_superseded()
         except DiskFull:
             pass  # nothing can be handed off either before there is room
         out |= {id_: state or "unknown" for id_, state in answers.items()} | dict.fromkeys(buried, "dead")
         self.maintain_soon(now_ms)
         return out
-
-    def remove_superseded(self) -> None:
-        """Retries of cancelled messages that sleep still, and dead letters that sleep again: the journal says that they are over,
-        so they go before anything is handed off, and before a checkpoint that leaves that journal behind."""
-        self.broker.write_deferred()
-        if self.superseded_retries:
-            self.index.store(tombstones(self.superseded_retries))
-            self.superseded_retries = []
-        if self.requeued_letters:
-            self.dead.remove(self.requeued_letters)
-            self.requeued_letters = []
 
     def _note_cancelled_ids(self, ids: Sequence[str], now_ms: int) -> None:
         """Let the ready log know the ids of cancelled sleepers. Only for looking them up: a full disk loses nothing."""
@@ -154,6 +134,55 @@ class Topic:
         except (TurtleError, OSError):
             return
 
+    # Dead letters
+
+    def requeue(
+        self, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
+    ) -> int:
+        """Let dead letters sleep again, for their groups. Durable."""
+        count = requeue.requeue(self.stores, letters, now_ms, due_ms, reset_attempts, per_s)
+        if self.stores.requeued_letters:  # the disk is full: the letters go when there is room
+            self.maintain_soon(now_ms)
+        return count
+
+    def delete_dead(self, letters: Sequence[DeadLetter], now_ms: int) -> int:
+        """Delete dead letters, durably."""
+        return requeue.delete(self.stores, letters, now_ms)
+
+    # State
+
+    def stats(self, oldest: bool = True) -> TopicStats:
+        """Figures of this topic, exact. O(segments + groups). `oldest=False` leaves out the time of the oldest ready message,
+        which is read from its file and costs four times as much as all the rest."""
+        return listing.topic_stats(self.stores, oldest)
+
+    def groups(self) -> dict[str, GroupStats]:
+        """Figures of every group."""
+        return listing.group_stats(self.stores)
+
+    def message(self, id_: str) -> MessageView | None:
+        """One message wherever it is: its state, in every group, and its history."""
+        return listing.message(self.stores, id_)
+
+    def browse(
+        self, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
+    ) -> tuple[list[MessageView], str | None]:
+        """Messages in one state, a page at a time; without their timelines."""
+        return listing.browse(self.stores, state, from_ms, to_ms, limit, cursor)
+
+    def check(self) -> list[str]:
+        """Every broken invariant, a line each. Costs a scan of all files."""
+        return check_topic(self.stores)
+
+    def damage(self) -> list[Damage]:
+        """All damage found so far."""
+        return self.stores.damage()
+
+    @property
+    def stopped(self) -> BaseException | None:
+        """The error that ended all writes to this topic, if there was one."""
+        return self.stores.stopped
+
     # Time
 
     def tick(self, now_ms: int) -> int | None:
@@ -163,7 +192,7 @@ class Topic:
         for part in (self.broker.reserve_log, self.broker.history, self.dead.index):
             part.refuse_if_stopped()  # a message may have gone over without a note of it: nothing else is said of any before that
         try:
-            self.remove_superseded()
+            self.stores.remove_superseded()
             if self._unnoted:
                 self._save_recovered_state_now()
             full = self._hand_off(now_ms)
@@ -184,7 +213,7 @@ class Topic:
 
     def _maintain_if_due(self, now_ms: int) -> None:
         due = self._maintain_at is not None and not now_ms < self._maintain_at <= now_ms + MAINTENANCE_MS
-        if due and not (self.superseded_retries or self.requeued_letters):  # compaction must not copy what is over
+        if due and not (self.stores.superseded_retries or self.stores.requeued_letters):  # compaction must not copy what is over
             self._maintain_at = now_ms + MAINTENANCE_MS if self.maintain() else None
 
     def _retain_if_due(self, now_ms: int) -> None:
@@ -296,7 +325,7 @@ class Topic:
             self._end_checkpoint()
 
     def _begin_checkpoint(self, worker: Worker) -> None:
-        self.remove_superseded()
+        self.stores.remove_superseded()
         save = begin_save(self.broker, self.folder)
         self._checkpoint_at = None
         self._saving = save, worker.submit(save.run, self.door.fresh())
@@ -360,7 +389,7 @@ class Topic:
         gone = keep_house(self.broker, now_ms)
         letters = self.dead.too_many(now_ms)
         if letters:
-            requeue.delete(self, letters, now_ms)
+            requeue.delete(self.stores, letters, now_ms)
             self.dead.dropped += len(letters)
             self.dead.maintain()
             self._retention_at = now_ms  # there may be more
@@ -374,32 +403,7 @@ class Topic:
         while before != (before := (self.index.stats(), self.index.counters.moved, self._job)):
             self.maintain()
 
-    # What the Broker gives back
-
-    def _schedule_retries(self, ended: Sequence[EndedDelivery]) -> None:
-        """A long back-off: the message sleeps again, for its group alone, durably."""
-        with self.taking_over(self.index):
-            self.index.store(for_group(ended, [e.attempt + 1 for e in ended]))
-
-    def _store_dead(self, ended: Sequence[EndedDelivery]) -> int:
-        with self.taking_over(self.dead.index):
-            return self.dead.store(ended)
-
-    @contextmanager
-    def taking_over(self, index: Index) -> Iterator[None]:
-        """Messages go from the Broker into an index. After a failed sync nobody knows whether they did, and opening finds out:
-        until then nothing more is said of any."""
-        index.refuse_if_stopped()  # then nothing is written, and the Broker keeps them
-        try:
-            yield
-        except DiskFull:
-            raise
-        except (TurtleError, OSError) as error:
-            self.broker.stop_journals(error)
-            raise
-
-    def _newest_seq(self) -> int:
-        return self.index.last_seq
+    # Opening and closing
 
     def _save_recovered_state(self, odd: bool) -> None:
         """What was found out in opening must not have to be found out again, when other documents may have those offsets. Nor,
@@ -432,14 +436,3 @@ class Topic:
         dead, end = self.dead.close(), self.index.close()
         mark = {"base": Int64(self.index.active_base), "end": Int64(end), "dead": Int64(dead)}
         return {**mark, "broker": clean_mark(broker), "files": logs(self.door, self.folder)}
-
-    def damage(self) -> list[Damage]:
-        """Everything found damaged so far."""
-        parts = (self.index, self.dead.index, self.broker.ready, self.broker.reserve_log, self.broker.history)
-        return self.missing + [damage for part in parts for damage in part.damage]
-
-    @property
-    def stopped(self) -> BaseException | None:
-        """Why this topic takes no more writes, if it does not."""
-        parts = (self.index, self.broker.ready, self.broker.reserve_log, self.broker.history, self.dead.index)
-        return next((part.stopped for part in parts if part.stopped is not None), None)

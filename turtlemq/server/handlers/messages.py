@@ -40,7 +40,6 @@ from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
 from turtlemq.server.outgoing.reply import Reply
 from turtlemq.server.service import Service, Want, now_ms
-from turtlemq.topic import listing
 
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
 Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
@@ -359,7 +358,7 @@ async def browse(request: web.Request) -> web.Response:
     topic, asked = topic_of(request), query(request, Browse)
     request.app[SERVICE].flow.answers.refuse_if_full()
     place = engine_of(request).topic(topic)
-    found, cursor = listing.browse(place, asked.state, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
+    found, cursor = place.browse(asked.state, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
     return answer({"messages": [messages.listed(message) for message in found], "cursor": cursor})
 
 

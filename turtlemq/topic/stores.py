@@ -1,0 +1,108 @@
+"""The three stores of a topic: the Index of sleepers, the Broker of due messages, and the dead letters.
+
+Index and Broker do not know each other. Here are the writes that concern two of them: a message that moves from the Broker into
+an Index, and documents that another store's journal has already ended. Rule: the store that takes a message over has it durably
+before the store that gave it removes it, so a crash in between leaves two copies, never none; `recover` resolves these.
+
+What does not live here: when anything happens (`topic`), and what a message's copies add up to (`standing`, `listing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from turtlemq.broker.broker import Broker
+from turtlemq.broker.failures import EndedDelivery
+from turtlemq.broker.replay import Opened, open_broker
+from turtlemq.data_folder import logs
+from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.index.columns import tombstones
+from turtlemq.index.index import Index
+from turtlemq.index.recover import open_index
+from turtlemq.model import Damage, Settings
+from turtlemq.segment import format as f
+from turtlemq.storage.door import Door
+from turtlemq.topic.dead_letters import DeadLetters, for_group
+
+
+class Stores:
+    """Index, Broker and dead letters of one topic. Made by `open`, which sets the three."""
+
+    broker: Broker
+    index: Index
+    dead_letters: DeadLetters
+
+    def __init__(self, name: str, folder: Path, door: Door) -> None:
+        self.name, self.folder, self.door = name, folder, door
+        self.missing: list[Damage] = []  # files and dead letters that were there at the last stop
+        self.superseded_retries: list[f.Document] = []  # retries of cancelled messages that still sleep in the Index
+        self.requeued_letters: list[f.Document] = []  # dead letters that sleep again
+
+    @classmethod
+    def open(cls, name: str, folder: Path, door: Door, settings: Settings, clean: dict[str, Any]) -> tuple[Stores, Opened]:
+        """Open the stores of a topic, or create them. Returns what `recover` has to resolve, too. `clean`: the mark that
+        `Topic.close` returned at the last proper stop, if it was one."""
+        self, gone = cls(name, folder, door), {*clean.get("files", ())} - {*logs(door, folder)}
+        self.missing = [Damage(file, 0, 0, "the file is missing") for file in gone]
+        callbacks = (self._store_dead_letters, self._schedule_retries, self._newest_seq)
+        opened = open_broker(door, folder, name, settings, *callbacks, clean.get("broker"))
+        self.broker = opened.broker
+        self.index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
+        self.dead_letters = DeadLetters(door, folder, name, settings, clean.get("dead"))
+        return self, opened
+
+    def remove_superseded(self) -> None:
+        """End the documents of `superseded_retries` and `requeued_letters`. The journal already says that they are over, so they
+        must go before the next handoff, and before a checkpoint that leaves that journal behind."""
+        self.broker.write_deferred()
+        if self.superseded_retries:
+            self.index.store(tombstones(self.superseded_retries))
+            self.superseded_retries = []
+        if self.requeued_letters:
+            self.dead_letters.remove(self.requeued_letters)
+            self.requeued_letters = []
+
+    @contextmanager
+    def taking_over(self, index: Index) -> Iterator[None]:
+        """Move messages from the Broker into an Index, in the body of a `with`. After a failed sync it is unknown whether they
+        arrived. Only recovery finds out, so the journals of the Broker accept no more events until then."""
+        index.refuse_if_stopped()  # then nothing is written, and the Broker keeps them
+        try:
+            yield
+        except DiskFull:
+            raise
+        except (TurtleError, OSError) as error:
+            self.broker.stop_journals(error)
+            raise
+
+    # Called by the Broker
+
+    def _schedule_retries(self, ended: Sequence[EndedDelivery]) -> None:
+        """Long back-off: the messages sleep in the Index, each for its group alone, durably."""
+        with self.taking_over(self.index):
+            self.index.store(for_group(ended, [e.attempt + 1 for e in ended]))
+
+    def _store_dead_letters(self, ended: Sequence[EndedDelivery]) -> int:
+        with self.taking_over(self.dead_letters.index):
+            return self.dead_letters.store(ended)
+
+    def _newest_seq(self) -> int:
+        return self.index.last_seq
+
+    # State
+
+    def damage(self) -> list[Damage]:
+        """All damage found so far."""
+        broker = self.broker
+        parts = (self.index, self.dead_letters.index, broker.ready, broker.reserve_log, broker.history)
+        return self.missing + [damage for part in parts for damage in part.damage]
+
+    @property
+    def stopped(self) -> BaseException | None:
+        """The error that ended all writes to one of the stores, if there was one."""
+        broker = self.broker
+        parts = (self.index, broker.ready, broker.reserve_log, broker.history, self.dead_letters.index)
+        return next((part.stopped for part in parts if part.stopped is not None), None)
