@@ -23,7 +23,7 @@ NOT_RUN = "not run: Spark is not installed; `make test` installs it, and a Java,
 pytest.importorskip("pyspark", reason=NOT_RUN)
 
 from pyspark_turtlemq import java, pins  # noqa: E402 - only where Spark is
-from pyspark_turtlemq.parts import Opener  # noqa: E402
+from pyspark_turtlemq.parts import TopicLogs  # noqa: E402
 from pyspark_turtlemq.session import QUIET, environment, turtlemq_session  # noqa: E402
 from tests.harness.report_data import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
 from tests.harness.server_process import PROGRAM, running  # noqa: E402
@@ -73,7 +73,7 @@ def made(spark: Any, shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Re
 
 
 def rows(made: Report, name: str, *columns: str) -> list[tuple[Any, ...]]:
-    return [tuple(row[column] for column in columns) for row in made.answers[name].to_pylist()]
+    return [tuple(row[column] for column in columns) for row in made.tables[name].to_pylist()]
 
 
 # Every job, by hand
@@ -127,7 +127,7 @@ def test_consumers_are_told_apart(made: Report) -> None:
 
 
 def test_storage_is_told_by_segment(made: Report, shop: Path) -> None:
-    found = {row["log"]: row for row in made.answers["storage"].to_pylist()}
+    found = {row["log"]: row for row in made.tables["storage"].to_pylist()}
     assert set(found) == {"delay", "ready", "reserve", "history", "dead"}
     for log, row in found.items():
         place = shop / "topic" / "shop" / ("dead" if log == "dead" else "") / row["segment"]
@@ -141,7 +141,7 @@ def test_advice_follows_the_engine_s_own_rules(spark: Any) -> None:
     def segment(name: str, live: int, sealed: bool = True, last: bool = False) -> tuple[Any, ...]:
         return ("t", "delay", name, 1_000, 0, 100, live, sealed, last, 0.05)
 
-    from turtlemq_report.storage import SCHEMA
+    from turtlemq_report.disk_usage import SCHEMA
 
     given = [
         segment("empty", 0),
@@ -211,7 +211,7 @@ def test_slow_hot_and_failing_consumers_are_named(spark: Any) -> None:
 
 
 def told(made: Report) -> dict[str, list[dict[str, Any]]]:
-    return {name: table.to_pylist() for name, table in made.answers.items()}
+    return {name: table.to_pylist() for name, table in made.tables.items()}
 
 
 def test_a_second_run_reads_only_what_is_new_and_says_the_same(spark: Any, tmp_path: Path, made: Report) -> None:
@@ -220,7 +220,7 @@ def test_a_second_run_reads_only_what_is_new_and_says_the_same(spark: Any, tmp_p
     first_half(engine)
     half = report(spark, ReportOptions(root, out), now_ms=NOW)
     assert half.first
-    assert [row["messages"] for row in half.answers["throughput"].to_pylist()] == [5, 3]
+    assert [row["messages"] for row in half.tables["throughput"].to_pylist()] == [5, 3]
     second_half(engine)  # leases that the first run saw under way end in the second
     engine.close()
     rest = report(spark, ReportOptions(root, out), now_ms=NOW)
@@ -235,27 +235,29 @@ def test_a_second_run_reads_only_what_is_new_and_says_the_same(spark: Any, tmp_p
 
 
 def planned(root: Path, known: dict[str, Any]) -> increments.Increment:
-    with pins.take(root, sorted(os.listdir(root / "topic")), pins.ORDER) as moment:
-        return increments.plan({name: Opener(pinned) for name, pinned in moment.topics.items()}, increments.read_places(known))
+    with pins.take_snapshot(root, sorted(os.listdir(root / "topic")), pins.ORDER) as moment:
+        return increments.plan_increment(
+            {name: TopicLogs(pinned) for name, pinned in moment.topics.items()}, increments.read_positions(known)
+        )
 
 
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
     engine = opened(tmp_path / "data")
     first_half(engine)
     before = planned(tmp_path / "data", {})
-    assert planned(tmp_path / "data", before.told()).bytes == 0
+    assert planned(tmp_path / "data", before.as_json()).bytes == 0
     engine.drop_topic("shop")
     engine.submit("shop", [Message(b"y", T, f"n{n}") for n in range(50)], T)
     engine.tick(T + 9)
     engine.reserve("shop", "default", 50, T + 10, consumer="w")
     engine.ack("shop", "default", [f"n{n}" for n in range(50)], T + 11)
     engine.close()
-    after = planned(tmp_path / "data", before.told())
-    assert after.again == ["shop"]
+    after = planned(tmp_path / "data", before.as_json())
+    assert after.recreated == ["shop"]
     assert after.bytes == planned(tmp_path / "data", {}).bytes
-    kept = state.State("data", places=before.told(), damage=["shop/x: torn", "shop2/x: torn"])
+    kept = state.ReportState("data", positions=before.as_json(), damage=["shop/x: torn", "shop2/x: torn"])
     kept.drop(["shop"])
-    assert (kept.places, kept.damage) == ({}, ["shop2/x: torn"])
+    assert (kept.positions, kept.damage) == ({}, ["shop2/x: torn"])
 
 
 def test_what_retention_took_before_it_was_read_is_named(tmp_path: Path) -> None:
@@ -273,17 +275,17 @@ def test_what_retention_took_before_it_was_read_is_named(tmp_path: Path) -> None
     assert len(files) > 2
     for path in files[:2]:  # as retention does, the oldest first
         path.unlink()
-    (line,) = [line for line in planned(tmp_path / "data", before.told()).missed if "history" in line]
+    (line,) = [line for line in planned(tmp_path / "data", before.as_json()).missed if "history" in line]
     assert re.fullmatch(r"shop: \d+ events of its history", line)
 
 
 def test_a_folder_is_one_report_s_at_a_time(tmp_path: Path) -> None:
-    kept = state.State("/data/a", places={"t": {}})
+    kept = state.ReportState("/data/a", positions={"t": {}})
     with state.locked(tmp_path):
         state.save(tmp_path, kept)
         with pytest.raises(state.Busy, match="Another report"), state.locked(tmp_path):
             pass
-    assert state.load(tmp_path, Path("/data/a")).places == {"t": {}}
+    assert state.load(tmp_path, Path("/data/a")).positions == {"t": {}}
     with pytest.raises(state.OtherData, match="another one with --out"):
         state.load(tmp_path, Path("/data/b"))
 
@@ -294,7 +296,7 @@ def test_a_folder_is_one_report_s_at_a_time(tmp_path: Path) -> None:
 def test_a_folder_without_topics_has_an_empty_report(spark: Any, tmp_path: Path) -> None:
     Engine.open(tmp_path / "data").close()
     found = report(spark, ReportOptions(tmp_path / "data", tmp_path / "report"), now_ms=NOW)
-    assert all(len(table) == 0 for table in found.answers.values())
+    assert all(len(table) == 0 for table in found.tables.values())
     page = (tmp_path / "report" / "report.html").read_text("utf-8")
     assert page.count("Nothing yet.") == 7
 
@@ -320,7 +322,7 @@ def test_damage_is_counted_and_the_rest_is_told(spark: Any, shop: Path, tmp_path
     assert found.damage[0] in page
     assert "1 documents could not be read" in page
     later = report(spark, ReportOptions(tmp_path / "data", tmp_path / "report", since_ms=T + HOUR), now_ms=NOW)
-    assert (len(later.answers["throughput"]), later.read_bytes) == (0, 0)
+    assert (len(later.tables["throughput"]), later.read_bytes) == (0, 0)
 
 
 def test_what_is_no_data_folder_is_refused(tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def test_the_page_in_a_browser(made: Report) -> None:
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("no Chromium here: `make browser` installs it where that is allowed (Debian: apt-get install chromium)")
-    address = (made.asked.out / "report.html").resolve().as_uri()
+    address = (made.options.out / "report.html").resolve().as_uri()
     wrong: list[str] = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
@@ -479,7 +481,7 @@ def test_the_same_jobs_on_a_cluster(made: Report, shop: Path, tmp_path: Path) ->
     import pyarrow.parquet as pq
 
     for name in ("lateness", "delays", "throughput", "failures", "consumers"):
-        assert pq.read_table(tmp_path / "report" / f"{name}.parquet").to_pylist() == made.answers[name].to_pylist()
+        assert pq.read_table(tmp_path / "report" / f"{name}.parquet").to_pylist() == made.tables[name].to_pylist()
     assert workers.count("Launching executor") >= 2
 
 

@@ -23,9 +23,9 @@ pytest.importorskip("pyspark", reason=NOT_RUN)
 from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq import plan as plans  # noqa: E402
 from pyspark_turtlemq.columns import KINDS  # noqa: E402
-from pyspark_turtlemq.documents import Slice  # noqa: E402
-from pyspark_turtlemq.options import OPTION_NAMES, parse  # noqa: E402
-from pyspark_turtlemq.predicates import Predicates, push  # noqa: E402
+from pyspark_turtlemq.documents import DocumentSplit  # noqa: E402
+from pyspark_turtlemq.options import OPTION_NAMES, parse_options  # noqa: E402
+from pyspark_turtlemq.predicates import Predicates, push_filter  # noqa: E402
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
 from tests.harness.server_process import running  # noqa: E402
@@ -237,7 +237,7 @@ def test_a_filter_lets_the_same_rows_through(life: tuple[Engine, Path], column: 
         "In": lambda x: x in value,
     }
     wanted = Predicates()
-    push(wanted, kind, (column,), value)
+    push_filter(wanted, kind, (column,), value)
     expected = [row for row in rows(life[1]) if checks[kind](row[column])]
     found = rows(life[1], wanted)
     assert [row for row in found if checks[kind](row[column])] == expected != []
@@ -331,13 +331,13 @@ def test_where_nothing_can_be_linked_a_read_says_that_a_file_has_gone(tmp_path: 
     root = tmp_path / "data"
     engine = Engine.open(root)
     engine.submit("t", messages(10), NOW)
-    told = parse({"path": str(root), "pin": "false"})
-    made = plans.make(told, Predicates())
+    told = parse_options({"path": str(root), "pin": "false"})
+    made = plans.make_plan(told, Predicates())
     assert not (root / pins.FOLDER).exists()
     path = root / "topic" / "t" / "delay_0000000000.bson"
     os.replace(shutil.copy(path, tmp_path / "copy"), path)
-    piece = made.tasks[0][0]
-    assert isinstance(piece, Slice)
+    piece = made.partitions[0][0]
+    assert isinstance(piece, DocumentSplit)
     with pytest.raises(pins.Vanished, match="Run the query again"):
         piece.part.file.map()
 
@@ -345,12 +345,12 @@ def test_where_nothing_can_be_linked_a_read_says_that_a_file_has_gone(tmp_path: 
 def test_pins_of_sessions_that_are_over_are_removed(tmp_path: Path) -> None:
     root = tmp_path / "data"
     Engine.open(root).close()
-    mine = pins.take(root, [], ())
+    mine = pins.take_snapshot(root, [], ())
     assert mine.folder is not None
-    other = pins.take(root, [], ())
+    other = pins.take_snapshot(root, [], ())
     assert other.folder is not None
     (other.folder / pins.OWNER).write_text(f"{os.uname().nodename} 1 1")  # a number that another process has by now
-    assert pins.sweep(root) == 1
+    assert pins.remove_stale(root) == 1
     assert mine.folder.exists()
     mine.release()
 

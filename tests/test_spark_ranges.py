@@ -16,8 +16,8 @@ pytest.importorskip("pyspark", reason=NOT_RUN)
 
 from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq import plan as plans  # noqa: E402
-from pyspark_turtlemq.documents import Chunk, Slice  # noqa: E402
-from pyspark_turtlemq.options import parse  # noqa: E402
+from pyspark_turtlemq.documents import Chunk, DocumentSplit  # noqa: E402
+from pyspark_turtlemq.options import parse_options  # noqa: E402
 from pyspark_turtlemq.predicates import Predicates  # noqa: E402
 from tests.harness.spark_data import NOW, messages, rows  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
@@ -33,13 +33,13 @@ def test_a_due_range_of_a_sealed_segment_is_one_slice_of_bytes(tmp_path: Path) -
     engine.close()
     wanted = Predicates()
     wanted.narrow("due", NOW + 50_100, NOW + 50_109)
-    told = parse({"path": str(tmp_path / "data"), "columns": "id,body"})
-    whole, part = plans.make(told, Predicates()), plans.make(told, wanted)
-    pieces = [piece for task in part.tasks for piece in task if isinstance(piece, Slice) and piece.part.sealed]
+    told = parse_options({"path": str(tmp_path / "data"), "columns": "id,body"})
+    whole, part = plans.make_plan(told, Predicates()), plans.make_plan(told, wanted)
+    pieces = [piece for task in part.partitions for piece in task if isinstance(piece, DocumentSplit) and piece.part.sealed]
     assert [(piece.first, piece.last) for piece in pieces] == [(100, 110)]
     assert part.bytes * 10 < whole.bytes
     assert [row["id"] for row in rows(tmp_path / "data", wanted, columns="id,body")] == [f"m{n}" for n in range(100, 110)]
-    pins.forget(pins.owner())
+    pins.release_session(pins.session_label())
     assert not (tmp_path / "data" / pins.FOLDER).exists()
 
 

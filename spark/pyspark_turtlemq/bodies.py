@@ -12,7 +12,7 @@ from turtlemq.model import I64, Mask
 from turtlemq.segment import fields as v
 
 
-def cut(view: memoryview, starts: I64, ends: I64, type_: pa.DataType) -> pa.Array:
+def text_column(view: memoryview, starts: I64, ends: I64, type_: pa.DataType) -> pa.Array:
     """[start, end) of each row, rising. Where all are of one length, gathered; else one array over the raw bytes, rows and what
     lies between them, and every second one of that. 15 ns and 35 ns each."""
     count = len(starts)
@@ -32,9 +32,9 @@ def cut(view: memoryview, starts: I64, ends: I64, type_: pa.DataType) -> pa.Arra
     return everything.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
 
-def column(view: memoryview, starts: I64, ends: I64, how: str, json: Mask, type_: pa.DataType) -> pa.Array:
+def body_column(view: memoryview, starts: I64, ends: I64, how: str, json: Mask, type_: pa.DataType) -> pa.Array:
     """Bodies as `binary`; as `string`, with marks for bytes that are no text; as `json`: null where the body is none."""
-    raw = cut(view, starts, ends, pa.binary())
+    raw = text_column(view, starts, ends, pa.binary())
     if how == "binary":
         return raw
     if how == "string":

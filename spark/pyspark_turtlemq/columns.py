@@ -93,7 +93,7 @@ BODIES = {"binary": "binary", "string": "string", "json": "variant"}
 DAMAGE = "damage"  # on request: what is wrong with a document that cannot be read (mode PERMISSIVE)
 
 
-def offered(kind: str, body: str, body_schema: str = "") -> dict[str, str]:
+def available_columns(kind: str, body: str, body_schema: str = "") -> dict[str, str]:
     """All columns that a read may have, by name."""
     found = dict(KINDS[kind])
     if kind in WITH_BODY and body in BODIES:

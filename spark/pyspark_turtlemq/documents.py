@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_turtlemq import bodies
-from pyspark_turtlemq.parts import Ended, Part
+from pyspark_turtlemq.parts import EndedDocuments, Part
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_COUNTER_BITS, Mask, Progress
@@ -37,23 +37,23 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class DocumentSplit:
     """Documents [first, last) of a part, and what must be known to tell their state."""
 
     part: Part
     first: int
     last: int
     bytes: int
-    ended: Ended
+    ended: EndedDocuments
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ReadSpec:
     """How to read: which columns, which rows, and what to do about damage."""
 
     columns: tuple[str, ...]
-    wanted: Predicates
+    predicates: Predicates
     body: str = "none"
     mode: str = "PERMISSIVE"
     verify: str = "auto"
@@ -63,11 +63,11 @@ class How:
         return self.verify == "always" or (self.verify == "auto" and "body" in self.columns)
 
 
-def read(piece: Slice, how: How, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(piece: DocumentSplit, how: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a slice."""
     view, table = piece.part.file.map(), piece.part.open()
     ordinals = np.arange(piece.first, piece.last)
-    few = by_due(piece.part, table, how.wanted)
+    few = ordinals_by_due(piece.part, table, how.predicates)
     if few is not None:
         ordinals = few[np.searchsorted(few, piece.first) : np.searchsorted(few, piece.last)]
     damaged = at = 0
@@ -95,7 +95,7 @@ def due_ranks(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, int]
     return first, last
 
 
-def by_due(part: Part, table: t.Table, wanted: Predicates) -> I64 | None:
+def ordinals_by_due(part: Part, table: t.Table, wanted: Predicates) -> I64 | None:
     """Which documents of a part in the order of arrival may be due when it is wanted, as its table tells: no other is looked at.
     Those without a key, because they end others or had ended when the table was made, may be, too. None: all."""
     ranks = None if part.sealed else due_ranks(part, table, wanted)
@@ -118,7 +118,7 @@ def _step(table: t.Table, ordinals: I64, first: int) -> int:
     return last
 
 
-def _report(piece: Slice, how: How, damage: list[tuple[int, str]]) -> None:
+def _report(piece: DocumentSplit, how: ReadSpec, damage: list[tuple[int, str]]) -> None:
     if how.mode == "FAILFAST":
         at, reason = damage[0]
         where = f"{piece.part.topic}/{piece.part.file.name}: {reason} at position {at}"
@@ -128,7 +128,7 @@ def _report(piece: Slice, how: How, damage: list[tuple[int, str]]) -> None:
 class Chunk:
     """Documents that lie together. Columns are methods of their names; `rows` are the documents that count."""
 
-    def __init__(self, piece: Slice, table: t.Table, view: memoryview, ordinals: I64, how: How) -> None:
+    def __init__(self, piece: DocumentSplit, table: t.Table, view: memoryview, ordinals: I64, how: ReadSpec) -> None:
         self.piece, self.part, self.view, self.how = piece, piece.part, view, how
         self.log = piece.part.log
         self.codes: np.ndarray[Any, np.dtype[np.int8]] = np.empty(0, np.int8)  # states, by document
@@ -145,10 +145,10 @@ class Chunk:
                 self.damage += [(at, "checksum does not match") for at in self.starts[~same].tolist()]
                 self.rows = rows[same]
                 self._pick(np.flatnonzero(same))
-        if "id" in how.wanted.texts:
-            self._keep(pc.is_in(self.id(), pa.array(sorted(how.wanted.texts["id"]))))
-        if "group" in how.wanted.texts:
-            self._keep(pc.is_in(self.group(), pa.array(sorted(how.wanted.texts["group"]))))
+        if "id" in how.predicates.texts:
+            self._keep(pc.is_in(self.id(), pa.array(sorted(how.predicates.texts["id"]))))
+        if "group" in how.predicates.texts:
+            self._keep(pc.is_in(self.group(), pa.array(sorted(how.predicates.texts["group"]))))
         self.broken = self.damage if "damage" in how.columns and how.mode == "PERMISSIVE" else []
 
     def _keep(self, mask: pa.Array) -> None:
@@ -182,7 +182,7 @@ class Chunk:
     def _choose(self, heads: np.ndarray[Any, np.dtype[Any]], ordinals: I64, table: t.Table, good: Mask) -> I64:
         """Documents that are messages, and wanted."""
         flags, due, seq = heads["flags"], heads["due"], heads["seq"]
-        wanted, mask = self.how.wanted, good
+        wanted, mask = self.how.predicates, good
         if self.log != "ready":
             stones = (flags & f.TOMBSTONE) != 0
             mask = mask & ~stones if stones.any() else mask
@@ -192,7 +192,7 @@ class Chunk:
             if "ready" in wanted.ranges:
                 limits.append(("ready", self._ready_ms(ordinals, table)))
         for name, values in limits:
-            inside = wanted.inside(name, values)
+            inside = wanted.mask_of(name, values)
             mask = mask if inside is None else mask & inside
         self.codes = self._states(flags, due, seq)
         if "state" in wanted.texts:
@@ -346,7 +346,7 @@ class Chunk:
     def key(self) -> pa.Array:
         """Ids as they are stored."""
         first = self.starts + f.PREFIX_BYTES
-        return bodies.cut(self.view, first, first + self.heads["idlen"] - 1, pa.string())
+        return bodies.text_column(self.view, first, first + self.heads["idlen"] - 1, pa.string())
 
     def _split(self, part: int) -> pa.Array:
         """Of `group/id`, one of the two, where a message is one group's own."""
@@ -379,7 +379,7 @@ class Chunk:
 
     def body(self) -> pa.Array:
         json = (self.heads["flags"] & f.JSON) != 0
-        return bodies.column(self.view, self.fields.body, self.fields.body_end, self.how.body, json, self.body_type)
+        return bodies.body_column(self.view, self.fields.body, self.fields.body_end, self.how.body, json, self.body_type)
 
     body_type: pa.DataType = pa.binary()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pyspark_turtlemq.parts import Log, Part
+from pyspark_turtlemq.parts import LogSnapshot, Part
 from turtlemq.index import parts as index
 from turtlemq.index.parts import Cursor, TablePart
 from turtlemq.index.segments import Segments
@@ -25,7 +25,7 @@ _NONE: I64 = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class ForecastSplit:
     """All parts of a topic's log of sleepers. `bytes` are those of the keys."""
 
     topic: str
@@ -42,12 +42,12 @@ class _Shelf(Segments):
         self.counters.damage.append(damage)
 
 
-def tables(topic: str, log: Log, bucket_ms: int) -> Tables:
+def forecast_split(topic: str, log: LogSnapshot, bucket_ms: int) -> ForecastSplit:
     """What a task needs to know."""
-    return Tables(topic, log.parts, log.progress, bucket_ms, 8 * sum(part.cover.documents for part in log.parts))
+    return ForecastSplit(topic, log.parts, log.progress, bucket_ms, 8 * sum(part.cover.documents for part in log.parts))
 
 
-def count(piece: Tables) -> tuple[I64, I64]:
+def count(piece: ForecastSplit) -> tuple[I64, I64]:
     """Due times of the buckets that are not empty, and how many sleepers each has."""
     door = Door()
     shelf = _Shelf(door, Path(), piece.topic)
@@ -89,7 +89,7 @@ def _edges(numbers: I64, bucket_ms: int) -> U64:
     return f.packed_keys(numbers * bucket_ms, np.zeros(1, np.int64))
 
 
-def read(piece: Tables, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(piece: ForecastSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Rows of a topic: one for each bucket."""
     due, counts = count(piece)
     columns = {

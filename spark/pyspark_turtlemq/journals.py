@@ -11,7 +11,7 @@ import bson
 import numpy as np
 import pyarrow as pa
 
-from pyspark_turtlemq.documents import ROWS, How
+from pyspark_turtlemq.documents import ROWS, ReadSpec
 from pyspark_turtlemq.pins import File
 from turtlemq.errors import Corrupt
 from turtlemq.model import I64
@@ -23,7 +23,7 @@ TIMES = ("at", "until", "due", "ready", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class JournalSplit:
     """Events in [start, end) of a journal's file, from one whole event to another."""
 
     topic: str
@@ -38,7 +38,7 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Rows:
+class EventRows:
     """Rows of one event: columns of numbers, and texts, one for all of them or one each."""
 
     count: int
@@ -46,7 +46,7 @@ class Rows:
     texts: dict[str, str | list[str] | None]
 
 
-def read(piece: Stretch, how: How, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(piece: JournalSplit, how: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a stretch."""
     view = piece.file.map()
     found = scan(view, piece.start, piece.end, sealed=True)
@@ -57,9 +57,9 @@ def read(piece: Stretch, how: How, schema: pa.Schema) -> Iterator[pa.RecordBatch
         )
     if found.damaged:
         print(f"turtlemq: {piece.topic}/{piece.file.name}: {len(found.damaged)} damaged events were left out", file=sys.stderr)
-    low, high = how.wanted.range("at")
+    low, high = how.predicates.range("at")
     kept = np.flatnonzero((found.due_ms >= low) & (found.due_ms <= high))
-    waiting: list[Rows] = []
+    waiting: list[EventRows] = []
     for at, length in zip(found.positions[kept].tolist(), found.lengths[kept].tolist(), strict=True):
         waiting += rows_of(f.decode(view[at : at + length]), piece.kind)
         if sum(rows.count for rows in waiting) >= ROWS:
@@ -73,7 +73,7 @@ def read(piece: Stretch, how: How, schema: pa.Schema) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_arrays(nulls, schema=schema)
 
 
-def rows_of(document: f.Document, kind: str) -> list[Rows]:
+def rows_of(document: f.Document, kind: str) -> list[EventRows]:
     """What an event says of messages. A `state` event is a checkpoint, and says nothing new."""
     fields: dict[str, Any] = bson.decode(document.body)
     event = str(fields["event"])
@@ -87,24 +87,24 @@ def rows_of(document: f.Document, kind: str) -> list[Rows]:
     return found
 
 
-def column(fields: dict[str, Any], name: str) -> I64:
+def packed_column(fields: dict[str, Any], name: str) -> I64:
     """A packed column."""
     return np.frombuffer(fields[name], "<i8").astype(np.int64)
 
 
-def _taken(fields: dict[str, Any], event: str) -> Rows:
+def _taken(fields: dict[str, Any], event: str) -> EventRows:
     """lease, extend, retry, moved: one row each; group, forget: one."""
     if "offsets" not in fields:
-        return Rows(1, {"offset": int(fields.get("offset", ABSENT))}, {})
-    numbers: dict[str, I64 | int] = {"offset": column(fields, "offsets")}
+        return EventRows(1, {"offset": int(fields.get("offset", ABSENT))}, {})
+    numbers: dict[str, I64 | int] = {"offset": packed_column(fields, "offsets")}
     for name, packed in (("seq", "seqs"), ("attempt", "attempts"), ("until", "when" if event == "retry" else "until")):
         if packed in fields:
-            numbers[name] = column(fields, packed) if isinstance(fields[packed], bytes) else int(fields[packed])
+            numbers[name] = packed_column(fields, packed) if isinstance(fields[packed], bytes) else int(fields[packed])
     count = len(fields["offsets"]) // 8
-    return Rows(count, numbers, {"consumer": fields.get("consumer"), "error": fields.get("error") or None})
+    return EventRows(count, numbers, {"consumer": fields.get("consumer"), "error": fields.get("error") or None})
 
 
-def _settled(fields: dict[str, Any], event: str) -> list[Rows]:
+def _settled(fields: dict[str, Any], event: str) -> list[EventRows]:
     if event == "settle":
         packed = {
             "offset": "offsets",
@@ -114,25 +114,25 @@ def _settled(fields: dict[str, Any], event: str) -> list[Rows]:
             "reserved": "reserved",
             "attempt": "attempts",
         }
-        numbers: dict[str, I64 | int] = {name: column(fields, source) for name, source in packed.items()}
+        numbers: dict[str, I64 | int] = {name: packed_column(fields, source) for name, source in packed.items()}
         texts = {"outcome": str(fields["outcome"]), "id": _ids(fields["ids"]), "error": fields["error"] or None}
-        return [Rows(len(fields["offsets"]) // 8, numbers, texts)]
+        return [EventRows(len(fields["offsets"]) // 8, numbers, texts)]
     if event == "cancel":
-        offsets = {"offset": column(fields, "offsets"), "seq": column(fields, "seqs")}
-        found = [Rows(len(offsets["offset"]), dict(offsets), {"outcome": "cancelled"})]
+        offsets = {"offset": packed_column(fields, "offsets"), "seq": packed_column(fields, "seqs")}
+        found = [EventRows(len(offsets["offset"]), dict(offsets), {"outcome": "cancelled"})]
         naps = {name: _ids(ids) for name, ids in fields["naps"].items()}
-        return found + [Rows(len(ids), {}, {"outcome": "cancelled", "group": name, "id": ids}) for name, ids in naps.items()]
+        return found + [EventRows(len(ids), {}, {"outcome": "cancelled", "group": name, "id": ids}) for name, ids in naps.items()]
     ids = _ids(fields["ids"])
-    became = column(fields, "became")
+    became = packed_column(fields, "became")
     outcome = ["requeued" if seq else "deleted" for seq in became.tolist()] if event == "undead" else "kept"
-    return [Rows(len(ids), {"seq": column(fields, "letters")}, {"outcome": outcome, "id": ids})]
+    return [EventRows(len(ids), {"seq": packed_column(fields, "letters")}, {"outcome": outcome, "id": ids})]
 
 
 def _ids(packed: bytes) -> list[str]:
     return packed.decode().split("\0")
 
 
-def _batch(piece: Stretch, waiting: list[Rows], schema: pa.Schema) -> pa.RecordBatch:
+def _batch(piece: JournalSplit, waiting: list[EventRows], schema: pa.Schema) -> pa.RecordBatch:
     total = sum(rows.count for rows in waiting)
     arrays = []
     for one in schema:
@@ -152,12 +152,12 @@ def _batch(piece: Stretch, waiting: list[Rows], schema: pa.Schema) -> pa.RecordB
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _fill(rows: Rows, name: str) -> I64:
+def _fill(rows: EventRows, name: str) -> I64:
     value = rows.numbers.get(name, ABSENT)
     return np.full(rows.count, value, np.int64) if isinstance(value, int) else value
 
 
-def _texts(waiting: list[Rows], name: str) -> pa.Array:
+def _texts(waiting: list[EventRows], name: str) -> pa.Array:
     pieces = []
     for rows in waiting:
         value = rows.texts.get(name)

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_turtlemq import documents, journals
-from pyspark_turtlemq.parts import Opener
-from pyspark_turtlemq.pins import Pinned
+from pyspark_turtlemq.parts import TopicLogs
+from pyspark_turtlemq.pins import TopicFiles
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq.broker import checkpoint as c
 from turtlemq.model import I64
@@ -45,10 +45,10 @@ _LETTER = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class TopicToJoin:
+class MessagesSplit:
     """A topic whose logs are to be joined."""
 
-    pinned: Pinned
+    pinned: TopicFiles
     clean: dict[str, object] | None
     bytes: int
 
@@ -66,18 +66,18 @@ class GroupLife:
     gone: list[dict[str, Any]] = field(default_factory=list)  # settled, and their documents removed by retention
 
 
-def read(piece: TopicToJoin, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(piece: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of a topic."""
-    opener = Opener(piece.pinned, piece.clean)
+    opener = TopicLogs(piece.pinned, piece.clean)
     try:
         yield from Joiner(opener).rows(schema)
     finally:
         opener.close()
 
 
-def replay(opener: Opener) -> tuple[c.Checkpoint, set[int]]:
+def replay(opener: TopicLogs) -> tuple[c.Checkpoint, set[int]]:
     """Where every group stands: the checkpoint, and the events behind it. Also all offsets that were cancelled."""
-    pinned = opener.pinned
+    pinned = opener.files
     saved = c.Checkpoint()
     if pinned.offset is not None:
         try:
@@ -91,8 +91,8 @@ def replay(opener: Opener) -> tuple[c.Checkpoint, set[int]]:
     return saved, set(saved.cancelled)
 
 
-def _events(opener: Opener, kind: str) -> Iterator[tuple[int, int, f.Document, dict[str, Any]]]:
-    bases = {file.path: base for base, file in opener.pinned.segments(kind)}
+def _events(opener: TopicLogs, kind: str) -> Iterator[tuple[int, int, f.Document, dict[str, Any]]]:
+    bases = {file.path: base for base, file in opener.files.segments(kind)}
     for file, start, end in opener.journal(kind):
         view = file.map()
         found = scan(view, start, end, sealed=True)
@@ -111,18 +111,23 @@ def _apply(saved: c.Checkpoint, document: f.Document, fields: dict[str, Any]) ->
         mark.epoch, start = int(fields["epoch"]), int(fields["offset"])
         mark.cursors, mark.open, mark.moves = [start] * 3, {}, [*mark.moves, (int(fields["since"]), start)]
     elif event == "cancel":
-        saved.cancelled |= set(journals.column(fields, "offsets").tolist())
+        saved.cancelled |= set(journals.packed_column(fields, "offsets").tolist())
     known = saved.groups.get(name)
     if known is None or "epoch" not in fields or known.epoch != int(fields["epoch"]) or "offsets" not in fields:
         return
-    offsets = journals.column(fields, "offsets").tolist()
+    offsets = journals.packed_column(fields, "offsets").tolist()
     if event == "lease":
         known.cursors = [int(cursor) for cursor in fields["cursors"]]
-        rows = zip(offsets, *(journals.column(fields, n).tolist() for n in ("seqs", "attempts", "until")), strict=True)
+        rows = zip(offsets, *(journals.packed_column(fields, n).tolist() for n in ("seqs", "attempts", "until")), strict=True)
         for offset, seq, attempt, until in rows:
             known.open[offset] = c.Open(seq, attempt, until, document.due_ms, fields["consumer"])
     elif event == "retry":
-        rows = zip(offsets, journals.column(fields, "attempts").tolist(), journals.column(fields, "when").tolist(), strict=True)
+        rows = zip(
+            offsets,
+            journals.packed_column(fields, "attempts").tolist(),
+            journals.packed_column(fields, "when").tolist(),
+            strict=True,
+        )
         for offset, attempt, when in rows:
             known.open[offset] = c.Open(0, attempt, when, waits=True, error=fields["error"])
     elif event in ("moved", "settle"):
@@ -133,9 +138,9 @@ def _apply(saved: c.Checkpoint, document: f.Document, fields: dict[str, Any]) ->
 class Joiner:
     """Joins the logs of one topic."""
 
-    def __init__(self, opener: Opener) -> None:
-        self.opener, self.topic = opener, opener.pinned.topic
-        ready = opener.ready()
+    def __init__(self, opener: TopicLogs) -> None:
+        self.opener, self.topic = opener, opener.files.topic
+        ready = opener.ready_log()
         table = self._table(ready, _READY)
         own = pc.is_valid(table["group"])
         notice = pc.equal(table["state"], "notice")
@@ -145,20 +150,20 @@ class Joiner:
         self.end = max(ready.end, self.first)
         self.base = table.filter(pc.invert(pc.or_(own, notice)))
         self.offsets: I64 = self.base["offset"].to_numpy()
-        sleepers = opener.sleepers("delay")
+        sleepers = opener.delay_log("delay")
         sleepers.progress = ready.progress
         asleep = self._table(sleepers, _BASE)
         self.asleep = asleep.filter(pc.is_in(asleep["state"], pa.array(["sleep", "cancelled"])))
-        self.letters = self._table(opener.sleepers("dead"), _LETTER)
+        self.letters = self._table(opener.delay_log("dead"), _LETTER)
         self.letters = self.letters.filter(pc.equal(self.letters["state"], "dead"))
         self.saved, self.cancelled = replay(opener)
         self.origin = self._origins()
 
     def _table(self, log: Any, schema: pa.Schema) -> pa.Table:
-        how = documents.How(tuple(schema.names), Predicates())
+        how = documents.ReadSpec(tuple(schema.names), Predicates())
         found = []
         for part in log.parts:
-            piece = documents.Slice(part, 0, part.cover.documents, 0, log.ended, log.progress)
+            piece = documents.DocumentSplit(part, 0, part.cover.documents, 0, log.ended, log.progress)
             found += list(documents.read(piece, how, schema))
         return pa.Table.from_batches(found, schema)
 
@@ -213,12 +218,12 @@ class Joiner:
             life = found.setdefault(document.id, self._life())
             if fields["outcome"] not in life.outcome:
                 life.outcome.append(fields["outcome"])
-            offsets = journals.column(fields, "offsets")
+            offsets = journals.packed_column(fields, "offsets")
             base = np.array([self.origin.get(offset, offset) for offset in offsets.tolist()]) if self.origin else offsets
             inside = base >= self.first
             at = base[inside] - self.first
             for array, name in ((life.reserved, "reserved"), (life.attempt, "attempts")):
-                array[at] = journals.column(fields, name)[inside]
+                array[at] = journals.packed_column(fields, name)[inside]
             life.settled[at], life.outcomes[at] = document.due_ms, life.outcome.index(fields["outcome"])
             if fields["error"]:
                 life.errors |= dict.fromkeys(at.tolist(), str(fields["error"]))
@@ -237,7 +242,7 @@ class Joiner:
             "offset": "offsets",
             "seq": "seqs",
         }
-        columns = {name: journals.column(fields, source) for name, source in packed.items()}
+        columns = {name: journals.packed_column(fields, source) for name, source in packed.items()}
         told = {"settled_ms": document.due_ms, "outcome": fields["outcome"], "error": fields["error"] or None}
         return [{"id": ids[i], **told, **{name: int(values[i]) for name, values in columns.items()}} for i in which.tolist()]
 

@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 
 from pyspark_turtlemq import columns as c
 from pyspark_turtlemq.predicates import Predicates
-from pyspark_turtlemq.predicates import where as conditions
+from pyspark_turtlemq.predicates import parse_where as conditions
 from turtlemq.errors import InvalidArgument
 from turtlemq.storage import names
 
@@ -76,10 +76,10 @@ def check_names(given: Mapping[str, str]) -> dict[str, str]:
     return {_NAMES[name.lower()]: str(value) for name, value in given.items()}
 
 
-def parse(given: Mapping[str, str]) -> Options:
+def parse_options(given: Mapping[str, str]) -> Options:
     """What a read is told.
 
-    >>> parse({"path": "data", "topic": "a, b*", "kind": "ready"}).topic
+    >>> parse_options({"path": "data", "topic": "a, b*", "kind": "ready"}).topic
     ('a', 'b*')
     """
     told = check_names(given)
@@ -108,16 +108,16 @@ def parse(given: Mapping[str, str]) -> Options:
         rows_max=_number("maxRowsPerBatch", told),
         bytes_max=_number("maxBytesPerBatch", told),
     )
-    there = c.offered(options.kind, options.body, options.body_schema)
+    there = c.available_columns(options.kind, options.body, options.body_schema)
     for name in wanted:
         if name not in there:
             raise InvalidArgument(f"kind {kind!r} has no column {name!r}; it has: {', '.join(there)}")
     return options
 
 
-def ddl(options: Options) -> str:
+def schema_ddl(options: Options) -> str:
     """The schema of a read, as Spark writes it."""
-    there = c.offered(options.kind, options.body, options.body_schema)
+    there = c.available_columns(options.kind, options.body, options.body_schema)
     wanted = options.columns or tuple(name for name in there if name != c.DAMAGE)
     return ", ".join(f"`{name}` {there[name]}" for name in wanted)
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 class Partition(InputPartition):
     """The splits that one task reads."""
 
-    pieces: list[Any]
+    splits: list[Any]
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyspark_turtlemq.pins import File, Pinned
+from pyspark_turtlemq.pins import File, TopicFiles
 from turtlemq.broker.ready_batches import read_batches
 from turtlemq.errors import Corrupt, NotOurs, TurtleError
 from turtlemq.model import I64, SEGMENT_MESSAGES_MAX, U64, Progress
@@ -60,58 +60,58 @@ class Part:
 
 
 @dataclass(slots=True)
-class Ended:
+class EndedDocuments:
     """Which sleepers were ended: their seqs, sorted, when they were due, and whether a newer version took their place."""
 
     seqs: I64 = field(default_factory=lambda: _NOTHING)
     dues: I64 = field(default_factory=lambda: _NOTHING)
     replaced: I64 = field(default_factory=lambda: _NOTHING)
 
-    def within(self, first: int, last: int, dues: tuple[int, int]) -> Ended:
+    def within(self, first: int, last: int, dues: tuple[int, int]) -> EndedDocuments:
         """Those of a range of seqs and a range of due times."""
         low, high = np.searchsorted(self.seqs, (first, last + 1)).tolist()
         which = slice(low, high)
         inside = (self.dues[which] >= dues[0]) & (self.dues[which] <= dues[1])
-        return Ended(self.seqs[which][inside], self.dues[which][inside], self.replaced[which][inside])
+        return EndedDocuments(self.seqs[which][inside], self.dues[which][inside], self.replaced[which][inside])
 
 
 @dataclass(slots=True)
-class Log:
+class LogSnapshot:
     """A log of one topic, of one moment."""
 
     parts: list[Part] = field(default_factory=list)
-    ended: Ended = field(default_factory=Ended)
+    ended: EndedDocuments = field(default_factory=EndedDocuments)
     progress: Progress = field(default_factory=Progress)
     end: int = 0  # in the ready log: the next offset
     damage: list[Damage] = field(default_factory=list)
 
 
-class Opener:
+class TopicLogs:
     """Opens the logs of one pinned topic."""
 
-    def __init__(self, pinned: Pinned, clean: dict[str, object] | None = None) -> None:
-        self.pinned, self.door = pinned, Door()
-        self.clean = clean or {}  # what the clean-shutdown mark says of the topic
+    def __init__(self, pinned: TopicFiles, clean: dict[str, object] | None = None) -> None:
+        self.files, self.door = pinned, Door()
+        self.clean_mark = clean or {}  # what the clean-shutdown mark says of the topic
 
     def close(self) -> None:
         self.door.shut()
 
-    def _damage(self, into: Log, file: File, found: Scan, upto: int | None = None) -> None:
+    def _damage(self, into: LogSnapshot, file: File, found: Scan, upto: int | None = None) -> None:
         holes = [hole for hole in found.damaged if upto is None or hole.position < upto]
-        into.damage += [Damage(self.pinned.topic, file.name, h.position, h.length, h.reason) for h in holes]
+        into.damage += [Damage(self.files.topic, file.name, h.position, h.length, h.reason) for h in holes]
 
     def _keep(self, file: File, cover: t.Cover, keys: U64, positions: I64, kills: I64, whole: bool) -> str | bytes:
         """A table over what was scanned, beside the pins."""
         kind = file.name.partition("_")[0]
         data = b"".join(t.build(cover, keys, np.append(positions, cover.end), _NO_HASHES, _NOTHING, kills))
-        if self.pinned.folder is None:
+        if self.files.folder is None:
             return data
         path = Path(file.path).with_name(names.table(kind, cover.base, None if whole else cover.first))
         self.door.replace(path, data, durable=False)
         return str(path)
 
     def _table(self, folder: str, base: int, first: int | None) -> t.Table | None:
-        known = self.pinned.files[folder].get(names.table("delay" if folder == "dead" else folder, base, first))
+        known = self.files.files[folder].get(names.table("delay" if folder == "dead" else folder, base, first))
         if known is None:
             return None
         try:
@@ -121,18 +121,18 @@ class Opener:
 
     # Sleepers, and dead letters, which are kept in the same way
 
-    def sleepers(self, folder: str = "delay") -> Log:
+    def delay_log(self, folder: str = "delay") -> LogSnapshot:
         """The log of sleepers, or that of dead letters."""
-        found = Log()
-        segments = self.pinned.segments(folder)
+        found = LogSnapshot()
+        segments = self.files.segments(folder)
         for base, file in segments:
             self._segment(found, folder, base, file, last=base == segments[-1][0])
         found.ended = self._ended(found)
         return found
 
-    def _segment(self, into: Log, folder: str, base: int, file: File, last: bool) -> None:
+    def _segment(self, into: LogSnapshot, folder: str, base: int, file: File, last: bool) -> None:
         """As `turtlemq.index.recover` opens one."""
-        path, topic = Path(file.path), self.pinned.topic
+        path, topic = Path(file.path), self.files.topic
         blank = f.encode_header(f.FileHeader("delay", topic, base))
         torn = last and file.size <= len(blank) and log.never_synced(bytes(file.map()), blank)
         try:
@@ -150,33 +150,33 @@ class Opener:
         else:
             self._growing(into, folder, base, file, header, start, last)
 
-    def _sealed(self, into: Log, folder: str, base: int, file: File, header: f.FileHeader, start: int) -> None:
+    def _sealed(self, into: LogSnapshot, folder: str, base: int, file: File, header: f.FileHeader, start: int) -> None:
         table = self._table(folder, base, None)
         wanted = (header.generation, file.size, header.killed_seq)
         cover = None if table is None else table.cover
         if table is not None and cover is not None and (cover.generation, cover.end, cover.killed_seq) == wanted:
-            into.parts.append(Part(self.pinned.topic, folder, file, True, str(table.path), cover))
+            into.parts.append(Part(self.files.topic, folder, file, True, str(table.path), cover))
             return
         end = min(file.size, start + header.bytes)
         found = scan(file.map(), start, end, sealed=True, rising=False)
         self._damage(into, file, found)
         if start + header.bytes != file.size:
             lacks = abs(start + header.bytes - file.size)
-            into.damage.append(Damage(self.pinned.topic, file.name, end, lacks, "the file is not as long as its header says"))
+            into.damage.append(Damage(self.files.topic, file.name, end, lacks, "the file is not as long as its header says"))
         self._scanned(into, folder, base, file, found, (start, 0), True, header.generation)
 
     def _growing(
-        self, into: Log, folder: str, base: int, file: File, header: f.FileHeader | None, start: int, last: bool
+        self, into: LogSnapshot, folder: str, base: int, file: File, header: f.FileHeader | None, start: int, last: bool
     ) -> None:
         generation = -1 if header is None else header.generation
         position, number = start, 0
         while (run := self._run(folder, base, generation, number, position, file)) is not None:
-            into.parts.append(Part(self.pinned.topic, folder, file, False, str(run.path), run.cover))
+            into.parts.append(Part(self.files.topic, folder, file, False, str(run.path), run.cover))
             position, number = run.cover.end, number + run.cover.documents
         if position >= file.size:
             return
         durable = not last or file.sync()
-        whole = not last or self.clean.get("end" if folder == "delay" else "dead") == file.size
+        whole = not last or self.clean_mark.get("end" if folder == "delay" else "dead") == file.size
         found = scan(file.map(), position, file.size, sealed=whole, rising=generation >= 0)
         if not durable:  # nobody here can make it so: only what was synced before the last barrier surely is
             barriers = found.positions[(found.flags & f.BARRIER) != 0]
@@ -193,7 +193,15 @@ class Opener:
         return run if fits and cover.end <= file.size and cover.documents else None
 
     def _scanned(
-        self, into: Log, folder: str, base: int, file: File, found: Scan, begin: tuple[int, int], sealed: bool, generation: int
+        self,
+        into: LogSnapshot,
+        folder: str,
+        base: int,
+        file: File,
+        found: Scan,
+        begin: tuple[int, int],
+        sealed: bool,
+        generation: int,
     ) -> None:
         """Parts over what a scan found from byte and document `begin` on."""
         position, number = begin
@@ -208,10 +216,10 @@ class Opener:
             keys = np.sort(f.packed_keys(found.due_ms[some][asleep], asleep))
             kills = np.flatnonzero(found.flags[some] & f.KILLS)
             table = self._keep(file, cover, keys, found.positions[some], kills, sealed)
-            into.parts.append(Part(self.pinned.topic, folder, file, sealed, table, cover))
+            into.parts.append(Part(self.files.topic, folder, file, sealed, table, cover))
             position = end
 
-    def _ended(self, found: Log) -> Ended:
+    def _ended(self, found: LogSnapshot) -> EndedDocuments:
         """What tombstones and newer versions end, in the whole log. 1 µs each."""
         seqs, dues, replaced = [_NOTHING], [_NOTHING], [_NOTHING]
         for part in found.parts:
@@ -226,14 +234,14 @@ class Opener:
                 dues.append(was)
                 replaced.append(((heads["flags"] & f.TOMBSTONE) == 0).astype(np.int64))
         of, first = np.unique(np.concatenate(seqs), return_index=True)
-        return Ended(of, np.concatenate(dues)[first], np.concatenate(replaced)[first])
+        return EndedDocuments(of, np.concatenate(dues)[first], np.concatenate(replaced)[first])
 
     # The ready log
 
-    def ready(self) -> Log:
+    def ready_log(self) -> LogSnapshot:
         """The ready log up to its last whole batch, and what was handed off with that."""
-        found = Log()
-        segments = self.pinned.segments("ready")
+        found = LogSnapshot()
+        segments = self.files.segments("ready")
         while segments and segments[-1][1].size <= self._blank("ready", segments[-1][0]):
             segments.pop()
         clean = self._clean_ready(segments)
@@ -246,11 +254,11 @@ class Opener:
         return found
 
     def _blank(self, kind: str, base: int) -> int:
-        return len(f.encode_header(f.FileHeader(kind, self.pinned.topic, base)))
+        return len(f.encode_header(f.FileHeader(kind, self.files.topic, base)))
 
     def _clean_ready(self, segments: list[tuple[int, File]]) -> int | None:
         """With which offset the log ended at a proper stop."""
-        broker = self.clean.get("broker")
+        broker = self.clean_mark.get("broker")
         if not isinstance(broker, dict) or not segments:
             return None
         base, end, offset = (int(number) for number in broker["ready"]["at"])
@@ -266,16 +274,16 @@ class Opener:
         table = self._table("ready", base, 0)
         return None if table is None else table.cover.first_seq
 
-    def _ready_segment(self, into: Log, base: int, file: File, following: int | None, last: bool) -> None:
+    def _ready_segment(self, into: LogSnapshot, base: int, file: File, following: int | None, last: bool) -> None:
         """As `turtlemq.broker.ready_recover` opens one."""
-        header, position = log.try_header(self.door, Path(file.path), "ready", self.pinned.topic, base)
+        header, position = log.try_header(self.door, Path(file.path), "ready", self.files.topic, base)
         if header is None:
-            into.damage.append(Damage(self.pinned.topic, file.name, 0, position, "its header is damaged"))
+            into.damage.append(Damage(self.files.topic, file.name, 0, position, "its header is damaged"))
         number, expected = 0, into.end if into.parts else None
         table: t.Table | None = None
         while (run := self._run("ready", base, 0, number, position, file)) is not None:
             table = run
-            into.parts.append(Part(self.pinned.topic, "ready", file, False, str(run.path), run.cover))
+            into.parts.append(Part(self.files.topic, "ready", file, False, str(run.path), run.cover))
             position, number = run.cover.end, number + run.cover.documents
             expected = into.end = run.cover.last_seq + 1
         if last:
@@ -296,26 +304,26 @@ class Opener:
             cover = t.Cover(base, 0, number, count, position, batches.end, first, first + count - 1, 0)
             keys = f.packed_keys(batches.ready_ms, np.arange(count))
             kept = self._keep(file, cover, keys, batches.positions, _NOTHING, False)
-            into.parts.append(Part(self.pinned.topic, "ready", file, False, kept, cover))
+            into.parts.append(Part(self.files.topic, "ready", file, False, kept, cover))
             into.end = first + count
 
     # Journals
 
     def journal(self, kind: str) -> Iterator[tuple[File, int, int]]:
         """Files of a journal, and the bytes of each that count."""
-        segments = self.pinned.segments(kind)
+        segments = self.files.segments(kind)
         for i, (base, file) in enumerate(segments):
             start, end = self._blank(kind, base), file.size
             if end <= start:
                 continue
             try:
-                log.try_header(self.door, Path(file.path), kind, self.pinned.topic, base)
+                log.try_header(self.door, Path(file.path), kind, self.files.topic, base)
             except TurtleError as error:
                 if isinstance(error, NotOurs):
                     raise
             if i + 1 == len(segments):
                 file.sync()
-                broker = self.clean.get("broker")
+                broker = self.clean_mark.get("broker")
                 whole = isinstance(broker, dict) and tuple(map(int, broker[kind])) == (base, end)
                 end = scan(file.map(), start, end, sealed=whole).end
             yield file, start, end

@@ -86,7 +86,7 @@ class File:
 
 
 @dataclass(slots=True)
-class Pinned:
+class TopicFiles:
     """Files of one topic by log (`delay`, `ready`, …, `dead`) and name, and the folder of the pins, None where there is none."""
 
     topic: str
@@ -101,14 +101,14 @@ class Pinned:
         return sorted(((at.base, file) for at, file in known if at is not None and at.what == "bson"), key=lambda one: one[0])
 
 
-class Pins:
+class Snapshot:
     """One moment of a data folder. Made by `take`; also a context manager that lets go at the end."""
 
     def __init__(self, root: Path, name: str, folder: Path | None) -> None:
         self.root, self.name, self.folder = root, name, folder
-        self.topics: dict[str, Pinned] = {}
+        self.topics: dict[str, TopicFiles] = {}
 
-    def __enter__(self) -> Pins:
+    def __enter__(self) -> Snapshot:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,11 +121,11 @@ class Pins:
             _remove_if_empty(self.root / FOLDER)
 
 
-def take(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: bool = True) -> Pins:
+def take_snapshot(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: bool = True) -> Snapshot:
     """Pin the logs of these topics. 20 µs a file."""
-    sweep(root)
+    remove_stale(root)
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:12]}"
-    pins = Pins(root, name, _make(root, name) if pin else None)
+    pins = Snapshot(root, name, _make(root, name) if pin else None)
     for topic in topics:
         pins.topics[topic] = _topic(pins, topic, logs)
     if pins.folder is not None:
@@ -138,7 +138,7 @@ def take(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: bool = Tr
     return pins
 
 
-def load(root: Path, name: str) -> Pins:
+def load_snapshot(root: Path, name: str) -> Snapshot:
     """A moment that somebody has pinned before, under its name."""
     folder = root / FOLDER / name
     try:
@@ -147,10 +147,10 @@ def load(root: Path, name: str) -> Pins:
         raise Vanished(
             f"there is no snapshot {name!r} in {root / FOLDER}. It was released, or is too old: take another."
         ) from None
-    pins = Pins(root, name, folder)
+    pins = Snapshot(root, name, folder)
     for topic, logs in told["topics"].items():
         place = folder / names.TOPICS / topic
-        found = Pinned(topic, root / names.TOPICS / topic, place, {})
+        found = TopicFiles(topic, root / names.TOPICS / topic, place, {})
         for log, files in logs.items():
             inside = place / DEAD if log == DEAD else place
             found.files[log] = {name: File(str(inside / name), size) for name, size in files.items()}
@@ -165,7 +165,7 @@ def _make(root: Path, name: str) -> Path | None:
     for attempt in range(_ROUNDS):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / OWNER).write_text(owner())
+            (folder / OWNER).write_text(session_label())
             _note(root)
             return folder
         except OSError as error:
@@ -176,15 +176,15 @@ def _make(root: Path, name: str) -> Path | None:
     return None
 
 
-def _topic(pins: Pins, topic: str, logs: tuple[str, ...]) -> Pinned:
+def _topic(pins: Snapshot, topic: str, logs: tuple[str, ...]) -> TopicFiles:
     source = pins.root / names.TOPICS / topic
     folder = None if pins.folder is None else pins.folder / names.TOPICS / topic
-    found = Pinned(topic, source, folder, {})
+    found = TopicFiles(topic, source, folder, {})
     for _ in range(_ROUNDS):
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
             (folder / DEAD).mkdir(parents=True)
-        found = Pinned(topic, source, folder, {})
+        found = TopicFiles(topic, source, folder, {})
         for log in ORDER:
             if log in logs:
                 found.files[log] = _log(source, folder, log)
@@ -248,7 +248,7 @@ def _same(path: Path, file: File) -> bool:
 # Who pinned, and letting go for those who are gone
 
 
-def owner() -> str:
+def session_label() -> str:
     """The session that pins: the Java process above this one, or this one; with the time it began, for numbers come again."""
     pid = os.getpid()
     above = pid
@@ -260,10 +260,10 @@ def owner() -> str:
             pid = above
             break
         above = stat[1]
-    return named(pid)
+    return process_label(pid)
 
 
-def named(pid: int) -> str:
+def process_label(pid: int) -> str:
     """A process by machine, number and begin."""
     stat = _stat(pid)
     return f"{os.uname().nodename} {pid} {stat[2] if stat else 0}"
@@ -275,7 +275,7 @@ def _roots(told: str) -> Path:
 
 
 def _note(root: Path) -> None:
-    path, line = _roots(owner()), f"{root}\n"
+    path, line = _roots(session_label()), f"{root}\n"
     try:
         if line not in (path.read_text() if path.exists() else ""):
             with path.open("a") as file:
@@ -284,11 +284,11 @@ def _note(root: Path) -> None:
         return  # the next one who pins there cleans up
 
 
-def forget(told: str) -> None:
+def release_session(told: str) -> None:
     """Let go of everything that a session has pinned."""
     try:
         for root in _roots(told).read_text().splitlines():
-            sweep(Path(root), whose=told)
+            remove_stale(Path(root), whose=told)
         _roots(told).unlink()
     except OSError:
         return
@@ -314,7 +314,7 @@ def _gone(told: str) -> bool:
     return stat is None or str(stat[2]) != began
 
 
-def sweep(root: Path, *, whose: str = "") -> int:
+def remove_stale(root: Path, *, whose: str = "") -> int:
     """Remove pins whose session is over, or that are too old, and those of the session `whose`. Returns how many."""
     removed = 0
     try:

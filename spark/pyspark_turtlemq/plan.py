@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from pyspark_turtlemq import forecast, journals, message_states, pins
-from pyspark_turtlemq.documents import Slice, due_ranks
+from pyspark_turtlemq.documents import DocumentSplit, due_ranks
 from pyspark_turtlemq.options import Options
-from pyspark_turtlemq.parts import Ended, Log, Opener, Part
+from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, Part, TopicLogs
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq.backup import check_format
 from turtlemq.errors import Corrupt
@@ -19,7 +19,7 @@ from turtlemq.segment import table as t
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-Piece = Slice | journals.Stretch | forecast.Tables | message_states.TopicToJoin
+Split = DocumentSplit | journals.JournalSplit | forecast.ForecastSplit | message_states.MessagesSplit
 _LEAST = 16 << 20  # bytes: what a task costs is not worth less
 
 
@@ -27,20 +27,20 @@ _LEAST = 16 << 20  # bytes: what a task costs is not worth less
 class Plan:
     """Pieces for each task, and the moment that they belong to."""
 
-    tasks: list[list[Piece]]
+    partitions: list[list[Split]]
     snapshot: str = ""
     bytes: int = 0
     documents: int = 0
     damaged: list[str] = field(default_factory=list)
-    pins: pins.Pins | None = None  # where they were taken for this plan alone
+    pins: pins.Snapshot | None = None  # where they were taken for this plan alone
 
     def release(self) -> None:
-        """Let go of the files. Whoever reads a plan elsewhere leaves that to `pins.sweep`."""
+        """Let go of the files. Whoever reads a plan elsewhere leaves that to `pins.remove_stale`."""
         if self.pins is not None:
             self.pins.release()
 
 
-def clean_marks(options: Options) -> dict[str, dict[str, object]]:
+def read_clean_marks(options: Options) -> dict[str, dict[str, object]]:
     """What a proper stop said of each topic: then nothing is torn. Read first of all: a server removes it when it starts."""
     try:
         data = (options.path / names.CLEAN).read_bytes()
@@ -49,30 +49,30 @@ def clean_marks(options: Options) -> dict[str, dict[str, object]]:
         return {}
 
 
-def make(options: Options, wanted: Predicates) -> Plan:
+def make_plan(options: Options, wanted: Predicates) -> Plan:
     """Pin what is needed, open it, and cut it into slices of about total / tasks bytes."""
     check_format(Door(), options.path)
     topics = [topic for topic in options.topics() if wanted.allows("topic", topic)]
-    if wanted.nothing:
+    if wanted.matches_nothing:
         return Plan([])
-    marks = clean_marks(options)
+    marks = read_clean_marks(options)
     if options.snapshot:
-        pinned = pins.load(options.path, options.snapshot)
+        pinned = pins.load_snapshot(options.path, options.snapshot)
     else:
-        pinned = pins.take(options.path, topics, pins.NEEDED[options.kind], pin=options.pin)
-    pieces: list[Piece] = []
+        pinned = pins.take_snapshot(options.path, topics, pins.NEEDED[options.kind], pin=options.pin)
+    pieces: list[Split] = []
     plan = Plan([], pinned.name, pins=None if options.snapshot else pinned)
     for topic in topics:
         if topic in pinned.topics:
-            opener = Opener(pinned.topics[topic], marks.get(topic))
+            opener = TopicLogs(pinned.topics[topic], marks.get(topic))
             try:
                 pieces += _pieces(opener, options, wanted, plan)
             finally:
                 opener.close()
     _report(plan, options)
     plan.bytes = sum(piece.bytes for piece in pieces)
-    plan.documents = sum(piece.last - piece.first for piece in pieces if isinstance(piece, Slice))
-    plan.tasks = share(pieces, options.partitions or len(os.sched_getaffinity(0)))
+    plan.documents = sum(piece.last - piece.first for piece in pieces if isinstance(piece, DocumentSplit))
+    plan.partitions = share_splits(pieces, options.partitions or len(os.sched_getaffinity(0)))
     return plan
 
 
@@ -84,26 +84,26 @@ def _report(plan: Plan, options: Options) -> None:
     print(f"turtlemq: {len(plan.damaged)} damaged stretches, the first: {plan.damaged[0]}", file=sys.stderr)
 
 
-def _pieces(opener: Opener, options: Options, wanted: Predicates, plan: Plan) -> list[Piece]:
-    topic = opener.pinned.topic
+def _pieces(opener: TopicLogs, options: Options, wanted: Predicates, plan: Plan) -> list[Split]:
+    topic = opener.files.topic
     if options.kind == "messages":
-        size = sum(file.size for files in opener.pinned.files.values() for file in files.values())
-        return [message_states.TopicToJoin(opener.pinned, opener.clean, size)]
+        size = sum(file.size for files in opener.files.files.values() for file in files.values())
+        return [message_states.MessagesSplit(opener.files, opener.clean_mark, size)]
     if options.kind in ("reserve", "history"):
-        return [journals.Stretch(topic, options.kind, *found) for found in opener.journal(options.kind)]
+        return [journals.JournalSplit(topic, options.kind, *found) for found in opener.journal(options.kind)]
     if options.kind == "ready":
-        log = opener.ready()
+        log = opener.ready_log()
     else:
-        log = opener.sleepers("dead" if options.kind == "dead" else "delay")
+        log = opener.delay_log("dead" if options.kind == "dead" else "delay")
         if options.kind != "dead":
-            log.progress = opener.ready().progress
+            log.progress = opener.ready_log().progress
     if options.kind == "forecast":
-        return [forecast.tables(topic, log, options.bucket_ms)] if log.parts else []
+        return [forecast.forecast_split(topic, log, options.bucket_ms)] if log.parts else []
     plan.damaged += [f"{d.topic}/{d.file}: {d.length} bytes at position {d.position}: {d.reason}" for d in log.damage]
     return [piece for part in log.parts if (piece := _slice(part, log, wanted)) is not None]
 
 
-def _slice(part: Part, log: Log, wanted: Predicates) -> Slice | None:
+def _slice(part: Part, log: LogSnapshot, wanted: Predicates) -> DocumentSplit | None:
     """The documents of a part that can be wanted: in a sealed segment and in the ready log they lie together."""
     first, last = 0, part.cover.documents
     table = part.open()
@@ -117,7 +117,7 @@ def _slice(part: Part, log: Log, wanted: Predicates) -> Slice | None:
     return _cut(part, table, log, first, last) if first < last else None
 
 
-def _sparse(part: Part, table: t.Table, log: Log, count: int) -> Slice | None:
+def _sparse(part: Part, table: t.Table, log: LogSnapshot, count: int) -> DocumentSplit | None:
     """So many documents, here and there: it costs what they have."""
     whole = _cut(part, table, log, 0, part.cover.documents)
     return replace(whole, bytes=max(1, whole.bytes * count // part.cover.documents)) if count else None
@@ -136,29 +136,29 @@ def _ready_range(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, i
     return first, last
 
 
-def _cut(part: Part, table: t.Table, log: Log, first: int, last: int) -> Slice:
+def _cut(part: Part, table: t.Table, log: LogSnapshot, first: int, last: int) -> DocumentSplit:
     size = table.span_of(last - 1)[1] - table.span_of(first)[0]
     dues = (0, DUE_MS_MAX)
     if part.sealed and len(log.ended.seqs):
         top = min(last, len(table)) - 1
         ends = [int(table.slice(rank, rank + 1)[0]) >> ORDINAL_BITS for rank in (first, top)] if top >= first else [0, -1]
         dues = (ends[0], ends[1])
-    ended = log.ended.within(part.cover.first_seq, part.cover.last_seq, dues) if part.log != "ready" else Ended()
-    return Slice(part, first, last, size, ended, log.progress)
+    ended = log.ended.within(part.cover.first_seq, part.cover.last_seq, dues) if part.log != "ready" else EndedDocuments()
+    return DocumentSplit(part, first, last, size, ended, log.progress)
 
 
 # Tasks
 
 
-def share(pieces: list[Piece], tasks: int) -> list[list[Piece]]:
+def share_splits(pieces: list[Split], tasks: int) -> list[list[Split]]:
     """Pieces in order, for so many tasks of like size."""
     total = sum(piece.bytes for piece in pieces)
     tasks = max(1, min(tasks, total // _LEAST + 1))
     limit = max(1, -(-total // tasks))
-    found: list[list[Piece]] = [[]]
+    found: list[list[Split]] = [[]]
     room = limit
     for piece in pieces:
-        rest: Piece | None = piece
+        rest: Split | None = piece
         while rest is not None:
             if room <= 0 and len(found) < tasks:
                 found.append([])
@@ -169,9 +169,9 @@ def share(pieces: list[Piece], tasks: int) -> list[list[Piece]]:
     return [task for task in found if task]
 
 
-def _split(piece: Piece, room: int) -> tuple[Piece, Piece | None]:
+def _split(piece: Split, room: int) -> tuple[Split, Split | None]:
     """As much of a slice of documents as fits, one at least. Stretches of journals stay whole."""
-    if piece.bytes <= room + _LEAST // 4 or not isinstance(piece, Slice):
+    if piece.bytes <= room + _LEAST // 4 or not isinstance(piece, DocumentSplit):
         return piece, None
     table = piece.part.open()
     begin, end = table.span_of(piece.first)[0], table.span_of(piece.last - 1)[1]

@@ -33,14 +33,14 @@ class Predicates:
         before = self.range(name)
         self.ranges[name] = (max(before[0], low), min(before[1], high))
 
-    def choose(self, name: str, values: Iterable[str]) -> None:
+    def allow_only(self, name: str, values: Iterable[str]) -> None:
         chosen = frozenset(values)
         self.texts[name] = chosen & self.texts[name] if name in self.texts else chosen
 
     def allows(self, name: str, value: str) -> bool:
         return name not in self.texts or value in self.texts[name]
 
-    def inside(self, name: str, values: I64) -> Mask | None:
+    def mask_of(self, name: str, values: I64) -> Mask | None:
         """Which of these values are wanted; None: all."""
         if name not in self.ranges:
             return None
@@ -49,18 +49,18 @@ class Predicates:
         return None if found.all() else found
 
     @property
-    def nothing(self) -> bool:
+    def matches_nothing(self) -> bool:
         return any(low > high for low, high in self.ranges.values()) or not all(self.texts.values())
 
 
-def push(wanted: Predicates, kind: str, attribute: tuple[str, ...], value: Any) -> None:
+def push_filter(wanted: Predicates, kind: str, attribute: tuple[str, ...], value: Any) -> None:
     """Take one filter in: `kind` is the name of Spark's class. What is not understood is left to Spark."""
     name = attribute[0] if len(attribute) == 1 else ""
     if name in TEXTS:
         if kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str):
-            wanted.choose(name, [value])
+            wanted.allow_only(name, [value])
         elif kind == "In" and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
-            wanted.choose(name, value)
+            wanted.allow_only(name, value)
         return
     base = name.removesuffix("_ms")
     if base not in (*TIMES, *NUMBERS):
@@ -104,10 +104,10 @@ _CONDITION = re.compile(r"""\s*(\w+)\s*(>=|<=|=|<|>|\bin\b)\s*(\([^)]*\)|'[^']*'
 _TEXT = re.compile(r"'([^']*)'")
 
 
-def where(text: str, kind: str) -> Predicates:
+def parse_where(text: str, kind: str) -> Predicates:
     """Conditions as a person writes them.
 
-    >>> where("state = 'sleep' and due >= '1970-01-01T00:00:01Z' and due_ms < 3000", "delay").ranges
+    >>> parse_where("state = 'sleep' and due >= '1970-01-01T00:00:01Z' and due_ms < 3000", "delay").ranges
     {'due': (1000, 2999)}
     """
     found, at = Predicates(), 0
@@ -128,7 +128,7 @@ def _narrow(found: Predicates, kind: str, name: str, sign: str, value: str) -> N
     if base in TEXTS:
         if sign not in ("=", "in"):
             raise InvalidArgument(f"option where: {name} is text, and can be = or in")
-        found.choose(base, _TEXT.findall(value))
+        found.allow_only(base, _TEXT.findall(value))
         return
     if sign == "in":
         raise InvalidArgument(f"option where: {name} has ranges, not in")

@@ -64,7 +64,7 @@ def turtlemq_session(name: str = "turtlemq", master: str | None = None, conf: di
     process = getattr(session.sparkContext._gateway, "proc", None)
     if process is not None and process.pid not in _ENDING:
         _ENDING.add(process.pid)
-        atexit.register(pins.forget, pins.named(process.pid))
+        atexit.register(pins.release_session, pins.process_label(process.pid))
     return session
 
 

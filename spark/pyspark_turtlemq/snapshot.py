@@ -12,10 +12,10 @@ from pathlib import Path
 from pyspark_turtlemq import options, pins
 
 
-def turtlemq_snapshot(path: str | Path, topic: str = "*") -> pins.Pins:
+def turtlemq_snapshot(path: str | Path, topic: str = "*") -> pins.Snapshot:
     """Pin all logs of the topics, at one moment. Needs a data folder that can be written to."""
-    told = options.parse({"path": str(path), "topic": topic})
-    found = pins.take(told.path, told.topics(), pins.ORDER)
+    told = options.parse_options({"path": str(path), "topic": topic})
+    found = pins.take_snapshot(told.path, told.topics(), pins.ORDER)
     if found.folder is None:
         raise pins.Vanished(
             f"no links can be made in {told.path / pins.FOLDER}: a snapshot needs a folder that can be written to"

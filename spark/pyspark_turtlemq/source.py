@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from pyspark_turtlemq import columns as c
 from pyspark_turtlemq import options, plan
 from pyspark_turtlemq.partition import Partition, arrow_schema
-from pyspark_turtlemq.predicates import push
+from pyspark_turtlemq.predicates import push_filter
 from pyspark_turtlemq.table import rows
 from turtlemq.errors import InvalidArgument
 
@@ -26,16 +26,16 @@ class Source(DataSource):
         return "turtlemq"
 
     def schema(self) -> str:
-        return options.ddl(options.parse(self.options))
+        return options.schema_ddl(options.parse_options(self.options))
 
     def reader(self, schema: StructType) -> Reader:
-        told = options.parse(self.options)
+        told = options.parse_options(self.options)
         return PushingReader(told, schema) if told.pushdown else Reader(told, schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         from pyspark_turtlemq.stream import StreamReader
 
-        return StreamReader(checked(options.parse(self.options), schema), schema)
+        return StreamReader(checked(options.parse_options(self.options), schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from pyspark_turtlemq.writer import Writer, write_options
@@ -53,15 +53,15 @@ class Reader(DataSourceReader):
 
     def __init__(self, told: options.Options, schema: StructType) -> None:
         self.options, self.schema = checked(told, schema), schema
-        self.wanted = told.where
+        self.predicates = told.where
 
     def partitions(self) -> list[InputPartition]:
-        made = plan.make(self.options, self.wanted)
-        return [Partition(pieces) for pieces in made.tasks] or [Partition([])]
+        made = plan.make_plan(self.options, self.predicates)
+        return [Partition(pieces) for pieces in made.partitions] or [Partition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
-        yield from rows(partition.pieces, self.options, self.wanted, arrow_schema(self.schema))
+        yield from rows(partition.splits, self.options, self.predicates, arrow_schema(self.schema))
 
 
 class PushingReader(Reader):
@@ -72,7 +72,7 @@ class PushingReader(Reader):
         """Filters narrow what is read. All go back to Spark too, for they may let through more than was asked for."""
         for one in filters:
             if not isinstance(one, Not):
-                push(self.wanted, type(one).__name__, tuple(one.attribute), getattr(one, "value", None))
+                push_filter(self.predicates, type(one).__name__, tuple(one.attribute), getattr(one, "value", None))
             yield one
 
 
@@ -83,7 +83,7 @@ def checked(told: options.Options, schema: StructType) -> options.Options:
         kinds = {"binary": "binary", "string": "string"}
         body = kinds.get(schema["body"].dataType.simpleString(), "json")
     told = replace(told, body=body)
-    there = c.offered(told.kind, told.body, told.body_schema)
+    there = c.available_columns(told.kind, told.body, told.body_schema)
     for one in schema:
         if one.name not in there:
             raise InvalidArgument(f"kind {told.kind!r} has no column {one.name!r}; it has: {', '.join(there)}")

@@ -27,8 +27,8 @@ from pyspark.sql.types import StructType
 from pyspark_turtlemq import documents, journals, pins
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.partition import Partition, arrow_schema
-from pyspark_turtlemq.parts import Ended, Part
-from pyspark_turtlemq.plan import share
+from pyspark_turtlemq.parts import EndedDocuments, Part
+from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.predicates import Predicates
 from pyspark_turtlemq.table import rows
 from turtlemq.broker.ready_batches import read_batches
@@ -39,7 +39,7 @@ from turtlemq.segment import table as t
 from turtlemq.segment.scan import scan
 from turtlemq.storage import names
 
-Place = tuple[int, int, int]  # base, byte, number of the next row
+LogPosition = tuple[int, int, int]  # base, byte, number of the next row
 
 
 class DataLoss(TurtleError):
@@ -47,7 +47,7 @@ class DataLoss(TurtleError):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReadySplit:
     """Whole batches of the ready log: bytes [start, end) of a segment, rows [first, last)."""
 
     topic: str
@@ -61,7 +61,7 @@ class Run:
     def bytes(self) -> int:
         return self.end - self.start
 
-    def slice(self) -> documents.Slice:
+    def slice(self) -> documents.DocumentSplit:
         """As the batch reader takes it, with a table made here."""
         view = self.file.map()
         found = scan(view, self.start, self.end, sealed=True)
@@ -72,15 +72,15 @@ class Run:
         keys, none = f.packed_keys(batches.ready_ms, np.arange(count)), np.empty(0, np.int64)
         data = b"".join(t.build(cover, keys, np.append(batches.positions, self.end), none.astype(np.uint64), none, none))
         part = Part(self.topic, "ready", self.file, False, data, cover)
-        return documents.Slice(part, 0, count, self.bytes, Ended(), Progress())
+        return documents.DocumentSplit(part, 0, count, self.bytes, EndedDocuments(), Progress())
 
 
-class Follower:
+class LogTail:
     """The ends of whole batches in one topic's log, as far as it was looked at. Each byte is scanned once."""
 
     def __init__(self, folder: Path, topic: str, kind: str) -> None:
         self.folder, self.topic, self.kind = folder, topic, kind
-        self.known: list[Place] = []
+        self.known: list[LogPosition] = []
 
     def _segments(self) -> list[int]:
         try:
@@ -96,13 +96,13 @@ class Follower:
     def _start(self, base: int) -> int:
         return len(f.encode_header(f.FileHeader(self.kind, self.topic, base)))
 
-    def earliest(self) -> Place | None:
+    def earliest(self) -> LogPosition | None:
         """Where what is retained begins; None: there is nothing yet."""
         for base in self._segments():
             return base, self._start(base), self.first(base)
         return None
 
-    def ends(self, begin: Place, fail: bool) -> list[Place]:
+    def boundaries(self, begin: LogPosition, fail: bool) -> list[LogPosition]:
         """Ends of batches behind `begin`, in order."""
         if not self.known or self.known[0] > begin or begin not in self.known:
             self.known = [begin]
@@ -119,7 +119,7 @@ class Follower:
             at = self.known[-1]
         return self.known[1:]
 
-    def _check(self, begin: Place, bases: list[int], fail: bool) -> None:
+    def _check(self, begin: LogPosition, bases: list[int], fail: bool) -> None:
         """Is everything from `begin` on still there?"""
         gone = begin[0] not in bases and begin[1] > 0
         there = begin[0] in bases
@@ -173,17 +173,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if told.kind not in ("ready", "history"):
             raise InvalidArgument(f"a stream is of kind ready or history, not {told.kind!r}: only these grow at their end")
         self.options, self.schema = told, schema
-        self.followers: dict[str, Follower] = {}
-        self.target: dict[str, Place] | None = None
-        self.pinned: list[pins.Pins] = []
+        self.tails: dict[str, LogTail] = {}
+        self.target: dict[str, LogPosition] | None = None
+        self.pinned: list[pins.Snapshot] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks need nothing of what the driver knows."""
         return {**self.__dict__, "followers": {}, "pinned": [], "target": None}
 
-    def _follower(self, topic: str) -> Follower:
+    def _tail(self, topic: str) -> LogTail:
         folder = self.options.path / names.TOPICS / topic
-        return self.followers.setdefault(topic, Follower(folder, topic, self.options.kind))
+        return self.tails.setdefault(topic, LogTail(folder, topic, self.options.kind))
 
     def _topics(self) -> list[str]:
         try:
@@ -194,12 +194,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Offsets
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        found: dict[str, Place] = {}
+        found: dict[str, LogPosition] = {}
         for topic in self._topics():
-            follower = self._follower(topic)
+            follower = self._tail(topic)
             begin = follower.earliest()
             if begin is not None:
-                ends = follower.ends(begin, False) if self.options.starting == "latest" else []
+                ends = follower.boundaries(begin, False) if self.options.starting == "latest" else []
                 found[topic] = ends[-1] if ends else begin
         return _told(found)
 
@@ -211,10 +211,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         self.target = {}
         for topic in self._topics():
-            follower = self._follower(topic)
+            follower = self._tail(topic)
             begin = follower.earliest()
             if begin is not None:
-                self.target[topic] = (follower.ends(begin, False) or [begin])[-1]
+                self.target[topic] = (follower.boundaries(begin, False) or [begin])[-1]
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Ends of whole batches, so far as the limit goes; one batch at least where there is one."""
@@ -223,11 +223,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         out, taken = dict(places), False
         for topic in sorted({*self._topics(), *places}):
-            follower = self._follower(topic)
+            follower = self._tail(topic)
             begin = places.get(topic) or follower.earliest()
             if begin is None or (self.target is not None and topic not in self.target):
                 continue
-            ends = follower.ends(begin, self.options.fail_on_data_loss)
+            ends = follower.boundaries(begin, self.options.fail_on_data_loss)
             if self.target is not None:
                 ends = [end for end in ends if end[:2] <= self.target[topic][:2]]
             at = begin
@@ -249,17 +249,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         changed = [topic for topic, place in ends.items() if begins.get(topic) != place]
         if not changed:
             return [Partition([])]
-        pinned = pins.take(self.options.path, changed, (self.options.kind,), pin=self.options.pin)
+        pinned = pins.take_snapshot(self.options.path, changed, (self.options.kind,), pin=self.options.pin)
         self.pinned.append(pinned)
         pieces: list[Any] = []
         for topic in changed:
-            begin = begins.get(topic) or self._follower(topic).earliest() or (0, 0, -1)
+            begin = begins.get(topic) or self._tail(topic).earliest() or (0, 0, -1)
             pieces += self._pieces(pinned.topics[topic], begin, ends[topic])
-        return [Partition(task) for task in share(pieces, self.options.partitions or len(os.sched_getaffinity(0)))]
+        return [Partition(task) for task in share_splits(pieces, self.options.partitions or len(os.sched_getaffinity(0)))]
 
-    def _pieces(self, pinned: pins.Pinned, begin: Place, end: Place) -> Iterator[Any]:
+    def _pieces(self, pinned: pins.TopicFiles, begin: LogPosition, end: LogPosition) -> Iterator[Any]:
         """Stretches of the log between two places, cut where tables end or batches that are known."""
-        follower = self._follower(pinned.topic)
+        follower = self._tail(pinned.topic)
         files = dict(pinned.segments(self.options.kind))
         if end[0] not in files:
             raise DataLoss(
@@ -271,7 +271,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             low = begin[1] if base == begin[0] else follower._start(base)
             high = end[1] if base == end[0] else file.size
             if self.options.kind == "history":
-                yield from [journals.Stretch(pinned.topic, "history", file, low, high)] if low < high else []
+                yield from [journals.JournalSplit(pinned.topic, "history", file, low, high)] if low < high else []
                 continue
             later = [other for other in files if other > base]
             first = begin[2] if base == begin[0] and begin[2] >= 0 else follower.first(base)
@@ -279,19 +279,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cuts = [(at, number) for other, at, number in follower.known if other == base and low < at < high]
             yield from self._runs(pinned.topic, file, [(low, first), *cuts, (high, last)])
 
-    def _runs(self, topic: str, file: pins.File, cuts: list[tuple[int, int]]) -> Iterator[Run]:
+    def _runs(self, topic: str, file: pins.File, cuts: list[tuple[int, int]]) -> Iterator[ReadySplit]:
         """Batches that lie together, some megabytes at a time."""
         at = cuts[0]
         for i, cut in enumerate(cuts[1:], 1):
             if i + 1 == len(cuts) or cut[0] - at[0] >= _RUN_BYTES:
                 if at[0] < cut[0] and at[1] < cut[1]:
-                    yield Run(topic, file, *_pair(at, cut))
+                    yield ReadySplit(topic, file, *_pair(at, cut))
                 at = cut
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
-        for piece in partition.pieces:
-            pieces = [piece.slice()] if isinstance(piece, Run) else [piece]
+        for piece in partition.splits:
+            pieces = [piece.slice()] if isinstance(piece, ReadySplit) else [piece]
             yield from rows(pieces, self.options, Predicates(), arrow_schema(self.schema))
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -317,9 +317,9 @@ def _pair(low: tuple[int, int], high: tuple[int, int]) -> tuple[int, int, int, i
     return low[0], high[0], low[1], high[1]
 
 
-def _told(places: dict[str, Place]) -> dict[str, Any]:
+def _told(places: dict[str, LogPosition]) -> dict[str, Any]:
     return {topic: {"base": base, "position": at, "number": number} for topic, (base, at, number) in sorted(places.items())}
 
 
-def _read(offset: dict[str, Any]) -> dict[str, Place]:
+def _read(offset: dict[str, Any]) -> dict[str, LogPosition]:
     return {topic: (int(at["base"]), int(at["position"]), int(at["number"])) for topic, at in (offset or {}).items()}

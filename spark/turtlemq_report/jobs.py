@@ -327,7 +327,7 @@ def consumers(partials: DataFrame, open_: DataFrame) -> DataFrame:
 def storage(files: DataFrame) -> DataFrame:
     """Each segment of each log with the room it takes, tables included, how many of its sleepers live, and what to do about it.
 
-    `files`: topic, log, segment, bytes, table_bytes, documents, live, sealed, last, compact_live_ratio; see `storage.rows`."""
+    `files`: topic, log, segment, bytes, table_bytes, documents, live, sealed, last, compact_live_ratio; see `disk_usage.rows`."""
     col = F.col
     asleep = col("log") == "delay"
     ratio = F.when(col("documents") > 0, col("live") / col("documents"))

@@ -1,6 +1,6 @@
 """Options and result of a report: the types that the run fills, and that the HTML page and the summary show.
 
-No logic lives here: `run` makes a report, `page` and `summary_text` show it.
+No logic lives here: `run` makes a report, `html_page` and `summary_text` show it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ReportOptions:
 class Report:
     """A finished report: result tables by name, and how they were made."""
 
-    asked: ReportOptions
+    options: ReportOptions
     now_ms: int
     topics: list[str] = field(default_factory=list)
-    answers: dict[str, pa.Table] = field(default_factory=dict)
+    tables: dict[str, pa.Table] = field(default_factory=dict)
     width_ms: int = jobs.BUCKET_MS
     range_ms: tuple[int, int] | None = None  # of what has happened
     read_bytes: int = 0

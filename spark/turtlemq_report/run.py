@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_turtlemq import options, pins, plan
-from pyspark_turtlemq.parts import Opener
+from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq.backup import check_format
 from turtlemq.errors import TurtleError
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
-from turtlemq_report import increments, jobs, page, state, storage
+from turtlemq_report import disk_usage, html_page, increments, jobs, state
 from turtlemq_report.model import Report, ReportOptions
 
 if TYPE_CHECKING:
@@ -51,21 +51,21 @@ def report(spark: SparkSession, asked: ReportOptions, step: Step = lambda _: Non
         kept = state.load(asked.out, told.path)
         found.first = not kept.tables
         step("snapshot")
-        marks = plan.clean_marks(told)
-        moment = stack.enter_context(pins.take(told.path, found.topics, pins.ORDER))
+        marks = plan.read_clean_marks(told)
+        moment = stack.enter_context(pins.take_snapshot(told.path, found.topics, pins.ORDER))
         found.pinned = moment.folder is not None
-        openers = {topic: Opener(pinned, marks.get(topic)) for topic, pinned in moment.topics.items()}
+        openers = {topic: TopicLogs(pinned, marks.get(topic)) for topic, pinned in moment.topics.items()}
         for opener in openers.values():
             stack.callback(opener.close)
         fresh = _look(found, kept, openers, told)
         partials = _partials(spark, kept, fresh, told, step)
         _answer(spark, found, partials, kept, openers, moment, step)
         step("page")
-        for name, table in found.answers.items():
+        for name, table in found.tables.items():
             state.write(asked.out / f"{name}.parquet", table)
         found.seconds = time.monotonic() - began
-        state.replace(asked.out / "report.html", page.html(found).encode())
-        kept.places |= fresh.told()
+        state.replace(asked.out / "report.html", html_page.html(found).encode())
+        kept.positions |= fresh.as_json()
         state.save(asked.out, kept)
     return found
 
@@ -75,16 +75,16 @@ def check(asked: ReportOptions) -> options.Options:
     if not (asked.data / names.FORMAT).is_file():
         raise NoData(f"{asked.data}: {NoData.__doc__}")
     check_format(Door(), asked.data)
-    told = options.parse({"path": str(asked.data.resolve()), "topic": asked.topic})
+    told = options.parse_options({"path": str(asked.data.resolve()), "topic": asked.topic})
     told.topics()
     return told
 
 
-def _look(found: Report, kept: state.State, openers: dict[str, Opener], told: options.Options) -> increments.Increment:
+def _look(found: Report, kept: state.ReportState, openers: dict[str, TopicLogs], told: options.Options) -> increments.Increment:
     """What is new, and what is to be forgotten: topics that are gone or were made anew."""
-    fresh = increments.plan(openers, increments.read_places(kept.places))
-    gone = [topic for topic in kept.places if not (told.path / names.TOPICS / topic).is_dir()]
-    kept.drop([*gone, *fresh.again])
+    fresh = increments.plan_increment(openers, increments.read_positions(kept.positions))
+    gone = [topic for topic in kept.positions if not (told.path / names.TOPICS / topic).is_dir()]
+    kept.drop([*gone, *fresh.recreated])
     kept.missed = sorted({*kept.missed, *fresh.missed})
     kept.damage = sorted({*kept.damage, *fresh.damage})
     found.missed = [line for line in kept.missed if line.partition(":")[0] in openers]
@@ -108,7 +108,7 @@ def _collect(frames: dict[str, DataFrame], step: Step) -> dict[str, pa.Table]:
 
 
 def _partials(
-    spark: SparkSession, kept: state.State, fresh: increments.Increment, told: options.Options, step: Step
+    spark: SparkSession, kept: state.ReportState, fresh: increments.Increment, told: options.Options, step: Step
 ) -> dict[str, pa.Table]:
     """The partials of everything so far: those that were kept, and those of what is new. Kept again."""
     if kept.tables and not fresh.bytes:
@@ -117,11 +117,11 @@ def _partials(
         return kept.tables
     tasks = max(2, spark.sparkContext.defaultParallelism)
     rows = {}
-    for kind, pieces in fresh.pieces.items():
-        asked = options.parse({"path": str(told.path), "kind": kind, "columns": ",".join(increments.COLUMNS[kind])})
+    for kind, pieces in fresh.splits.items():
+        asked = options.parse_options({"path": str(told.path), "kind": kind, "columns": ",".join(increments.COLUMNS[kind])})
         rows[kind] = increments.frame(spark, pieces, asked, tasks)
     for kind in ("reserve", "history"):  # both are looked at twice
-        rows[kind] = rows[kind].persist() if fresh.pieces[kind] else rows[kind]
+        rows[kind] = rows[kind].persist() if fresh.splits[kind] else rows[kind]
     leases, settled = rows["reserve"].select(*jobs.LEASES), rows["history"].select(*jobs.SETTLED)
     if kept.tables:
         leases = leases.unionByName(_small(spark, kept.tables["leases"]))
@@ -179,17 +179,17 @@ def _answer(
     spark: SparkSession,
     found: Report,
     partials: dict[str, pa.Table],
-    kept: state.State,
-    openers: dict[str, Opener],
-    moment: pins.Pins,
+    kept: state.ReportState,
+    openers: dict[str, TopicLogs],
+    moment: pins.Snapshot,
     step: Step,
 ) -> None:
     """All answers, from partials and from the snapshot."""
-    chosen = {name: _within(table, found.asked, found.topics) for name, table in partials.items()}
+    chosen = {name: _within(table, found.options, found.topics) for name, table in partials.items()}
     found.range_ms = _span([chosen["ready"], chosen["history"]])
     found.width_ms = width_for(found.range_ms)
     ready, history, consumer, leases = (_small(spark, chosen[name]) for name in ("ready", "history", "consumer", "leases"))
-    files = [row for opener in openers.values() for row in storage.rows(opener)]
+    files = [row for opener in openers.values() for row in disk_usage.rows(opener)]
     due = _read(spark, found, moment, "forecast", "topic,due_ms,messages")
     letters = _read(spark, found, moment, "dead", "topic,group,state,error")
     asked = {
@@ -199,10 +199,10 @@ def _answer(
         "throughput": jobs.throughput(ready, history, found.width_ms).orderBy("topic", "group", "what", "start_ms"),
         "failures": jobs.failures(ready, history, consumer, letters).orderBy("topic", "group", "error"),
         "consumers": jobs.consumers(consumer, leases).orderBy("topic", "group", "consumer"),
-        "storage": jobs.storage(spark.createDataFrame(files, storage.SCHEMA)).orderBy("topic", "log", "segment"),
+        "storage": jobs.storage(spark.createDataFrame(files, disk_usage.SCHEMA)).orderBy("topic", "log", "segment"),
     }
     with _set(spark, _LIGHT):
-        found.answers = _collect(asked, step)
+        found.tables = _collect(asked, step)
     _damage(found, chosen, kept, openers)
 
 
@@ -211,11 +211,11 @@ def _small(spark: SparkSession, table: pa.Table) -> DataFrame:
     return spark.createDataFrame(table).coalesce(1)
 
 
-def _read(spark: SparkSession, found: Report, moment: pins.Pins, kind: str, columns: str) -> DataFrame:
+def _read(spark: SparkSession, found: Report, moment: pins.Snapshot, kind: str, columns: str) -> DataFrame:
     """What `spark.read.format("turtlemq")` reads of the same moment. Planned here, which spares a process for each read."""
-    told = {"path": str(found.asked.data.resolve()), "kind": kind, "columns": columns, "topic": found.asked.topic}
-    asked = options.parse(told | ({"snapshot": moment.name} if found.pinned else {"pin": "false"}))
-    pieces = [piece for task in plan.make(asked, Predicates()).tasks for piece in task] if found.topics else []
+    told = {"path": str(found.options.data.resolve()), "kind": kind, "columns": columns, "topic": found.options.topic}
+    asked = options.parse_options(told | ({"snapshot": moment.name} if found.pinned else {"pin": "false"}))
+    pieces = [piece for task in plan.make_plan(asked, Predicates()).partitions for piece in task] if found.topics else []
     return increments.frame(spark, pieces, asked, max(2, spark.sparkContext.defaultParallelism))
 
 
@@ -232,9 +232,9 @@ def _set(spark: SparkSession, conf: dict[str, str]) -> Iterator[None]:
             spark.conf.set(name, value)
 
 
-def _damage(found: Report, chosen: dict[str, pa.Table], kept: state.State, openers: dict[str, Opener]) -> None:
+def _damage(found: Report, chosen: dict[str, pa.Table], kept: state.ReportState, openers: dict[str, TopicLogs]) -> None:
     """What could not be read: named by those who open the logs, counted by those who read the rows."""
-    sleeping = [(opener.pinned.topic, log) for opener in openers.values() for log in _damaged(opener)]
+    sleeping = [(opener.files.topic, log) for opener in openers.values() for log in _damaged(opener)]
     named = {f"{topic}/{one.file}: {one.reason} at position {one.position}" for topic, one in sleeping}
     found.damage = sorted(named | {line for line in kept.damage if line.partition("/")[0] in openers})
     marks = (("ready", "delay_class", jobs.DAMAGED), ("history", "outcome", "damaged"), ("reserve", "event", "damaged"))
@@ -242,5 +242,5 @@ def _damage(found: Report, chosen: dict[str, pa.Table], kept: state.State, opene
     found.damaged = len(found.damage) + sum(int(pc.sum(count).as_py() or 0) for count in counts)
 
 
-def _damaged(opener: Opener) -> list[Any]:
-    return [*opener.sleepers("delay").damage, *opener.sleepers("dead").damage]
+def _damaged(opener: TopicLogs) -> list[Any]:
+    return [*opener.delay_log("delay").damage, *opener.delay_log("dead").damage]

@@ -39,12 +39,12 @@ class Busy(TurtleError):
 
 
 @dataclass(slots=True)
-class State:
+class ReportState:
     """Everything that the next run must know."""
 
     data: str
     number: int = 0
-    places: dict[str, Any] = field(default_factory=dict)
+    positions: dict[str, Any] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     tables: dict[str, pa.Table] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class State:
     def drop(self, topics: list[str]) -> None:
         """Forget all about these topics."""
         for topic in topics:
-            self.places.pop(topic, None)
+            self.positions.pop(topic, None)
         gone = pa.array(topics, pa.string())
         for name, table in self.tables.items():
             self.tables[name] = table.filter(pc.invert(pc.is_in(table["topic"], gone)))
@@ -76,9 +76,9 @@ def locked(out: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def load(out: Path, data: Path) -> State:
+def load(out: Path, data: Path) -> ReportState:
     """The state of the last run; a new one where there is none, or none that can be used."""
-    fresh = State(str(data))
+    fresh = ReportState(str(data))
     try:
         told = json.loads((out / FOLDER / NAME).read_text("utf-8"))
     except (OSError, ValueError):
@@ -90,11 +90,11 @@ def load(out: Path, data: Path) -> State:
     try:
         tables = {name: pq.read_table(out / FOLDER / str(told["number"]) / f"{name}.parquet") for name in told["tables"]}
     except (OSError, pa.ArrowInvalid):
-        return State(str(data), told["number"])
-    return State(str(data), told["number"], told["places"], told["damage"], told["missed"], tables)
+        return ReportState(str(data), told["number"])
+    return ReportState(str(data), told["number"], told["places"], told["damage"], told["missed"], tables)
 
 
-def save(out: Path, state: State) -> None:
+def save(out: Path, state: ReportState) -> None:
     """Replace the state by a newer one."""
     folder, before = out / FOLDER, state.number
     state.number += 1
@@ -104,7 +104,7 @@ def save(out: Path, state: State) -> None:
         "version": VERSION,
         "data": state.data,
         "number": state.number,
-        "places": state.places,
+        "places": state.positions,
         "damage": state.damage,
         "missed": state.missed,
         "tables": sorted(state.tables),

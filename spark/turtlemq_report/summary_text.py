@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from turtlemq_report.page import headline
+from turtlemq_report.html_page import headline
 
 if TYPE_CHECKING:
     from turtlemq_report.model import Report
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def summary(made: Report) -> dict[str, Any]:
     """What `--json` prints."""
     return {
-        "page": str(made.asked.out / "report.html"),
+        "page": str(made.options.out / "report.html"),
         "tables": {
-            name: {"file": str(made.asked.out / f"{name}.parquet"), "rows": len(rows)} for name, rows in made.answers.items()
+            name: {"file": str(made.options.out / f"{name}.parquet"), "rows": len(rows)} for name, rows in made.tables.items()
         },
         "topics": made.topics,
         "from_ms": made.range_ms[0] if made.range_ms else None,

@@ -131,7 +131,7 @@ def _steps(count: int) -> Iterator[Callable[[str], None]]:
 
 
 def _tell(made: Report) -> None:
-    from turtlemq_report.page import headline, room
+    from turtlemq_report.html_page import headline, room
 
     rows: Any = table("", "")
     for name, value, _ in headline(made):
@@ -141,4 +141,4 @@ def _tell(made: Report) -> None:
     for line in [*made.damage, *(f"removed before it was read: {line}" for line in made.missed)]:
         out.print(plain(line), style="red")
     read = f"read {'everything' if made.first else 'only what is new'} ({room(made.read_bytes)})"
-    out.print(f"{made.asked.out / 'report.html'}: {len(made.topics)} topics, {read}, {made.seconds:.1f} s")
+    out.print(f"{made.options.out / 'report.html'}: {len(made.topics)} topics, {read}, {made.seconds:.1f} s")

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pyspark_turtlemq.parts import Opener
-from pyspark_turtlemq.pins import ORDER, Pinned
+from pyspark_turtlemq.parts import TopicLogs
+from pyspark_turtlemq.pins import ORDER, TopicFiles
 from turtlemq.index.parts import TablePart
 from turtlemq.index.segments import Segments
 from turtlemq.model import Damage, Settings
@@ -27,9 +27,9 @@ class _Shelf(Segments):
         self.counters.damage.append(damage)
 
 
-def rows(opener: Opener) -> list[tuple[Any, ...]]:
+def rows(opener: TopicLogs) -> list[tuple[Any, ...]]:
     """A row for each segment of a topic, in the order of `SCHEMA`."""
-    pinned = opener.pinned
+    pinned = opener.files
     counts = _counts(opener)
     ratio = _ratio(pinned)
     found: list[tuple[Any, ...]] = []
@@ -44,12 +44,12 @@ def rows(opener: Opener) -> list[tuple[Any, ...]]:
     return found
 
 
-def _tables(pinned: Pinned, log: str, base: int) -> int:
+def _tables(pinned: TopicFiles, log: str, base: int) -> int:
     known = [(names.parse(name), file) for name, file in pinned.files.get(log, {}).items()]
     return sum(file.size for at, file in known if at is not None and at.base == base and at.what != "bson")
 
 
-def _ratio(pinned: Pinned) -> float:
+def _ratio(pinned: TopicFiles) -> float:
     """The topic's own setting, or the default."""
     try:
         told = tomllib.loads((pinned.source / "topic.toml").read_text("utf-8"))
@@ -58,12 +58,12 @@ def _ratio(pinned: Pinned) -> float:
         return Settings().compact_live_ratio
 
 
-def _counts(opener: Opener) -> dict[int, tuple[int, int, bool]]:
+def _counts(opener: TopicLogs) -> dict[int, tuple[int, int, bool]]:
     """By the base of each segment of sleepers: documents, how many of them sleep, and whether it is sealed."""
-    log = opener.sleepers()
+    log = opener.delay_log()
     door = Door()
-    shelf = _Shelf(door, Path(), opener.pinned.topic)
-    shelf.progress = opener.ready().progress
+    shelf = _Shelf(door, Path(), opener.files.topic)
+    shelf.progress = opener.ready_log().progress
     opened = [(part, TablePart(Path(part.file.path).parent, part.open(), part.file.name, part.sealed)) for part in log.parts]
     shelf.parts = sorted((table for _, table in opened), key=lambda one: one.first_seq)
     for _, table in opened:

@@ -328,7 +328,7 @@ def _consumers(rows: list[Row]) -> str:
 
 def headline(found: Report) -> list[tuple[str, str, bool]]:
     """The figures at the top: a name, a value, and whether that is bad."""
-    told = {name: table.to_pylist() for name, table in found.answers.items()}
+    told = {name: table.to_pylist() for name, table in found.tables.items()}
     due = folded(told["forecast"], "unit")
     now_hour = found.now_ms + jobs.HOUR_MS
     soon = sum(row["messages"] for row in told["forecast"] if row["unit"] == "minute" and row["start_ms"] < now_hour)
@@ -351,7 +351,7 @@ def headline(found: Report) -> list[tuple[str, str, bool]]:
 
 
 def _about(found: Report) -> str:
-    asked, ends = found.asked, found.range_ms
+    asked, ends = found.options, found.range_ms
     what = f"{len(found.topics)} topics" + ("" if asked.topic == "*" else f" ({escape(asked.topic)})")
     lasts = f"{when(ends[0])} to {when(ends[1])} UTC" if ends else "nothing has happened yet"
     fresh = "everything was read" if found.first else "only what is new was read"
@@ -374,7 +374,7 @@ def _warnings(found: Report) -> str:
 
 def html(found: Report) -> str:
     """The whole page."""
-    told = {name: table.to_pylist() for name, table in found.answers.items()}
+    told = {name: table.to_pylist() for name, table in found.tables.items()}
     cards = "".join(
         f'<div class="card{" bad" if bad else ""}"><div class="value">{escape(value)}</div>'
         f'<div class="name">{escape(name)}</div></div>'
