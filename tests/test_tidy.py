@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.harness.prose import habits
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,6 +86,14 @@ HEAVY = ("aiohttp", "asyncio", "bson", "msgspec", "numpy", "pymongo", "rich", "t
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 60
 DOCSTRING_CHARS_MIN = 40
+TEST_WORDS_MAX = 21  # in the name of a test
+HABITS_MAX = {  # habits of prose, see tests/harness/prose.py: people, clauses, leaning docstrings
+    "turtlemq": (162, 416, 20),
+    "spark": (18, 60, 0),
+    "benchmarks": (4, 58, 3),
+    "examples": (6, 1, 0),
+    "tests": (116, 344, 14),
+}
 
 # Put together from pieces, so that this file does not match itself.
 PRIVATE_PATH = re.compile(r"(?:^|[^A-Za-z0-9_.])/(?:" + "|".join(("work", "root", "home", "farm")) + ")/")
@@ -278,6 +288,25 @@ def too_long(source: Source) -> list[str]:
     return offences
 
 
+def imports_of_tests(source: Source) -> list[str]:
+    """A test module is no library: what several of them need lives in tests/harness."""
+    return [
+        f"{source.path}:{line}: imports the test module {full}"
+        for line, full, _, _ in source.imports
+        if re.match(r"tests\.test_", full)
+    ]
+
+
+def long_test_names(source: Source) -> list[str]:
+    """The name of a test is a fact, in few words."""
+    tests = [node for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        f"{source.path}:{test.lineno}: {test.name} has {words} words; {TEST_WORDS_MAX} are the most"
+        for test in tests
+        if test.name.startswith("test_") and (words := test.name.count("_")) > TEST_WORDS_MAX
+    ]
+
+
 def matching_lines(path: str, text: str, pattern: re.Pattern[str]) -> list[str]:
     return [f"{path}:{n}: {line.strip()[:120]}" for n, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
 
@@ -285,8 +314,8 @@ def matching_lines(path: str, text: str, pattern: re.Pattern[str]) -> list[str]:
 # ── the files they look at ───────────────────────────────────────────────────────────────────────────────
 
 
-def package_sources() -> list[Source]:
-    files = sorted((ROOT / "turtlemq").rglob("*.py"))
+def package_sources(folder: str = "turtlemq") -> list[Source]:
+    files = sorted(file for file in (ROOT / folder).rglob("*.py") if "node_modules" not in file.parts)
     return [Source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
 
 
@@ -327,6 +356,20 @@ def test_the_package_keeps_its_rules(checker: Callable[[Source], list[str]]) -> 
     sources = package_sources()
     assert any(source.module == "turtlemq" for source in sources), "the package was not found"
     assert_none([offence for source in sources for offence in checker(source)])
+
+
+@pytest.mark.parametrize("checker", [imports_of_tests, long_test_names])
+def test_tests_keep_their_rules(checker: Callable[[Source], list[str]]) -> None:
+    assert_none([offence for source in package_sources("tests") for offence in checker(source)])
+
+
+@pytest.mark.parametrize("folder", HABITS_MAX)
+def test_habits_of_prose_only_go_down(folder: str) -> None:
+    sources = package_sources(folder)
+    found = [(name, f"{source.path}:{line}: {words}") for source in sources for name, line, words in habits(source.text)]
+    for name, most in zip(("people", "clauses", "leaning"), HABITS_MAX[folder], strict=True):
+        places = [place for habit, place in found if habit == name]
+        assert len(places) <= most, f"{name}: {len(places)}, {most} are the most:\n" + "\n".join(places)
 
 
 @pytest.mark.parametrize(
@@ -485,3 +528,34 @@ def test_files_are_found_where_git_knows_nothing(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "d.md").write_text("text")
     assert dict(text_files(tmp_path)) == {"a.md": "text"}
+
+
+def test_an_import_of_a_test_module_is_an_offence() -> None:
+    assert imports_of_tests(Source("tests/test_a.py", "from tests.test_b import helper")) != []
+    assert imports_of_tests(Source("tests/test_a.py", "from tests.harness.doors import Failing")) == []
+
+
+def test_a_long_test_name_is_an_offence() -> None:
+    name = "test_" + "_".join(["word"] * (TEST_WORDS_MAX + 1))
+    assert long_test_names(Source("tests/test_a.py", f"def {name}(): ...")) != []
+    assert long_test_names(Source("tests/test_a.py", "def test_short(): ...")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "habit"),
+    [
+        ('"""Whoever opens this takes its number."""', "people"),
+        ("x = 1  # nobody knows", "people"),
+        ('"""Finds what is due."""', "clauses"),
+        ('def f():\n    """The same, for many."""', "leaning"),
+        ('def f():\n    """See `g`."""', "leaning"),
+    ],
+)
+def test_a_habit_of_prose_is_counted(text: str, habit: str) -> None:
+    assert [name for name, _, _ in habits(text)] == [habit]
+
+
+def test_plain_prose_has_no_habits() -> None:
+    assert (
+        list(habits('"""Hands due messages to the Broker. See docs/GLOSSARY.md for the words."""\nx = "nobody"  # a cache')) == []
+    )
