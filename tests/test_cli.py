@@ -23,7 +23,7 @@ from tests.harness.cli_reference import verbs
 from tests.harness.client_network import proxied
 from tests.harness.server_process import PROGRAM, Server, environment, run, running
 from turtlemq.cli import queue
-from turtlemq.cli.times import moment, seconds
+from turtlemq.cli.times import parse_duration, parse_time
 from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
 from turtlemq.model import Message
@@ -163,15 +163,15 @@ def test_options_of_put(line: Line) -> None:
 
 def test_durations_and_times_as_people_write_them() -> None:
     now = time.time() * 1000
-    assert [seconds(text) for text in ("0", "1.5s", ".5h", "2w")] == [0, 1.5, 1800, 1_209_600]
-    assert moment("-2h") == pytest.approx(now - 7_200_000, abs=60_000)
-    assert moment("2030-01-01T00:00+01:00") == 1_893_452_400_000
+    assert [parse_duration(text) for text in ("0", "1.5s", ".5h", "2w")] == [0, 1.5, 1800, 1_209_600]
+    assert parse_time("-2h") == pytest.approx(now - 7_200_000, abs=60_000)
+    assert parse_time("2030-01-01T00:00+01:00") == 1_893_452_400_000
     for text in ("-1", "1 h", "", "h", "1y", "nan", "inf"):
         with pytest.raises(typer.BadParameter):
-            seconds(text)
+            parse_duration(text)
     for text in ("", "+", "tomorrow", "2030-13-01"):
         with pytest.raises(typer.BadParameter):
-            moment(text)
+            parse_time(text)
 
 
 @pytest.mark.parametrize("id_", ["json", "9", "a=b", "url", "h", "ünï", "x y", "help"])

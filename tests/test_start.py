@@ -12,7 +12,7 @@ import pytest
 from tests.harness.cli_reference import verbs
 from tests.harness.server_process import environment, run
 from turtlemq.cli.serve import flags_of
-from turtlemq.cli.start import plain
+from turtlemq.cli.start import parse_plain_flags
 
 PLAIN = [  # as the files in deploy/ and most people write it
     "serve",
@@ -44,7 +44,7 @@ NOT_PLAIN = [
 @pytest.mark.parametrize("file", ["", "of-the-environment.toml"])
 def test_plain_flags_mean_the_same_without_a_parser(words: str, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURTLEMQ_CONFIG", file)
-    told = plain(words.split())
+    told = parse_plain_flags(words.split())
     assert told is not None
     serve: Any = dict(verbs())["turtlemq serve"]
     parsed = serve.make_context("serve", words.split()[1:]).params
@@ -55,11 +55,20 @@ def test_plain_flags_mean_the_same_without_a_parser(words: str, file: str, monke
 
 @pytest.mark.parametrize("words", NOT_PLAIN, ids=lambda words: words[:30])
 def test_all_else_is_left_to_the_parser(words: str) -> None:
-    assert plain(words.split()) is None
+    assert parse_plain_flags(words.split()) is None
 
 
 def test_a_server_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    unwanted = ("click", "pydantic", "rich", "turtlemq.cli.call", "turtlemq.cli.verbs", "turtlemq.client", "typer")
+    unwanted = (
+        "click",
+        "pydantic",
+        "rich",
+        "turtlemq.cli.call",
+        "turtlemq.cli.output",
+        "turtlemq.cli.verbs",
+        "turtlemq.client",
+        "typer",
+    )
     said = f"print(*sorted(set({unwanted!r}) & set(sys.modules)), os.environ.get('SSL_CERT_FILE'))"
     program = f"import atexit, os, sys; atexit.register(lambda: {said}); from turtlemq.cli import main; main()"
     args = [sys.executable, "-c", program, "serve", "--data", str(tmp_path / "data"), "--port", "0"]
@@ -83,5 +92,5 @@ def test_a_verb_loads_its_own_module_only() -> None:
     program = "import sys; from turtlemq.cli.verbs import command_line; command_line('put'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, env=environment())
     assert done.returncode == 0, done.stderr
-    kinds = {"turtlemq.cli." + name for name in "backup bench config dead files look message queue report serve topics".split()}
+    kinds = {"turtlemq.cli." + name for name in "backup bench config dead files message queue report serve stats topics".split()}
     assert kinds & set(done.stdout.split()) == {"turtlemq.cli.queue"}

@@ -10,11 +10,11 @@ import sys
 
 def main() -> None:
     """The program's entry."""
-    from turtlemq.cli.start import plain, start
+    from turtlemq.cli.start import parse_plain_flags, start
     from turtlemq.errors import TurtleError
 
     try:
-        if (told := plain(sys.argv[1:])) is not None:
+        if (told := parse_plain_flags(sys.argv[1:])) is not None:
             sys.exit(start(*told))
         from turtlemq.cli.verbs import command_line  # not for a server: see `start`
 

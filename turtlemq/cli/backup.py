@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Url, amount, call, console, fail, plain, progress, show
+from turtlemq.cli.call import URL, call
+from turtlemq.cli.output import console, fail, format_bytes, print_json, printable, progress
+from turtlemq.cli.parameters import AsJson, Url
 
 if TYPE_CHECKING:
     from turtlemq.backup import Files, Manifest
@@ -47,11 +49,11 @@ def backup(
         b.check_format(door, data)
         door.make_folder(into)
         b.check_room(door, into)
-        with _locked(door, into / "LOCK"), _files(door, data, url) as (files, live), progress() as shown:
+        with _locked(door, into / "LOCK"), _files_to_copy(door, data, url) as (files, live), progress() as shown:
             task = shown.add_task("backup", total=sum(length for _, length in files.values()))
             name, made = b.make(door, files, into, _now_ms(), live=live, shown=lambda what, n: shown.update(task, advance=n))
             gone = b.prune(door, into, keep) if keep else []
-    _told(into / name, made, gone, as_json)
+    _print_result(into / name, made, gone, as_json)
     raise typer.Exit(1 if made.damage else 0)
 
 
@@ -59,14 +61,14 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _told(place: Path, made: Manifest, gone: list[str], as_json: bool) -> None:
+def _print_result(place: Path, made: Manifest, gone: list[str], as_json: bool) -> None:
     if as_json:
         told = {"backup": str(place), "live": made.live, "files": len(made.files), "bytes": made.bytes, "copied": made.copied}
-        show(told | {"damage": made.damage, "removed": gone})
+        print_json(told | {"damage": made.damage, "removed": gone})
         return
-    print(f"{place}: {len(made.files)} files, {amount(made.bytes)}, {amount(made.copied)} of them new")
+    print(f"{place}: {len(made.files)} files, {format_bytes(made.bytes)}, {format_bytes(made.copied)} of them new")
     for line in made.damage:
-        console().print(f"damaged in the data folder already: {plain(line)}", style="red")
+        console().print(f"damaged in the data folder already: {printable(line)}", style="red")
     if gone:
         print(f"removed: {', '.join(gone)}")
 
@@ -94,7 +96,7 @@ def _locked(door: Door, path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _files(door: Door, data: Path, url: str) -> Iterator[tuple[Files, bool]]:
+def _files_to_copy(door: Door, data: Path, url: str) -> Iterator[tuple[Files, bool]]:
     """What to copy, held in place for as long as it takes; and whether a server is using it."""
     from turtlemq import backup as b
     from turtlemq.errors import Locked
@@ -138,7 +140,7 @@ def _verify(door: Door, folder: Path, as_json: bool) -> None:
         task = shown.add_task("verify", total=b.load(door, folder).bytes)
         problems = b.verify(door, folder, lambda what, n: shown.update(task, advance=n))
     if as_json:
-        show({"backup": str(folder), "problems": problems})
+        print_json({"backup": str(folder), "problems": problems})
     else:
         print(*problems, sep="\n") if problems else print(f"{folder}: every byte is as it was written")
     raise typer.Exit(1 if problems else 0)
@@ -174,15 +176,17 @@ def restore(
             task = shown.add_task("verify", total=b.load(door, folder).bytes * 2)
             problems = b.verify(door, folder, lambda what, n: shown.update(task, advance=n))
             for line in problems:
-                console(stderr=True).print(f"turtlemq: {plain(line)}", style="red")
+                console(stderr=True).print(f"turtlemq: {printable(line)}", style="red")
             if problems and not damaged_too:
                 fail(f"{folder} is damaged: nothing was written. Take an older backup, or what is left with --damaged-too.")
             missing = [line.split(":")[0] for line in problems if line.endswith("is missing")]
             shown.update(task, description="restore")
             made = b.restore(door, folder, data, leave_out=missing, shown=lambda what, n: shown.update(task, advance=n))
     if as_json:
-        show({"backup": str(folder), "data": str(data), "files": len(made.files), "bytes": made.bytes, "problems": problems})
+        print_json(
+            {"backup": str(folder), "data": str(data), "files": len(made.files), "bytes": made.bytes, "problems": problems}
+        )
     else:
-        print(f"{data}: {len(made.files)} files, {amount(made.bytes)}, from {folder.name}")
+        print(f"{data}: {len(made.files)} files, {format_bytes(made.bytes)}, from {folder.name}")
         print(f"start with: turtlemq serve --data {data}")
     raise typer.Exit(1 if problems else 0)

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Url, amount, call, console, fail, headers, path, print_table, show, table
-from turtlemq.cli.times import seconds
+from turtlemq.cli.call import URL, auth_headers, call, path
+from turtlemq.cli.output import console, fail, format_bytes, new_table, print_json, print_table
+from turtlemq.cli.parameters import AsJson, Url, duration_option
 
 if TYPE_CHECKING:
-    from turtlemq.cli.load import Load, Plan, Seen
+    from turtlemq.cli.load import Counts, Load, Plan
 
 LIVE_S = 0.5
 
 
 def bench(
-    duration: Annotated[float, typer.Option(parser=seconds, metavar="S", help="How long to send.")] = 10,
+    duration: Annotated[float, duration_option("How long to send.", show_default=True)] = 10,
     batch: Annotated[int, typer.Option(help="Messages in one request; 1: single posts.", min=1, max=100_000)] = 1000,
     body_bytes: Annotated[int, typer.Option(help="Size of a body.", min=0, max=1 << 20)] = 100,
     kind: Annotated[str, typer.Option("--format", metavar="json|bson", help="How messages travel.")] = "json",
     connections: Annotated[int, typer.Option(help="Producers, each with a connection.", min=0, max=10_000)] = 4,
     consumers: Annotated[int, typer.Option(help="Consumers, each with a connection.", min=0, max=10_000)] = 2,
     rate: Annotated[float, typer.Option(help="Messages a second in all; 0: as many as go.", min=0)] = 0,
-    delay: Annotated[float, typer.Option(parser=seconds, metavar="S", help="How long each message sleeps.")] = 1,
+    delay: Annotated[float, duration_option("How long each message sleeps.", show_default=True)] = 1,
     topic: Annotated[
         str | None, typer.Option(help="The topic; by default a new one, which is deleted at the end.", show_default=False)
     ] = None,
@@ -59,7 +60,7 @@ def bench(
         if own:
             call(url, "DELETE", path(name))
     summary = _summary(plan, load, left)
-    show(summary) if as_json else _print(summary)
+    print_json(summary) if as_json else _print(summary)
     raise typer.Exit(0 if summary["ok"] else 1)
 
 
@@ -70,7 +71,7 @@ def _run(plan: Plan, quiet: bool) -> Load:
     from turtlemq.cli.load import Load
 
     async def watched() -> Load:
-        load = Load(plan, headers())
+        load = Load(plan, auth_headers())
         running = asyncio.create_task(load.run())
         if not quiet and console(stderr=True).is_terminal:
             await _watch(load, running)
@@ -100,15 +101,15 @@ async def _watch(load: Load, running: Any) -> None:
         before, at = (0, 0, 0), time.perf_counter()
         while not running.done():
             await asyncio.wait([running], timeout=LIVE_S)
-            seen, now = load.seen, time.perf_counter()
+            seen, now = load.counts, time.perf_counter()
             counts = (seen.sent, seen.received, seen.acked)
             rates = [(new - old) / (now - at) for new, old in zip(counts, before, strict=True)]
             live.update(_live_table(seen, rates, now - load.started))
             before, at = counts, now
 
 
-def _live_table(seen: Seen, rates: list[float], passed_s: float) -> Any:
-    made = table(f"{passed_s:.0f} s", "in all", "a second")
+def _live_table(seen: Counts, rates: list[float], passed_s: float) -> Any:
+    made = new_table(f"{passed_s:.0f} s", "in all", "a second")
     for name, count, rate in zip(("sent", "received", "acked"), (seen.sent, seen.received, seen.acked), rates, strict=True):
         made.add_row(name, f"{count:,}", f"{rate:,.0f}")
     made.add_row("lateness ms", _quantiles(seen.lateness), "p50 / p99 / p99.9")
@@ -123,7 +124,7 @@ def _quantiles(late: Any) -> str:
 
 def _summary(plan: Plan, load: Load, left: dict[str, Any]) -> dict[str, Any]:
     """The run in figures, and whether all is well."""
-    seen, took = load.seen, max(load.sending_s, 1e-9)
+    seen, took = load.counts, max(load.sending_s, 1e-9)
     receiving = max((load.last_ms - load.first_ms) / 1000, 0.001)
     every = plan.consumers == 0 or (seen.received == seen.sent and seen.acked == seen.sent)
     stored = sum(left[state] for state in ("sleep", "ready", "reserve", "history", "dead"))
@@ -154,12 +155,12 @@ def _summary(plan: Plan, load: Load, left: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    made = table("", "messages", "a second")
-    made.add_row("sent", f"{found['sent']:,}", f"{found['sent_per_s']:,} ({amount(found['body_bytes_per_s'])} of bodies)")
+    made = new_table("", "messages", "a second")
+    made.add_row("sent", f"{found['sent']:,}", f"{found['sent_per_s']:,} ({format_bytes(found['body_bytes_per_s'])} of bodies)")
     made.add_row("received", f"{found['received']:,}", f"{found['received_per_s']:,}")
     made.add_row("acked", f"{found['acked']:,}", "")
     print_table(made)
-    times = table("ms", "p50", "p99", "p99.9")
+    times = new_table("ms", "p50", "p99", "p99.9")
     for name, key in (("lateness", "lateness_ms"), ("put", "put_ms")):
         times.add_row(name, *("-" if value is None else f"{value:.1f}" for value in found[key].values()))
     print_table(times)

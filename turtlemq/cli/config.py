@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import AsJson, console, fail, plain, print_table, show, table
+from turtlemq.cli.output import console, fail, new_table, print_json, print_table, printable
+from turtlemq.cli.parameters import AsJson
 from turtlemq.cli.serve import Data, File, Host, Port, flags_of
 
 
@@ -26,9 +27,9 @@ def config(data: Data = None, host: Host = None, port: Port = None, config: File
         fail(str(error), 2)
     values = {name: (msgspec.to_builtins(value), origin) for name, (value, origin) in found.items()}
     if as_json:
-        show({name: {"value": value, "from": origin} for name, (value, origin) in values.items()})
+        print_json({name: {"value": value, "from": origin} for name, (value, origin) in values.items()})
         return
-    made = table("setting", "value", "from", left=3)
+    made = new_table("setting", "value", "from", left=3)
     for name, (value, origin) in values.items():
         made.add_row(name, *(_cell(text) for text in (_text(value), origin)))
     print_table(made)
@@ -37,7 +38,7 @@ def config(data: Data = None, host: Host = None, port: Port = None, config: File
 def _cell(text: str) -> Any:
     from rich.text import Text
 
-    return Text(plain(text))
+    return Text(printable(text))
 
 
 def _text(value: Any) -> str:
@@ -82,7 +83,7 @@ def token(
     except InvalidArgument as error:
         fail(str(error), 2)
     if as_json:
-        show({"token": secret, **fields})
+        print_json({"token": secret, **fields})
         return
     out = console(stderr=True)
     out.print(f"The token of {name}; it is shown only this once, and only its hash is stored:", markup=False)

@@ -7,20 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Topic, Url, answered, body_text, call, fail, path, plain, print_table, show, table
-from turtlemq.cli.times import moment, seconds, when
+from turtlemq.cli.call import URL, call, path, request
+from turtlemq.cli.output import body_text, fail, new_table, print_json, print_table, printable
+from turtlemq.cli.parameters import AsJson, Topic, Url, duration_option, time_option
+from turtlemq.cli.times import format_time
 
 app = typer.Typer()
 
 Ids = Annotated[list[str] | None, typer.Argument(help="Ids; or use --all, --in-group, --error.", show_default=False)]
 InGroup = Annotated[str | None, typer.Option("--in-group", help="Only of this group.", show_default=False)]
 OfError = Annotated[str | None, typer.Option("--error", help="Only those that died of this.", show_default=False)]
-Since = Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help="Only those that died since.", show_default=False)]
-Until = Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help="Only those that died until.", show_default=False)]
+Since = Annotated[int | None, time_option("Only those that died since.")]
+Until = Annotated[int | None, time_option("Only those that died until.")]
 All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
-def _chosen(ids: list[str] | None, group: str | None, error: str | None, everything: bool) -> dict[str, Any]:
+def _selection(ids: list[str] | None, group: str | None, error: str | None, everything: bool) -> dict[str, Any]:
     """What a request names."""
     if ids:
         if everything or error is not None:
@@ -48,13 +50,13 @@ def list_dead(
     turtlemq dead list orders --since -1d --limit 20
     """
     found = call(url, "GET", path(topic, "dead", limit=limit, group=group, error=error, from_ms=since, to_ms=until))
-    made = table("id", "group", "attempts", "died", "error", "body", left=6)
+    made = new_table("id", "group", "attempts", "died", "error", "body", left=6)
     for letter in found["messages"]:
         if as_json:
-            show(letter)
+            print_json(letter)
         else:
-            told = (letter["id"], letter["group"], str(letter["attempts"]), when(letter["dropped_ms"]), letter["error"])
-            made.add_row(*map(plain, told), body_text(letter))
+            told = (letter["id"], letter["group"], str(letter["attempts"]), format_time(letter["dropped_ms"]), letter["error"])
+            made.add_row(*map(printable, told), body_text(letter))
     if not as_json:
         print_table(made)
     if found["cursor"] is not None and not as_json:
@@ -69,10 +71,10 @@ def summary(topic: Topic, group: InGroup = None, url: Url = URL, as_json: AsJson
     """
     found = call(url, "GET", path(topic, "dead", "summary", group=group))
     if as_json:
-        show(found)
+        print_json(found)
         return
     for error, count in found["errors"].items():
-        print(f"{count:>10,}  {plain(error) or '(no reason given)'}")
+        print(f"{count:>10,}  {printable(error) or '(no reason given)'}")
     print(f"{found['total']:>10,}  in all")
 
 
@@ -83,9 +85,7 @@ def requeue(
     group: InGroup = None,
     error: OfError = None,
     everything: All = False,
-    delay: Annotated[
-        float | None, typer.Option(parser=seconds, metavar="S", help="Seconds to sleep first.", show_default=False)
-    ] = None,
+    delay: Annotated[float | None, duration_option("Seconds to sleep first.")] = None,
     per_s: Annotated[float | None, typer.Option(help="Spread them: so many a second.", show_default=False)] = None,
     keep_attempts: Annotated[bool, typer.Option("--keep-attempts", help="Do not count from 1 again.")] = False,
     url: Url = URL,
@@ -95,10 +95,10 @@ def requeue(
 
     turtlemq dead requeue orders --error "no connection" --delay 5m --per-s 100
     """
-    asked = _chosen(ids, group, error, everything) | {"reset_attempts": not keep_attempts}
+    asked = _selection(ids, group, error, everything) | {"reset_attempts": not keep_attempts}
     asked |= {name: value for name, value in (("delay", delay), ("per_s", per_s)) if value is not None}
     found = call(url, "POST", path(topic, "dead", "requeue"), asked)
-    show(found) if as_json else print(f"{found['requeued']} requeued")
+    print_json(found) if as_json else print(f"{found['requeued']} requeued")
     raise typer.Exit(1 if found["unknown"] else 0)
 
 
@@ -116,8 +116,8 @@ def delete(
 
     turtlemq dead delete orders order-17
     """
-    found = call(url, "POST", path(topic, "dead", "delete"), _chosen(ids, group, error, everything))
-    show(found) if as_json else print(f"{found['deleted']} deleted")
+    found = call(url, "POST", path(topic, "dead", "delete"), _selection(ids, group, error, everything))
+    print_json(found) if as_json else print(f"{found['deleted']} deleted")
     raise typer.Exit(1 if found["unknown"] else 0)
 
 
@@ -127,7 +127,7 @@ def export(topic: Topic, group: InGroup = None, error: OfError = None, url: Url 
 
     turtlemq dead export orders > dead.ndjson
     """
-    with answered(url, "GET", path(topic, "dead", "export", group=group, error=error)) as response:
+    with request(url, "GET", path(topic, "dead", "export", group=group, error=error)) as response:
         while chunk := response.read(65_536):
             sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Topic, Url, amount, call, complain, fail, path, plain, progress, show
-from turtlemq.cli.times import when
+from turtlemq.cli.call import URL, call, path
+from turtlemq.cli.output import fail, format_bytes, print_error, print_json, printable, progress
+from turtlemq.cli.parameters import AsJson, Topic, Url
+from turtlemq.cli.times import format_time
 
 if TYPE_CHECKING:
     from turtlemq.engine import Engine
@@ -27,7 +29,7 @@ _FLAGS = "JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID EXPIRES HEADERS MO
 
 
 @contextmanager
-def _opened(data: Path) -> Iterator[Engine]:
+def _open_engine(data: Path) -> Iterator[Engine]:
     from turtlemq.engine import Engine
     from turtlemq.errors import TurtleError
 
@@ -66,22 +68,22 @@ def check(
     try:
         with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as place:
             try:
-                topics, problems, notes = _looked(data, Path(place))
+                topics, problems, notes = _check_copy(data, Path(place))
             except (TurtleError, OSError) as error:
                 fail(str(error).replace(place, str(data)))
     except OSError as error:
         fail(f"{error}. See --scratch.")
     problems, notes = ([line.replace(place, str(data)) for line in dict.fromkeys(lines)] for lines in (problems, notes))
     if as_json:
-        show({"topics": topics, "problems": problems, "notes": notes})
+        print_json({"topics": topics, "problems": problems, "notes": notes})
     else:
         print(*problems, sep="\n") if problems else print(f"{topics} topics, no problem found")
         for note in notes:
-            complain(f"note: {note}")
+            print_error(f"note: {note}")
     raise typer.Exit(1 if problems else 0)
 
 
-def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
+def _check_copy(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
     """How many topics there are, everything that is wrong, and what a start would cut off, a line each."""
     from turtlemq.engine import Engine
     from turtlemq.storage.copy_on_write import Shadow
@@ -89,7 +91,9 @@ def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
     door = Shadow(data, place)
     engine = Engine.open(door.root, door=door)
     problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
-    problems += [f"{name}: it is not as it was left at the last stop; a start makes it again" for name in _remade(engine, door)]
+    problems += [
+        f"{name}: it is not as it was left at the last stop; a start makes it again" for name in _rebuilt_caches(engine, door)
+    ]
     notes = [f"{name}: {cut} bytes at its end belong to no whole batch; a start cuts them" for name, cut in door.cut().items()]
     with progress() as shown:
         sizes = {name: engine.stats(name).bytes for name in engine.topics}
@@ -103,7 +107,7 @@ def _looked(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
     return len(engine.topics), problems, notes
 
 
-def _remade(engine: Engine, door: Shadow) -> list[str]:
+def _rebuilt_caches(engine: Engine, door: Shadow) -> list[str]:
     """Caches that opening did not take as they are. After a crash there may be such; after a proper stop there are none."""
     from turtlemq.storage import names
 
@@ -136,7 +140,7 @@ def inspect(
         print(f"{file.name}: {header.kind} of topic {header.topic}, base {header.base}, {sealed}, {len(found)} documents")
     for at, length in list(zip(found.positions.tolist(), found.lengths.tolist(), strict=True))[: limit or None]:
         fields = _fields(header.kind, at, f.decode(view[at : at + length]))
-        show(fields) if as_json else print(*(f"{name}={value}" for name, value in fields.items()), sep="  ")
+        print_json(fields) if as_json else print(*(f"{name}={value}" for name, value in fields.items()), sep="  ")
     damage = log.damage_of(file, found)
     for hole in damage:
         print(hole, file=sys.stderr)
@@ -154,8 +158,8 @@ def _fields(kind: str, position: int, document: f.Document) -> dict[str, Any]:
     flags = [name for name in _FLAGS if document.flags & getattr(f, name)]
     fields: dict[str, Any] = {"position": position, "length": document.length, "seq": document.seq}
     if kind in ("reserve", "history"):
-        return fields | {"at": when(document.due_ms), "group": document.id, "event": _event(document.body), "flags": flags}
-    fields |= {"due": when(document.due_ms), "due_ms": document.due_ms, "id": document.id, "flags": flags}
+        return fields | {"at": format_time(document.due_ms), "group": document.id, "event": _event(document.body), "flags": flags}
+    fields |= {"due": format_time(document.due_ms), "due_ms": document.due_ms, "id": document.id, "flags": flags}
     optional = {
         "ttr_ms": document.ttr_ms,
         "of": document.of,
@@ -167,24 +171,27 @@ def _fields(kind: str, position: int, document: f.Document) -> dict[str, Any]:
     if document.flags & f.HANDOFF:
         return fields | {"event": _event(document.body)}
     text = document.body[: BODY_CHARS * 4].decode("utf-8", "backslashreplace")
-    return fields | {"body_bytes": len(document.body), "body": plain(text[:BODY_CHARS]) + ("…" if len(text) > BODY_CHARS else "")}
+    return fields | {
+        "body_bytes": len(document.body),
+        "body": printable(text[:BODY_CHARS]) + ("…" if len(text) > BODY_CHARS else ""),
+    }
 
 
 def _event(body: bytes) -> dict[str, Any]:
     import bson
 
     try:
-        return {name: _told(name, value) for name, value in bson.decode(body).items()}
+        return {name: _event_field(name, value) for name, value in bson.decode(body).items()}
     except bson.errors.InvalidBSON:
         return {"unknown": body.hex()}  # a document of another kind of file
 
 
-def _told(name: str, value: Any) -> Any:
+def _event_field(name: str, value: Any) -> Any:
     """A field of an event: packed columns as numbers, ids as texts, also of each group."""
     import numpy as np
 
     if isinstance(value, dict):
-        return {group: _told(name, one) for group, one in value.items()}
+        return {group: _event_field(name, one) for group, one in value.items()}
     if not isinstance(value, bytes):
         return value
     if name in ("ids", "naps"):
@@ -211,17 +218,17 @@ def compact(
     """
     with progress() as shown:
         shown.add_task(f"compact {topic}", total=None)
-        before, after = _compact_here(data, topic) if data is not None else _compact_there(url, topic)
+        before, after = _compact_files(data, topic) if data is not None else _compact_on_server(url, topic)
     if as_json:
-        show({"bytes_before": before, "bytes": after})
+        print_json({"bytes_before": before, "bytes": after})
     else:
-        print(f"{topic}: {before:,} bytes before, {after:,} now ({amount(before - after)} freed)")
+        print(f"{topic}: {before:,} bytes before, {after:,} now ({format_bytes(before - after)} freed)")
 
 
-def _compact_here(data: Path, topic: str) -> tuple[int, int]:
+def _compact_files(data: Path, topic: str) -> tuple[int, int]:
     from turtlemq.errors import UnknownTopic
 
-    with _opened(data) as engine:
+    with _open_engine(data) as engine:
         try:
             before = engine.stats(topic).bytes
         except UnknownTopic as error:
@@ -230,7 +237,7 @@ def _compact_here(data: Path, topic: str) -> tuple[int, int]:
         return before, engine.stats(topic).bytes
 
 
-def _compact_there(url: str, topic: str) -> tuple[int, int]:
+def _compact_on_server(url: str, topic: str) -> tuple[int, int]:
     """The server answers after half a minute at most, finished or not: ask until it is."""
     before: int | None = None
     while True:

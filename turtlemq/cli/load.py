@@ -19,7 +19,7 @@ import bson
 import msgspec
 import numpy as np
 
-from turtlemq.cli.identity import tls
+from turtlemq.cli.credentials import tls_context
 
 GROUP = "bench"
 FETCH_MAX = 1_000
@@ -46,10 +46,10 @@ class Plan:
     delay_s: float = 1
 
 
-class Lateness:
+class LatencyHistogram:
     """How late, in tenths of a millisecond, in constant memory.
 
-    >>> late = Lateness()
+    >>> late = LatencyHistogram()
     >>> late.add(np.array([1.0, 2.0, 30.0]))
     >>> late.quantile(0.5), late.quantile(1.0)
     (2.0, 30.0)
@@ -71,7 +71,7 @@ class Lateness:
 
 
 @dataclass(slots=True)
-class Seen:
+class Counts:
     """What was counted so far."""
 
     sent: int = 0
@@ -81,24 +81,24 @@ class Seen:
     early: int = 0
     refused: int = 0  # 429: come later
     errors: Counter[str] = field(default_factory=Counter)
-    lateness: Lateness = field(default_factory=Lateness)
-    put_ms: Lateness = field(default_factory=Lateness)  # how long a request took
+    lateness: LatencyHistogram = field(default_factory=LatencyHistogram)
+    put_ms: LatencyHistogram = field(default_factory=LatencyHistogram)  # how long a request took
 
 
-class _Got(msgspec.Struct):
+class _FetchedMessage(msgspec.Struct):
     id: str
     due_ms: int
     attempt: int
 
 
 class _Page(msgspec.Struct):
-    messages: list[_Got]
+    messages: list[_FetchedMessage]
 
 
 _page = msgspec.json.Decoder(_Page).decode
 
 
-def body_of(plan: Plan) -> tuple[bytes, str]:
+def request_body(plan: Plan) -> tuple[bytes, str]:
     """The bytes of one request, and their type."""
     if plan.bson:
         return bson.encode({"body": bytes(plan.body_bytes), "delay": plan.delay_s}) * plan.batch, _BSON
@@ -110,47 +110,47 @@ class Load:
     """A run of a plan. `seen` may be read at any time."""
 
     def __init__(self, plan: Plan, headers: dict[str, str]) -> None:
-        self.plan, self.seen = plan, Seen()
+        self.plan, self.counts = plan, Counts()
         self._headers = headers
         self._base = f"{plan.url.rstrip('/')}/v1/topics/{plan.topic}"
-        self._done, self._came = asyncio.Event(), asyncio.Event()
+        self._stop_consuming, self._drained_event = asyncio.Event(), asyncio.Event()
         self._sending = True
-        self._next_at = 0.0
+        self._next_send_at = 0.0
         self.started = self.sending_s = self.first_ms = self.last_ms = 0.0
 
     async def run(self) -> None:
         """Send for the duration, receive until nothing is left."""
         plan = self.plan
-        connector = aiohttp.TCPConnector(limit=0, ssl=tls() if plan.url.startswith("https:") else True)
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls_context() if plan.url.startswith("https:") else True)
         timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session:
             async with session.put(f"{self._base}/groups/{GROUP}", json={}) as response:
                 response.raise_for_status()
-            self.started = self._next_at = time.perf_counter()
+            self.started = self._next_send_at = time.perf_counter()
             consuming = [asyncio.create_task(self._consume(session)) for _ in range(plan.consumers)]
-            body, kind = body_of(plan)
+            body, kind = request_body(plan)
             await asyncio.gather(*(self._produce(session, body, kind) for _ in range(plan.connections)))
             self.sending_s = time.perf_counter() - self.started
-            await self._drained()
-            self._done.set()
+            await self._wait_until_drained()
+            self._stop_consuming.set()
             await asyncio.gather(*consuming)
 
-    async def _drained(self) -> None:
+    async def _wait_until_drained(self) -> None:
         self._sending = False
-        if self.plan.consumers and self.seen.received < self.seen.sent:
+        if self.plan.consumers and self.counts.received < self.counts.sent:
             try:
                 async with asyncio.timeout(self.plan.delay_s + DRAIN_S):
-                    await self._came.wait()
+                    await self._drained_event.wait()
             except TimeoutError:
                 return  # the figures tell
 
     async def _produce(self, session: aiohttp.ClientSession, body: bytes, kind: str) -> None:
-        plan, seen = self.plan, self.seen
+        plan, seen = self.plan, self.counts
         end = self.started + plan.duration_s
         while (start := time.perf_counter()) < end:
             if plan.rate:
-                at = max(self._next_at, start)
-                self._next_at = at + plan.batch / plan.rate
+                at = max(self._next_send_at, start)
+                self._next_send_at = at + plan.batch / plan.rate
                 await asyncio.sleep(at - start)
                 if at >= end:
                     return
@@ -159,7 +159,7 @@ class Load:
                 async with session.post(f"{self._base}/messages", data=body, headers={"Content-Type": kind}) as response:
                     answer = await response.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                await self._failed(type(error).__name__)
+                await self._count_error(type(error).__name__)
                 continue
             if response.status == 201:
                 seen.sent += plan.batch
@@ -168,60 +168,60 @@ class Load:
                 seen.refused += 1
                 await asyncio.sleep(json.loads(answer)["error"].get("retry_after_ms", 100) / 1000)
             else:
-                await self._failed(_code(response.status, answer))
+                await self._count_error(_error_code(response.status, answer))
 
-    async def _failed(self, code: str) -> None:
-        self.seen.errors[code] += 1
+    async def _count_error(self, code: str) -> None:
+        self.counts.errors[code] += 1
         await asyncio.sleep(0.1)  # a server that is gone is not asked a thousand times a second
 
     async def _consume(self, session: aiohttp.ClientSession) -> None:
         asked = {"max": FETCH_MAX, "wait": WAIT_S, "ttr": 60}
         accept = {"Accept": _BSON} if self.plan.bson else {}
-        while not self._done.is_set():
+        while not self._stop_consuming.is_set():
             try:
                 async with session.post(f"{self._base}/groups/{GROUP}/fetch", json=asked, headers=accept) as response:
                     data = await response.read()
                     now_ms = time.time_ns() / 1e6
                 if response.status != 200:
-                    await self._failed(_code(response.status, data))
+                    await self._count_error(_error_code(response.status, data))
                     continue
-                ids = self._note(data, now_ms)
+                ids = self._count_messages(data, now_ms)
                 if ids:
                     async with session.post(
                         f"{self._base}/groups/{GROUP}/ack", data=msgspec.json.encode(ids), headers=_JSON
                     ) as response:
                         answer = await response.read()
                     if response.status == 200:
-                        self.seen.acked += json.loads(answer)["acked"]
+                        self.counts.acked += json.loads(answer)["acked"]
                     else:
-                        await self._failed(_code(response.status, answer))
+                        await self._count_error(_error_code(response.status, answer))
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                await self._failed(type(error).__name__)
+                await self._count_error(type(error).__name__)
 
-    def _note(self, data: bytes, now_ms: float) -> list[str]:
+    def _count_messages(self, data: bytes, now_ms: float) -> list[str]:
         """Count what came. Returns the ids."""
         if self.plan.bson:
-            got = [_Got(m["id"], int(m["due_ms"]), m["attempt"]) for m in bson.decode_all(data)]
+            got = [_FetchedMessage(m["id"], int(m["due_ms"]), m["attempt"]) for m in bson.decode_all(data)]
         else:
             got = _page(data).messages
         if not got:
             return []
         first = [one.due_ms for one in got if one.attempt == 1]
         late = now_ms - np.array(first, np.float64)
-        self.seen.received += len(first)
+        self.counts.received += len(first)
         self.first_ms, self.last_ms = self.first_ms or now_ms, now_ms
-        self.seen.again += len(got) - len(first)
-        self.seen.early += int((late < 0).sum())
-        self.seen.lateness.add(late)
-        if not self._sending and self.seen.received >= self.seen.sent:
-            self._came.set()
+        self.counts.again += len(got) - len(first)
+        self.counts.early += int((late < 0).sum())
+        self.counts.lateness.add(late)
+        if not self._sending and self.counts.received >= self.counts.sent:
+            self._drained_event.set()
         return [one.id for one in got]
 
 
 _JSON = {"Content-Type": "application/json"}
 
 
-def _code(status: int, data: bytes) -> str:
+def _error_code(status: int, data: bytes) -> str:
     try:
         return str(json.loads(data)["error"]["code"])
     except (ValueError, KeyError, TypeError):

@@ -8,23 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import (
-    URL,
-    AsJson,
-    Topic,
-    Url,
-    body_text,
-    call,
-    console,
-    fail,
-    path,
-    plain,
-    print_table,
-    show,
-    table,
-    with_body,
-)
-from turtlemq.cli.times import HELP, moment, seconds, span, when
+from turtlemq.cli.call import URL, call, json_with_body, path
+from turtlemq.cli.output import body_text, console, fail, new_table, print_json, print_table, printable
+from turtlemq.cli.parameters import AsJson, Topic, Url, duration_option, time_option
+from turtlemq.cli.times import TIME_HELP, format_duration, format_time, parse_time
 
 COLOURS = {
     "sleep": "blue",
@@ -49,17 +36,17 @@ def get(
     """
     found = call(url, "GET", path(topic, "messages", id_))
     if as_json:
-        show(found)
+        print_json(found)
         return
     out, state = console(), found["state"]
-    out.print(plain(found["id"]), style="bold cyan", end="  ")
+    out.print(printable(found["id"]), style="bold cyan", end="  ")
     out.print(state, style=COLOURS.get(state))
     for name in ("due_ms", "created_ms", "expires_ms"):
         if found.get(name) is not None:
-            print(f"  {name.removesuffix('_ms'):<9} {when(found[name])}")
+            print(f"  {name.removesuffix('_ms'):<9} {format_time(found[name])}")
     print(f"  {'attempt':<9} {found['attempt']}")
     if found.get("headers"):
-        print(f"  {'headers':<9} {plain(json.dumps(found['headers'], ensure_ascii=False))}")
+        print(f"  {'headers':<9} {printable(json.dumps(found['headers'], ensure_ascii=False))}")
     print(f"  {'body':<9} {body_text(found)}")
     for name, group in found["groups"].items():
         out.print(f"  group {name}: ", end="")
@@ -80,9 +67,9 @@ def timeline(moments: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
     before: int | None = None
     for one in moments:
         if before is not None:
-            lines.append((f"│   {span(one['at_ms'] - before)}", "dim"))
-        more = [plain(str(one[name])) for name in ("group", "detail") if one.get(name)]
-        lines.append(("  ".join([f"● {when(one['at_ms'])}", one["event"], *more]), COLOURS.get(one["event"])))
+            lines.append((f"│   {format_duration(one['at_ms'] - before)}", "dim"))
+        more = [printable(str(one[name])) for name in ("group", "detail") if one.get(name)]
+        lines.append(("  ".join([f"● {format_time(one['at_ms'])}", one["event"], *more]), COLOURS.get(one["event"])))
         before = one["at_ms"]
     return lines
 
@@ -90,10 +77,8 @@ def timeline(moments: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
 def reschedule(
     topic: Topic,
     id_: Annotated[str, typer.Argument(metavar="ID", help="Its id.")],
-    delay: Annotated[
-        float | None, typer.Option(parser=seconds, metavar="S", help="Sleep so many seconds from now.", show_default=False)
-    ] = None,
-    due: Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help=f"Or until: {HELP}.", show_default=False)] = None,
+    delay: Annotated[float | None, duration_option("Sleep so many seconds from now.")] = None,
+    due: Annotated[int | None, time_option(f"Or until: {TIME_HELP}.")] = None,
     body: Annotated[str | None, typer.Option(help="Another body: JSON, or any other text.", show_default=False)] = None,
     url: Url = URL,
     as_json: AsJson = False,
@@ -105,16 +90,14 @@ def reschedule(
     asked: dict[str, Any] = {name: value for name, value in (("delay", delay), ("due_ms", due)) if value is not None}
     if not asked and body is None:
         fail("what shall change? Give --delay, --due or --body", 2)
-    answer = call(url, "PATCH", path(topic, "messages", id_), with_body(asked, body))
-    show(answer) if as_json else print(f"{answer['outcome']}, due {when(answer['due_ms'])}")
+    answer = call(url, "PATCH", path(topic, "messages", id_), json_with_body(asked, body))
+    print_json(answer) if as_json else print(f"{answer['outcome']}, due {format_time(answer['due_ms'])}")
 
 
 def list_(
     topic: Topic,
-    from_: Annotated[
-        int | None, typer.Option("--from", parser=moment, metavar="TIME", help=f"Due from: {HELP}.", show_default=False)
-    ] = None,
-    to: Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help="Due until.", show_default=False)] = None,
+    from_: Annotated[int | None, time_option(f"Due from: {TIME_HELP}.", "--from")] = None,
+    to: Annotated[int | None, time_option("Due until.")] = None,
     limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=10_000)] = 100,
     url: Url = URL,
     as_json: AsJson = False,
@@ -126,14 +109,19 @@ def list_(
     found = call(url, "GET", path(topic, "messages", state="sleep", from_ms=from_, to_ms=to, limit=limit))
     if as_json:
         for message in found["messages"]:
-            show(message)
+            print_json(message)
         return
-    made = table("id", "due", "in", "body", left=4)
-    now = moment("+0s")
+    made = new_table("id", "due", "in", "body", left=4)
+    now = parse_time("+0s")
     for message in found["messages"]:
         text = body_text(message)
         left = message["due_ms"] - now
-        made.add_row(plain(message["id"]), when(message["due_ms"]), span(left), text[:60] + ("…" if len(text) > 60 else ""))
+        made.add_row(
+            printable(message["id"]),
+            format_time(message["due_ms"]),
+            format_duration(left),
+            text[:60] + ("…" if len(text) > 60 else ""),
+        )
     print_table(made)
     if found["cursor"] is not None:
         print("… and more (--limit)", file=sys.stderr)

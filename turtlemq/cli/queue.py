@@ -11,28 +11,14 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from turtlemq.cli.call import (
-    URL,
-    AsJson,
-    Group,
-    Topic,
-    Url,
-    answered,
-    body_text,
-    call,
-    console,
-    fail,
-    path,
-    plain,
-    progress,
-    show,
-    with_body,
-)
-from turtlemq.cli.times import HELP, moment, seconds, when
+from turtlemq.cli.call import URL, call, json_with_body, path, request
+from turtlemq.cli.output import body_text, console, fail, print_json, printable, progress
+from turtlemq.cli.parameters import AsJson, Group, Topic, Url, duration_option, time_option
+from turtlemq.cli.times import TIME_HELP, format_time
 
 LINES = 1_000  # of a file in one request …
 LINE_BYTES = 4 << 20  # … and no more than about so many bytes
-DUE = f"When it is due: {HELP}."
+DUE = f"When it is due: {TIME_HELP}."
 
 
 def put(
@@ -40,19 +26,12 @@ def put(
     body: Annotated[
         str | None, typer.Argument(help="The body: JSON, or any other text. '-' reads messages from stdin.", show_default=False)
     ] = None,
-    delay: Annotated[
-        float | None, typer.Option(parser=seconds, metavar="S", help="Seconds to sleep, or 30m, 2h, 3d.", show_default=False)
-    ] = None,
-    due: Annotated[int | None, typer.Option(parser=moment, metavar="TIME", help=DUE, show_default=False)] = None,
+    delay: Annotated[float | None, duration_option("Seconds to sleep, or 30m, 2h, 3d.")] = None,
+    due: Annotated[int | None, time_option(DUE)] = None,
     id_: Annotated[str | None, typer.Option("--id", help="An id of your own.", show_default=False)] = None,
-    ttr: Annotated[
-        float | None, typer.Option(parser=seconds, metavar="S", help="Seconds that a consumer may take.", show_default=False)
-    ] = None,
+    ttr: Annotated[float | None, duration_option("Seconds that a consumer may take.")] = None,
     priority: Annotated[str | None, typer.Option(help="high, normal or low.", show_default=False)] = None,
-    expires: Annotated[
-        int | None,
-        typer.Option(parser=moment, metavar="TIME", help="Not delivered by then, it is dead.", show_default=False),
-    ] = None,
+    expires: Annotated[int | None, time_option("Not delivered by then, it is dead.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)
     ] = None,
@@ -77,8 +56,8 @@ def put(
     if header:
         message["headers"] = _headers(header)
     if body is not None and body != "-":
-        answer = call(url, "POST", path(topic, "messages"), with_body(message, body))
-        show(answer) if as_json else print(*answer["ids"], sep="\n")
+        answer = call(url, "POST", path(topic, "messages"), json_with_body(message, body))
+        print_json(answer) if as_json else print(*answer["ids"], sep="\n")
         if answer["duplicates"] and not as_json:
             console(stderr=True).print("this id is there already; the first message is kept", style="yellow")
         return
@@ -108,7 +87,7 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
         for first, last, lines in _batches(source):
             data = b"".join(lines)
             try:
-                with answered(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
+                with request(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
                     answer = json.loads(response.read())
             except typer.Exit as end:
                 which = f"lines {first} to {last}"
@@ -119,7 +98,7 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
             created, duplicates = created + answer["created"], duplicates + answer["duplicates"]
             shown.advance(task, len(data))
     if as_json:
-        show({"created": created, "duplicates": duplicates})
+        print_json({"created": created, "duplicates": duplicates})
     else:
         print(f"{created} created, {duplicates} duplicates")
 
@@ -151,11 +130,8 @@ def _batches(source: BinaryIO) -> Iterator[tuple[int, int, list[bytes]]]:
 def fetch(
     topic: Topic,
     count: Annotated[int, typer.Option("--max", help="How many at most.", min=1, max=10_000)] = 100,
-    wait: Annotated[float, typer.Option(parser=seconds, metavar="S", help="Seconds to wait for the first, up to 60.")] = 0,
-    ttr: Annotated[
-        float | None,
-        typer.Option(parser=seconds, metavar="S", help="Seconds that you may take; then they come again.", show_default=False),
-    ] = None,
+    wait: Annotated[float, duration_option("Seconds to wait for the first, up to 60.", show_default=True)] = 0,
+    ttr: Annotated[float | None, duration_option("Seconds that you may take; then they come again.")] = None,
     group: Group = "default",
     consumer: Annotated[str, typer.Option(help="Your name, for the record.")] = "",
     ack_: Annotated[
@@ -178,9 +154,14 @@ def fetch(
     out = console()
     for message in call(url, "POST", path(topic, "groups", group, "fetch"), asked)["messages"]:
         if as_json:
-            show(message)
+            print_json(message)
             continue
-        line = (plain(message["id"]), f"attempt {message['attempt']}", f"due {when(message['due_ms'])}", body_text(message))
+        line = (
+            printable(message["id"]),
+            f"attempt {message['attempt']}",
+            f"due {format_time(message['due_ms'])}",
+            body_text(message),
+        )
         if out.is_terminal:
             out.print("  ".join(line), style="yellow" if message["attempt"] > 1 else None)
         else:
@@ -194,10 +175,7 @@ def ack(
     ],
     group: Group = "default",
     error: Annotated[str, typer.Option(help="Why the failed ones failed.")] = "",
-    retry_delay: Annotated[
-        float | None,
-        typer.Option(parser=seconds, metavar="S", help="Seconds until the failed ones come again.", show_default=False),
-    ] = None,
+    retry_delay: Annotated[float | None, duration_option("Seconds until the failed ones come again.")] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -212,7 +190,7 @@ def ack(
         asked["retry_delay"] = retry_delay
     answer = call(url, "POST", path(topic, "groups", group, "ack"), asked)
     if as_json:
-        show(answer)
+        print_json(answer)
     else:
         print(f"{answer['acked']} acked, {answer['failed']} failed, {answer['dead']} dead, {len(answer['unknown'])} unknown")
 
@@ -220,7 +198,7 @@ def ack(
 def extend(
     topic: Topic,
     ids: Annotated[list[str], typer.Argument(help="Ids of messages that you hold.", show_default=False)],
-    ttr: Annotated[float, typer.Option(parser=seconds, metavar="S", help="Seconds from now that you may still take.")] = 60,
+    ttr: Annotated[float, duration_option("Seconds from now that you may still take.", show_default=True)] = 60,
     group: Group = "default",
     url: Url = URL,
     as_json: AsJson = False,
@@ -231,7 +209,7 @@ def extend(
     """
     answer = call(url, "POST", path(topic, "groups", group, "extend"), {"ids": ids, "ttr": ttr})
     if as_json:
-        show(answer)
+        print_json(answer)
     else:
         print(f"{answer['extended']} extended, {len(answer['unknown'])} unknown")
     raise typer.Exit(1 if answer["unknown"] else 0)
@@ -240,13 +218,8 @@ def extend(
 def cancel(
     topic: Topic,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of messages.", show_default=False)] = None,
-    due_from: Annotated[
-        int | None,
-        typer.Option(parser=moment, metavar="TIME", help="Instead of ids: all that are due from here on …", show_default=False),
-    ] = None,
-    due_to: Annotated[
-        int | None, typer.Option(parser=moment, metavar="TIME", help=f"… up to here: {HELP}.", show_default=False)
-    ] = None,
+    due_from: Annotated[int | None, time_option("Instead of ids: all that are due from here on …")] = None,
+    due_to: Annotated[int | None, time_option(f"… up to here: {TIME_HELP}.")] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -262,9 +235,9 @@ def cancel(
         fail("give ids, or --due-from and --due-to", 2)
     answer = call(url, "POST", path(topic, "cancel"), {"ids": ids} if ids else asked)
     if as_json:
-        show(answer)
+        print_json(answer)
     else:
         print(f"{answer['cancelled']} cancelled")
         for id_, state in answer["missed"].items():
-            print(f"{plain(id_)}: {state}", file=sys.stderr)
+            print(f"{printable(id_)}: {state}", file=sys.stderr)
     raise typer.Exit(1 if answer["missed"] else 0)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import AsJson, console, fail, plain, print_table, show, table
-from turtlemq.cli.times import HELP, moment
+from turtlemq.cli.output import console, fail, new_table, print_json, print_table, printable
+from turtlemq.cli.parameters import AsJson
+from turtlemq.cli.times import TIME_HELP, parse_time
 
 if TYPE_CHECKING:
     from turtlemq_report.model import Report, ReportOptions
@@ -31,7 +32,7 @@ def report(
         "report"
     ),
     topic: Annotated[str, typer.Option("--topic", metavar="GLOB", help="Which topics: names or globs, with commas.")] = "*",
-    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only what happened from here on: {HELP}.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only what happened from here on: {TIME_HELP}.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only what happened up to here.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +45,7 @@ def report(
 
     turtlemq report --data data --out report --topic 'orders*' --since -24h
     """
-    since_ms, until_ms = (None if text is None else moment(text) for text in (since, until))
+    since_ms, until_ms = (None if text is None else parse_time(text) for text in (since, until))
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
         fail("--since is not before --until: nothing would be left", 2)
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -52,16 +53,16 @@ def report(
         fail(f"a report needs Spark, and {missing[0]} is not installed. {_HOW}")
     from turtlemq_report.model import ReportOptions
 
-    made = _make(ReportOptions(data, out, topic, since_ms, until_ms))
+    made = _run_report(ReportOptions(data, out, topic, since_ms, until_ms))
     if as_json:
         from turtlemq_report.summary_text import summary
 
-        show(summary(made))
+        print_json(summary(made))
     else:
-        _tell(made)
+        _print_summary(made)
 
 
-def _make(asked: ReportOptions) -> Report:
+def _run_report(asked: ReportOptions) -> Report:
     """Spark from start to end; what it has to say goes to a file."""
     from pyspark_turtlemq.java import NoJava
     from pyspark_turtlemq.session import turtlemq_session
@@ -71,9 +72,9 @@ def _make(asked: ReportOptions) -> Report:
     try:
         check(asked)
         asked.out.mkdir(parents=True, exist_ok=True)
-        with _steps(STEPS + 1) as step:
-            with _aside(asked.out / LOG):
-                session = turtlemq_session("turtlemq report", conf=_conf(asked.data))
+        with _step_progress(STEPS + 1) as step:
+            with _redirect_stderr(asked.out / LOG):
+                session = turtlemq_session("turtlemq report", conf=_spark_conf(asked.data))
             step("Spark")
             try:
                 return report(session, asked, step)
@@ -89,7 +90,7 @@ def _make(asked: ReportOptions) -> Report:
         fail(f"Spark failed: {str(error).strip().splitlines()[0]}. Its log is {asked.out / LOG}")
 
 
-def _conf(data: Path) -> dict[str, str]:
+def _spark_conf(data: Path) -> dict[str, str]:
     """Java is told not to polish its code where there is little to read: that takes longer than the reading."""
     from pyspark_turtlemq.session import QUIET
 
@@ -102,7 +103,7 @@ def _conf(data: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _aside(path: Path) -> Iterator[None]:
+def _redirect_stderr(path: Path) -> Iterator[None]:
     """Programs that are started meanwhile write their complaints into this file instead of on the terminal."""
     kept, log = os.dup(2), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     os.dup2(log, 2)
@@ -115,7 +116,7 @@ def _aside(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _steps(count: int) -> Iterator[Callable[[str], None]]:
+def _step_progress(count: int) -> Iterator[Callable[[str], None]]:
     """A bar that moves with each step, where a person looks at it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -130,15 +131,15 @@ def _steps(count: int) -> Iterator[Callable[[str], None]]:
         yield lambda what: shown.update(task, advance=1, description=what)
 
 
-def _tell(made: Report) -> None:
+def _print_summary(made: Report) -> None:
     from turtlemq_report.html_page import headline, room
 
-    rows: Any = table("", "")
+    rows: Any = new_table("", "")
     for name, value, _ in headline(made):
         rows.add_row(name, value)
     print_table(rows)
     out = console()
     for line in [*made.damage, *(f"removed before it was read: {line}" for line in made.missed)]:
-        out.print(plain(line), style="red")
+        out.print(printable(line), style="red")
     read = f"read {'everything' if made.first else 'only what is new'} ({room(made.read_bytes)})"
     out.print(f"{made.options.out / 'report.html'}: {len(made.topics)} topics, {read}, {made.seconds:.1f} s")

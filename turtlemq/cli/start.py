@@ -16,12 +16,12 @@ _FLAGS = {"--data", "--host", "--port", "--config"}
 _CERTIFICATES = "SSL_CERT_FILE"
 
 
-def plain(words: Sequence[str]) -> tuple[dict[str, Any], str | None] | None:
+def parse_plain_flags(words: Sequence[str]) -> tuple[dict[str, Any], str | None] | None:
     """Settings and the file of others, from `serve` and nothing but flags with values; of all else None: typer knows more.
 
-    >>> plain(["serve", "--data", "there", "--port", "0"])
+    >>> parse_plain_flags(["serve", "--data", "there", "--port", "0"])
     ({'data': 'there', 'port': 0}, None)
-    >>> [plain(words.split()) for words in ("put", "serve --help", "serve --port", "serve --port high")]
+    >>> [parse_plain_flags(words.split()) for words in ("put", "serve --help", "serve --port", "serve --port high")]
     [None, None, None, None]
     """
     if words[:1] != ["serve"] or len(words) % 2 == 0:
@@ -52,9 +52,9 @@ def start(flags: dict[str, Any], file: str | None) -> int:
     try:
         return serve(load(flags, os.environ, None if file is None else Path(file)))
     except InvalidArgument as error:
-        from turtlemq.cli.call import complain  # and typer with it
+        from turtlemq.cli.output import print_error  # and typer with it
 
-        complain(str(error))
+        print_error(str(error))
         return 2
 
 

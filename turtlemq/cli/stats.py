@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Topic, Url, amount, call, console, path, print_table, show, table
-from turtlemq.cli.times import seconds, when
+from turtlemq.cli.call import URL, call, path
+from turtlemq.cli.output import console, format_bytes, new_table, print_json, print_table
+from turtlemq.cli.parameters import AsJson, Topic, Url, duration_option
+from turtlemq.cli.times import format_time
 from turtlemq.cli.topics import groups_table
 
 BAR = " ▏▎▍▌▋▊▉█"
@@ -18,7 +20,7 @@ LINES = 24  # of a forecast, where the bucket is not said
 def stats(
     topic: Topic,
     watch: Annotated[bool, typer.Option("--watch", help="Show them again every second, until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(parser=seconds, metavar="S", help="With --watch: how often.")] = 1,
+    every: Annotated[float, duration_option("With --watch: how often.", show_default=True)] = 1,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +33,7 @@ def stats(
     if not watch:
         found = call(url, "GET", path(topic))
         if as_json:
-            show(found)
+            print_json(found)
         else:
             for made in _tables(found, None, 0):
                 print_table(made)
@@ -53,7 +55,7 @@ def _watch(url: str, topic: str, every: float, as_json: bool) -> None:
             found = call(url, "GET", path(topic))
             now = time.monotonic()
             if as_json:
-                show(found)
+                print_json(found)
             else:
                 live.update(Group(*_tables(found, before, now - at)))
             before, at = found, now
@@ -62,9 +64,9 @@ def _watch(url: str, topic: str, every: float, as_json: bool) -> None:
 
 def _tables(found: dict[str, Any], before: dict[str, Any] | None, passed_s: float) -> list[Any]:
     figures = found["stats"]
-    made = table("topic", found["topic"], *(["a second"] if before else []))
+    made = new_table("topic", found["topic"], *(["a second"] if before else []))
     for name, value in figures.items():
-        text = when(value) if name.endswith("_ms") else amount(value) if name == "bytes" else f"{value:,}"
+        text = format_time(value) if name.endswith("_ms") else format_bytes(value) if name == "bytes" else f"{value:,}"
         row = [name, text]
         if before is not None and isinstance(value, int) and not name.endswith("_ms"):
             rate = (value - (before["stats"].get(name) or 0)) / max(passed_s, 0.001)
@@ -76,10 +78,7 @@ def _tables(found: dict[str, Any], before: dict[str, Any] | None, passed_s: floa
 def forecast(
     topic: Topic,
     hours: Annotated[float, typer.Option(help="How far to look ahead.", min=0.001)] = 24,
-    bucket: Annotated[
-        float | None,
-        typer.Option(parser=seconds, metavar="S", help="Seconds of one line. (default: 24 lines)", show_default=False),
-    ] = None,
+    bucket: Annotated[float | None, duration_option("Seconds of one line. (default: 24 lines)")] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -90,14 +89,14 @@ def forecast(
     size = bucket if bucket is not None else max(round(hours * 3600 / LINES, 3), 0.001)
     found = call(url, "GET", path(topic, "forecast", hours=hours, bucket=size))
     if as_json:
-        show(found)
+        print_json(found)
         return
     out = console()
     top = max([*found["counts"], 1])
     if found["overdue"]:
         out.print(f"overdue {found['overdue']:,}", style="red")
     for i, count in enumerate(found["counts"]):
-        at, drawn = when(found["from_ms"] + i * found["bucket_ms"])[:19], bar(count / top, 50)
+        at, drawn = format_time(found["from_ms"] + i * found["bucket_ms"])[:19], bar(count / top, 50)
         out.print(f"{at}  {count:>10,}" + (f"  [green]{drawn}" if drawn else ""), markup=True)
     if found["beyond"]:
         print(f"later {found['beyond']:,}")

@@ -10,13 +10,13 @@ import typer
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "": 1}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d|w|)")
-HELP = "epoch milliseconds, 2030-01-31T08:00 (your zone, or with +02:00 or Z), or from now: +30m, -2h"
+TIME_HELP = "epoch milliseconds, 2030-01-31T08:00 (your zone, or with +02:00 or Z), or from now: +30m, -2h"
 
 
-def seconds(text: str | float) -> float:
+def parse_duration(text: str | float) -> float:
     """A duration: seconds, or with a unit.
 
-    >>> seconds("1.5"), seconds("30m"), seconds("250ms"), seconds("3d")
+    >>> parse_duration("1.5"), parse_duration("30m"), parse_duration("250ms"), parse_duration("3d")
     (1.5, 1800.0, 0.25, 259200.0)
     """
     match = _DURATION.fullmatch(str(text).strip().lower())
@@ -25,33 +25,33 @@ def seconds(text: str | float) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def moment(text: str | int) -> int:
+def parse_time(text: str | int) -> int:
     """A time, in epoch milliseconds.
 
-    >>> moment("1893456000000"), moment("2030-01-01T00:00Z")
+    >>> parse_time("1893456000000"), parse_time("2030-01-01T00:00Z")
     (1893456000000, 1893456000000)
     """
     text = str(text).strip()
     if text.isascii() and text.isdigit():
         return int(text)
     if text[:1] in "+-" and text[1:]:
-        away = seconds(text[1:]) * 1000
+        away = parse_duration(text[1:]) * 1000
         return round(time.time() * 1000 + (away if text[0] == "+" else -away))
     try:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is no time; write {HELP}") from None
+        raise typer.BadParameter(f"{text!r} is no time; write {TIME_HELP}") from None
 
 
-def when(at_ms: int | None) -> str:
+def format_time(at_ms: int | None) -> str:
     """A time for people, in their own zone."""
     return "-" if at_ms is None else datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "milliseconds")
 
 
-def span(ms: float) -> str:
+def format_duration(ms: float) -> str:
     """How long, in the largest unit that fits.
 
-    >>> span(0), span(850), span(2_500), span(5_400_000), span(259_200_000)
+    >>> format_duration(0), format_duration(850), format_duration(2_500), format_duration(5_400_000), format_duration(259_200_000)
     ('0 ms', '850 ms', '2.5 s', '1.5 h', '3 d')
     """
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):

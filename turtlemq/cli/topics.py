@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL, AsJson, Topic, Url, Yes, amount, call, fail, path, print_table, show, sure, table
-from turtlemq.cli.times import HELP, moment
+from turtlemq.cli.call import URL, call, path
+from turtlemq.cli.output import confirm, fail, format_bytes, new_table, print_json, print_table
+from turtlemq.cli.parameters import AsJson, Topic, Url, Yes
+from turtlemq.cli.times import TIME_HELP, parse_time
 
 STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
 
@@ -41,11 +43,11 @@ def list_topics(url: Url = URL, as_json: AsJson = False) -> None:
 def _list(url: str, as_json: bool) -> None:
     found = call(url, "GET", path())["topics"]
     if as_json:
-        show(found)
+        print_json(found)
         return
-    made = table("topic", *STATES, "size")
+    made = new_table("topic", *STATES, "size")
     for one in found:
-        made.add_row(one["topic"], *(f"{one['stats'][state]:,}" for state in STATES), amount(one["stats"]["bytes"]))
+        made.add_row(one["topic"], *(f"{one['stats'][state]:,}" for state in STATES), format_bytes(one["stats"]["bytes"]))
     print_table(made)
     if not found:
         print("no topics yet; the first put makes one: turtlemq put orders hello")
@@ -104,9 +106,9 @@ def nested(settings: list[str]) -> dict[str, Any]:
 
 def _print_settings(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        show(found)
+        print_json(found)
         return
-    made = table("setting", found["topic"], left=2)
+    made = new_table("setting", found["topic"], left=2)
     for name, value in found["settings"].items():
         for inner, one in value.items() if isinstance(value, dict) else [("", value)]:
             made.add_row(f"{name}.{inner}" if inner else name, str(one))
@@ -119,9 +121,9 @@ def delete(topic: Topic, yes: Yes = False, url: Url = URL, as_json: AsJson = Fal
 
     turtlemq topics delete orders --yes
     """
-    sure(f"Delete the topic {topic!r} with all its messages?", yes)
+    confirm(f"Delete the topic {topic!r} with all its messages?", yes)
     answer = call(url, "DELETE", path(topic))
-    show(answer) if as_json else print(f"{topic} {answer['outcome']}")
+    print_json(answer) if as_json else print(f"{topic} {answer['outcome']}")
 
 
 # Groups
@@ -135,7 +137,7 @@ def list_groups(topic: Topic, url: Url = URL, as_json: AsJson = False) -> None:
     """
     found = call(url, "GET", path(topic))["groups"]
     if as_json:
-        show(found)
+        print_json(found)
         return
     print_table(groups_table(found))
 
@@ -143,7 +145,7 @@ def list_groups(topic: Topic, url: Url = URL, as_json: AsJson = False) -> None:
 def groups_table(found: dict[str, Any]) -> Any:
     """Groups with their figures."""
     columns = ("ready", "reserve", "history", "dead", "lag")
-    made = table("group", *columns)
+    made = new_table("group", *columns)
     for name, one in found.items():
         made.add_row(name, *(f"{one[key]:,}" for key in columns))
     return made
@@ -153,7 +155,9 @@ def groups_table(found: dict[str, Any]) -> Any:
 def place(
     topic: Topic,
     group: GroupName,
-    start: Annotated[str, typer.Option(metavar="earliest|latest|TIME", help=f"Where it goes on; TIME is {HELP}.")] = "earliest",
+    start: Annotated[
+        str, typer.Option(metavar="earliest|latest|TIME", help=f"Where it goes on; TIME is {TIME_HELP}.")
+    ] = "earliest",
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -161,17 +165,17 @@ def place(
 
     turtlemq groups place orders audit --start latest
     """
-    where = start if start in ("earliest", "latest") else {"ready_ms": moment(start)}
+    where = start if start in ("earliest", "latest") else {"ready_ms": parse_time(start)}
     answer = call(url, "PUT", path(topic, "groups", group), {"start": where})
     stats = answer["stats"]
-    show(answer) if as_json else print(f"{group} stands at {stats['offset']:,}, {stats['lag']:,} before the end")
+    print_json(answer) if as_json else print(f"{group} stands at {stats['offset']:,}, {stats['lag']:,} before the end")
 
 
 @groups.command()
 def replay(
     topic: Topic,
     group: GroupName,
-    since: Annotated[str, typer.Option(metavar="TIME", help=f"From when on: {HELP}.", show_default=False)],
+    since: Annotated[str, typer.Option(metavar="TIME", help=f"From when on: {TIME_HELP}.", show_default=False)],
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -179,7 +183,7 @@ def replay(
 
     turtlemq groups replay orders audit --since -2h
     """
-    place(topic, group, start=str(moment(since)), url=url, as_json=as_json)
+    place(topic, group, start=str(parse_time(since)), url=url, as_json=as_json)
 
 
 @groups.command("delete")
@@ -188,6 +192,6 @@ def delete_group(topic: Topic, group: GroupName, yes: Yes = False, url: Url = UR
 
     turtlemq groups delete orders audit --yes
     """
-    sure(f"Forget the group {group!r} of {topic!r}, and where it stands?", yes)
+    confirm(f"Forget the group {group!r} of {topic!r}, and where it stands?", yes)
     answer = call(url, "DELETE", path(topic, "groups", group))
-    show(answer) if as_json else print(f"{group} {answer['outcome']}")
+    print_json(answer) if as_json else print(f"{group} {answer['outcome']}")

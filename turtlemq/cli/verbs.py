@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from turtlemq import __version__
-from turtlemq.cli import identity
-from turtlemq.cli.call import AsJson, show
+from turtlemq.cli import credentials
+from turtlemq.cli.output import print_json
+from turtlemq.cli.parameters import AsJson
 
 VERBS = {  # where each lives, below this package
     "serve": "serve.serve",
@@ -56,7 +57,7 @@ def command_line(verb: str = "") -> typer.Typer:
     app.callback()(options)
     for name in [verb] if verb in VERBS else VERBS:
         _add(app, name)
-    identity.add_to(app)
+    credentials.add_options(app)
     return app
 
 
@@ -91,4 +92,4 @@ def version(as_json: AsJson = False) -> None:
     from turtlemq.segment.format import VERSION
 
     told = {"turtlemq": __version__, "format": VERSION, "python": platform.python_version()}
-    show(told) if as_json else print(f"turtlemq {__version__}, file format {VERSION}, Python {told['python']}")
+    print_json(told) if as_json else print(f"turtlemq {__version__}, file format {VERSION}, Python {told['python']}")

@@ -1,6 +1,7 @@
-"""Who we are and whom we trust: `--token` and `--cacert` on every verb that talks to a server, and TLS for its calls.
+"""`--token` and `--cacert` for every verb that talks to a server, and the TLS context of its requests.
 
-Both are better given in the environment, as TURTLEMQ_TOKEN and TURTLEMQ_CACERT: command lines can be read by others.
+The environment variables TURTLEMQ_TOKEN and TURTLEMQ_CACERT are the better place for both: other users of the machine can read
+command lines.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from turtlemq.cli.output import fail
+
 TOKEN, CACERT = "TURTLEMQ_TOKEN", "TURTLEMQ_CACERT"
 _OPTIONS = {
     "token": Annotated[
@@ -25,24 +28,24 @@ _OPTIONS = {
         typer.Option("--cacert", help=f"A file of certificates to trust, for https; also {CACERT}.", show_default=False),
     ],
 }
-_NAMES = {"token": TOKEN, "cacert": CACERT}
+_VARIABLES = {"token": TOKEN, "cacert": CACERT}
 
 
-def add_to(app: typer.Typer) -> None:
-    """Give every verb that has a `url` these options too."""
-    whole = app.registered_callback
-    if whole is not None and whole.callback is not None and "url" in inspect.signature(whole.callback).parameters:
-        whole.callback = _with_options(whole.callback)
+def add_options(app: typer.Typer) -> None:
+    """Add both options to every verb of an app that has a `url` parameter."""
+    main = app.registered_callback
+    if main is not None and main.callback is not None and "url" in inspect.signature(main.callback).parameters:
+        main.callback = _with_options(main.callback)
     for command in app.registered_commands:
         if command.callback is not None and "url" in inspect.signature(command.callback).parameters:
             command.callback = _with_options(command.callback)
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            add_to(group.typer_instance)
+            add_options(group.typer_instance)
 
 
 def _with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The same verb with two more options; what they say holds while it runs, as if it stood in the environment."""
+    """Wrap a verb so that it takes both options. While it runs, their values stand in the environment."""
     signature = inspect.signature(verb, eval_str=True)
     missing = [name for name in _OPTIONS if name not in signature.parameters]
     if not missing:
@@ -50,9 +53,9 @@ def _with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(verb)
     def with_options(*args: Any, **given: Any) -> Any:
-        told = {_NAMES[name]: given.pop(name) for name in missing}
+        variables = {_VARIABLES[name]: given.pop(name) for name in missing}
         before = dict(os.environ)
-        os.environ.update({name: value for name, value in told.items() if value is not None})
+        os.environ.update({name: value for name, value in variables.items() if value is not None})
         try:
             return verb(*args, **given)
         finally:
@@ -66,12 +69,10 @@ def _with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
-def tls() -> ssl.SSLContext:
-    """What a call over https trusts: the system's certificates, or those of the file."""
+def tls_context() -> ssl.SSLContext:
+    """The TLS context of an https request: trusts the certificates of the file in TURTLEMQ_CACERT, else those of the system."""
     file = os.environ.get(CACERT) or None
     try:
         return ssl.create_default_context(cafile=file)
     except (OSError, ssl.SSLError) as error:
-        from turtlemq.cli.call import fail
-
         fail(f"{CACERT}: {file} cannot be read as certificates (PEM): {error}", 2)
