@@ -12,7 +12,7 @@ from benchmarks.model import Figure, Size
 from benchmarks.run import Benchmark, Run
 from turtlemq.index import maintenance
 from turtlemq.index import seal as seals
-from turtlemq.model import Settings
+from turtlemq.settings import Settings
 from turtlemq.topic.topic import MAINTENANCE_BUDGET
 
 

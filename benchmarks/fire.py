@@ -11,7 +11,7 @@ from benchmarks import child, probe
 from benchmarks.load import DUE_FROM_MS, DUE_TO_MS, Load, Server
 from benchmarks.model import Figure, Goal, Size, of_rounds
 from benchmarks.run import Benchmark, Run
-from turtlemq.model import Settings
+from turtlemq.settings import Settings
 
 _FIRE = {
     "one sealed segment": Goal("≥", 1_000_000),

@@ -15,7 +15,8 @@ import numpy as np
 
 from benchmarks import probe
 from turtlemq.engine import Engine
-from turtlemq.model import Batch, Receipt, Settings
+from turtlemq.model import Batch, Receipt
+from turtlemq.settings import Settings
 from turtlemq.storage.process_worker import ProcessWorker
 from turtlemq.storage.workers import Worker
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from turtlemq.model import SEGMENT_MESSAGES_MAX, Settings
+from turtlemq.model import SEGMENT_MESSAGES_MAX
+from turtlemq.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

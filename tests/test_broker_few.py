@@ -19,9 +19,10 @@ from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.broker.ready_cache import Recent
 from turtlemq.broker.ready_tail import Tail
 from turtlemq.engine import Engine
-from turtlemq.model import Message, Priority, Settings
+from turtlemq.model import Message, Priority
 from turtlemq.segment import format as f
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
+from turtlemq.settings import Settings
 
 SMALL = Settings(
     segment_bytes=8192, run_messages=16, max_attempts=3, ttr_ms=50, backoff_base_ms=10, max_in_flight=40, beat_ms=100

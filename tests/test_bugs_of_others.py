@@ -12,7 +12,8 @@ from turtlemq.errors import Stopped
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
-from turtlemq.model import SEQ_COUNTER_BITS, Batch, Mark, Progress, Settings, State
+from turtlemq.model import SEQ_COUNTER_BITS, Batch, Mark, Progress, State
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 DAY = 86_400_000

@@ -9,7 +9,8 @@ import numpy as np
 from tests.harness.engine_disk import Quick
 from tests.harness.table_model import Model
 from turtlemq.engine import Engine
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message
+from turtlemq.settings import Settings
 
 
 def test_no_id_of_a_crowded_bucket_is_denied() -> None:

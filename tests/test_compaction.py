@@ -18,9 +18,10 @@ from turtlemq.index.columns import Columns
 from turtlemq.index.index import Index
 from turtlemq.index.policy import Plan, Task, plan, should_roll
 from turtlemq.index.seal import seal
-from turtlemq.model import Batch, SegmentLoad, Settings, State
+from turtlemq.model import Batch, SegmentLoad, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_id
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 YEAR = 31_536_000_000

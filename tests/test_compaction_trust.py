@@ -12,7 +12,8 @@ from tests.harness.engine_disk import Quick
 from tests.harness.index_world import World, abandon
 from turtlemq.engine import Engine
 from turtlemq.index import maintenance
-from turtlemq.model import Batch, Message, Settings
+from turtlemq.model import Batch, Message
+from turtlemq.settings import Settings
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from tests.harness.server_process import ROOT, running
 from turtlemq.cli.verbs import command_line
 from turtlemq.errors import InvalidArgument
-from turtlemq.model import Settings
 from turtlemq.server.auth import NEEDS, hash_of, new_token
 from turtlemq.server.config import HIDDEN, Config, in_force, load, resolve
-from turtlemq.server.topic_settings import Asked, to_flat, to_nested
+from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
+from turtlemq.settings import Settings
 
 DOC = (ROOT / "docs/CONFIGURATION.md").read_text("utf-8")
 
@@ -149,7 +149,7 @@ def test_settings_are_the_same_in_both_forms() -> None:
     import msgspec
 
     odd = Settings(ttr_ms=1500, max_delay_ms=5000, rate_produce_per_s=2.5, rate_burst=7, rate_deliver_per_s=3, beat_ms=250)
-    flat = to_flat(msgspec.convert(to_nested(odd), Asked))
+    flat = to_flat(msgspec.convert(to_nested(odd), TopicSettings))
     assert flat == {name: getattr(odd, name) for name in flat}
     assert set(Settings.__dataclass_fields__) - set(flat) == {"segment_messages", "run_messages"}, "of the engine's own"
 

@@ -22,10 +22,11 @@ from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
-from turtlemq.model import Batch, Settings, State
+from turtlemq.model import Batch, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.table import BLOCK, open_table
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

@@ -12,7 +12,8 @@ import pytest
 from tests.harness.engine_disk import Disk, abandon
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message
+from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 T = TypeVar("T")

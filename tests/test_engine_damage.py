@@ -14,10 +14,11 @@ from tests.harness.engine_disk import SETTINGS, Quick, _fields, abandon, message
 from turtlemq.broker.group import Waiting
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NotOurs, Unavailable
-from turtlemq.model import Message, Priority, Settings
+from turtlemq.model import Message, Priority
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
 from turtlemq.segment.scan import scan
+from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import Filter
 
 

@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 
 from turtlemq.engine import Engine
-from turtlemq.model import Settings
+from turtlemq.settings import Settings
 
 ROUNDS = 5
 WORK = """
 import itertools, sys, time
 from pathlib import Path
 from turtlemq.engine import Engine
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message
+from turtlemq.settings import Settings
 
 root, first = Path(sys.argv[1]), int(sys.argv[2])
 engine = Engine.open(root, settings=Settings(segment_bytes=65536, run_messages=64, max_attempts=1000, backoff_base_ms=0))

@@ -15,7 +15,8 @@ from tests.trust.simulation_disk import Crash, Drive, Process
 from turtlemq.broker import broker
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, Stopped, UnknownMessage
-from turtlemq.model import DUE_MS_MAX, I64, Message, Priority, Settings
+from turtlemq.model import DUE_MS_MAX, I64, Message, Priority
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.topic.dead_letters import Filter
 

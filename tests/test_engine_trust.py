@@ -15,7 +15,8 @@ from tests.trust.powercuts_disk import Disk as Remembering
 from tests.trust.powercuts_disk import all_lost, fill
 from turtlemq.engine import Engine
 from turtlemq.index import maintenance
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message
+from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import Filter
 
 T = TypeVar("T")

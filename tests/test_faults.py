@@ -16,7 +16,8 @@ import pytest
 from tests.harness.doors import Failing
 from tests.harness.index_world import Sleeper, World, open_at
 from turtlemq.errors import DiskFull, Stopped
-from turtlemq.model import Batch, Settings
+from turtlemq.model import Batch
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 Chapter = Callable[[World], object]

@@ -18,9 +18,10 @@ from turtlemq.index.filters import ASKED_MAX, choose
 from turtlemq.index.index import Index
 from turtlemq.index.parts import TablePart
 from turtlemq.index.seal import seal
-from turtlemq.model import U64, Batch, Settings
+from turtlemq.model import U64, Batch
 from turtlemq.segment import bloom as bits
 from turtlemq.segment.table import Damaged, open_table
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 T = TypeVar("T")

@@ -20,9 +20,10 @@ from tests.harness.index_world import SMALL, World, abandon, documents
 from turtlemq.index import firing, firing_small, maintenance
 from turtlemq.index.index import Index
 from turtlemq.index.parts import Singles, SinglesCursor
-from turtlemq.model import ORDINAL_BITS, Batch, Damage, Due, Settings
+from turtlemq.model import ORDINAL_BITS, Batch, Damage, Due
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.settings import Settings
 
 NEVER = -1
 

@@ -10,7 +10,8 @@ import pytest
 from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.engine import Engine
 from turtlemq.errors import InvalidArgument, UnknownGroup
-from turtlemq.model import Message, Priority, Settings
+from turtlemq.model import Message, Priority
+from turtlemq.settings import Settings
 
 SETTINGS = Settings(segment_bytes=4096, run_messages=4, backoff_base_ms=0, max_attempts=3, ttr_ms=100, max_in_flight=1_000)
 

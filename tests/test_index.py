@@ -29,9 +29,10 @@ from turtlemq.errors import (
 from turtlemq.index.check import check
 from turtlemq.index.columns import as_batch
 from turtlemq.index.index import Index
-from turtlemq.model import BODY_BYTES_MAX, DUE_MS_MAX, Batch, Due, Mark, Message, Priority, Progress, Settings, State
+from turtlemq.model import BODY_BYTES_MAX, DUE_MS_MAX, Batch, Due, Mark, Message, Priority, Progress, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import server_ids
+from turtlemq.settings import Settings
 
 DAY = 86_400_000
 

@@ -18,8 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.harness.index_world import Later, World, replace_by, spoil
 from turtlemq.index import maintenance
-from turtlemq.model import Batch, Settings
+from turtlemq.model import Batch
 from turtlemq.segment import format as f
+from turtlemq.settings import Settings
 
 LONG = int(os.environ.get("TURTLEMQ_MACHINE_EXAMPLES", "0"))
 

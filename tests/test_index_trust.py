@@ -22,9 +22,10 @@ from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.seal import seal
 from turtlemq.index.writer import CommitGroup
-from turtlemq.model import Batch, Settings, State
+from turtlemq.model import Batch, State
 from turtlemq.segment.ids import hash_id
 from turtlemq.server.commit import THREADS
+from turtlemq.settings import Settings
 
 YEAR = 31_536_000_000
 ROOMY = Settings(segment_bytes=1 << 20, run_messages=10_000)  # all in one memtable

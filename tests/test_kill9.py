@@ -23,8 +23,9 @@ from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
-from turtlemq.model import Batch, Due, Mark, Progress, Settings, State
+from turtlemq.model import Batch, Due, Mark, Progress, State
 from turtlemq.segment import format as f
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 ROOT = Path(__file__).resolve().parent.parent

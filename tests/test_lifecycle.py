@@ -9,7 +9,8 @@ import pytest
 from turtlemq import lifecycle
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message
+from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import Filter
 
 SETTINGS = Settings(max_attempts=2, backoff_base_ms=0, ttr_ms=100, segment_bytes=4096, history_hours=0.001)

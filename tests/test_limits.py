@@ -41,10 +41,10 @@ from turtlemq.model import (
     Batch,
     Message,
     Progress,
-    Settings,
 )
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import server_ids
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 NAN, INF = float("nan"), float("inf")

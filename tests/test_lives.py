@@ -8,7 +8,8 @@ import pytest
 
 from tests.harness.server_process import running
 from turtlemq.engine import Engine
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message
+from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import Filter
 
 SMALL = Settings(segment_bytes=4096, run_messages=8, history_hours=0, history_bytes=0, max_attempts=2)

@@ -14,7 +14,8 @@ from turtlemq.errors import InvalidArgument
 from turtlemq.index import maintenance
 from turtlemq.index.index import Index
 from turtlemq.index.seal import seal
-from turtlemq.model import DUE_MS_MAX, Batch, Settings
+from turtlemq.model import DUE_MS_MAX, Batch
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 MEDIUM = Settings(segment_bytes=1 << 17, run_messages=300)

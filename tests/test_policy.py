@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turtlemq.broker.policy import WEIGHTS, Extent, backoff_ms, droppable, shares
-from turtlemq.model import Priority, Settings
+from turtlemq.model import Priority
+from turtlemq.settings import Settings
 
 HOUR = 3_600_000
 

@@ -20,7 +20,8 @@ from turtlemq.index import maintenance
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
-from turtlemq.model import Batch, Progress, Settings
+from turtlemq.model import Batch, Progress
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 State = dict[str, tuple[int, bytes]]

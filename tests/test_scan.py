@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
-from turtlemq.model import DUE_MS_MAX, Batch, Progress, Settings
+from turtlemq.model import DUE_MS_MAX, Batch, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.scan import Scan, Verdict, scan
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 steady = settings(derandomize=True, deadline=None, max_examples=100, database=None)

@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 
 from tests.harness.server_process import Server, running
 from turtlemq.errors import InvalidArgument
-from turtlemq.model import Settings
 from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.config import load
 from turtlemq.server.errors import Overloaded, RateLimited
 from turtlemq.server.incoming.decompress import unpacked
 from turtlemq.server.rate_limit import Bucket, BucketTable, ByteBudget, Flow
-from turtlemq.settings import check_settings
+from turtlemq.settings import Settings, check_settings
 
 steady = hypothesis_settings(derandomize=True, deadline=None, max_examples=100, database=None)
 TOKENS = {name: new_token() for name in ("one", "two")}

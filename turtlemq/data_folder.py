@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat
-from turtlemq.model import Settings
 from turtlemq.segment import format as f
-from turtlemq.settings import check_settings
+from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

@@ -38,9 +38,9 @@ from turtlemq.errors import (
 )
 from turtlemq.index.columns import as_batch
 from turtlemq.index.validate import check_batch
-from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, Settings, State, StoredMessage
+from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, State, StoredMessage
 from turtlemq.segment import format as f
-from turtlemq.settings import check_settings
+from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door

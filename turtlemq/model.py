@@ -1,7 +1,8 @@
 """Everything that exists in TurtleMQ, on one page: limits, what producers hand in, what comes due, what is known of a message.
 
 Units stand last in names: `_ms` are epoch milliseconds or durations in milliseconds, `_bytes` are bytes.
-What is on disk is described in docs/FORMAT.md and `turtlemq.segment.format`; nothing here knows a file.
+What is on disk is described in docs/FORMAT.md and `turtlemq.segment.format`; nothing here knows a file. The settings of a topic
+are in `turtlemq.settings`.
 """
 
 from __future__ import annotations
@@ -225,35 +226,6 @@ class Stats:
     live_ratio: float
     next_due_ms: int | None
     damaged: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a topic may set for itself; kept in topic.toml."""
-
-    segment_bytes: int = SEGMENT_BYTES_DEFAULT
-    segment_messages: int = SEGMENT_MESSAGES_MAX
-    run_messages: int = RUN_MESSAGES
-    compact_live_ratio: float = 0.05
-    ttr_ms: int = 60_000  # how long a consumer may work on a message that says nothing itself
-    max_attempts: int = 16
-    backoff_base_ms: int = 1_000
-    backoff_factor: float = 2.0
-    backoff_max_ms: int = 3_600_000
-    backoff_jitter: str = "equal"  # none | equal | full
-    max_in_flight: int = 100_000  # reserved messages of one group
-    delivery: str = "at-least-once"  # | at-most-once
-    ack_durability: str = "beat"  # | fsync
-    history_hours: float = 168
-    history_bytes: int = 1 << 40  # of ready, reserve and history files together
-    dead_ttl_hours: float = 720
-    dead_max_count: int = 1_000_000
-    group_expire_hours: float = 0  # a group that nobody used for so long is forgotten; 0: never
-    max_delay_ms: int = 0  # how long a message may sleep at most; 0: no limit of the topic's own
-    rate_produce_per_s: float = 0  # messages; 0: no limit
-    rate_burst: int = 0  # messages at once that were saved up; 0: those of one second
-    rate_deliver_per_s: float = 0  # messages to each group; 0: no limit
-    beat_ms: int = 5_000  # how often ready log, journals and checkpoint reach the disk
 
 
 @dataclass(frozen=True, slots=True)

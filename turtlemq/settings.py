@@ -1,42 +1,142 @@
-"""The limits of a topic's settings, and the check of them. Pure."""
+"""The settings of a topic, as one table: each field of `Settings` carries its default, limits, name over HTTP and description.
+
+Derived from the table: `check_settings`, the keys of topic.toml, the types that validate PUT /v1/topics/{topic} and the answers
+(`server.topic_settings`), the limits in the OpenAPI document, and the table in docs/CONFIGURATION.md. Adding a setting means
+adding one field here; docs/ARCHITECTURE.md has the recipe. Units stand last in names; milliseconds here are seconds over HTTP.
+
+The server's own settings (ports, tokens, limits of requests) do not live here but in `server.config`. Pure.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
 from turtlemq.errors import InvalidArgument
-from turtlemq.model import DUE_MS_MAX, SEGMENT_BYTES_MIN, SEGMENT_MESSAGES_MAX, TTR_MS_MAX, Settings
+from turtlemq.model import DUE_MS_MAX, RUN_MESSAGES, SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, SEGMENT_MESSAGES_MAX, TTR_MS_MAX
 
 RATE_MAX = 1e9  # a second: more than any machine does
-RATE_MIN = 0.001  # one in a quarter of an hour; less is a queue that stands still
+RATE_MIN = 0.001  # one message in a quarter of an hour; a lower rate would be a queue that stands still
+Number = TypeVar("Number", int, float)
 
-_WHOLE: dict[str, tuple[int, int]] = {
-    "segment_bytes": (SEGMENT_BYTES_MIN, (1 << 32) - 1),
-    "segment_messages": (1, SEGMENT_MESSAGES_MAX),
-    "run_messages": (1, SEGMENT_MESSAGES_MAX),
-    "ttr_ms": (1, TTR_MS_MAX),
-    "max_attempts": (1, 1_000_000),
-    "backoff_base_ms": (0, TTR_MS_MAX),
-    "backoff_max_ms": (0, 1 << 40),
-    "max_in_flight": (1, 1_000_000),
-    "history_bytes": (0, 1 << 60),
-    "dead_max_count": (0, 1 << 40),
-    "max_delay_ms": (0, DUE_MS_MAX),
-    "rate_burst": (0, 1 << 40),
-    "beat_ms": (10, 60_000),
-}
-_FRACTIONAL: dict[str, tuple[float, float]] = {
-    "compact_live_ratio": (0, 0.9),
-    "backoff_factor": (1, 1_000),
-    "history_hours": (0, 1e7),
-    "dead_ttl_hours": (0, 1e7),
-    "group_expire_hours": (0, 1e7),
-    "rate_produce_per_s": (0, RATE_MAX),
-    "rate_deliver_per_s": (0, RATE_MAX),
-}
-_WORDS = {
-    "backoff_jitter": ("none", "equal", "full"),
-    "delivery": ("at-least-once", "at-most-once"),
-    "ack_durability": ("beat", "fsync"),
-}
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The values that a setting may have: numbers from `low` to `high`, or one of `words`."""
+
+    low: float = 0
+    high: float = 0
+    least: float = 0  # of a number that is not 0
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    kind: type[int] | type[float] | type[str]
+    default: Any
+    limits: Limits
+    path: tuple[str, ...]  # over HTTP: ("backoff", "base"); () where HTTP does not offer it
+    text: str
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether it is milliseconds here and seconds over HTTP."""
+        return self.name.endswith("_ms")
+
+    @property
+    def http_name(self) -> str:
+        return ".".join(self.path)
+
+
+def _number(default: Number, low: float, high: float, http: str, text: str, least: float = 0) -> Number:
+    return field(default=default, metadata={"limits": Limits(low, high, least), "http": http, "text": text})
+
+
+def _word(default: str, words: tuple[str, ...], http: str, text: str) -> str:
+    return field(default=default, metadata={"limits": Limits(words=words), "http": http, "text": text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one topic; kept in topic.toml. A name over HTTP with a dot belongs to a section of the request."""
+
+    ttr_ms: int = _number(
+        60_000, 1, TTR_MS_MAX, "ttr", "seconds that a consumer may take for a message that does not set its own `ttr`"
+    )
+    max_attempts: int = _number(16, 1, 1_000_000, "max_attempts", "deliveries before a message becomes a dead letter")
+    backoff_base_ms: int = _number(1_000, 0, TTR_MS_MAX, "backoff.base", "seconds before the second attempt")
+    backoff_factor: float = _number(2.0, 1, 1_000, "backoff.factor", "each further wait is longer by this factor")
+    backoff_max_ms: int = _number(3_600_000, 0, 1 << 40, "backoff.max", "seconds before an attempt at most")
+    backoff_jitter: str = _word(
+        "equal", ("none", "equal", "full"), "backoff.jitter", "which part of the wait is random: none, one half, all of it"
+    )
+    history_hours: float = _number(
+        168, 0, 1e7, "retention.history_hours", "how long acknowledged messages are kept, and can be replayed"
+    )
+    history_bytes: int = _number(
+        1 << 40, 0, 1 << 60, "retention.history_bytes", "how many bytes the ready, reserve and history files may have together"
+    )
+    dead_ttl_hours: float = _number(720, 0, 1e7, "dead.ttl_hours", "how long dead letters are kept")
+    dead_max_count: int = _number(1_000_000, 0, 1 << 40, "dead.max_count", "how many dead letters are kept")
+    rate_produce_per_s: float = _number(
+        0, 0, RATE_MAX, "rate.produce_per_s", "messages a second that are taken in; 0: no limit", RATE_MIN
+    )
+    rate_burst: int = _number(
+        0, 0, 1 << 40, "rate.burst", "messages that may come at once after a quiet time; 0: those of one second"
+    )
+    rate_deliver_per_s: float = _number(
+        0, 0, RATE_MAX, "rate.deliver_per_s", "messages a second that are given to each group; 0: no limit", RATE_MIN
+    )
+    max_delay_ms: int = _number(
+        0, 0, DUE_MS_MAX, "max_delay", "seconds that a message may sleep; 0: as long as the server allows"
+    )
+    segment_bytes: int = _number(
+        SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, (1 << 32) - 1, "segment_bytes", "size of a segment file"
+    )
+    segment_messages: int = _number(SEGMENT_MESSAGES_MAX, 1, SEGMENT_MESSAGES_MAX, "", "documents in a segment file")
+    run_messages: int = _number(RUN_MESSAGES, 1, SEGMENT_MESSAGES_MAX, "", "documents in a table of the active segment")
+    compact_live_ratio: float = _number(
+        0.05, 0, 0.9, "compact_live_ratio", "a segment with a smaller share of sleeping messages is compacted"
+    )
+    max_in_flight: int = _number(100_000, 1, 1_000_000, "max_in_flight", "reserved messages of one group")
+    delivery: str = _word(
+        "at-least-once",
+        ("at-least-once", "at-most-once"),
+        "delivery",
+        "`at-most-once`: a fetched message counts as acknowledged at once",
+    )
+    ack_durability: str = _word(
+        "beat",
+        ("beat", "fsync"),
+        "ack_durability",
+        "`beat`: a power cut may undo the acks since the last beat; `fsync`: it undoes none",
+    )
+    group_expire_hours: float = _number(
+        0, 0, 1e7, "group_expire_hours", "a group without any request for so long is forgotten; 0: never"
+    )
+    beat_ms: int = _number(5_000, 10, 60_000, "beat", "seconds between two syncs of deliveries and acks")
+
+
+def _rows() -> tuple[Setting, ...]:
+    kinds = get_type_hints(Settings)
+    return tuple(
+        Setting(
+            name=one.name,
+            kind=kinds[one.name],
+            default=one.default,
+            limits=one.metadata["limits"],
+            path=tuple(filter(None, one.metadata["http"].split("."))),
+            text=one.metadata["text"],
+        )
+        for one in fields(Settings)
+    )
+
+
+TABLE = _rows()
+LIMITS = {row.name: row.limits for row in TABLE}
 
 
 def check_settings(settings: Settings) -> Settings:
@@ -44,41 +144,35 @@ def check_settings(settings: Settings) -> Settings:
 
     >>> check_settings(Settings(max_attempts=3)).max_attempts
     3
+    >>> check_settings(Settings(beat_ms=5))
+    Traceback (most recent call last):
+    turtlemq.errors.InvalidArgument: beat_ms is a number from 10 to 60,000, not 5 (over HTTP: beat, in seconds)
     """
-    for name, (low, high) in (*_WHOLE.items(), *_FRACTIONAL.items()):
-        value = getattr(settings, name)
-        kinds = int if name in _WHOLE else (int, float)
-        if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
-            raise InvalidArgument(f"{name} is a number from {low:,} to {high:,}, not {value!r}{_elsewhere(name)}")
-    for name, words in _WORDS.items():
-        if getattr(settings, name) not in words:
-            raise InvalidArgument(f"{name} is one of {', '.join(words)}, not {getattr(settings, name)!r}")
-    for name in ("rate_produce_per_s", "rate_deliver_per_s"):
-        if 0 < getattr(settings, name) < RATE_MIN:
-            raise InvalidArgument(
-                f"{name} is at least {RATE_MIN}, or 0 for no limit, not {getattr(settings, name)!r}{_elsewhere(name)}"
-            )
+    for row in TABLE:
+        value = getattr(settings, row.name)
+        if row.kind is str:
+            _check_word(row, value)
+        else:
+            _check_number(row, value)
     return settings
 
 
-def _elsewhere(name: str) -> str:
-    """What HTTP and TOML call it, if they call it otherwise.
-
-    >>> _elsewhere("backoff_base_ms"), _elsewhere("dead_max_count"), _elsewhere("max_attempts")
-    (' (over HTTP: backoff.base, in seconds)', ' (over HTTP: dead.max_count)', '')
-    """
-    plain, unit = name.removesuffix("_ms"), ", in seconds" if name.endswith("_ms") else ""
-    if plain.startswith("history_"):
-        plain = f"retention.{plain}"
-    elif plain.startswith(("backoff_", "dead_", "rate_")):
-        plain = plain.replace("_", ".", 1)
-    return "" if plain == name else f" (over HTTP: {plain}{unit})"
+def _check_word(row: Setting, value: Any) -> None:
+    if value not in row.limits.words:
+        raise InvalidArgument(f"{row.name} is one of {', '.join(row.limits.words)}, not {value!r}")
 
 
-def limits(name: str) -> tuple[float, float] | tuple[str, ...] | None:
-    """Between what a setting lies, or which words it may be.
+def _check_number(row: Setting, value: Any) -> None:
+    low, high, least = row.limits.low, row.limits.high, row.limits.least
+    kinds = int if row.kind is int else (int, float)
+    if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidArgument(f"{row.name} is a number from {low:,} to {high:,}, not {value!r}{_name_over_http(row)}")
+    if 0 < value < least:
+        raise InvalidArgument(f"{row.name} is at least {least}, or 0 for no limit, not {value!r}{_name_over_http(row)}")
 
-    >>> limits("max_attempts"), limits("delivery"), limits("nothing")
-    ((1, 1000000), ('at-least-once', 'at-most-once'), None)
-    """
-    return _WHOLE.get(name) or _FRACTIONAL.get(name) or _WORDS.get(name)
+
+def _name_over_http(row: Setting) -> str:
+    """A hint at the name and unit over HTTP and in TOML files, where they differ."""
+    if row.http_name in ("", row.name):
+        return ""
+    return f" (over HTTP: {row.http_name}{', in seconds' if row.in_seconds else ''})"

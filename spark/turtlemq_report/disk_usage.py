@@ -10,7 +10,8 @@ from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.pins import ORDER, TopicFiles
 from turtlemq.index.parts import TablePart
 from turtlemq.index.segments import Segments
-from turtlemq.model import Damage, Settings
+from turtlemq.model import Damage
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

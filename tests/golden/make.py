@@ -23,8 +23,9 @@ from bson.int64 import Int64
 
 from turtlemq.engine import Engine
 from turtlemq.index.recover import open_index
-from turtlemq.model import Batch, Message, Priority, Progress, Settings
+from turtlemq.model import Batch, Message, Priority, Progress
 from turtlemq.segment import format as f
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 NOW = 1_700_000_000_000

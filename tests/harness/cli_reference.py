@@ -11,7 +11,7 @@ import typer.main
 
 from turtlemq.cli.verbs import command_line
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "CLI.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "CLI.md"
 BEGIN, END = "<!-- reference:begin -->", "<!-- reference:end -->"
 _EVERYWHERE = {"--url", "--json", "--token", "--cacert", "--help"}
 

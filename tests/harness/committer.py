@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turtlemq.engine import Engine
-from turtlemq.model import Batch, Settings
+from turtlemq.model import Batch
 from turtlemq.server.commit import Committer
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 T = TypeVar("T")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turtlemq.engine import Engine
-from turtlemq.model import Message, Settings
+from turtlemq.model import Message
+from turtlemq.settings import Settings
 from turtlemq.storage.ballast import FILE
 from turtlemq.storage.door import Door
 

@@ -19,7 +19,8 @@ import pytest
 from tests.harness.index_world import Later
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, UnknownMessage
-from turtlemq.model import Message, Priority, Settings
+from turtlemq.model import Message, Priority
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 T = TypeVar("T")

@@ -19,9 +19,10 @@ from turtlemq.index.parts import TablePart
 from turtlemq.index.recover import open_index
 from turtlemq.index.repair import repairing
 from turtlemq.index.seal import Sealed, seal
-from turtlemq.model import SEQ_COUNTER_BITS, Batch, Due, Progress, Receipt, Settings, State, StoredMessage
+from turtlemq.model import SEQ_COUNTER_BITS, Batch, Due, Progress, Receipt, State, StoredMessage
 from turtlemq.segment import format as f
 from turtlemq.segment.table import BLOCK
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

@@ -21,7 +21,7 @@ from turtlemq.engine import Engine
 from turtlemq.model import Message
 
 PROGRAM = [sys.executable, "-c", "from turtlemq.cli import main; main()"]
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import bson
 
 from turtlemq.engine import Engine
-from turtlemq.model import Message, Priority, Settings
+from turtlemq.model import Message, Priority
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 from turtlemq.topic.dead_letters import Filter
 

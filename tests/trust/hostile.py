@@ -38,7 +38,7 @@ from turtlemq.cli.files import inspect
 from turtlemq.data_folder import check_format, read_settings, take_clean_mark
 from turtlemq.errors import TurtleError
 from turtlemq.index.validate import check_batch
-from turtlemq.model import Batch, Settings
+from turtlemq.model import Batch
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
@@ -46,6 +46,7 @@ from turtlemq.server import config
 from turtlemq.server.incoming.batches import BSON, JSON, NDJSON, Rules, decode_batch
 from turtlemq.server.incoming.columns import PRIORITIES
 from turtlemq.server.incoming.decompress import unpacked
+from turtlemq.settings import Settings
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -21,8 +21,8 @@ from tests.trust.powercuts_harvest import Bare, abandon, harvest, look
 from tests.trust.powercuts_ledger import Key, Ledger, Seen, audit
 from tests.trust.powercuts_story import Cut, Story
 from turtlemq.engine import Engine
-from turtlemq.model import Settings
 from turtlemq.segment.table import Damaged
+from turtlemq.settings import Settings
 
 STATES = 250  # tried of one story
 LATER_MS = 10_000_000  # when everything has come due

@@ -15,7 +15,8 @@ from tests.trust.powercuts_harvest import abandon, run_to_rest
 from tests.trust.powercuts_ledger import ANY, COMES, DEAD, FRESH, GONE, Fate, Key, Ledger, Sent
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, UnknownMessage
-from turtlemq.model import Message, Priority, Settings
+from turtlemq.model import Message, Priority
+from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 MAIN, OTHER = "t", "u"

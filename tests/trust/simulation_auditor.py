@@ -14,7 +14,7 @@ from itertools import count
 
 from tests.trust.simulation_ledger import DONE, FRESH, OVER, At, Ledger, Sent, Side, Version
 from turtlemq.broker.results import Acked
-from turtlemq.model import Settings
+from turtlemq.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

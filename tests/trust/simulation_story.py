@@ -23,7 +23,8 @@ from tests.trust.simulation_scenes import crowd, ended_sleepers, slow_consumer
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
-from turtlemq.model import Message, Priority, Settings
+from turtlemq.model import Message, Priority
+from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 T = TypeVar("T")

@@ -25,9 +25,10 @@ from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.results import Acked, DeadRemoval, Reserved, split_acks
 from turtlemq.errors import DiskFull, InvalidArgument, UnknownGroup
 from turtlemq.histogram import LATENESS_MS, Histogram
-from turtlemq.model import DUE_MS_MAX, I64, U64, Due, Settings
+from turtlemq.model import DUE_MS_MAX, I64, U64, Due
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.settings import Settings
 
 _UNSAVED_BYTES_MAX = 32 << 20  # of journals between two checkpoints: replaying them takes half a second
 _UNSAVED_DOCUMENTS_MAX = 500_000  # of the ready log: counting them takes as long

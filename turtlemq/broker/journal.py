@@ -16,10 +16,11 @@ import numpy as np
 
 from turtlemq.broker.policy import Extent
 from turtlemq.errors import Corrupt, DiskFull
-from turtlemq.model import I64, Damage, Settings
+from turtlemq.model import I64, Damage
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.scan import scan
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from turtlemq.model import Priority, Settings
+from turtlemq.model import Priority
+from turtlemq.settings import Settings
 
 WEIGHTS: dict[int, int] = {int(Priority.HIGH): 6, int(Priority.NORMAL): 3, int(Priority.LOW): 1}
 

@@ -23,12 +23,13 @@ from turtlemq.broker.ready_batches import encode_head, read_batches
 from turtlemq.broker.ready_cache import Recent
 from turtlemq.broker.ready_tail import Rows, Tail, owner
 from turtlemq.errors import DiskFull, TurtleError
-from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Progress, Settings
+from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.scan import scan
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

@@ -24,8 +24,9 @@ from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.ready_recover import Clean, open_ready
 from turtlemq.broker.results import DeadRemoval, Interrupted
 from turtlemq.broker.save import state
-from turtlemq.model import I64, Damage, Mask, Settings
+from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

@@ -35,7 +35,6 @@ from turtlemq.model import (
     Message,
     Progress,
     Receipt,
-    Settings,
     State,
     Stats,
     StoredMessage,
@@ -43,6 +42,7 @@ from turtlemq.model import (
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_texts, server_id_rows, server_ids, server_seq
 from turtlemq.segment.table import Damaged
+from turtlemq.settings import Settings
 from turtlemq.storage.workers import Worker
 
 Held = Callable[[Sequence[bytes], U64], Iterable[int]]  # ids and their hashes in, indexes of those that are known out

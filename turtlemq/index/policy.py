@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from turtlemq.model import SegmentLoad, Settings
+from turtlemq.model import SegmentLoad
+from turtlemq.settings import Settings
 
 _ROLL_SHARE = 16  # an active segment that is nearly all dead is closed early once it has 1/16 of its size
 

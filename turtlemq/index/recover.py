@@ -16,11 +16,12 @@ from turtlemq.index.parts import TablePart
 from turtlemq.index.repair import repairing
 from turtlemq.index.segments import KIND, Segment, Segments, table_path
 from turtlemq.index.writer import Writer
-from turtlemq.model import SEGMENT_MESSAGES_MAX, Damage, Progress, Settings
+from turtlemq.model import SEGMENT_MESSAGES_MAX, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.segment.scan import Scan, scan
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 

@@ -24,10 +24,11 @@ from turtlemq.index.columns import Columns
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.segments import KIND, Segment, Segments
-from turtlemq.model import I64, SEQ_COUNTER_BITS, Settings
+from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.table import Damaged
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Job, Worker

@@ -18,10 +18,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
-from turtlemq.model import TTR_MS_MAX, Settings
+from turtlemq.model import TTR_MS_MAX
 from turtlemq.server.auth import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
-from turtlemq.server.topic_settings import Asked, to_flat, to_nested
-from turtlemq.settings import RATE_MAX, RATE_MIN, check_settings
+from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
+from turtlemq.settings import RATE_MAX, RATE_MIN, Settings, check_settings
 
 PREFIX = "TURTLEMQ_"
 NOT_YET = ("grpc_port",)
@@ -62,9 +62,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     def topic_defaults(self) -> Settings:
         """Settings of topics that have none of their own."""
-        _known(self.defaults, Asked, "defaults")
+        _known(self.defaults, TopicSettings, "defaults")
         try:
-            changes = to_flat(msgspec.convert(self.defaults, Asked))
+            changes = to_flat(msgspec.convert(self.defaults, TopicSettings))
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"defaults: {error}") from None
         if self.max_delivery_retries is not None:

@@ -14,7 +14,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from turtlemq.engine import GROUP, Engine
 from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
 from turtlemq.index.validate import check_ids
-from turtlemq.model import Settings
 from turtlemq.server.auth import name_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import (
@@ -27,6 +26,7 @@ from turtlemq.server.errors import (
 )
 from turtlemq.server.incoming.decompress import ENCODINGS, unpacked
 from turtlemq.server.service import Service
+from turtlemq.settings import Settings
 from turtlemq.storage import names
 
 T = TypeVar("T")

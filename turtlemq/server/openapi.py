@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from turtlemq import __version__, errors
+from turtlemq import __version__, errors, settings
 from turtlemq.lifecycle import STATES
 from turtlemq.model import BATCH_MESSAGES_MAX, ID_BYTES_MAX
 from turtlemq.server import errors as shell_errors
@@ -23,14 +23,12 @@ from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.operations import BSON, JSON, NDJSON, OPERATIONS, TEXT, TYPES, Operation
 from turtlemq.server.outgoing import answers
 from turtlemq.server.trace import HEADER
-from turtlemq.settings import limits
 
 REF = "#/components/schemas/{name}"
 ALWAYS = (400, 403, 429, 503, 504)  # what any request may meet
 PLAIN_CODES = {404: ["NOT_FOUND"]}  # of no class
-NAMES = {"Asked": "Settings", "Place": "GroupStart", "At": "GroupStartAt", "Which": "DeadFilter", "Chosen": "DeadChoice"}
+NAMES = {"TopicSettings": "Settings", "Place": "GroupStart", "At": "GroupStartAt", "Which": "DeadFilter", "Chosen": "DeadChoice"}
 NAMES |= {"Requeue": "DeadRequeue", "Found": "DamageFound", "Answer": "CommandAnswer", "Moment": "TimelineEntry"}
-SETTINGS = {"Settings": "", "Backoff": "backoff_", "Retention": "", "Dead": "dead_", "Rate": "rate_"}
 MAYBE = {"Delivered": ("body", "body_base64")}  # msgspec calls fields required that may be left out of an answer
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"}
 PARTS: dict[str, dict[str, Any]] = {
@@ -150,8 +148,10 @@ class _Schemas:
         self.components = {NAMES.get(name, name): _described(_renamed(schema)) for name, schema in components.items()}
         for name, maybe in MAYBE.items():
             self.components[name]["required"] = [field for field in self.components[name]["required"] if field not in maybe]
-        for name, prefix in SETTINGS.items():
-            _limit(self.components[name]["properties"], prefix)
+        for row in settings.TABLE:
+            if row.path:
+                section = row.path[0].capitalize() if len(row.path) > 1 else "Settings"
+                self.components[section]["properties"][row.path[-1]] |= _limits(row)
         self.components["Browse"]["properties"]["state"]["enum"] = list(STATES)
         self.components["JsonMessage"]["anyOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
 
@@ -164,19 +164,12 @@ class _Schemas:
         return dict(self.components[self.of(kind)["$ref"].rpartition("/")[2]]["properties"])
 
 
-def _limit(fields: dict[str, Any], prefix: str) -> None:
-    """What a topic's settings may be is known to the engine, under flat names and in milliseconds."""
-    for name, schema in fields.items():
-        for flat, unit in ((f"{prefix}{name}", 1), (f"{prefix}{name}_ms", 1000)):
-            found = limits(flat)
-            if found is None:
-                continue
-            if isinstance(found[0], str):
-                schema["enum"] = list(found)
-            else:
-                schema |= {
-                    name: value if unit == 1 else value / unit for name, value in zip(("minimum", "maximum"), found, strict=True)
-                }
+def _limits(row: settings.Setting) -> dict[str, Any]:
+    """The limits of a topic's setting as JSON schema keywords, in the unit of HTTP."""
+    if row.limits.words:
+        return {"enum": list(row.limits.words)}
+    low, high = row.limits.low, row.limits.high
+    return {"minimum": low / 1000, "maximum": high / 1000} if row.in_seconds else {"minimum": low, "maximum": high}
 
 
 def _renamed(schema: Any) -> Any:

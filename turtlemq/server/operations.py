@@ -10,7 +10,7 @@ from turtlemq.model import Forecast
 from turtlemq.server.handlers import command, dead, messages, status, topics
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.messages import Delivered
-from turtlemq.server.topic_settings import Asked
+from turtlemq.server.topic_settings import TopicSettings
 
 NOW = 1_790_000_000_000  # a time in examples
 BODY = (408, 413, 415)  # what can be wrong with any body
@@ -200,7 +200,7 @@ TOPICS = [
         "Create a topic, or change its settings",
         answers.TopicAnswer,
         "What is left out stays as it is.",
-        body=Asked,
+        body=TopicSettings,
         example={"ttr": 30, "max_attempts": 5, "backoff": {"base": 1, "factor": 2, "max": 600, "jitter": "equal"}},
         errors=(*BODY, *WRITE),
         shows=_TOPIC,

@@ -13,8 +13,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from turtlemq.model import Settings
 from turtlemq.server.errors import Overloaded, RateLimited
+from turtlemq.settings import Settings
 
 DRIP_S = (
     0.1  # deliveries that nobody took are saved up for so long: a consumer that fetches ten times a second gets all of its rate

@@ -1,126 +1,81 @@
-"""A topic's settings: nested and in seconds as people write them, flat and in milliseconds as the engine keeps them."""
+"""A topic's settings over HTTP and in TOML: nested and in seconds, made from the table in `turtlemq.settings`.
+
+The types that validate a request are built from the table when this module is imported, so they know every setting. Limits are
+not checked here but by `check_settings`, for HTTP, TOML and topic.toml alike.
+"""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from turtlemq.model import Settings
+from turtlemq.settings import TABLE, Setting, Settings
 
-Seconds = Annotated[float, Meta(ge=0, le=1e10)]  # the engine's own limits are narrower; this one keeps sums finite
-
-
-class Backoff(Struct, forbid_unknown_fields=True, frozen=True):
-    """How long a failed message waits: base × factor^n seconds, up to max."""
-
-    base: Seconds | UnsetType = UNSET
-    factor: float | UnsetType = UNSET
-    max: Seconds | UnsetType = UNSET
-    jitter: str | UnsetType = UNSET
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]  # the limits in the table are narrower; this one keeps sums finite
+SECTIONS = {  # what the OpenAPI document says of each
+    "backoff": "How long a failed message waits: base × factor^n seconds, up to max.",
+    "retention": "How long, and in how much room, settled messages are kept.",
+    "dead": "How long, and how many, dead letters are kept.",
+    "rate": "Messages a second: taken in (with a burst that was saved up), and given to each group. 0: no limit.",
+}
+_OFFERED = [row for row in TABLE if row.path]
 
 
-class Retention(Struct, forbid_unknown_fields=True, frozen=True):
-    """How long, and in how much room, settled messages are kept."""
-
-    history_hours: float | UnsetType = UNSET
-    history_bytes: int | UnsetType = UNSET
+def _field(row: Setting) -> tuple[str, Any, Any]:
+    return row.path[-1], (Seconds if row.in_seconds else row.kind) | UnsetType, UNSET
 
 
-class Dead(Struct, forbid_unknown_fields=True, frozen=True):
-    """How long, and how many, dead letters are kept."""
-
-    ttl_hours: float | UnsetType = UNSET
-    max_count: int | UnsetType = UNSET
+def _struct(name: str, doc: str, fields: list[tuple[str, Any, Any]], **options: Any) -> type[Struct]:
+    return defstruct(name, fields, namespace={"__doc__": doc}, forbid_unknown_fields=True, module=__name__, **options)
 
 
-class Rate(Struct, forbid_unknown_fields=True, frozen=True):
-    """Messages a second: taken in (with a burst that was saved up), and given to each group. 0: no limit."""
-
-    produce_per_s: float | UnsetType = UNSET
-    burst: int | UnsetType = UNSET
-    deliver_per_s: float | UnsetType = UNSET
+def _section(name: str, rows: list[Setting]) -> tuple[str, Any, Any]:
+    """The field for a section such as `backoff`, whose type has the section's settings as fields."""
+    kind = _struct(name.capitalize(), SECTIONS[name], [_field(row) for row in rows], frozen=True)
+    return name, kind, kind()
 
 
-class Asked(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of PUT /v1/topics/{topic}: what is left out stays as it is."""
-
-    ttr: Seconds | UnsetType = UNSET
-    max_attempts: int | UnsetType = UNSET
-    backoff: Backoff = Backoff()
-    retention: Retention = Retention()
-    dead: Dead = Dead()
-    rate: Rate = Rate()
-    max_delay: Seconds | UnsetType = UNSET
-    segment_bytes: int | UnsetType = UNSET
-    compact_live_ratio: float | UnsetType = UNSET
-    max_in_flight: int | UnsetType = UNSET
-    delivery: str | UnsetType = UNSET
-    ack_durability: str | UnsetType = UNSET
-    group_expire_hours: float | UnsetType = UNSET
-    beat: Seconds | UnsetType = UNSET
+def _fields() -> list[tuple[str, Any, Any]]:
+    found = []
+    for name, group in groupby(_OFFERED, key=lambda row: row.path[0]):
+        rows = list(group)
+        found.append(_section(name, rows) if len(rows[0].path) > 1 else _field(rows[0]))
+    return found
 
 
-def to_flat(asked: Asked) -> dict[str, Any]:
-    """The engine's names and units for what was asked.
+TopicSettings = _struct(
+    "TopicSettings", "The body of PUT /v1/topics/{topic}: what is left out stays as it is.", _fields(), kw_only=True
+)
 
-    >>> to_flat(Asked(ttr=1.5, backoff=Backoff(base=2)))
+
+def to_flat(given: Struct) -> dict[str, Any]:
+    """The given `TopicSettings` under the names and in the units of `Settings`; what was left out is left out.
+
+    >>> import msgspec
+    >>> to_flat(msgspec.convert({"ttr": 1.5, "backoff": {"base": 2}}, TopicSettings))
     {'ttr_ms': 1500, 'backoff_base_ms': 2000}
     """
-    flat = {
-        "ttr_ms": _ms(asked.ttr),
-        "max_attempts": asked.max_attempts,
-        "backoff_base_ms": _ms(asked.backoff.base),
-        "backoff_factor": asked.backoff.factor,
-        "backoff_max_ms": _ms(asked.backoff.max),
-        "backoff_jitter": asked.backoff.jitter,
-        "history_hours": asked.retention.history_hours,
-        "history_bytes": asked.retention.history_bytes,
-        "dead_ttl_hours": asked.dead.ttl_hours,
-        "dead_max_count": asked.dead.max_count,
-        "segment_bytes": asked.segment_bytes,
-        "compact_live_ratio": asked.compact_live_ratio,
-        "max_in_flight": asked.max_in_flight,
-        "delivery": asked.delivery,
-        "ack_durability": asked.ack_durability,
-        "group_expire_hours": asked.group_expire_hours,
-        "max_delay_ms": _ms(asked.max_delay),
-        "rate_produce_per_s": asked.rate.produce_per_s,
-        "rate_burst": asked.rate.burst,
-        "rate_deliver_per_s": asked.rate.deliver_per_s,
-        "beat_ms": _ms(asked.beat),
-    }
-    return {name: value for name, value in flat.items() if value is not UNSET}
-
-
-def _ms(seconds: float | UnsetType) -> int | UnsetType:
-    return UNSET if isinstance(seconds, UnsetType) else round(seconds * 1000)
+    flat = {}
+    for row in _OFFERED:
+        value: Any = given
+        for name in row.path:
+            value = getattr(value, name)
+        if value is not UNSET:
+            flat[row.name] = round(value * 1000) if row.in_seconds else value
+    return flat
 
 
 def to_nested(settings: Settings) -> dict[str, Any]:
-    """The settings as people read them."""
-    return {
-        "ttr": settings.ttr_ms / 1000,
-        "max_attempts": settings.max_attempts,
-        "backoff": {
-            "base": settings.backoff_base_ms / 1000,
-            "factor": settings.backoff_factor,
-            "max": settings.backoff_max_ms / 1000,
-            "jitter": settings.backoff_jitter,
-        },
-        "max_delay": settings.max_delay_ms / 1000,
-        "rate": {
-            "produce_per_s": settings.rate_produce_per_s,
-            "burst": settings.rate_burst,
-            "deliver_per_s": settings.rate_deliver_per_s,
-        },
-        "retention": {"history_hours": settings.history_hours, "history_bytes": settings.history_bytes},
-        "segment_bytes": settings.segment_bytes,
-        "compact_live_ratio": settings.compact_live_ratio,
-        "max_in_flight": settings.max_in_flight,
-        "dead": {"ttl_hours": settings.dead_ttl_hours, "max_count": settings.dead_max_count},
-        "delivery": settings.delivery,
-        "ack_durability": settings.ack_durability,
-        "group_expire_hours": settings.group_expire_hours,
-        "beat": settings.beat_ms / 1000,
-    }
+    """The settings under the names and in the units of HTTP.
+
+    >>> to_nested(Settings())["ttr"], to_nested(Settings())["dead"]
+    (60.0, {'ttl_hours': 720, 'max_count': 1000000})
+    """
+    nested: dict[str, Any] = {}
+    for row in _OFFERED:
+        value = getattr(settings, row.name)
+        section = nested if len(row.path) == 1 else nested.setdefault(row.path[0], {})
+        section[row.path[-1]] = value / 1000 if row.in_seconds else value
+    return nested

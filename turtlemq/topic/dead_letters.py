@@ -22,9 +22,10 @@ from turtlemq.index.columns import Columns, tombstones
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
-from turtlemq.model import DUE_MS_MAX, Progress, Settings
+from turtlemq.model import DUE_MS_MAX, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_id
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
 _PAGE = 1_000

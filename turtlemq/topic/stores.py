@@ -22,8 +22,9 @@ from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.index.columns import tombstones
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
-from turtlemq.model import Damage, Settings
+from turtlemq.model import Damage
 from turtlemq.segment import format as f
+from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 from turtlemq.topic.dead_letters import DeadLetters, for_group
 

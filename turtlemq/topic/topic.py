@@ -23,9 +23,10 @@ from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.histogram import FEW, LATENESS_MS, Histogram
 from turtlemq.index import maintenance
 from turtlemq.index.seal import Sealed, seal
-from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, Settings, State
+from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, State
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_ids
+from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Job, Worker

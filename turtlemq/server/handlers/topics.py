@@ -14,7 +14,7 @@ from turtlemq.server.auth import GUARD
 from turtlemq.server.http import SERVICE, answer, check_topics, engine_of, group_of, read_as, topic_of
 from turtlemq.server.meter import in_slices
 from turtlemq.server.service import now_ms
-from turtlemq.server.topic_settings import Asked, to_flat, to_nested
+from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
 
 COMPACT_S_MAX = 30  # then the answer says that it goes on by itself
@@ -53,7 +53,7 @@ async def list_topics(request: web.Request) -> web.Response:
 async def put_topic(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}"""
     topic = names.check_topic(request.match_info["topic"])
-    changes = to_flat(await read_as(request, Asked))
+    changes = to_flat(await read_as(request, TopicSettings))
     engine = engine_of(request)
     check_topics(request, topic)
     engine.configure(topic, **changes)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from turtlemq.server.outgoing.messages import Delivered
-from turtlemq.server.topic_settings import Asked
+from turtlemq.server.topic_settings import TopicSettings
 from turtlemq.topic.listing import GroupStats, Moment, TopicStats
 
 StateName = Literal["sleep", "ready", "reserve", "history", "dead", "cancelled"]
@@ -147,7 +147,7 @@ class TopicAnswer(Struct):
     """A topic."""
 
     topic: str
-    settings: Asked
+    settings: TopicSettings  # type: ignore[valid-type]  # made from the table
     stats: TopicStats
     groups: dict[str, GroupStats]
 
