@@ -420,7 +420,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"compact_live_ratio": NAN}, "compact_live_ratio is a number from 0 to 0.9"),
     ({"compact_live_ratio": "x"}, "compact_live_ratio is a number from 0 to 0.9"),
     ({"compact_live_ratio": True}, "compact_live_ratio is a number from 0 to 0.9"),
-    ({"colour": 1}, "unknown setting 'colour'; there are: segment_bytes, "),
+    ({"colour": 1}, "unknown setting 'colour'; there are: ttr_ms, "),
 ]
 
 
