@@ -158,7 +158,7 @@ def reserved(folder: str, size: dict[str, Any]) -> int:
     _fire(engine, START_MS)
     for _ in range(min(100_000, count // 2) // shape.batch):
         engine.reserve(TOPIC, _GROUP, shape.batch, START_MS, ttr_ms=10**9)
-    engine.topic(TOPIC).index.writer.sync()  # as what was answered has been
+    engine.topic(TOPIC).index.sync()  # as what was answered has been
     engine.topic(TOPIC).checkpoint()
     return count
 

@@ -10,7 +10,6 @@ from benchmarks import child, probe
 from benchmarks.load import DUE_FROM_MS, DUE_TO_MS, Load, Server
 from benchmarks.model import Figure, Size
 from benchmarks.run import Benchmark, Run
-from turtlemq.index import maintenance
 from turtlemq.index import seal as seals
 from turtlemq.settings import Settings
 from turtlemq.topic.topic import MAINTENANCE_BUDGET
@@ -32,12 +31,12 @@ def seal_one(folder: str, own: bool, size: dict[str, Any]) -> dict[str, float]:
     while load.next + shape.batch <= shape.seal:
         server.append(load.batch())
         child.say(load.next / shape.seal / 2)
-    server.index.writer.roll()
-    order = maintenance.seal_job(server.index, 0)
+    server.index.maintenance.roll()
+    order = server.index.maintenance.seal_job(0)
     begin = time.perf_counter()
     done = seals.seal(server.engine.door.fresh(), order)
     taken = time.perf_counter() - begin
-    maintenance.adopt(server.index, done)
+    server.index.maintenance.adopt(done)
     assert done.documents == server.sleepers == load.next, "everything sleeps on"
     return {"count": load.next, "seconds": taken, "bytes": done.size}
 
@@ -58,7 +57,7 @@ def compact_one(folder: str, size: dict[str, Any]) -> dict[str, float]:
     server, load = Server(folder, Settings(segment_messages=shape.compact)), Load(shape.batch)
     while load.next < shape.compact:
         server.append(load.batch())
-    server.index.writer.roll()
+    server.index.maintenance.roll()
     server.settle()
     server.now_ms = DUE_FROM_MS + (DUE_TO_MS - DUE_FROM_MS) * 96 // 100
     while server.fire():
@@ -67,9 +66,9 @@ def compact_one(folder: str, size: dict[str, Any]) -> dict[str, float]:
     left = server.sleepers
     assert 0 < left <= shape.compact * 0.05, "nearly everything was handed off"
     times, moved = [], 0
-    while 0 in server.index.segments.by_base and server.index.segments.by_base[0].live:
+    while moved < left:
         begin = time.perf_counter()
-        moved += maintenance.compact(server.index, 0, MAINTENANCE_BUDGET)
+        moved += server.index.maintenance.compact(0, MAINTENANCE_BUDGET)
         times.append(time.perf_counter() - begin)
     assert (moved, server.sleepers) == (left, left), "each was moved once"
     return {"moved": moved, "seconds": sum(times), "p99": probe.percentile(times, 0.99)}

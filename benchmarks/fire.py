@@ -45,7 +45,7 @@ def _sleeping(folder: str, count: int, segments: int, batch: int, due_to_ms: int
     while load.next < each * max(1, segments):
         server.append(load.batch())
     if segments:
-        server.index.writer.roll()
+        server.index.maintenance.roll()
         server.settle()
     return server
 
@@ -132,7 +132,7 @@ def drain(folder: str, size: dict[str, Any]) -> dict[str, float]:
     """Runs in a process of its own: fire everything that sleeps in a state."""
     server = Server(folder, Size(**size).settings, worker=True)
     count = server.sleepers
-    raw_bytes = sum(segment.size for segment in server.index.segments.by_base.values())
+    raw_bytes = server.index.stats().bytes
     before, began, longest, done = probe.disk_io()[0], time.perf_counter(), 0.0, 0
     while done < count:
         server.now_ms = DUE_TO_MS + int((time.perf_counter() - began) * 1000)

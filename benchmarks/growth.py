@@ -59,7 +59,7 @@ def rates(folders: dict[str, str], size: dict[str, Any]) -> dict[str, list[float
     for number in range(rounds):
         for name, server in servers.items():
             found[name].append(rate(server.append, loads[name].one, count))
-            assert server.index.segments.counters.duplicates == 0, "all of them are new"
+            assert server.index.counters.duplicates == 0, "all of them are new"
         child.say((number + 1) / rounds)
     return found
 

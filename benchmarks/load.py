@@ -93,7 +93,7 @@ class Server:
         """Store a batch without a sync, a millisecond later than the one before."""
         self.now_ms += 1
         receipt = self.topic.stage(batch, self.now_ms)
-        self.index.writer.commit(sync=False)
+        self.index.commit(sync=False)
         return receipt
 
     def submit(self, batch: Batch) -> Receipt:
@@ -127,11 +127,11 @@ class Server:
 
     @property
     def unsealed(self) -> list[int]:
-        shelf = self.index.segments
+        shelf = self.index._segments
         return [segment.base for segment in shelf.by_base.values() if not segment.sealed and segment is not shelf.active]
 
     def fire(self) -> int:
         """Hand off a slice of everything that is due now. Returns how many messages that was."""
-        before = self.index.segments.counters.handed_off
+        before = self.index.counters.handed_off
         self.engine.tick(self.now_ms)
-        return self.index.segments.counters.handed_off - before
+        return self.index.counters.handed_off - before

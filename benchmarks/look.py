@@ -36,7 +36,7 @@ def ticks(folder: str, size: dict[str, Any]) -> dict[str, list[float]]:
     for name, tick in zip(_TICKS, (server.engine.tick, server.topic.tick), strict=True):
         tick(server.now_ms)
         found[name] = [_thousand(server, tick) for _ in range(20)]
-    assert server.index.segments.counters.handed_off == 0, "nothing was due"
+    assert server.index.counters.handed_off == 0, "nothing was due"
     return found
 
 
@@ -67,7 +67,7 @@ def forecasts(folder: str, cancel: bool, size: dict[str, Any]) -> dict[str, Any]
     server = Server(folder, shape.settings)
     if cancel:  # one at least in every segment
         server.index.stage_cancel([own_id(n) for n in range(1, shape.sleepers, shape.segment // 2)])
-        server.index.writer.commit(sync=False)
+        server.index.commit(sync=False)
     times, counted = [], 0
     for _ in range(10):
         begin = time.perf_counter()
@@ -133,7 +133,7 @@ def cancels(folder: str, size: dict[str, Any]) -> dict[str, Any]:
     durable = probe.each_seconds(lambda id_: server.engine.cancel(TOPIC, [id_], server.now_ms), again)
     begin = time.perf_counter()
     ended = server.index.stage_cancel(chosen[2 * shape.calls :])
-    server.index.writer.commit(sync=False)
+    server.index.commit(sync=False)
     batch = (time.perf_counter() - begin) / len(ended)
     assert set(server.index.cancel(chosen).values()) == {Life.UNKNOWN}, "all of them are gone"
     return {"one": one, "durable": durable, "batch": batch}
@@ -141,7 +141,7 @@ def cancels(folder: str, size: dict[str, Any]) -> dict[str, Any]:
 
 def _cancel_one(server: Server, id_: str) -> None:
     server.index.stage_cancel([id_])
-    server.index.writer.commit(sync=False)
+    server.index.commit(sync=False)
 
 
 cancel = Benchmark("cancel", "end a sleeper by its own id, at random among all, without and with fsync", _CANCEL, _cancel)

@@ -71,7 +71,7 @@ def cancels(folder: str, count: int, size: dict[str, Any]) -> int:
     for first in range(0, count, shape.batch):
         ids = [own_id(n * every) for n in range(first, min(first + shape.batch, count))]
         server.index.stage_cancel(ids)
-        server.index.writer.commit(sync=False)
+        server.index.commit(sync=False)
         done += len(ids)
         child.say(done / count)
     return done

@@ -9,7 +9,6 @@ import pytest
 from tests.harness.doors import Failing, Recording
 from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import Stopped
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.model import SEQ_COUNTER_BITS, Batch, Mark, Progress, State
@@ -37,7 +36,7 @@ def test_an_index_that_points_past_a_truncated_log_hangs_nothing(tmp_path: Path,
     """RocketMQ 10668: the dequeue waited for ever for a document behind the end of the log."""
     index = open_at(tmp_path / "t", settings=Settings(run_messages=10))
     index.append(batch("a", 35, 100, 1), 0)
-    start, size = index.segments.active.data_start, index.segments.active.size
+    start, size = index._segments.active.data_start, index._segments.active.size
     index.close()
     path = tmp_path / "t" / "delay_0000000000.bson"
     path.write_bytes(path.read_bytes()[: start + int((size - start) * keep)])
@@ -46,7 +45,7 @@ def test_an_index_that_points_past_a_truncated_log_hangs_nothing(tmp_path: Path,
     assert found == [f"a{i}" for i in range(len(found))]
     assert len(found) in (0, 35) or keep > 0
     assert again.next_due() is None
-    assert check(again) == []
+    assert again.check() == []
     again.append(batch("b", 15, 5), 0)
     assert len(fired(again, 1_000)) == 15
     abandon(again)
@@ -145,7 +144,7 @@ def test_a_tombstone_works_wherever_it_stands(tmp_path: Path, distance: str) -> 
         world.index.stage(batch("z", 1, 5), 0)
     world.append(batch("a", 6, 100), 0)
     if distance == "another run":
-        world.index.writer.flush()
+        world.index.maintenance.flush()
     elif distance == "another segment":
         world.roll()
     elif distance == "after a restart":
@@ -166,7 +165,7 @@ def test_a_cancel_and_the_timer_agree_who_was_first(tmp_path: Path) -> None:
     index.append(batch("a", 3, 100), 0)
     index.stage_cancel(["a0"])
     assert index.due(100) is None, "an answer is on its way that nothing has fired"
-    index.writer.commit()
+    index.commit()
     due = index.due(100)
     assert due is not None
     index.advance(due)
@@ -196,7 +195,7 @@ def test_one_old_sleeper_pins_no_gigabytes(tmp_path: Path) -> None:
         world.append(batch(f"{day}-", 40, day), day)
         world.drain(day)
         world.keep_house()
-        written = world.index.segments.active.base
+        written = world.index._segments.active.base
     assert written > 200_000
     assert sum(path.stat().st_size for path in world.folder.iterdir()) < 40_000
     world.drain(10**12)
@@ -240,7 +239,7 @@ def test_one_flipped_bit_loses_one_message_and_no_more(tmp_path: Path) -> None:
     index.close()
     path = tmp_path / "t" / "delay_0000000000.bson"
     whole = path.read_bytes()
-    start = index.segments.active.data_start
+    start = index._segments.active.data_start
     for at in range(start, len(whole) - 200, 211):
         spoiled = bytearray(whole)
         spoiled[at] ^= 0x08

@@ -12,8 +12,6 @@ from tests.harness.compaction_batches import batch, forget_caches
 from tests.harness.doors import Failing
 from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import DiskFull, Stopped
-from turtlemq.index import maintenance
-from turtlemq.index.check import check
 from turtlemq.index.columns import Columns
 from turtlemq.index.index import Index
 from turtlemq.index.policy import Plan, Task, plan, should_roll
@@ -52,10 +50,10 @@ def test_a_sealed_segment_is_in_due_order_without_what_is_gone(world: World) -> 
     world.roll()
     world.seal(0)
     world.adopt()
-    segment = world.index.segments.by_base[0]
+    segment = world.index._segments.by_base[0]
     assert (segment.sealed, segment.documents, segment.live) == (True, 5, 5)
     (part,) = segment.parts
-    read = [world.index.segments.read_one(part, i) for i in range(5)]
+    read = [world.index._segments.read_one(part, i) for i in range(5)]
     assert [d and d.id for d in read] == ["b", "f", "a", "g", "c"]
     assert [p.name for p in world.caches()] == ["delay_0000000000.index"]
 
@@ -66,7 +64,7 @@ def test_what_the_receiver_has_not_made_durable_is_sealed_too(world: World) -> N
     world.drain(100)  # handed off, but a crash of the receiver would take it back
     world.seal(0)
     world.adopt()
-    assert world.index.segments.by_base[0].documents == 5
+    assert world.index._segments.by_base[0].documents == 5
     world.reopen(clean=False)
     assert len(world.asleep) == 5
 
@@ -91,7 +89,7 @@ def test_a_crash_between_the_two_renames_of_an_adoption_is_made_up_for(world: Wo
     world.seal(0)
     world.cancel(["a1"])
     world.cut_adoption()
-    assert world.index.segments.by_base[0].sealed
+    assert world.index._segments.by_base[0].sealed
     assert not list(world.folder.glob("*.tmp"))
 
 
@@ -102,7 +100,7 @@ def test_sealing_what_is_sealed_leaves_out_what_has_gone_since(world: World) -> 
         world.cancel([f"a{generation}"])
         world.seal(0)
         world.adopt()
-        segment = world.index.segments.by_base[0]
+        segment = world.index._segments.by_base[0]
         assert (segment.generation, segment.documents) == (generation, 20 - generation)
         world.reopen(clean=False)
 
@@ -150,9 +148,9 @@ def test_one_old_sleeper_never_pins_a_segment(world: World) -> None:
 def test_compaction_moves_no_more_than_its_budget(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.roll()
-    assert [maintenance.compact(world.index, 0, 6) for _ in range(5)] == [6, 6, 6, 2, 0]
-    assert world.index.segments.by_base[0].live == 0
-    assert maintenance.drop(world.index, 0)
+    assert [world.index.maintenance.compact(0, 6) for _ in range(5)] == [6, 6, 6, 2, 0]
+    assert world.index._segments.by_base[0].live == 0
+    assert world.index.maintenance.drop(0)
 
 
 def test_compaction_may_be_cut_by_a_crash_at_any_step(tmp_path: Path) -> None:
@@ -174,7 +172,7 @@ def test_compaction_may_be_cut_by_a_crash_at_any_step(tmp_path: Path) -> None:
         world.compare_all()
         world.keep_house(3)
         world.compare_all()
-        assert 0 not in world.index.segments.by_base
+        assert 0 not in world.index._segments.by_base
         world.drain(100, 4)
         abandon(world.index)
 
@@ -186,12 +184,12 @@ def test_equal_due_times_keep_their_order_through_seal_and_compaction(world: Wor
     world.roll()
     world.append(batch("c", 6), 0)
     first, second = world.closed
-    maintenance.compact(world.index, first, 4)  # copies stand behind all others in the file
+    world.index.maintenance.compact(first, 4)  # copies stand behind all others in the file
     world.seal(second)
     world.adopt()
-    maintenance.compact(world.index, second, 3)
+    world.index.maintenance.compact(second, 3)
     world.roll()
-    maintenance.compact(world.index, world.closed[-1], 5)  # copies of copies
+    world.index.maintenance.compact(world.closed[-1], 5)  # copies of copies
     due = world.index.due(100)
     assert due is not None
     assert [d.id for d in documents(due)] == [f"{p}{i}" for p in "abc" for i in range(6)]
@@ -204,8 +202,8 @@ def test_a_copy_is_the_message_it_was(world: World) -> None:
     for _ in range(2):
         world.roll()
         base = world.closed[-1]
-        maintenance.compact(world.index, base, 10)
-        assert maintenance.drop(world.index, base)
+        world.index.maintenance.compact(base, 10)
+        assert world.index.maintenance.drop(base)
         world.compare_all()
     world.cancel(list(world.asleep))
 
@@ -214,10 +212,10 @@ def test_what_the_broker_noted_with_a_message_survives_compaction(tmp_path: Path
     index = open_at(tmp_path / "t")
     extra = f.extra_elements(meta={"attempt": 3})
     columns = Columns([b"g/a"], [b"x"], [9], [0], [f.META], [extra], [hash_id("g/a")])
-    index.writer.stage(columns, index.writer.next_seq(1))
-    index.writer.commit()
-    index.writer.roll()
-    maintenance.compact(index, 0, 5)
+    index._writer.stage(columns, index.next_seq(1))
+    index.commit()
+    index.maintenance.roll()
+    index.maintenance.compact(0, 5)
     due = index.due(9)
     assert due is not None
     (document,) = documents(due)
@@ -230,9 +228,9 @@ def test_a_message_whose_cancel_is_on_its_way_is_not_moved(tmp_path: Path) -> No
     """The copy would stand behind the tombstone in the log, and live."""
     index = open_at(tmp_path / "t")
     index.append(batch("a", 3), 0)
-    index.writer.roll()
+    index.maintenance.roll()
     index.stage_cancel(["a1"])
-    assert maintenance.compact(index, 0, 10) == 2
+    assert index.maintenance.compact(0, 10) == 2
     assert index.get("a1") is None
     abandon(index)
     again = open_at(tmp_path / "t")
@@ -248,7 +246,7 @@ def test_a_segment_in_which_everything_is_cancelled_goes(world: World) -> None:
     world.roll()
     world.cancel(list(world.asleep))
     world.keep_house()
-    assert 0 not in world.index.segments.by_base
+    assert 0 not in world.index._segments.by_base
     assert not list(world.folder.glob("delay_0000000000*"))
 
 
@@ -256,10 +254,10 @@ def test_a_segment_waits_until_its_handoffs_are_durable_elsewhere(world: World) 
     world.append(batch("a", 20), 0)
     world.roll()
     world.drain(100)
-    assert not maintenance.drop(world.index, 0)
-    assert maintenance.step(world.index, 10, None) == (None, True)
+    assert not world.index.maintenance.drop(0)
+    assert world.index.maintenance.step(10, None) == (None, True)
     world.settle()
-    assert maintenance.drop(world.index, 0)
+    assert world.index.maintenance.drop(0)
     world.reopen(clean=False)
     assert not world.asleep
 
@@ -282,16 +280,16 @@ def test_a_tombstone_outlives_the_segment_it_stands_in(world: World) -> None:
     world.compare_all()
     world.drain(100)
     world.settle()
-    assert maintenance.drop(world.index, b)
+    assert world.index.maintenance.drop(b)
     world.reopen(clean=False, meanwhile=lambda: forget_caches(world))
     world.compare_all()
-    assert maintenance.drop(world.index, c), "its tombstone for A is written again"
+    assert world.index.maintenance.drop(c), "its tombstone for A is written again"
     world.reopen(clean=False, meanwhile=lambda: forget_caches(world))
     world.compare_all()
     world.seal(a)
     world.adopt()
     world.keep_house()
-    assert world.index.segments.by_base[a].documents == 18
+    assert world.index._segments.by_base[a].documents == 18
 
 
 def test_a_cancel_right_after_a_seal_is_newer_than_what_the_seal_worked_in(world: World) -> None:
@@ -305,9 +303,9 @@ def test_a_cancel_right_after_a_seal_is_newer_than_what_the_seal_worked_in(world
     world.seal(0)
     world.cancel(["a6"])
     world.adopt()
-    assert maintenance.drop(world.index, second)
+    assert world.index.maintenance.drop(second)
     world.roll()
-    assert maintenance.drop(world.index, world.closed[1])
+    assert world.index.maintenance.drop(world.closed[1])
     world.reopen(clean=False, meanwhile=lambda: forget_caches(world))
     world.compare_all()
 
@@ -336,10 +334,10 @@ def test_tombstones_that_are_needed_do_not_circle(world: World) -> None:
     for prefix in "ab":
         world.cancel([f"{prefix}{i}" for i in range(20)])
         world.keep_house()
-    written = world.index.segments.active.base + world.index.segments.active.size
+    written = world.index._segments.active.base + world.index._segments.active.size
     for _ in range(20):
         world.keep_house()
-    assert world.index.segments.active.base + world.index.segments.active.size == written, "housekeeping at rest writes nothing"
+    assert world.index._segments.active.base + world.index._segments.active.size == written, "housekeeping at rest writes nothing"
 
 
 def test_tombstones_go_when_what_they_ended_has_gone(world: World) -> None:
@@ -365,12 +363,12 @@ def test_an_old_segment_keeps_no_tombstones_that_were_for_others(world: World) -
     world.roll()
     world.keep_house()
     third = world.closed[2]
-    assert world.index.segments.by_base[third].ending_count == 20, "needed as long as the second lives on"
+    assert world.index._segments.by_base[third].ending_count == 20, "needed as long as the second lives on"
     world.seal(world.closed[1])
     world.adopt()
     world.keep_house()
-    assert world.index.segments.by_base[third].ending_count == 0
-    assert world.index.segments.by_base[third].documents == 2
+    assert world.index._segments.by_base[third].ending_count == 0
+    assert world.index._segments.by_base[third].documents == 2
 
 
 def test_a_segment_that_cannot_be_sealed_is_compacted_all_the_same(world: World) -> None:
@@ -379,11 +377,11 @@ def test_a_segment_that_cannot_be_sealed_is_compacted_all_the_same(world: World)
     world.append(batch("b", 20), 0)
     world.roll()
     skip = set(world.closed)
-    assert maintenance.step(world.index, 10, None, skip) == (None, False)
+    assert world.index.maintenance.step(10, None, skip) == (None, False)
     world.cancel([f"a{i}" for i in range(1, 20)])
     for _ in range(3):
-        maintenance.step(world.index, 10, None, skip)
-    assert 0 not in world.index.segments.by_base
+        world.index.maintenance.step(10, None, skip)
+    assert 0 not in world.index._segments.by_base
 
 
 def test_a_name_that_cannot_be_removed_keeps_its_segment(tmp_path: Path) -> None:
@@ -394,10 +392,10 @@ def test_a_name_that_cannot_be_removed_keeps_its_segment(tmp_path: Path) -> None
     world.cancel(list(world.asleep))
     door.at = len(door.calls)
     with pytest.raises(OSError, match="made to fail"):
-        maintenance.drop(world.index, 0)
+        world.index.maintenance.drop(0)
     assert "rename" in str(door.failed)
-    assert 0 in world.index.segments.by_base, "else its tombstones would go before it"
-    assert maintenance.drop(world.index, 0)
+    assert 0 in world.index._segments.by_base, "else its tombstones would go before it"
+    assert world.index.maintenance.drop(0)
     world.compare_all()
     abandon(world.index)
 
@@ -417,7 +415,7 @@ def test_housekeeping_on_a_full_disk_resumes_when_there_is_room(tmp_path: Path) 
             world.compare_all()
     world.keep_house()
     world.compare_all()
-    assert 0 not in world.index.segments.by_base
+    assert 0 not in world.index._segments.by_base
     abandon(world.index)
 
 
@@ -430,7 +428,7 @@ def test_no_seq_is_given_twice_even_when_nothing_is_left(world: World) -> None:
     world.cancel(sorted(given))
     world.roll()
     world.keep_house()
-    assert len(world.index.segments.by_base) == 1
+    assert len(world.index._segments.by_base) == 1
     world.reopen(clean=False)
     assert not given & set(world.append(Batch([b"x"] * 3, [5] * 3), 1_000).ids)
 
@@ -438,12 +436,12 @@ def test_no_seq_is_given_twice_even_when_nothing_is_left(world: World) -> None:
 def test_a_tombstone_is_never_taken_for_one_worked_in_before(world: World, tmp_path: Path) -> None:
     """Dead bits say up to which seq they know all. When a power cut takes what was not synced, tombstones must be newer still."""
     world.append(batch("a", 4), 0)
-    world.index.writer.flush()
+    world.index.maintenance.flush()
     world.cancel(["a1"])
     world.append(batch("lost", 5), 900, sync=False)
     world.reopen()  # writes the dead bits
-    path = world.index.segments.active.path
-    whole, kept = path.read_bytes(), world.index.segments.find("lost0")
+    path = world.index._segments.active.path
+    whole, kept = path.read_bytes(), world.index._segments.find("lost0")
     assert kept is not None
     start = int(kept[0].spans_of(kept[0].ending_ordinals() * 0 + kept[1])[0][0]) if len(kept[0].ending_ordinals()) else len(whole)
 
@@ -473,11 +471,11 @@ def test_the_policy_takes_the_emptiest_then_the_oldest() -> None:
 def test_check_finds_what_is_wrong(tmp_path: Path) -> None:
     index: Index = open_at(tmp_path / "t")
     index.append(batch("a", 3), 0)
-    index.segments.memtable.live += 1
-    assert "are said to sleep" in check(index)[0]
-    index.segments.memtable.live -= 1
-    index.segments.memtable.mark_ended(1)
-    assert "disagree on who sleeps" in check(index)[0]
+    index._segments.memtable.live += 1
+    assert "are said to sleep" in index.check()[0]
+    index._segments.memtable.live -= 1
+    index._segments.memtable.mark_ended(1)
+    assert "disagree on who sleeps" in index.check()[0]
     assert index.cancel(["a0"]) == {"a0": State.CANCELLED}
     abandon(index)
 
@@ -485,5 +483,5 @@ def test_check_finds_what_is_wrong(tmp_path: Path) -> None:
 def test_a_seal_runs_on_a_door_of_its_own(world: World) -> None:
     world.append(batch("a", 5), 0)
     world.roll()
-    sealed = seal(Door(), maintenance.seal_job(world.index, 0))
-    assert maintenance.adopt(world.index, sealed)
+    sealed = seal(Door(), world.index.maintenance.seal_job(0))
+    assert world.index.maintenance.adopt(sealed)

@@ -11,7 +11,6 @@ from tests.harness.compaction_batches import batch, forget_caches
 from tests.harness.engine_disk import Quick
 from tests.harness.index_world import World, abandon
 from turtlemq.engine import Engine
-from turtlemq.index import maintenance
 from turtlemq.model import Batch, Message
 from turtlemq.settings import Settings
 
@@ -40,7 +39,7 @@ def test_whoever_is_cancelled_stays_so_be_it_the_first_or_the_last_of_its_segmen
         world.seal(base)
         world.adopt()
     elif then == "dropped":
-        assert maintenance.drop(world.index, base)
+        assert world.index.maintenance.drop(base)
 
 
 def test_a_segment_of_which_only_a_part_is_safe_with_the_receiver_is_not_dropped(world: World) -> None:
@@ -49,7 +48,7 @@ def test_a_segment_of_which_only_a_part_is_safe_with_the_receiver_is_not_dropped
     world.drain(10)
     world.settle()
     world.drain(20)
-    assert not maintenance.drop(world.index, 0)
+    assert not world.index.maintenance.drop(0)
     world.reopen(clean=False)
     assert list(world.asleep) == ["b"]
 

@@ -16,9 +16,7 @@ import pytest
 from tests.harness.doors import Failing
 from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import NewerFormat, NotOurs
-from turtlemq.index import maintenance
 from turtlemq.index.build import tabulate
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
@@ -59,7 +57,7 @@ def spoil_section(path: Path, section: str, last: bool = False) -> None:
 
 def spoil_document(index: Index, id_: str, at: int = -5) -> None:
     """Flip a byte of a document, counted from its begin or its end."""
-    hit = index.segments.find(id_)
+    hit = index._segments.find(id_)
     assert hit is not None
     start, end = (int(place[0]) for place in hit[0].spans_of(np.array([hit[1]])))
     with hit[0].path.open("r+b") as file:
@@ -173,7 +171,7 @@ def test_stale_files_of_a_seal_that_never_was_adopted_do_no_harm(world: World) -
     world.seal(0)
     world.cut_adoption()
     world.compare_all()
-    assert world.index.segments.by_base[0].sealed
+    assert world.index._segments.by_base[0].sealed
 
 
 def test_a_table_of_other_documents_is_not_taken(tmp_path: Path) -> None:
@@ -203,7 +201,7 @@ def test_a_table_of_other_documents_is_not_taken(tmp_path: Path) -> None:
 def test_a_table_that_names_other_due_times_than_its_documents_fires_nothing_early(world: World, count: int) -> None:
     """Its checksums are right and so is what it covers: only the documents can tell."""
     world.append(messages("a", count, due=1_000), 0)
-    world.index.writer.flush()
+    world.index.maintenance.flush()
     path = next(iter(world.folder.glob("*.run")))
     table = open_table(Door(), path)
     assert table is not None
@@ -224,7 +222,7 @@ def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World
     world.append(messages("a", 50), 0)
     world.roll()
     for spoiled in ("keys", "positions", None):
-        sealed = seal(Door(), maintenance.seal_job(world.index, 0))
+        sealed = seal(Door(), world.index.maintenance.seal_job(0))
         path = next(world.folder.glob("*.index.tmp"))
         if spoiled is None:
             path.unlink()
@@ -232,7 +230,7 @@ def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World
             spoil_section(path, spoiled)
         world.cancel([f"a{spoiled and len(spoiled)}"])
         if spoiled != "positions":  # positions are read when something is looked up
-            assert not maintenance.adopt(world.index, sealed)
+            assert not world.index.maintenance.adopt(sealed)
         world.compare_all()
     world.seal(0)
     world.adopt()
@@ -250,10 +248,10 @@ def test_a_damaged_document_is_left_out_and_reported_and_the_rest_served(tmp_pat
     due = index.due(1_000)
     assert due is not None
     assert [d.id for d in documents(due)] == [f"a{i}" for i in range(10) if i not in (4, 5)]
-    (damage,) = index.segments.counters.damage
+    (damage,) = index.damage
     assert damage.file == "delay_0000000000.bson"
     assert "Restore the file from a backup" in str(damage)
-    assert any("checksum does not match" in line for line in check(index))
+    assert any("checksum does not match" in line for line in index.check())
     (copy,) = (tmp_path / "t").glob("*.damaged")
     assert copy.stat().st_size == damage.length
     abandon(index)
@@ -265,9 +263,9 @@ def test_wherever_a_document_is_damaged_the_others_fire(tmp_path: Path, where: s
     index = open_at(tmp_path / "t", settings=WIDE)
     index.append(messages("a", 40), 0)
     if where != "memtable":
-        index.writer.roll()
+        index.maintenance.roll()
     if where == "sealed":
-        maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
+        index.maintenance.adopt(seal(Door(), index.maintenance.seal_job(0)))
     spoil_document(index, "a20", at)
     index.append(messages("b", 1), 0)
     abandon(index)
@@ -290,8 +288,8 @@ def test_damaged_bytes_are_kept_aside_when_their_segment_is_sealed_or_goes(tmp_p
     index.append(messages("a", 30), 0)
     index.append(messages("b", 30), 0)
     spoil_document(index, "a4")
-    index.writer.roll()
-    maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
+    index.maintenance.roll()
+    index.maintenance.adopt(seal(Door(), index.maintenance.seal_job(0)))
     assert len(list((tmp_path / "t").glob("*.damaged"))) == 1
     assert [found.id for found in index.browse(limit=100)[0]].count("a4") == 0
     spoil_document(index, "b7")
@@ -300,27 +298,27 @@ def test_damaged_bytes_are_kept_aside_when_their_segment_is_sealed_or_goes(tmp_p
     index.advance(due)
     abandon(index)
     again = open_index(Door(), tmp_path / "t", "t", WIDE, due.progress)
-    maintenance.step(again, 10, None)
-    assert list(again.segments.by_base) == [max(again.segments.by_base)]
+    again.maintenance.step(10, None)
+    assert list(again._segments.by_base) == [max(again._segments.by_base)]
     kept = [path.read_bytes() for path in (tmp_path / "t").glob("*.damaged")]
     assert len(kept) == 2
     assert any(b"b7\0" in data for data in kept), "found before, by another process"
-    assert check(again) == []
+    assert again.check() == []
     abandon(again)
 
 
 def test_compaction_leaves_a_damaged_document_behind(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t", settings=Settings(segment_bytes=1 << 16, compact_live_ratio=0.5))
     index.append(messages("a", 30), 0)
-    index.writer.roll()
+    index.maintenance.roll()
     index.cancel([f"a{i}" for i in range(24)])
     spoil_document(index, "a25")
     for _ in range(10):
-        maintenance.step(index, 2, None)
-    assert 0 not in index.segments.by_base
+        index.maintenance.step(2, None)
+    assert 0 not in index._segments.by_base
     assert [found.id for found in index.browse()[0]] == ["a24", "a26", "a27", "a28", "a29"]
     assert index.stats().damaged == 1
-    assert check(index) == []
+    assert index.check() == []
     abandon(index)
 
 
@@ -347,7 +345,7 @@ def test_a_stretch_without_one_good_document_blocks_nothing(tmp_path: Path) -> N
     index = open_at(tmp_path / "t", settings=settings)
     for prefix in "abc":
         index.append(messages(prefix, 20), 0)
-    runs = index.segments.by_base[0].parts
+    runs = index._segments.by_base[0].parts
     start, end = int(runs[1].spans_of(np.array([0]))[0][0]), int(runs[1].spans_of(np.array([19]))[1][0])
     index.close()
     with (tmp_path / "t" / "delay_0000000000.bson").open("r+b") as file:
@@ -374,14 +372,14 @@ def test_behind_a_damaged_header_all_documents_are_served(tmp_path: Path, last: 
     index.append(messages("a", 12), 0)
     index.append(messages("c", 12, due=50), 0)
     if sealed:
-        index.writer.roll()
-        maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
+        index.maintenance.roll()
+        index.maintenance.adopt(seal(Door(), index.maintenance.seal_job(0)))
     elif not last:
-        index.writer.roll()
+        index.maintenance.roll()
     if not last:
         index.append(messages("b", 3), 0)
     elif sealed:  # as if the last one had never been made
-        (tmp_path / "t" / names.segment("delay", index.segments.active.base)).unlink()
+        (tmp_path / "t" / names.segment("delay", index._segments.active.base)).unlink()
     abandon(index)
     path = tmp_path / "t" / "delay_0000000000.bson"
     data = bytearray(path.read_bytes())
@@ -389,7 +387,7 @@ def test_behind_a_damaged_header_all_documents_are_served(tmp_path: Path, last: 
     path.write_bytes(data)
     for _ in range(2):
         again = open_at(tmp_path / "t")
-        assert [d.reason for d in again.segments.counters.damage] == ["its header is damaged"]
+        assert [d.reason for d in again.damage] == ["its header is damaged"]
         found = {found.id for found in again.browse(limit=100)[0]}
         assert found >= {f"{p}{i}" for p in "ac" for i in range(12)}
         again.append(messages("more", 1), 0)
@@ -398,7 +396,7 @@ def test_behind_a_damaged_header_all_documents_are_served(tmp_path: Path, last: 
 
 
 def test_a_segment_of_another_topic_is_refused_and_not_served(tmp_path: Path) -> None:
-    other = open_index(Door(), tmp_path / "u", "u", SMALL, open_at(tmp_path / "t").durable)
+    other = open_index(Door(), tmp_path / "u", "u", SMALL, open_at(tmp_path / "t").progress)
     other.append(messages("foreign", 5), 0)
     abandon(other)
     shutil.copy(tmp_path / "u" / "delay_0000000000.bson", tmp_path / "t" / "delay_0000000000.bson")
@@ -420,18 +418,18 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, conte
 def test_a_segment_that_was_just_being_made_is_made_again(tmp_path: Path, left: str) -> None:
     index = open_at(tmp_path / "t")
     index.append(messages("a", 5), 0)
-    index.writer.roll()
-    path = index.segments.active.path
+    index.maintenance.roll()
+    path = index._segments.active.path
     whole = path.read_bytes()
     abandon(index)
     path.write_bytes(
         {"nothing": b"", "a part": whole[:40], "zeros": bytes(len(whole)), "all but the checksum": whole[:-9] + bytes(9)}[left]
     )
     again = open_at(tmp_path / "t")
-    assert again.segments.counters.damage == []
+    assert again.damage == []
     assert again.stats().sleep == 5
     again.append(messages("b", 5), 0)
-    assert check(again) == []
+    assert again.check() == []
     abandon(again)
 
 

@@ -14,7 +14,6 @@ from tests.harness.index_world import Later
 from tests.trust.powercuts_disk import Disk as Remembering
 from tests.trust.powercuts_disk import all_lost, fill
 from turtlemq.engine import Engine
-from turtlemq.index import maintenance
 from turtlemq.model import Message
 from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import Filter
@@ -48,8 +47,8 @@ def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: P
     if how == "rescheduled":
         engine.reschedule("t", "a", 1, due_ms=20)
     elif how == "compacted":
-        index.writer.roll()
-        assert maintenance.compact(index, 0, 10) == 1
+        index.maintenance.roll()
+        assert index.maintenance.compact(0, 10) == 1
     else:
         engine.tick(10)
         assert engine.reserve("t", "g", 1, 10).ids == ["a"]
@@ -239,7 +238,7 @@ def test_what_comes_while_a_beat_is_under_way_is_not_taken_for_synced(tmp_path: 
     topic = engine.topic("t")
     assert topic.broker.history.durable < topic.broker.history.number
     assert topic.broker.ready.durable_offset < topic.broker.ready.next_offset
-    assert topic.index.durable != topic.index.segments.progress, "what was handed off since may be gone with the power"
+    assert topic.index._segments.durable != topic.index.progress, "what was handed off since may be gone with the power"
     engine.tick(4_000)
     flusher.finish()
     engine.tick(4_010)
@@ -260,7 +259,7 @@ def test_ids_whose_hashes_are_alike_are_two_messages(tmp_path: Path) -> None:
     assert xxhash.xxh3_64_intdigest(one.encode()) >> 22 == xxhash.xxh3_64_intdigest(other.encode()) >> 22
     engine = start(tmp_path, Settings(run_messages=4))
     engine.submit("t", [Message(b"1", 10, id=one), *messages(8)], 0)
-    engine.topic("t").index.writer.flush()
+    engine.topic("t").index.maintenance.flush()
     assert engine.get("t", other) is None
     assert engine.cancel("t", [other], 0) == {other: "unknown"}
     for id_ in (other, one):

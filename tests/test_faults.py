@@ -55,7 +55,7 @@ WRITING: list[Chapter] = [
     cancel("b0", "c1", "gone"),
     lambda w: w.append(batch("d", 2), 3, sync=False),
     append("e", 30, size=60),
-    lambda w: w.index.writer.flush(),
+    lambda w: w.index.maintenance.flush(),
     lambda w: w.roll(),
     append("f", 1),
 ]
@@ -145,7 +145,7 @@ class Told:
         self.door.heal()
         assert not isinstance(error, OSError) or error.filename is not None, "which file?"
         world.sealed = None  # if this was an adoption, the segment will be sealed once more
-        if world.index.writer.stopped is None:
+        if world.index.stopped is None:
             assert not isinstance(error, Stopped)
             world.compare_all()
             return False
@@ -202,7 +202,7 @@ def _prepared(folder: Path) -> World:
     for chapter in (*SEALING, lambda w: w.roll(), append("z", 7), seal):
         chapter(world)
     world.settle()
-    world.index.writer.shut()
+    world.index._writer.shut()
     world.door.shut()
     return world
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.harness.index_world import Later, abandon, open_at, replace_by
-from turtlemq.index import maintenance
 from turtlemq.index.filters import ASKED_MAX, choose
 from turtlemq.index.index import Index
 from turtlemq.index.parts import TablePart
@@ -60,13 +59,13 @@ def _own(first: int, count: int) -> Batch:
 
 
 def _asked(index: Index) -> int:
-    return len({part.filter or part for part in index.segments.parts if isinstance(part, TablePart) and part.table.id_count})
+    return len({part.filter or part for part in index._segments.parts if isinstance(part, TablePart) and part.table.id_count})
 
 
 def _filled(index: Index, count: int) -> None:
     for first in range(0, count, 30):
         assert index.append(_own(first, 30), 0).duplicates == 0
-    index.filters.tend(index.writer.flusher)
+    index._filters.tend(index._writer.flusher)
 
 
 def test_no_id_is_taken_twice_wherever_it_sleeps(tmp_path: Path) -> None:
@@ -74,13 +73,13 @@ def test_no_id_is_taken_twice_wherever_it_sleeps(tmp_path: Path) -> None:
     index = open_at(tmp_path, settings=RUNS)
     _filled(index, 1_500)
     for _ in range(2):
-        assert len(index.segments.parts) > 40
+        assert len(index._segments.parts) > 40
         for first in range(0, 1_500, 100):
             assert index.append(_own(first, 100), 0).created == [False] * 100
         assert [index.append(_own(n, 1), 0).created for n in range(0, 1_500, 37)] == [[False]] * 41
         assert all(index.get(f"own-{n}") for n in range(0, 1_500, 37))
         assert _asked(index) <= ASKED_MAX
-        assert sum(part.filter is not None for part in index.segments.parts) > 40, "what was asked was a filter"
+        assert sum(part.filter is not None for part in index._segments.parts) > 40, "what was asked was a filter"
         abandon(index)
         index = open_at(tmp_path, settings=RUNS)
     assert index.append(_own(1_490, 30), 0).created == [False] * 10 + [True] * 20
@@ -89,17 +88,17 @@ def test_no_id_is_taken_twice_wherever_it_sleeps(tmp_path: Path) -> None:
 
 def test_a_filter_has_no_name_and_is_made_while_others_work(tmp_path: Path) -> None:
     index = open_at(tmp_path, settings=RUNS)
-    later = index.writer.flusher = Later()
+    later = index._writer.flusher = Later()
     for first in range(0, 600, 30):
         assert index.append(_own(first, 30), 0).duplicates == 0
         if first % 90 == 0:
             later.finish()
-            index.writer.finish_flush(wait=True)
+            index._writer.finish_flush(wait=True)
         assert not [path.name for path in tmp_path.iterdir() if "filter" in path.name]
         assert index.append(_own(first // 2, 30), 0).created == [False] * 30, "also while it is being made"
-    assert any(part.filter is not None for part in index.segments.parts)
+    assert any(part.filter is not None for part in index._segments.parts)
     index.close()
-    index.segments.door.shut()
+    index._segments.door.shut()
 
 
 class NoFilters(Door):
@@ -128,7 +127,7 @@ def test_where_no_filter_can_be_made_tables_are_asked(tmp_path: Path, call: str,
     _filled(index, 600)
     assert door.refused > 3, "it is tried again when other tables come"
     assert index.append(_own(0, 600), 0).created == [False] * 600
-    assert not any(part.filter for part in index.segments.parts)
+    assert not any(part.filter for part in index._segments.parts)
     links = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
     left = [os.readlink(link) for link in links if link.is_symlink()]
     assert not [name for name in left if name.startswith(str(tmp_path)) and ".filter" in name], "no descriptor is left behind"
@@ -169,7 +168,7 @@ def test_a_table_that_is_damaged_is_mended_before_it_is_read_into_a_filter(tmp_p
     for first in range(90, 300, 30):
         index.append(_own(first, 30), 0)
     assert index.append(_own(0, 300), 0).created == [False] * 300
-    assert index.segments.parts[0].filter is not None
+    assert index._segments.parts[0].filter is not None
     abandon(index)
 
 
@@ -178,13 +177,13 @@ def test_damage_of_a_table_that_has_gone_meanwhile_is_nobodys_business(tmp_path:
     for _ in range(3):
         index.append(Batch([b"x"] * 30, [9] * 30), 0)
     slow = Slow()
-    index.filters.tend(slow)
-    index.writer.roll()
-    assert maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, 0)))
+    index._filters.tend(slow)
+    index.maintenance.roll()
+    assert index.maintenance.adopt(seal(Door(), index.maintenance.seal_job(0)))
     slow.let = True
     with pytest.raises(Damaged):
         slow.result()
-    index.filters.tend(slow)
+    index._filters.tend(slow)
     assert index.append(_own(60, 30), 0).created == [False] * 30
     abandon(index)
 
@@ -194,9 +193,9 @@ def test_an_id_is_read_into_few_filters_in_its_life(tmp_path: Path) -> None:
     read = 0
     for first in range(0, 6_000, 30):
         index.append(_own(first, 30), 0)
-        read += sum(part.table.id_count for part in choose(index.segments.parts))
+        read += sum(part.table.id_count for part in choose(index._segments.parts))
         for _ in range(2):  # it is made at once here, and put in place
-            index.filters.tend(index.writer.flusher)
+            index._filters.tend(index._writer.flusher)
         assert _asked(index) <= ASKED_MAX
     assert 6_000 < read < 10 * 6_000, "it grows with the logarithm of their number"
     abandon(index)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.harness.index_world import SMALL, World, abandon, documents
-from turtlemq.index import firing, firing_small, maintenance
+from turtlemq.index import firing, firing_small
 from turtlemq.index.index import Index
 from turtlemq.index.parts import Singles, SinglesCursor
 from turtlemq.model import ORDINAL_BITS, Batch, Damage, Due
@@ -57,7 +57,7 @@ def told(due: Due | None) -> Any:
 
 def both(index: Index, now: int, **limits: int) -> tuple[Due | None, list[Damage]]:
     """What is due, found in both ways and compared, and the damage that was met."""
-    found, shelf = [], index.segments
+    found, shelf = [], index._segments
     for count in (NEVER, firing_small.FEW, NEVER):  # the first may mend a table
         shelf._damaged.clear()
         shelf.counters.damage.clear()
@@ -73,15 +73,15 @@ def drained(index: Index, now: int, **limits: int) -> list[str]:
     out: list[str] = []
     while (due := both(index, now, **limits)[0]) is not None:
         out += [document.id for document in documents(due)]
-        before = index.segments.progress, [(c, c.pos) for c, _, _ in due.moves]
+        before = index.progress, [(c, c.pos) for c, _, _ in due.moves]
         index.advance(due)
-        assert (index.segments.progress, [(c, c.pos) for c, _, _ in due.moves]) != before or not due.moves
+        assert (index.progress, [(c, c.pos) for c, _, _ in due.moves]) != before or not due.moves
     return out
 
 
 def taken_as(index: Index, now: int) -> type:
     """With what the next firing works."""
-    return type(firing._take(index.segments.due_cursors(now), now, 10_000)[0])
+    return type(firing._take(index._segments.due_cursors(now), now, 10_000)[0])
 
 
 # Stories
@@ -89,8 +89,8 @@ def taken_as(index: Index, now: int) -> type:
 
 def test_single_keys_fire_from_the_list_that_gathers_them(world: World) -> None:
     world.append(Batch([b"x"] * 3, [5, 4, 9], ids=list("abc")), 0)
-    memtable = world.index.segments.memtable
-    (cursor,) = world.index.segments.due_cursors(5)
+    memtable = world.index._segments.memtable
+    (cursor,) = world.index._segments.due_cursors(5)
     assert isinstance(cursor, SinglesCursor)
     assert taken_as(world.index, 5) is firing_small.SmallBatch
     assert drained(world.index, 5) == ["b", "a"]
@@ -121,7 +121,7 @@ def test_a_later_cursor_of_the_list_stands_where_the_first_left_it(world: World)
 def test_equal_due_times_of_all_cursors_come_in_order_of_arrival(world: World) -> None:
     """From sealed and unsealed segments, runs on disk, runs in memory and single keys."""
     wanted: list[str] = []
-    for step in (world.roll, world.index.writer.flush, None, None):
+    for step in (world.roll, world.index.maintenance.flush, None, None):
         some = [f"{len(wanted) + i:03}" for i in range(7)]
         world.append(Batch([b"x"] * 7, [5] * 7, ids=some), 0)
         wanted += some
@@ -129,7 +129,7 @@ def test_equal_due_times_of_all_cursors_come_in_order_of_arrival(world: World) -
             step()
     world.seal(world.closed[0])
     world.adopt()
-    assert len(world.index.segments.due_cursors(5)) == 3
+    assert len(world.index._segments.due_cursors(5)) == 3
     assert taken_as(world.index, 5) is firing_small.SmallBatch
     assert drained(world.index, 5, count_max=5) == wanted
 
@@ -138,7 +138,7 @@ def test_copies_that_compaction_made_keep_their_places(world: World) -> None:
     world.append(Batch([b"x"] * 3, [5] * 3, ids=["a", "b", "later"]), 0)
     world.roll()
     world.append(Batch([b"x"] * 2, [5, 5], ids=["c", "d"]), 0)
-    maintenance.compact(world.index, world.closed[0], 2)
+    world.index.maintenance.compact(world.closed[0], 2)
     due, _ = both(world.index, 5)
     assert due is not None
     assert [bool(document.flags & f.MOVED) for document in documents(due)].count(True) == 2
@@ -150,10 +150,10 @@ def test_late_keys_fire_from_a_cursor_of_their_own(world: World) -> None:
     world.append(Batch([b"x"] * 3, [5, 6, 50], ids=list("abz")), 0)
     world.drain(10)
     world.append(Batch([b"x"] * 2, [5, 7], ids=list("cd")), 0)
-    world.index.writer.flush()
+    world.index.maintenance.flush()
     world.settle()
     world.reopen(clean=False)
-    assert [cursor.late for cursor in world.index.segments.due_cursors(10)] == [True]
+    assert [cursor.late for cursor in world.index._segments.due_cursors(10)] == [True]
     assert drained(world.index, 60) == ["c", "d", "z"]
 
 
@@ -163,7 +163,7 @@ def test_a_cancel_on_its_way_holds_back_the_same(world: World) -> None:
     world.cancel(["d"], commit=False)
     assert drained(world.index, 9) == ["a", "c"]
     assert both(world.index, 9)[0] is None
-    world.index.writer.commit()
+    world.index.commit()
     assert drained(world.index, 9) == ["e", "f"]
 
 
@@ -185,21 +185,21 @@ def test_limits_are_met_exactly(world: World, extra: int) -> None:
 def test_a_file_that_was_cut_gives_what_is_left(world: World, cut: int) -> None:
     """The last byte of a document is a NUL, and so is what lies behind the end of a file: without it nothing is lost."""
     world.append(Batch([b"x" * 50] * 3, [1] * 3, ids=list("abc")), 0)
-    path = world.index.segments.active.path
+    path = world.index._segments.active.path
     with path.open("r+b") as file:
         file.truncate(max(0, path.stat().st_size - cut))
     due, damage = both(world.index, 1)
     assert due is not None
     assert len(due) == {1: 3, 2: 2, 60: 2, 10_000: 0}[cut]
     assert len(damage) == 3 - len(due)
-    last = log.read_document(world.door, path, *world.index.segments.memtable.span_of(2))
+    last = log.read_document(world.door, path, *world.index._segments.memtable.span_of(2))
     assert last == (due.raw[int(due.starts[2]) :] if cut == 1 else None)
 
 
 def test_no_byte_of_a_document_may_change(world: World) -> None:
     world.append(Batch([b"x" * 9] * 3, [1] * 3, ids=list("abc")), 0)
-    path = world.index.segments.active.path
-    start, end = world.index.segments.memtable.span_of(1)
+    path = world.index._segments.active.path
+    start, end = world.index._segments.memtable.span_of(1)
     good = path.read_bytes()
     for at in range(start, end):
         path.write_bytes(good[:at] + bytes((good[at] ^ 0x80,)) + good[at + 1 :])
@@ -266,7 +266,7 @@ def do(world: World, step: tuple[str, Any]) -> None:
     elif name == "fire":
         world.due(what[0], count_max=what[1])
     elif name == "flush":
-        world.index.writer.flush()
+        world.index.maintenance.flush()
     elif name == "roll":
         world.roll()
     elif name == "settle":
@@ -274,12 +274,12 @@ def do(world: World, step: tuple[str, Any]) -> None:
     elif name == "crash":
         world.reopen(clean=False)
     elif name == "seal":
-        live = [base for base in world.closed if world.index.segments.by_base[base].live]
+        live = [base for base in world.closed if world.index._segments.by_base[base].live]
         if live:
             world.seal(live[what % len(live)])
             world.adopt()
     elif name == "compact" and world.closed:
-        maintenance.compact(world.index, world.closed[what[0] % len(world.closed)], what[1])
+        world.index.maintenance.compact(world.closed[what[0] % len(world.closed)], what[1])
 
 
 def spoil(path: Path, at: int, how: str) -> None:

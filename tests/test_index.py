@@ -26,7 +26,6 @@ from turtlemq.errors import (
     TooLarge,
     UnknownMessage,
 )
-from turtlemq.index.check import check
 from turtlemq.index.columns import as_batch
 from turtlemq.index.index import Index
 from turtlemq.model import BODY_BYTES_MAX, DUE_MS_MAX, Batch, Due, Mark, Message, Priority, Progress, State
@@ -41,7 +40,7 @@ DAY = 86_400_000
 def index(tmp_path: Path) -> Iterator[Index]:
     opened = open_at(tmp_path / "t", settings=Settings())
     yield opened
-    assert check(opened) == []
+    assert opened.check() == []
     abandon(opened)
 
 
@@ -150,10 +149,10 @@ def test_an_id_that_the_server_is_going_to_give_is_refused(index: Index) -> None
     ],
 )
 def test_bad_input_is_refused_and_changes_nothing(index: Index, batch: Batch, error: type[Exception]) -> None:
-    size = index.segments.active.size
+    size = index._segments.active.size
     with pytest.raises(error):
         index.append(batch, 0)
-    assert (index.stats().sleep, index.segments.active.size) == (0, size)
+    assert (index.stats().sleep, index._segments.active.size) == (0, size)
     assert index.append(one("good", 1), 0).created == [True]
 
 
@@ -174,7 +173,7 @@ def test_the_largest_message_with_the_most_headers_is_still_a_document(index: In
     abandon(index)
     again = open_at(tmp_path / "t", settings=Settings())
     assert [len(found.headers) for found in again.browse()[0]] == [2_900]
-    assert again.segments.counters.damage == []
+    assert again.damage == []
     abandon(again)
 
 
@@ -242,7 +241,7 @@ def test_appends_flushes_and_seals_may_come_between_due_and_advance(world: World
     due = world.index.due(9, count_max=4)
     assert due is not None
     world.append(Batch([b"x"] * 40, [5] * 40), 0)
-    world.index.writer.flush()
+    world.index.maintenance.flush()
     world.roll()
     for document in documents(due):
         world.handed[document.id] = world.asleep.pop(document.id)
@@ -283,7 +282,7 @@ def test_only_what_is_durable_can_be_found(index: Index) -> None:
     index.stage(one("a", 1), 0)
     assert (index.get("a"), index.due(1), index.next_due(), index.stats().sleep) == (None, None, None, 0)
     assert index.stage(one("a", 2), 0).created == [False], "a duplicate of what is on its way"
-    index.writer.commit()
+    index.commit()
     assert ids_of(index.due(1)) == ["a"]
 
 
@@ -292,7 +291,7 @@ def test_a_cancel_on_its_way_holds_back_its_message_and_those_behind(index: Inde
     index.stage_cancel(["c"])
     assert hand_off(index, 9) == ["a", "b"]
     assert index.due(9) is None
-    index.writer.commit()
+    index.commit()
     assert hand_off(index, 9) == ["d"]
 
 
@@ -302,12 +301,12 @@ def test_a_cancel_on_its_way_holds_back_its_message_and_those_behind(index: Inde
 def test_groups_overlap(index: Index) -> None:
     """While one group is being written, the next gathers; each is published in turn."""
     index.stage(one("a", 1), 0)
-    first = index.writer.take()
+    first = index.take()
     assert first is not None
     index.stage(one("b", 2), 0)
     assert index.stage(one("a", 3), 0).created == [False]
     first.run()
-    index.writer.land(first)
+    index.land(first)
     assert index.get("a") is not None
     assert index.get("b") is None
     index.cancel(["a"])  # commits the second group, too
@@ -320,14 +319,14 @@ def test_a_group_that_fails_tells_all_who_are_in_it(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t", door=door)
     index.append(Batch([b"x" * 100] * 20, [1] * 20), 0)
     index.stage(one("a", 1), 0)
-    group = index.writer._group
+    group = index._writer._group
     assert group is not None
     door.at, door.how = len(door.calls), "ENOSPC"
     with pytest.raises(DiskFull):  # the segment is full: what was staged is committed first, and that fails
         index.stage(Batch([b"x" * 3000], [1]), 0)
     assert isinstance(group.error, DiskFull)
     assert index.append(one("a", 1), 0).created == [True]
-    assert check(index) == []
+    assert index.check() == []
     abandon(index)
 
 
@@ -346,10 +345,10 @@ def test_cancel_says_exactly_what_became_of_each(index: Index) -> None:
 
 
 def test_cancelling_nothing_writes_nothing(index: Index) -> None:
-    size = index.segments.active.size
+    size = index._segments.active.size
     assert index.cancel([]) == {}
     assert index.cancel(["x"]) == {"x": State.UNKNOWN}
-    assert index.segments.active.size == size
+    assert index._segments.active.size == size
 
 
 def test_text_that_can_be_no_id_is_unknown(index: Index) -> None:
@@ -413,7 +412,7 @@ def test_a_full_disk_changes_nothing_and_service_resumes(tmp_path: Path) -> None
             index = open_at(tmp_path / "t", door=door)
             continue
         assert all(created), "a batch that was refused is no duplicate of itself"
-        assert check(index) == []
+        assert index.check() == []
     abandon(index)
 
 
@@ -423,8 +422,8 @@ def test_a_failed_sync_stops_the_topic_until_it_is_opened_again(tmp_path: Path) 
     index.append(one("a", 1), 0, sync=False)
     door.at = len(door.calls)
     with pytest.raises(Stopped, match="made to fail"):
-        index.writer.flush()
-    for refused in (lambda: index.append(one("b", 1), 0), lambda: index.cancel(["a"]), index.writer.roll):
+        index.maintenance.flush()
+    for refused in (lambda: index.append(one("b", 1), 0), lambda: index.cancel(["a"]), index.maintenance.roll):
         with pytest.raises(Stopped):
             refused()
     assert ids_of(index.due(1)) == ["a"], "what sleeps still fires"

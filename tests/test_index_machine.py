@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.harness.index_world import Later, World, replace_by, spoil
-from turtlemq.index import maintenance
 from turtlemq.model import Batch
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
@@ -96,7 +95,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        self.world.index.writer.commit()
+        self.world.index.commit()
 
     # One message
 
@@ -157,7 +156,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.world.index.writer.flush()
+        self.world.index.maintenance.flush()
 
     @precondition(lambda self: self.world.flusher is not None and self.world.flusher.jobs)
     @rule()
@@ -172,7 +171,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.sealed is None)
     @rule(pick=picks)
     def seal(self, pick: int) -> None:
-        live = [base for base in self.world.closed if self.world.index.segments.by_base[base].live]
+        live = [base for base in self.world.closed if self.world.index._segments.by_base[base].live]
         if live:
             self.world.seal(live[pick % len(live)])
 
@@ -189,19 +188,19 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=picks, budget=st.integers(1, 5))
     def compact(self, pick: int, budget: int) -> None:
         if closed := self.world.closed:
-            maintenance.compact(self.world.index, closed[pick % len(closed)], budget)
+            self.world.index.maintenance.compact(closed[pick % len(closed)], budget)
 
     @rule(pick=picks)
     def drop(self, pick: int) -> None:
         if closed := self.world.closed:
-            maintenance.drop(self.world.index, closed[pick % len(closed)])
+            self.world.index.maintenance.drop(closed[pick % len(closed)])
 
     @rule(budget=st.integers(1, 50))
     def step(self, budget: int) -> None:
         if self.world.sealed is None:
             self.world.step(budget)
         else:
-            maintenance.step(self.world.index, budget, self.world.busy)
+            self.world.index.maintenance.step(budget, self.world.busy)
 
     @rule()
     def keep_house(self) -> None:
@@ -268,7 +267,7 @@ class Machine(RuleBasedStateMachine):
             if hasattr(self, "world") and self.world.open:
                 self.world.compare_all()
                 self.world.index.close()
-                self.world.index.segments.door.shut()
+                self.world.index._segments.door.shut()
         finally:
             shutil.rmtree(self.root)
 

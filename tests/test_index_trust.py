@@ -18,7 +18,6 @@ from tests.harness.doors import Failing
 from tests.harness.index_world import SMALL, Later, World, abandon, documents, open_at
 from turtlemq.errors import Stopped
 from turtlemq.index import maintenance
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.seal import seal
 from turtlemq.index.writer import CommitGroup
@@ -71,7 +70,7 @@ def hand_off(index: Index, now: int, count_max: int = 10_000) -> list[str]:
 
 def fill(world: World, prefix: str) -> None:
     """Long sleepers, until the active segment has no room for another document."""
-    active, before, count = world.index.segments.active, world.index.segments.active.size, 1
+    active, before, count = world.index._segments.active, world.index._segments.active.size, 1
     world.append(batch(f"{prefix}0", 1, YEAR), 0)
     each = active.size - before
     while (room := world.settings.segment_bytes - active.size) >= 2 * each:
@@ -88,19 +87,19 @@ def test_a_segment_that_rolls_in_the_midst_of_housekeeping_is_not_sealed_before_
     late.cancel(["z000"])  # whoever drops this segment writes that again, into the active one
     late.roll()
     fill(late, "b")
-    full = late.index.segments.active
+    full = late.index._segments.active
     late.drain(100)
     late.keep_house()
-    assert late.index.segments.counters.segments_dropped == 1
-    assert late.index.segments.active is not full
-    assert (full.live, late.index.segments.by_base[full.base].live) == (full.documents, full.documents)
+    assert late.index.counters.segments_dropped == 1
+    assert late.index._segments.active is not full
+    assert (full.live, late.index._segments.by_base[full.base].live) == (full.documents, full.documents)
 
 
 def test_nobody_can_order_a_seal_of_documents_that_have_no_table_yet(late: World) -> None:
     late.append(batch("a", 20), 0)
     late.roll()
     with pytest.raises(AssertionError):
-        maintenance.seal_job(late.index, 0)
+        late.index.maintenance.seal_job(0)
 
 
 # Groups that no thread was given
@@ -141,17 +140,17 @@ def test_a_put_of_an_id_whose_reschedule_is_under_way_is_a_duplicate(tmp_path: P
         run(index)
     assert index.stage(Batch([b"second"], [30], ids=["x"]), 2).created == [False]
     assert index.stage(Batch([b"third"] * 30, [30] * 30, ids=[f"{i}" for i in range(29)] + ["x"]), 2).duplicates == 1
-    index.writer.commit()
+    index.commit()
     assert index.cancel(["x"]) == {"x": State.CANCELLED}
     assert index.stats().sleep == 29
     assert index.append(Batch([b"again"], [30], ids=["x"]), 3).created == [True]
-    assert check(index) == []
+    assert index.check() == []
     abandon(index)
 
 
 def run(index: Index) -> CommitGroup:
     """What a committer's thread does. It is not landed yet."""
-    group = index.writer.take()
+    group = index.take()
     assert group is not None
     group.run()
     return group
@@ -164,14 +163,14 @@ def test_a_reschedule_is_published_without_a_read_that_could_fail(tmp_path: Path
     door = Failing()
     index = open_at(tmp_path / "t", door=door)
     index.append(batch("x", 5, 10), 0)
-    index.writer.flush()
+    index.maintenance.flush()
     index.stage_reschedule("x000", 1, due_ms=20)
     group = run(index)
     door.at = len(door.calls)
-    index.writer.land(group)
+    index.land(group)
     door.heal()
     assert (hand_off(index, 10), hand_off(index, 20)) == ([f"x{i:03}" for i in range(1, 5)], ["x000"])
-    assert check(index) == []
+    assert index.check() == []
     abandon(index)
 
 
@@ -181,19 +180,19 @@ def unpublished(tmp_path: Path) -> Iterator[tuple[Index, CommitGroup, CommitGrou
     group was staged behind it."""
     door, flusher = Failing(), Later()
     index = open_at(tmp_path / "t", settings=Settings(), door=door)
-    index.writer.flusher = flusher
+    index._writer.flusher = flusher
     index.append(Batch([b"x", b"y"], [10, 15], ids=["x000", "y000"]), 0)
-    index.writer.roll()
+    index.maintenance.roll()
     index.stage_reschedule("x000", 1, due_ms=20)
     group = run(index)
     index.stage(batch("b", 1, 15), 2)
-    behind = index.writer.pending
+    behind = index.pending
     assert behind is not None
     flusher.finish()
-    index.writer.finish_flush()
+    index._writer.finish_flush()
     door.at = len(door.calls)
     with pytest.raises(Stopped):
-        index.writer.land(group)
+        index.land(group)
     assert door.failed == "read delay_0000000000.bson"
     door.heal()
     yield index, group, behind
@@ -202,7 +201,7 @@ def unpublished(tmp_path: Path) -> Iterator[tuple[Index, CommitGroup, CommitGrou
     found = opened.get("x000")
     assert found is not None
     assert (found.due_ms, opened.stats().sleep) == (20, 2), "it was written: opening works it in"
-    assert check(opened) == []
+    assert opened.check() == []
     abandon(opened)
 
 
@@ -220,7 +219,7 @@ def test_what_was_staged_behind_what_could_not_be_published_is_not_stored(
     index, group, behind = unpublished
     assert isinstance(group.error, Stopped)
     assert isinstance(behind.error, Stopped)
-    index.writer.commit()  # there is nothing left to commit
+    index.commit()  # there is nothing left to commit
     assert index.get("b000") is None
     with pytest.raises(Stopped):
         index.append(batch("c", 1), 3)
@@ -244,7 +243,7 @@ def test_two_ids_with_one_hash_are_two_messages(world: World, others: int, toget
     assert world.append(Batch([b"again"], [50], ids=[TWINS[0]]), 0).created == [True]
     world.cancel([TWINS[1]])
     world.compare_all()
-    world.index.writer.flush()
+    world.index.maintenance.flush()
     world.compare_all()
     world.drain(100)
 
@@ -254,8 +253,8 @@ def test_looking_up_an_id_that_was_rescheduled_many_times_stays_cheap(world: Wor
     world.append(Batch([b"x", b"y"], [YEAR, YEAR], ids=list(TWINS)), 0)
     for due in range(100):
         world.reschedule(TWINS[0], 0, YEAR + due, None)
-        assert len(world.index.segments.memtable.find(hash_)) == 2, "the newest of each, and no older version"
-        assert len(world.index.segments.memtable.ids.older[hash_]) <= 4
+        assert len(world.index._segments.memtable.find(hash_)) == 2, "the newest of each, and no older version"
+        assert len(world.index._segments.memtable.ids.older[hash_]) <= 4
 
 
 # Compaction in small steps
@@ -267,7 +266,7 @@ def test_one_step_of_compaction_moves_no_more_bytes_than_it_may(world: World, mo
     world.append(batch("huge", 3, YEAR, 5_000), 0)
     world.roll()
     steps = []
-    while moved := maintenance.compact(world.index, 0, 500):
+    while moved := world.index.maintenance.compact(0, 500):
         world.compare()
         steps.append(moved)
     assert steps == [2] * 10 + [1] * 3, "one at least"
@@ -281,7 +280,7 @@ def test_a_sealed_segment_that_lost_its_end_is_named_at_every_opening(tmp_path: 
     world.append(batch("a", 50, YEAR), 0)
     world.roll()
     world.keep_house()
-    path, (part,) = world.index.segments.by_base[0].path, world.index.segments.by_base[0].parts
+    path, (part,) = world.index._segments.by_base[0].path, world.index._segments.by_base[0].parts
     place = part.span_of(40)[0]
     size = path.stat().st_size
     world.index.close()
@@ -289,9 +288,9 @@ def test_a_sealed_segment_that_lost_its_end_is_named_at_every_opening(tmp_path: 
         file.truncate(place)
     for _ in range(3):
         index = open_at(tmp_path / "t", settings=ROOMY)
-        (damage,) = index.segments.counters.damage
+        (damage,) = index.damage
         assert (damage.file, damage.position, damage.length) == (path.name, place, size - place)
-        (problem,) = check(index)
+        (problem,) = index.check()
         assert "shorter than its header says" in problem
         assert index.stats().sleep == 40, "the rest is served"
         index.close()
@@ -302,7 +301,7 @@ def test_a_sealed_segment_that_lost_its_end_is_named_at_every_opening(tmp_path: 
 
 def copy_over(index: Index, source: int, target: int) -> tuple[str, int]:
     """A misplaced write: a document over another of the same length. Returns where."""
-    part = index.segments.parts[0]
+    part = index._segments.parts[0]
     (start, end), (at, _) = part.span_of(source), part.span_of(target)
     with part.path.open("r+b") as file:
         file.seek(start)
@@ -321,14 +320,14 @@ def test_a_document_copied_over_another_is_handed_off_once_and_the_other_named(
     world = World(tmp_path / "t", ROOMY)
     world.append(batch("a", count), 0)
     if where == "run":
-        world.index.writer.flush()
+        world.index.maintenance.flush()
     if where == "sealed":
         world.roll()
         world.keep_house()
     source, target = (5, 15) if forward else (15, 5)
     place = copy_over(world.index, source, target)
     assert sorted(hand_off(world.index, 100)) == [f"a{i:03}" for i in range(count) if i != target]
-    assert [(damage.file, damage.position) for damage in world.index.segments.counters.damage] == [place]
+    assert [(damage.file, damage.position) for damage in world.index.damage] == [place]
     assert world.index.stats().sleep == 0
     abandon(world.index)
 
@@ -339,9 +338,9 @@ def test_compaction_does_not_make_two_messages_of_a_document_copied_over_another
     world.roll()
     world.keep_house()
     place = copy_over(world.index, 5, 15)
-    maintenance.compact(world.index, 0, 500)
+    world.index.maintenance.compact(0, 500)
     assert sorted(hand_off(world.index, YEAR)) == [f"a{i:03}" for i in range(20) if i != 15]
-    assert [(damage.file, damage.position) for damage in world.index.segments.counters.damage] == [place]
+    assert [(damage.file, damage.position) for damage in world.index.damage] == [place]
     abandon(world.index)
 
 
@@ -349,13 +348,13 @@ def test_a_seal_that_lacks_sleepers_is_not_adopted(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.append(batch("b", 20, 200), 0)
     world.roll()
-    order = maintenance.seal_job(world.index, 0)
+    order = world.index.maintenance.seal_job(0)
     lost = replace(order, ended=np.array([order.first_seq + 30], np.int64))
-    assert not maintenance.adopt(world.index, seal(world.door, lost))
-    assert not world.index.segments.by_base[0].sealed
+    assert not world.index.maintenance.adopt(seal(world.door, lost))
+    assert not world.index._segments.by_base[0].sealed
     world.sealed = seal(world.door, order)
     world.cancel(["a001", "b001"])
     world.reschedule("b002", 0, 300, None)
     world.drain(100)
     world.adopt()
-    assert world.index.segments.by_base[0].sealed, "what was ended or handed off since it was ordered is not missing"
+    assert world.index._segments.by_base[0].sealed, "what was ended or handed off since it was ordered is not missing"

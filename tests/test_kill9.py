@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-from turtlemq.index import maintenance
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
@@ -92,9 +90,9 @@ def work(folder: Path, seed: int) -> None:
             index.release(handed.progress)
             continue
         elif deed == "house":
-            order, _ = maintenance.step(index, 10, None)
+            order, _ = index.maintenance.step(10, None)
             if order is not None:
-                maintenance.adopt(index, seal(door, order))
+                index.maintenance.adopt(seal(door, order))
             continue
         else:
             continue
@@ -181,11 +179,11 @@ def test_a_process_killed_at_any_moment_loses_nothing_that_was_answered(tmp_path
         door = Door()
         index = open_index(door, tmp_path / "t", "t", SETTINGS, received.progress)
         ledger.take(index, received.ids)
-        assert check(index) == []
-        assert index.segments.counters.damage == []
-        segments = max(segments, len(index.segments.by_base))
-        sealed += sum(segment.sealed for segment in index.segments.by_base.values())
-        index.writer.shut()  # as if this process were killed, too
+        assert index.check() == []
+        assert index.damage == []
+        segments = max(segments, len(index._segments.by_base))
+        sealed += sum(segment.sealed for segment in index._segments.by_base.values())
+        index._writer.shut()  # as if this process were killed, too
         door.shut()
     assert segments > 2
     assert sealed > 0

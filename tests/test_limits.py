@@ -26,7 +26,6 @@ from turtlemq.errors import (
     UnknownMessage,
     UnknownTopic,
 )
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.validate import check_batch
@@ -65,7 +64,7 @@ def an_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
     """One for all tests: whatever is refused must leave it as it was."""
     index = made(tmp_path_factory.mktemp("index"))
     yield index
-    assert check(index) == []
+    assert index.check() == []
     index.close()
 
 
@@ -79,7 +78,7 @@ class Unchanged:
     """A block after which files and figures are as they were, and what was refused can still be stored."""
 
     def __init__(self, index: Index) -> None:
-        self.index, self.folder = index, index.segments.folder
+        self.index, self.folder = index, index._segments.folder
 
     def state(self) -> object:
         return contents(self.folder), self.index.stats(), self.index.browse()[0], self.index.next_due()
@@ -90,7 +89,7 @@ class Unchanged:
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
             assert self.state() == self.before
-            self.index.writer.commit()
+            self.index.commit()
             assert self.state() == self.before, "something was staged"
 
 
@@ -271,7 +270,7 @@ def test_limits_themselves_are_allowed(tmp_path: Path) -> None:
 
 
 def test_an_id_that_the_server_is_going_to_give_is_refused(index: Index) -> None:
-    coming = server_ids(index.writer.next_seq(5) + 3, 1)[0]
+    coming = server_ids(index.next_seq(5) + 3, 1)[0]
     with Unchanged(index), pytest.raises(InvalidId, match="is an id that the server is going to give; choose another") as caught:
         index.append(batch(2, ids=["fine", coming]), 5)
     assert caught.value.details["index"] == 1

@@ -11,7 +11,6 @@ import pytest
 
 from tests.harness.index_world import World, abandon, open_at
 from turtlemq.errors import InvalidArgument
-from turtlemq.index import maintenance
 from turtlemq.index.index import Index
 from turtlemq.index.seal import seal
 from turtlemq.model import DUE_MS_MAX, Batch
@@ -80,14 +79,14 @@ def test_thousands_of_equal_due_times_make_pages_of_equal_cost(world: World) -> 
         world.append(Batch([b"x" * 40] * 200, [7] * 200), 0)
     seal_all(world)
     world.reopen()
-    world.index.segments.door = Counting()
+    world.index._segments.door = Counting()
     seen: list[int] = []
     cursor: str | None = None
     for _ in range(40):
         reads = 0
         page, cursor = world.index.browse(limit=100, cursor=cursor)
         seen += [found.seq for found in page]
-        assert reads < 100 * 150 * (len(world.index.segments.parts) + 2), "pages far behind cost as much as the first"
+        assert reads < 100 * 150 * (len(world.index._segments.parts) + 2), "pages far behind cost as much as the first"
     assert cursor is None
     assert seen == sorted(set(seen))
     assert len(seen) == 4_000
@@ -125,7 +124,7 @@ def test_a_long_stretch_of_cancelled_messages_is_stepped_over(world: World) -> N
 def test_a_damaged_document_is_on_no_page_and_ends_no_list(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t", settings=MEDIUM)
     index.append(Batch([b"x" * 50] * 30, [5] * 30, ids=[f"{i:02}" for i in range(30)]), 0)
-    hits = [index.segments.find(id_) for id_ in ("04", "05", "06")]
+    hits = [index._segments.find(id_) for id_ in ("04", "05", "06")]
     with (tmp_path / "t" / "delay_0000000000.bson").open("r+b") as file:
         for hit in hits:
             assert hit is not None
@@ -166,9 +165,9 @@ def test_a_forecast_reads_no_document(world: World) -> None:
         def read(self, path: Path, offset: int, length: int) -> bytes:
             raise AssertionError("a document was read")
 
-    door, world.index.segments.door = world.index.segments.door, Blind()
+    door, world.index._segments.door = world.index._segments.door, Blind()
     world.forecast(0, 100, 10)
-    world.index.segments.door = door
+    world.index._segments.door = door
 
 
 @pytest.mark.parametrize(
@@ -214,10 +213,10 @@ def test_figures_follow_every_step(tmp_path: Path) -> None:
     assert (stats.sleep, stats.handed_off, stats.cancelled, stats.next_due_ms) == (50, 8, 2, 10)
     assert stats.live_ratio == 50 / 62
     assert stats.bytes == sum(path.stat().st_size for path in (tmp_path / "t").glob("*.bson"))
-    base = min(index.segments.by_base)
-    index.writer.roll()
+    base = min(index._segments.by_base)
+    index.maintenance.roll()
     index.release(due.progress)
-    maintenance.adopt(index, seal(Door(), maintenance.seal_job(index, base)))
-    assert (index.stats().sleep, index.stats().segments) == (50, len(index.segments.by_base))
-    assert index.stats().live_ratio == pytest.approx(50 / sum(s.documents for s in index.segments.by_base.values()))
+    index.maintenance.adopt(seal(Door(), index.maintenance.seal_job(base)))
+    assert (index.stats().sleep, index.stats().segments) == (50, len(index._segments.by_base))
+    assert index.stats().live_ratio == pytest.approx(50 / sum(s.documents for s in index._segments.by_base.values()))
     abandon(index)

@@ -16,8 +16,6 @@ import pytest
 
 from tests.harness.doors import Recording, left_by_a_cut
 from tests.harness.index_world import SMALL, TOPIC, World, abandon, documents
-from turtlemq.index import maintenance
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.model import Batch, Progress
@@ -79,8 +77,8 @@ class Story:
         first = open_index(Door(), folder, TOPIC, self.settings, progress)
         found = sleepers(first)
         assert found in allowed, f"lost {[_minus(a, found) for a in allowed]}, too much {[_minus(found, a) for a in allowed]}"
-        assert first.segments.counters.damage == []
-        assert check(first) == []
+        assert first.damage == []
+        assert first.check() == []
         abandon(first)
         second = open_index(Door(), folder, TOPIC, self.settings, progress)
         assert fired(second) == found
@@ -190,7 +188,7 @@ def test_what_opening_has_found_is_durable_from_then_on(tmp_path: Path, scratch:
 def test_a_segment_has_gone_for_good_before_its_tombstones_go(tmp_path: Path, scratch: Path) -> None:
     story = Story(tmp_path / "t", Settings(segment_bytes=1 << 14, run_messages=50))
     story.tell(append("a", 6), roll, append("b", 6), cancel(*(f"a{i}" for i in range(6))), roll)
-    story.tell(lambda w: maintenance.drop(w.index, 0), seal_oldest, adopt, cancel("b2"))
+    story.tell(lambda w: w.index.maintenance.drop(0), seal_oldest, adopt, cancel("b2"))
     assert story.check_cuts(scratch) > 30
 
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.model import DUE_MS_MAX, Batch, Progress
@@ -378,7 +377,7 @@ def asleep(index: Index) -> dict[str, tuple[int, bytes]]:
 def story(folder: Path) -> tuple[bytes, list[tuple[int, dict[str, tuple[int, bytes]]]]]:
     """A segment written by an Index, and what slept after each batch."""
     index = opened(folder)
-    path = index.segments.active.path
+    path = index._segments.active.path
     states = [(path.stat().st_size, asleep(index))]
     index.append(Batch([b"one"], [50], ["a"]), 1)
     states.append((path.stat().st_size, asleep(index)))
@@ -404,7 +403,7 @@ def test_an_index_over_every_prefix_knows_whole_batches_and_no_phantom(tmp_path:
         due = index.due(DUE_MS_MAX)
         assert (0 if due is None else len(due)) == len(expected[1])
         if size % 16 == 0:
-            assert check(index) == []
+            assert index.check() == []
         index.close()
 
 

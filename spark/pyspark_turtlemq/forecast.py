@@ -50,8 +50,7 @@ def forecast_split(topic: str, log: LogSnapshot, bucket_ms: int) -> ForecastSpli
 def count(piece: ForecastSplit) -> tuple[I64, I64]:
     """Due times of the buckets that are not empty, and how many sleepers each has."""
     door = Door()
-    shelf = _Shelf(door, Path(), piece.topic)
-    shelf.progress = piece.progress
+    shelf = _Shelf(door, Path(), piece.topic, piece.progress)
     for part in piece.parts:
         shelf.parts.append(TablePart(Path(part.file.path).parent, part.open(), part.file.name, part.sealed))
     shelf.parts.sort(key=lambda one: one.first_seq)

@@ -63,8 +63,7 @@ def _counts(opener: TopicLogs) -> dict[int, tuple[int, int, bool]]:
     """By the base of each segment of sleepers: documents, how many of them sleep, and whether it is sealed."""
     log = opener.delay_log()
     door = Door()
-    shelf = _Shelf(door, Path(), opener.files.topic)
-    shelf.progress = opener.ready_log().progress
+    shelf = _Shelf(door, Path(), opener.files.topic, opener.ready_log().progress)
     opened = [(part, TablePart(Path(part.file.path).parent, part.open(), part.file.name, part.sealed)) for part in log.parts]
     shelf.parts = sorted((table for _, table in opened), key=lambda one: one.first_seq)
     for _, table in opened:

@@ -293,7 +293,7 @@ class Ground:
                 self.log.append(id_)
                 for story in self.groups.values():
                     story.at[id_] = At("ready")
-        progress = self.engine.topic(TOPIC).index.segments.progress
+        progress = self.engine.topic(TOPIC).index.progress
         self.naps = [nap for nap in self.naps if not (nap[0] <= self.now and (sure or self._nap_over(nap, progress)))]
         for name, story in self.groups.items():
             for id_, at in list(story.at.items()):

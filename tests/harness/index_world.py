@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from turtlemq.errors import Conflict, UnknownMessage
-from turtlemq.index import maintenance
-from turtlemq.index.check import check
 from turtlemq.index.index import Index
 from turtlemq.index.parts import TablePart
 from turtlemq.index.recover import open_index
@@ -37,9 +35,9 @@ def open_at(folder: Path, progress: Progress = Progress(), settings: Settings = 
 
 def abandon(index: Index) -> None:
     """What a crash of the process leaves: nothing is written any more, descriptors are closed by the system."""
-    index.filters.close()
-    index.writer.shut()
-    index.segments.door.shut()
+    index._filters.close()
+    index._writer.shut()
+    index._segments.door.shut()
 
 
 def documents(due: Due) -> list[f.Document]:
@@ -160,14 +158,14 @@ class World:
         index = open_index(self.door, self.folder, TOPIC, self.settings, self.receiver.synced, clean_end)
         if self.flusher is not None:
             self.flusher.jobs.clear()
-            index.writer.flusher = self.flusher
+            index._writer.flusher = self.flusher
         return index
 
     # Producing
 
     def append(self, batch: Batch, now_ms: int, *, sync: bool = True) -> Receipt:
         """Append, and compare the receipt with what the model expects of every id."""
-        expected, first = self._expected(batch), self.index.writer.next_seq(now_ms)
+        expected, first = self._expected(batch), self.index.next_seq(now_ms)
         receipt = self.index.append(batch, now_ms, sync=sync)
         self._compare_receipt(batch, receipt, expected)
         self.committed()
@@ -176,18 +174,18 @@ class World:
 
     def stage(self, batch: Batch, now_ms: int) -> None:
         """The first half of an append. Some later commit is the other half."""
-        expected, first = self._expected(batch), self.index.writer.next_seq(now_ms)
-        group = self.index.writer._group
+        expected, first = self._expected(batch), self.index.next_seq(now_ms)
+        group = self.index._writer._group
         receipt = self.index.stage(batch, now_ms)
         self._compare_receipt(batch, receipt, expected)
-        self.committed(rolled=self.index.writer._group is not group)
+        self.committed(rolled=self.index._writer._group is not group)
         if any(receipt.created):
             self.staged.append((batch, receipt, first))
 
     def committed(self, *, rolled: bool = False) -> None:
         """Take note of a commit, if there was one: what was on its way has arrived. `rolled`: the segment was full, so what was
         staged before has been committed already."""
-        if self.index.writer._group is not None and not rolled:
+        if self.index._writer._group is not None and not rolled:
             return
         for batch, receipt, first in self.staged:
             self._born(batch, receipt, first)
@@ -236,7 +234,7 @@ class World:
 
     def cancel(self, ids: Sequence[str], *, commit: bool = True) -> None:
         before = {id_: self.state(id_) for id_ in ids}
-        group = self.index.writer._group
+        group = self.index._writer._group
         outcome = self.index.cancel(ids) if commit else self.index.stage_cancel(ids)
         assert set(outcome) == set(ids)
         ended = set()
@@ -245,7 +243,7 @@ class World:
             assert state is (State.UNKNOWN if id_ in self.ending else wanted), (id_, before[id_], state)
             if state is State.CANCELLED:
                 ended.add(id_)
-        self.committed(rolled=self.index.writer._group is not group)
+        self.committed(rolled=self.index._writer._group is not group)
         self.ending |= ended
         self.committed()
 
@@ -343,7 +341,7 @@ class World:
 
     @property
     def closed(self) -> list[int]:
-        shelf, flushing = self.index.segments, [memtable.base for memtable in self.index.writer.frozen]
+        shelf, flushing = self.index._segments, [memtable.base for memtable in self.index._writer.frozen]
         return [base for base in shelf.by_base if base not in (shelf.active.base, self.busy, *flushing)]
 
     @property
@@ -351,23 +349,23 @@ class World:
         return None if self.sealed is None else self.sealed.base
 
     def roll(self) -> None:
-        self.index.writer.commit()
+        self.index.commit()
         self.committed()
-        self.index.writer.roll()
+        self.index.maintenance.roll()
 
     def seal(self, base: int) -> None:
         """Write a sealed segment beside the old one."""
         assert self.sealed is None
-        self.sealed = seal(self.door, maintenance.seal_job(self.index, base))
+        self.sealed = seal(self.door, self.index.maintenance.seal_job(base))
 
     def adopt(self) -> None:
         assert self.sealed is not None
         sealed, self.sealed = self.sealed, None
-        maintenance.adopt(self.index, sealed)
+        self.index.maintenance.adopt(sealed)
 
     def step(self, budget: int) -> bool:
         """One step of housekeeping; a segment to seal is sealed at once."""
-        job, more = maintenance.step(self.index, budget, self.busy)
+        job, more = self.index.maintenance.step(budget, self.busy)
         if job is not None:
             self.sealed = seal(self.door, job)
             self.adopt()
@@ -393,7 +391,7 @@ class World:
             self.settle()
             end = self.index.close()
             self.committed()
-            self.index.segments.door.shut()
+            self.index._segments.door.shut()
         else:
             abandon(self.index)
             self.staged, self.ending = [], set()
@@ -419,7 +417,7 @@ class World:
 
     def damage_unread(self, path: Path, pick: int) -> bool:
         """Spoil a block of a mapped table that was not verified yet. False where there is none."""
-        for part in self.index.segments.parts:
+        for part in self.index._segments.parts:
             table = getattr(part, "table", None)
             if table is None or table.path != path:
                 continue
@@ -439,7 +437,7 @@ class World:
         self.committed()
         stats = self.index.stats()
         assert stats.sleep == len(self.asleep), (stats.sleep, len(self.asleep))
-        assert stats.damaged == 0, self.index.segments.counters.damage
+        assert stats.damaged == 0, self.index.damage
         first = min((s.due_ms for s in self.asleep.values()), default=None)
         following = self.index.next_due()
         assert stats.next_due_ms == following
@@ -461,12 +459,12 @@ class World:
         assert sorted(g.id for g in listed) == sorted(self.asleep)
         assert all(self.asleep[g.id].same(g) for g in listed)
         assert [(g.due_ms, g.seq) for g in listed] == sorted((g.due_ms, g.seq) for g in listed)
-        repairing(self.index.segments, self._verify)  # `check` would tell of blocks that nobody has read since they were damaged
-        problems = check(self.index)
+        repairing(self.index._segments, self._verify)  # `check` would tell of blocks that nobody has read since they were damaged
+        problems = self.index.check()
         assert problems == [], problems
 
     def _verify(self) -> None:
-        for part in self.index.segments.parts:
+        for part in self.index._segments.parts:
             if isinstance(part, TablePart):
                 part.table.verify()
 
@@ -486,7 +484,7 @@ class World:
 
 
 def _figures(index: Index) -> tuple[object, ...]:
-    counters = index.segments.counters
+    counters = index.counters
     return index.stats(), counters.moved, counters.seals, counters.segments_dropped
 
 

@@ -64,8 +64,8 @@ BUGS = (
     Bug(
         "a seal is adopted without a sync of the folder, and the old files go",
         "index/maintenance.py",
-        "        door.sync_folder(shelf.folder)\n    except OSError as error:  # the old file may come back",
-        "        pass\n    except OSError as error:  # the old file may come back",
+        "            door.sync_folder(segments.folder)\n        except OSError as error:  # the old file may come back",
+        "            pass\n        except OSError as error:  # the old file may come back",
         _CRASH,
     ),
     Bug(
@@ -241,8 +241,8 @@ BUGS = (
     Bug(
         "tombstones are lost when their segment is dropped",
         "index/maintenance.py",
-        "    _keep_tombstones(index, segment)\n    deleted",
-        "    deleted",
+        "        self._keep_tombstones(segment)\n        deleted",
+        "        deleted",
         f"compaction index_machine {_SIM}",
     ),
     Bug(
@@ -262,15 +262,15 @@ BUGS = (
     Bug(
         "a seal drops what was handed off but is not safe yet",
         "index/maintenance.py",
-        "        progress=index.durable,\n",
-        "        progress=index.segments.progress,\n",
+        "            progress=segments.durable,\n",
+        "            progress=segments.progress,\n",
         f"compaction index_machine {_CRASH}",
     ),
     Bug(
         "compaction moves a sleeper whose cancel is being committed",
         "index/maintenance.py",
-        "                elif document.seq not in ending:\n",
-        "                else:\n",
+        "                    elif document.seq not in ending:\n",
+        "                    else:\n",
         "compaction commit",
     ),
     # Consuming
@@ -482,8 +482,8 @@ BUGS = (
     Bug(
         "a segment goes when a part of it is safe",
         "index/maintenance.py",
-        "            if not index.durable.covers(f.key_dues(keys), seqs).all():\n",
-        "            if not index.durable.covers(f.key_dues(keys), seqs).any():\n",
+        "                if not segments.durable.covers(f.key_dues(keys), seqs).all():\n",
+        "                if not segments.durable.covers(f.key_dues(keys), seqs).any():\n",
         "compaction_trust",
     ),
     Bug(
@@ -538,7 +538,7 @@ BUGS = (
     Bug(
         "check passes over dead letters",
         "topic/check.py",
-        '    found += [f"dead letters of {line}" for line in check_index(stores.dead_letters.index)]\n',
+        '    found += [f"dead letters of {line}" for line in stores.dead_letters.index.check()]\n',
         "",
         "check_trust",
     ),

@@ -9,7 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.trust.model import Broken, Figures
-from turtlemq.index import firing, maintenance, seal
+from turtlemq.index import firing, seal
+from turtlemq.index.maintenance import Maintenance
 
 STORIES_MIN = 200  # in fewer, something may be missing by chance
 PLACES = ("seals", "compactions", "bulk handoffs", "tombstones sealed", "late acks", "of them for another's lease")
@@ -19,24 +20,24 @@ PLACES = ("seals", "compactions", "bulk handoffs", "tombstones sealed", "late ac
 def counting(seen: Figures) -> Iterator[None]:
     """Count into `seen` what is finished meanwhile."""
     with (
-        _counted(maintenance, "adopt", lambda done: seen.update({"seals": bool(done)})),
-        _counted(maintenance, "compact", lambda moved: seen.update({"compactions": bool(moved)})),
+        _counted(Maintenance, "adopt", lambda done: seen.update({"seals": bool(done)})),
+        _counted(Maintenance, "compact", lambda moved: seen.update({"compactions": bool(moved)})),
         _counted(firing, "_merge", lambda _: seen.update({"bulk handoffs": 1})),
         _counted(seal, "_tombstones", lambda stones: seen.update({"tombstones sealed": len(stones)})),
     ):
         yield
 
 
-def _counted(module: ModuleType, name: str, note: Callable[[Any], None]) -> Any:
-    """A function of a module also tells what it returns."""
-    function = getattr(module, name)
+def _counted(owner: ModuleType | type, name: str, note: Callable[[Any], None]) -> Any:
+    """A function of a module, or a method of a class, also reports its result to `note`."""
+    function = getattr(owner, name)
 
     def told(*args: Any) -> Any:
         answer = function(*args)
         note(answer)
         return answer
 
-    return patch.object(module, name, told)
+    return patch.object(owner, name, told)
 
 
 def reached(seen: Figures) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from turtlemq.index import build
-from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import TablePart
 from turtlemq.index.segments import Segment, Segments
@@ -21,9 +20,8 @@ from turtlemq.segment.scan import Scan, scan
 from turtlemq.segment.table import Damaged
 
 
-def check(index: Index) -> list[str]:
+def check(shelf: Segments) -> list[str]:
     """Every broken invariant, a line each. Empty: all is well."""
-    shelf = index.segments
     scans = {base: _scan(shelf, segment) for base, segment in shelf.by_base.items()}
     ended = np.array(sorted({seq for base in scans for seq in _ended(shelf, shelf.by_base[base], scans[base])}), np.int64)
     problems: list[str] = []

@@ -129,3 +129,22 @@ def _extra_flags(batch: Batch, i: int) -> int:
     return optional_flags(
         batch.expires_ms[i] if batch.expires_ms is not None else None, batch.headers[i] if batch.headers is not None else None
     )
+
+
+def number_column(values: list[int]) -> list[int] | I64:
+    """Numbers as an array. Values that do not fit stay a list, for `check_batch` to report them."""
+    if set(map(type, values)) != {int}:
+        return values
+    try:
+        column = np.array(values)
+    except OverflowError:
+        return values
+    return column if column.dtype == np.int64 else values
+
+
+def may_repeat(raw: list[bytes], hashes: U64) -> bool:
+    """May two of these ids be equal? For many, equal hashes decide: sorting them costs a fifth of a set of the ids."""
+    if len(raw) < f.FEW:
+        return len(set(raw)) < len(raw)
+    ordered = np.sort(hashes)
+    return bool((ordered[1:] == ordered[:-1]).any())

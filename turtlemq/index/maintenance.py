@@ -1,7 +1,8 @@
-"""Housekeeping of an Index: seal full segments, empty and drop the ones that are nearly dead.
+"""Maintenance of an Index: seal full segments, compact segments in which few messages sleep, drop empty ones.
 
-Decided by `policy`, done here in small steps. Compaction is nothing special: each survivor is appended again as a new version of
-itself that ends the old one, so a crash at any point leaves exactly one of the two.
+`policy` decides, this module acts, in small steps. Compaction is nothing special: each sleeper is appended again as a new version
+of itself that ends the old one, so a crash at any point leaves exactly one of the two. `seal` rewrites a segment, perhaps in
+another process; `adopt` puts its result in place.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 from turtlemq.errors import DiskFull
 from turtlemq.index import policy
 from turtlemq.index.columns import Columns
-from turtlemq.index.index import Index
 from turtlemq.index.parts import Part, TablePart
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.seal import Sealed, SealJob
 from turtlemq.index.segments import Segment, Segments, ended_path, table_path
+from turtlemq.index.writer import Writer
 from turtlemq.model import I64, SegmentLoad
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -27,89 +28,244 @@ from turtlemq.segment import table as t
 from turtlemq.segment.ids import hash_id
 from turtlemq.storage import names
 
-_MOVED_BYTES = 4 << 20  # of sleepers moved in one step: whoever waits for the loop waits for it
+_MOVED_BYTES = 4 << 20  # of sleepers moved in one step: requests wait as long as it takes
 
 
-def step(index: Index, budget: int, busy: int | None, skip: Set[int] = frozenset()) -> tuple[SealJob | None, bool]:
-    """One small step of housekeeping: drop what is empty, move up to `budget` sleepers, or say which segment to seal.
+class Maintenance:
+    """The maintenance of one Index. Same thread as the Index; each call is one small step."""
 
-    `busy` is a segment whose seal is under way, `skip` are those that could not be sealed. Also returns whether to come again."""
-    shelf = index.segments
-    if index.writer.stopped is not None:
-        return None, False
-    if policy.should_roll(_load(index, shelf.active), index.settings):
-        index.writer.commit()
-        index.writer.roll()
-    try:
-        index.writer.finish_flush()
-    except (OSError, t.Damaged):
-        pass  # the memtable serves on
-    waiting, loads = False, []
-    for segment in list(shelf.by_base.values()):
-        if segment is shelf.active or segment.base == busy or _flushing(index, segment):  # asked anew: `drop` may roll
-            continue
-        if segment.live:
-            loads.append(_load(index, segment, segment.base in skip))
-        elif not repairing(shelf, partial(_all_safe, index, segment)):
-            waiting = True
-        elif _stones(shelf, segment) > min(budget, index.settings.compact_live_ratio * segment.documents):
-            loads.append(_load(index, segment, segment.base in skip))  # a seal finds out which of its tombstones are needed
-        else:
-            drop(index, segment.base)
-    plan, waiting = policy.plan(loads, index.settings), waiting or bool(index.writer.frozen)
-    if plan is None:
-        return None, waiting
-    if plan.task is policy.Task.COMPACT:
-        compact(index, plan.base, budget)
-        return None, True
-    return (seal_job(index, plan.base) if busy is None else None), True
+    def __init__(self, segments: Segments, writer: Writer) -> None:
+        self._segments, self._writer = segments, writer
+
+    def step(self, budget: int, busy: int | None, skip: Set[int] = frozenset()) -> tuple[SealJob | None, bool]:
+        """Drop empty segments, move up to `budget` sleepers, or choose a segment to seal. Returns the order for that seal, or
+        None, and whether there is more to do.
+
+        `busy`: the segment whose seal is under way. `skip`: segments that could not be sealed."""
+        segments, writer, settings = self._segments, self._writer, self._writer.settings
+        if writer.stopped is not None:
+            return None, False
+        if policy.should_roll(self._load(segments.active), settings):
+            self.roll()
+        try:
+            writer.finish_flush()
+        except (OSError, t.Damaged):
+            pass  # the memtable serves on
+        waiting, loads = False, []
+        for segment in list(segments.by_base.values()):
+            if segment is segments.active or segment.base == busy or self._flushing(segment):  # asked anew: `drop` may roll
+                continue
+            if segment.live:
+                loads.append(self._load(segment, segment.base in skip))
+            elif not repairing(segments, partial(self._all_safe, segment)):
+                waiting = True
+            elif self._ending_count(segment) > min(budget, settings.compact_live_ratio * segment.documents):
+                loads.append(self._load(segment, segment.base in skip))  # a seal finds out which of its tombstones are needed
+            else:
+                self.drop(segment.base)
+        plan, waiting = policy.plan(loads, settings), waiting or bool(writer.frozen)
+        if plan is None:
+            return None, waiting
+        if plan.task is policy.Task.COMPACT:
+            self.compact(plan.base, budget)
+            return None, True
+        return (self.seal_job(plan.base) if busy is None else None), True
+
+    def roll(self) -> None:
+        """Commit everything staged, close the active segment and begin the next one."""
+        self._writer.commit()
+        self._writer.roll()
+
+    def flush(self) -> None:
+        """Write the memtable to disk as a run now. Raises if that fails; the memtable serves on."""
+        self._writer.flush()
+
+    def _flushing(self, segment: Segment) -> bool:
+        """Is a table of it still to be written? Then a part of it is a memtable, which only firing knows how to read."""
+        return any(memtable.base == segment.base for memtable in self._writer.frozen)
+
+    def _load(self, segment: Segment, unsealable: bool = False) -> SegmentLoad:
+        """The figures on which the policy decides. Tombstones that may be needed count as live, or they would be moved on and on;
+        a sealed segment with many of them is worth another seal once something before it has changed."""
+        ending = self._ending_count(segment)
+        stale = ending > self._writer.settings.compact_live_ratio * segment.documents and not segment.sifted
+        sealed = unsealable or (segment.sealed and not stale)
+        return SegmentLoad(segment.base, segment.size, segment.documents, segment.live + ending, sealed)
+
+    def _ending_count(self, segment: Segment) -> int:
+        """How many documents of a segment may keep others ended. None in the oldest: the ended ones always stand before them."""
+        segments = self._segments
+        return 0 if segment.base == min(segments.by_base) else repairing(segments, lambda: segment.ending_count)
+
+    def _all_safe(self, segment: Segment) -> bool:
+        """Is every handed off message of this segment durable with the receiver?"""
+        segments = self._segments
+        if segments.durable == segments.progress:
+            return True
+        for part in segment.parts:
+            for cursor in part.cursors:
+                keys = cursor.keys.slice(0, len(cursor.keys))
+                ordinals = f.key_ordinals(keys)
+                keys, ordinals = keys[part.alive(ordinals)], ordinals[part.alive(ordinals)]
+                seqs = log.read_prefixes(segments.door, part.path, part.spans_of(ordinals)[0])["seq"]
+                if not segments.durable.covers(f.key_dues(keys), seqs).all():
+                    return False
+        return True
+
+    # Seal
+
+    def seal_job(self, base: int) -> SealJob:
+        """The order to rewrite a segment, as of now."""
+        segments = self._segments
+        segment = segments.by_base[base]
+        segment.sifted = True
+        before = [other for other in segments.by_base.values() if other.base < base]
+        return SealJob(
+            folder=segments.folder,
+            topic=segments.topic,
+            base=base,
+            generation=segment.generation + 1,
+            progress=segments.durable,
+            ended=repairing(segments, partial(_ended_seqs, segments, segment)),
+            ended_by=segments.memtable.last_seq,
+            others=tuple((part.first_seq, part.last_seq, other.ended_by) for other in before for part in other.parts),
+            first_seq=min(part.first_seq for part in segment.parts),
+            last_seq=max(part.last_seq for part in segment.parts),
+        )
+
+    def adopt(self, sealed: Sealed) -> bool:
+        """Put a sealed segment in the place of its original. Returns False, and keeps the original, if the seal cannot be used.
+
+        Everything that can fail comes before the rename: behind it, positions in the old file mean nothing."""
+        self._writer.refuse_if_stopped()
+        segments, door = self._segments, self._segments.door
+        old = segments.by_base[sealed.base]
+        path, table = old.path, table_path(segments.folder, sealed.base, None)
+        try:
+            new, part = self._prepare(sealed)
+        except t.Damaged:
+            return False
+        if part.live < old.live and not sealed.damage:  # both as of now: messages ended or handed off meanwhile are so in both
+            return False
+        for damage in sealed.damage:
+            segments.damage(damage)
+        door.rename(part.path, path)
+        part.path = path
+        for gone in old.parts:
+            retire(gone)
+        segments.by_base[sealed.base] = new
+        segments.changed(sealed.base)
+        segments.arrange()
+        segments.counters.seals += 1
+        try:
+            door.rename(table.with_name(table.name + names.TMP), table)
+        except (OSError, DiskFull):  # a cache: opening finds it under its unfinished name too
+            pass
+        try:
+            door.sync_folder(segments.folder)
+        except OSError as error:  # the old file may come back, with documents that only tombstones keep ended
+            raise self._writer.stop(error) from error
+        self._discard([path for gone in old.parts for path in self._caches(old, gone) if path != table])
+        return True
+
+    def _prepare(self, sealed: Sealed) -> tuple[Segment, TablePart]:
+        """The sealed segment and its part, still read under its unfinished name."""
+        segments = self._segments
+        old = segments.by_base[sealed.base]
+        table = table_path(segments.folder, sealed.base, None)
+        opened = t.open_table(segments.door, table.with_name(table.name + names.TMP))
+        if opened is None or (opened.cover.generation, opened.cover.end) != (sealed.generation, sealed.size):
+            raise t.Damaged(f"{table.name}: what the seal wrote is not there any more.")
+        part = TablePart(segments.folder, opened, old.path.name + names.TMP, True)
+        repairing(segments, partial(segments.integrate, part))
+        start = sealed.size - (opened.cover.end - opened.cover.start) if sealed.documents else sealed.size
+        new = Segment(sealed.base, old.path, sealed.generation, True, sealed.size, start, part.ended_by, [part])
+        new.sifted = old.sifted
+        return new, part
+
+    def _caches(self, segment: Segment, part: Part) -> list[Path]:
+        """The paths of a part's table and ended bits."""
+        folder, first = self._segments.folder, None if segment.sealed else part.first
+        return [table_path(folder, part.base, first), ended_path(folder, part.base, first)]
+
+    def _discard(self, paths: list[Path]) -> None:
+        """Remove files that nothing refers to any more. Where that fails, the next opening does it."""
+        for path in paths:
+            try:
+                self._segments.door.remove(path)
+            except OSError:
+                continue
+
+    # Compaction
+
+    def compact(self, base: int, budget: int) -> int:
+        """Move up to `budget` sleepers of a segment into the active one, durably. Returns how many."""
+        self._writer.refuse_if_stopped()
+        sleepers = repairing(self._segments, partial(self._first_sleepers, base, budget))
+        if sleepers:
+            columns = _copies([document for _, document in sleepers])
+            columns.seen = [seen for seen, _ in sleepers]
+            self._writer.stage(columns, self._writer.next_seq(0))
+            self._writer.commit()
+        return len(sleepers)
+
+    def _first_sleepers(self, base: int, budget: int) -> list[tuple[tuple[Part, int], f.Document]]:
+        """Sleepers of a segment with part and ordinal, without those whose end is being committed."""
+        segments, ending = self._segments, self._writer.staged_ends
+        sleepers: list[tuple[tuple[Part, int], f.Document]] = []
+        size = 0
+        for part in segments.by_base[base].parts:
+            for cursor in part.cursors:
+                ordinals = f.key_ordinals(cursor.keys.slice(cursor.pos, len(cursor.keys)))
+                for ordinal in ordinals[part.alive(ordinals)][: budget - len(sleepers)].tolist():
+                    if size >= _MOVED_BYTES:
+                        return sleepers
+                    document = segments.read_one(part, ordinal)
+                    if document is None or any(True for _ in segments.strays(part, [(ordinal, document)])):
+                        part.mark_ended(ordinal)  # damaged and reported: a copy of its bytes is kept aside
+                    elif document.seq not in ending:
+                        sleepers.append(((part, ordinal), document))
+                        size += document.length
+        return sleepers
+
+    def drop(self, base: int) -> bool:
+        """Remove a segment in which nothing sleeps. False while handed off messages of it are not durable with the receiver."""
+        self._writer.refuse_if_stopped()
+        segments, door = self._segments, self._segments.door
+        segment = segments.by_base[base]
+        if segment.live or not repairing(segments, partial(self._all_safe, segment)):
+            return False
+        self._keep_tombstones(segment)
+        deleted = segment.path.with_name(segment.path.name + names.DELETED)
+        door.rename(segment.path, deleted)
+        for part in segment.parts:
+            retire(part)
+        del segments.by_base[base]
+        segments.changed(base)
+        segments.arrange()
+        segments.counters.segments_dropped += 1
+        segments.counters.bytes_dropped += segment.size
+        try:
+            door.sync_folder(segments.folder)  # before tombstones for its documents may go
+        except OSError as error:
+            raise self._writer.stop(error) from error
+        self._discard([deleted, *(path for part in segment.parts for path in self._caches(segment, part))])
+        return True
+
+    def _keep_tombstones(self, segment: Segment) -> None:
+        """Write the tombstones of a segment that goes again, if they end documents of segments that stay."""
+        segments = self._segments
+        others = [other for other in segments.by_base.values() if other is not segment]
+        ending = repairing(segments, lambda: [document for part in segment.parts for document in segments.ending_documents(part)])
+        needed = [document for document in ending if any(other.needs(document) for other in others)]
+        if needed:
+            self._writer.stage(_renewed_tombstones(needed), self._writer.next_seq(0))
+            self._writer.commit()
 
 
-def _flushing(index: Index, segment: Segment) -> bool:
-    """Is a table of it still to be written? Then a part of it is a memtable, which only firing knows how to read."""
-    return any(memtable.base == segment.base for memtable in index.writer.frozen)
-
-
-def _load(index: Index, segment: Segment, unsealable: bool = False) -> SegmentLoad:
-    """What the policy goes by. Tombstones that may be needed count as live, or they would be moved on and on; a sealed segment
-    with many of them is worth another seal once something before it has changed."""
-    stones = _stones(index.segments, segment)
-    stale = stones > index.settings.compact_live_ratio * segment.documents and not segment.sifted
-    sealed = unsealable or (segment.sealed and not stale)
-    return SegmentLoad(segment.base, segment.size, segment.documents, segment.live + stones, sealed)
-
-
-def _stones(shelf: Segments, segment: Segment) -> int:
-    """How many documents of a segment may still keep others ended: none in the oldest, for these stand before it."""
-    return 0 if segment.base == min(shelf.by_base) else repairing(shelf, lambda: segment.ending_count)
-
-
-# Seal
-
-
-def seal_job(index: Index, base: int) -> SealJob:
-    """The order to rewrite a segment, as of now."""
-    shelf = index.segments
-    segment = shelf.by_base[base]
-    segment.sifted = True
-    before = [other for other in shelf.by_base.values() if other.base < base]
-    return SealJob(
-        folder=shelf.folder,
-        topic=shelf.topic,
-        base=base,
-        generation=segment.generation + 1,
-        progress=index.durable,
-        ended=repairing(shelf, partial(_ended_seqs, shelf, segment)),
-        ended_by=shelf.memtable.last_seq,
-        others=tuple((part.first_seq, part.last_seq, other.ended_by) for other in before for part in other.parts),
-        first_seq=min(part.first_seq for part in segment.parts),
-        last_seq=max(part.last_seq for part in segment.parts),
-    )
-
-
-def _ended_seqs(shelf: Segments, segment: Segment) -> I64:
-    """Seqs of the documents of a segment that tombstones have ended. Those left out of a run's keys count as ended too."""
-    found = [np.empty(0, np.int64)]
+def _ended_seqs(segments: Segments, segment: Segment) -> I64:
+    """Seqs of the ended documents of a segment, sorted. Documents without a key in their run's table count as ended too."""
+    seqs = [np.empty(0, np.int64)]
     for part in segment.parts:
         assert isinstance(part, TablePart), "a memtable's documents would all count as ended"
         everything = np.arange(part.documents)
@@ -117,109 +273,8 @@ def _ended_seqs(shelf: Segments, segment: Segment) -> I64:
         keyed[f.key_ordinals(part.table.slice(0, len(part.table)))] = True
         ordinals = everything[~keyed | ~part.alive(everything)]
         starts, _ = part.spans_of(ordinals)
-        found.append(log.read_prefixes(shelf.door, part.path, starts)["seq"])
-    return np.unique(np.concatenate(found))
-
-
-def adopt(index: Index, sealed: Sealed) -> bool:
-    """Put a sealed segment in the place of the one it was made from. What can fail comes before the rename: then positions of the
-    old file mean nothing any more. False if what the seal wrote cannot be used: the segment serves on as it was."""
-    index.writer.refuse_if_stopped()
-    shelf, door = index.segments, index.segments.door
-    old = shelf.by_base[sealed.base]
-    path, table = old.path, table_path(shelf.folder, sealed.base, None)
-    try:
-        fresh, part = _prepare(index, sealed)
-    except t.Damaged:
-        return False
-    if part.live < old.live and not sealed.damage:  # both as of now: whatever was ended or handed off meanwhile is so in both
-        return False
-    for damage in sealed.damage:
-        shelf.damage(damage)
-    door.rename(part.path, path)
-    part.path = path
-    for gone in old.parts:
-        retire(gone)
-    shelf.by_base[sealed.base] = fresh
-    shelf.changed(sealed.base)
-    shelf.arrange()
-    shelf.counters.seals += 1
-    try:
-        door.rename(table.with_name(table.name + names.TMP), table)
-    except (OSError, DiskFull):  # a cache: opening finds it under its unfinished name too
-        pass
-    try:
-        door.sync_folder(shelf.folder)
-    except OSError as error:  # the old file may come back, and with it what only tombstones keep ended
-        raise index.writer.stop(error) from error
-    _discard(shelf, [path for gone in old.parts for path in _caches(shelf, old, gone) if path != table])
-    return True
-
-
-def _prepare(index: Index, sealed: Sealed) -> tuple[Segment, TablePart]:
-    """The sealed segment as it will stand on the shelf, read under its unfinished name."""
-    shelf = index.segments
-    old = shelf.by_base[sealed.base]
-    table = table_path(shelf.folder, sealed.base, None)
-    opened = t.open_table(shelf.door, table.with_name(table.name + names.TMP))
-    if opened is None or (opened.cover.generation, opened.cover.end) != (sealed.generation, sealed.size):
-        raise t.Damaged(f"{table.name}: what the seal wrote is not there any more.")
-    part = TablePart(shelf.folder, opened, old.path.name + names.TMP, True)
-    repairing(shelf, partial(shelf.integrate, part))
-    start = sealed.size - (opened.cover.end - opened.cover.start) if sealed.documents else sealed.size
-    fresh = Segment(sealed.base, old.path, sealed.generation, True, sealed.size, start, part.ended_by, [part])
-    fresh.sifted = old.sifted
-    return fresh, part
-
-
-def _caches(shelf: Segments, segment: Segment, part: Part) -> list[Path]:
-    """The index files of a part."""
-    first = None if segment.sealed else part.first
-    return [table_path(shelf.folder, part.base, first), ended_path(shelf.folder, part.base, first)]
-
-
-def _discard(shelf: Segments, paths: list[Path]) -> None:
-    """Remove files that mean nothing any more. Where that fails, the next opening does it."""
-    for path in paths:
-        try:
-            shelf.door.remove(path)
-        except OSError:
-            continue
-
-
-# Compaction
-
-
-def compact(index: Index, base: int, budget: int) -> int:
-    """Move up to `budget` sleepers of a segment into the active one, durably. Returns how many."""
-    index.writer.refuse_if_stopped()
-    documents = repairing(index.segments, partial(_first_sleepers, index, base, budget))
-    if documents:
-        columns = _copies([document for _, document in documents])
-        columns.seen = [seen for seen, _ in documents]
-        index.writer.stage(columns, index.writer.next_seq(0))
-        index.writer.commit()
-    return len(documents)
-
-
-def _first_sleepers(index: Index, base: int, budget: int) -> list[tuple[tuple[Part, int], f.Document]]:
-    """Sleepers of a segment, but for those whose end is being committed."""
-    shelf, ending = index.segments, index.writer.staged_ends
-    documents: list[tuple[tuple[Part, int], f.Document]] = []
-    size = 0
-    for part in shelf.by_base[base].parts:
-        for cursor in part.cursors:
-            ordinals = f.key_ordinals(cursor.keys.slice(cursor.pos, len(cursor.keys)))
-            for ordinal in ordinals[part.alive(ordinals)][: budget - len(documents)].tolist():
-                if size >= _MOVED_BYTES:
-                    return documents
-                document = shelf.read_one(part, ordinal)
-                if document is None or any(True for _ in shelf.strays(part, [(ordinal, document)])):
-                    part.mark_ended(ordinal)  # damaged and reported: a copy of its bytes is kept aside
-                elif document.seq not in ending:
-                    documents.append(((part, ordinal), document))
-                    size += document.length
-    return documents
+        seqs.append(log.read_prefixes(segments.door, part.path, starts)["seq"])
+    return np.unique(np.concatenate(seqs))
 
 
 def _copies(documents: list[f.Document]) -> Columns:
@@ -238,67 +293,16 @@ def _copies(documents: list[f.Document]) -> Columns:
     )
 
 
-def drop(index: Index, base: int) -> bool:
-    """Remove a segment in which nothing sleeps. False while what was handed off from it is not durable with the receiver."""
-    index.writer.refuse_if_stopped()
-    shelf, door = index.segments, index.segments.door
-    segment = shelf.by_base[base]
-    if segment.live or not repairing(shelf, partial(_all_safe, index, segment)):
-        return False
-    _keep_tombstones(index, segment)
-    deleted = segment.path.with_name(segment.path.name + names.DELETED)
-    door.rename(segment.path, deleted)
-    for part in segment.parts:
-        retire(part)
-    del shelf.by_base[base]
-    shelf.changed(base)
-    shelf.arrange()
-    shelf.counters.segments_dropped += 1
-    shelf.counters.bytes_dropped += segment.size
-    try:
-        door.sync_folder(shelf.folder)  # before tombstones for its documents may go
-    except OSError as error:
-        raise index.writer.stop(error) from error
-    _discard(shelf, [deleted, *(path for part in segment.parts for path in _caches(shelf, segment, part))])
-    return True
-
-
-def _all_safe(index: Index, segment: Segment) -> bool:
-    """Is everything that was handed off from this segment covered by what is durable elsewhere?"""
-    if index.durable == index.segments.progress:
-        return True
-    for part in segment.parts:
-        for cursor in part.cursors:
-            keys = cursor.keys.slice(0, len(cursor.keys))
-            ordinals = f.key_ordinals(keys)
-            keys, ordinals = keys[part.alive(ordinals)], ordinals[part.alive(ordinals)]
-            seqs = log.read_prefixes(index.segments.door, part.path, part.spans_of(ordinals)[0])["seq"]
-            if not index.durable.covers(f.key_dues(keys), seqs).all():
-                return False
-    return True
-
-
-def _keep_tombstones(index: Index, segment: Segment) -> None:
-    """Tombstones of a segment that goes, for documents of segments that stay, are written again."""
-    shelf = index.segments
-    others = [other for other in shelf.by_base.values() if other is not segment]
-    killers = repairing(shelf, lambda: [document for part in segment.parts for document in shelf.ending_documents(part)])
-    stones = [stone for stone in killers if any(other.needs(stone) for other in others)]
-    if stones:
-        index.writer.stage(renewed_tombstones(stones), index.writer.next_seq(0))
-        index.writer.commit()
-
-
-def renewed_tombstones(stones: list[f.Document]) -> Columns:
-    """The same endings once more, for documents that go."""
+def _renewed_tombstones(ending: list[f.Document]) -> Columns:
+    """Tombstones that end the same documents as these, each a batch of its own."""
     return Columns(
-        ids=[d.id.encode() for d in stones],
-        bodies=[b""] * len(stones),
-        due_ms=[d.due_ms for d in stones],
-        ttr_ms=[0] * len(stones),
-        flags=[f.TOMBSTONE] * len(stones),
-        extras=[f.extra_elements(d.of) for d in stones],
+        ids=[d.id.encode() for d in ending],
+        bodies=[b""] * len(ending),
+        due_ms=[d.due_ms for d in ending],
+        ttr_ms=[0] * len(ending),
+        flags=[f.TOMBSTONE] * len(ending),
+        extras=[f.extra_elements(d.of) for d in ending],
         hashes=None,
-        ends=[d.of for d in stones if d.of is not None],
+        ends=[d.of for d in ending if d.of is not None],
         purpose="moved",
     )

@@ -32,8 +32,7 @@ def open_index(
     """The Index in `folder`, made if there is none. `progress`: what the receiver holds durably. `clean_end`: where the active
     segment ended when it was closed properly; then nothing in it can be torn."""
     door.make_folder(folder)
-    shelf = Segments(door, folder, topic)
-    shelf.progress = progress
+    shelf = Segments(door, folder, topic, progress)
     bases = _tidy(door, folder)
     if clean_end is None:
         door.sync_folder(folder)  # a process that was killed may have left names that are not durable: all are relied on now
@@ -49,7 +48,7 @@ def open_index(
         if isinstance(part, TablePart):
             build.read_ended_bits(door, folder, part)
     repairing(shelf, partial(_settle, shelf))
-    return Index(shelf, Writer(shelf, settings, _last_seq(shelf)), settings)
+    return Index(shelf, Writer(shelf, settings, _last_seq(shelf)))
 
 
 def _settle(shelf: Segments) -> None:

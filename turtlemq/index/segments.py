@@ -67,11 +67,12 @@ class Segment:
 class Segments:
     """All parts of one topic."""
 
-    def __init__(self, door: Door, folder: Path, topic: str) -> None:
+    def __init__(self, door: Door, folder: Path, topic: str, progress: Progress) -> None:
         self.door, self.folder, self.topic = door, folder, topic
         self.by_base: dict[int, Segment] = {}
         self.parts: list[Part] = []
-        self.progress = Progress()
+        self.progress = progress  # handed off
+        self.durable = progress  # handed off and durable with the receiver: these documents may be dropped from here
         self.counters = Counters()
         self.heap: list[tuple[int, int, Cursor]] = []
         self.unintegrated: list[TablePart] = []  # parts that have just come: see `finish`

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from turtlemq.broker.check import check as check_broker
-from turtlemq.index.check import check as check_index
 from turtlemq.model import Mark
 from turtlemq.topic.stores import Stores
 
 
 def check_topic(stores: Stores) -> list[str]:
     """Every broken invariant, a line each. Costs a scan of all files."""
-    found = check_index(stores.index)
-    found += [f"dead letters of {line}" for line in check_index(stores.dead_letters.index)]
+    found = stores.index.check()
+    found += [f"dead letters of {line}" for line in stores.dead_letters.index.check()]
     found += [f"{stores.name}/{line}" for line in check_broker(stores.broker, stores.folder)]
     return found + [f"{stores.name}: {line}" for line in _check_together(stores)]
 

@@ -17,7 +17,6 @@ from bson.int64 import Int64
 
 from turtlemq.broker.failures import EndedDelivery
 from turtlemq.errors import Corrupt
-from turtlemq.index import maintenance
 from turtlemq.index.columns import Columns, tombstones
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
@@ -149,9 +148,9 @@ class DeadLetters:
 
     def maintain(self) -> None:
         """Keep house after letters have gone."""
-        order, _ = maintenance.step(self.index, _PAGE, None)
+        order, _ = self.index.maintenance.step(_PAGE, None)
         if order is not None:
-            maintenance.adopt(self.index, seal(self.door, order))
+            self.index.maintenance.adopt(seal(self.door, order))
 
     def close(self) -> int:
         """Returns where the active segment ends, for the clean-shutdown mark."""

@@ -21,7 +21,6 @@ from turtlemq.broker.save import Save, begin_save, clean_mark, end_save
 from turtlemq.data_folder import logs
 from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.histogram import FEW, LATENESS_MS, Histogram
-from turtlemq.index import maintenance
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.model import DUE_MS_MAX, SEQ_COUNTER_BITS, Batch, Damage, Due, Receipt, State
 from turtlemq.segment import format as f
@@ -361,7 +360,7 @@ class Topic:
         try:
             if self._job is not None and self._job.done():
                 self._finish_seal(self._job)
-            order, more = maintenance.step(self.index, MAINTENANCE_BUDGET, self._sealing, self.unsealable.keys())
+            order, more = self.index.maintenance.step(MAINTENANCE_BUDGET, self._sealing, self.unsealable.keys())
             if order is not None:
                 self._sealing = order.base
                 self._job = self._worker.submit(seal, self.door.fresh(), order)
@@ -379,7 +378,7 @@ class Topic:
             assert base is not None
             self.unsealable[base] = str(error)
             return
-        if not maintenance.adopt(self.index, sealed):
+        if not self.index.maintenance.adopt(sealed):
             self.unsealable[sealed.base] = "what it wrote is damaged, or lacks messages that sleep"
 
     def _retain(self, now_ms: int) -> None:
