@@ -20,8 +20,9 @@ from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.incoming.batches import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
+from turtlemq.server.incoming.batches import Rules, decode_batch, decode_slices
 from turtlemq.server.incoming.json_messages import JsonMessage
+from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.server.outgoing.fetch import Buffer, fetched_bson, fetched_json
 
 _GOALS = {

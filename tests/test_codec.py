@@ -29,8 +29,9 @@ from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server.errors import InvalidBson
 from turtlemq.server.incoming import bson_messages, json_messages
-from turtlemq.server.incoming.batches import BSON, JSON, NDJSON, Rules, decode_batch, decode_slices
+from turtlemq.server.incoming.batches import Rules, decode_batch, decode_slices
 from turtlemq.server.incoming.columns import Columns
+from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.server.outgoing import fetch, messages
 
 NOW = 1_790_000_000_000

@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 from tests.harness.server_process import ROOT, running
 from turtlemq.cli.verbs import command_line
 from turtlemq.errors import InvalidArgument
-from turtlemq.server.auth import NEEDS, hash_of, new_token
+from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.config import HIDDEN, Config, in_force, load, resolve
+from turtlemq.server.operations import ACCESS
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.settings import Settings
 
@@ -234,6 +235,6 @@ def test_the_rights_in_the_docs_are_those_of_the_table() -> None:
         ("produce", "consume", "admin"): "any right",
     }
     words |= {("produce", "admin"): "`produce`", ("consume", "admin"): "`consume`", ("admin",): "`admin`"}
-    assert set(said) == set(NEEDS)
-    for route, needed in NEEDS.items():
+    assert set(said) == set(ACCESS)
+    for route, needed in ACCESS.items():
         assert said[route].startswith(words[needed]), route

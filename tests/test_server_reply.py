@@ -117,7 +117,7 @@ def test_paths_are_remembered_up_to_a_number() -> None:
 
     async def story() -> int:
         app = web.Application()
-        app[auth.GUARD], app[SERVICE] = auth.Auth(), Service()
+        app[auth.AUTH], app[SERVICE] = auth.Auth(), Service()
         app.router.add_get("/{name}", hello)
         runner = listen.runner_for(app, 1)
         await runner.setup()
@@ -151,7 +151,7 @@ def test_what_cannot_be_sent_is_undone(monkeypatch: pytest.MonkeyPatch, goes: st
             return Reply(b"x" * (64 << 20), undo=undone.set)
 
         app = web.Application()
-        app[auth.GUARD], app[SERVICE] = auth.Auth(), Service()
+        app[auth.AUTH], app[SERVICE] = auth.Auth(), Service()
         app.router.add_get("/", large)  # type: ignore[arg-type]
         runner = listen.runner_for(app, 1)
         await runner.setup()
@@ -185,7 +185,7 @@ def test_long_polls_are_served_when_a_large_answer_was_taken(kind: str) -> None:
             return Reply(body) if kind == "reply" else web.Response(body=body)
 
         app = web.Application()
-        app[auth.GUARD], app[SERVICE] = auth.Auth(), service
+        app[auth.AUTH], app[SERVICE] = auth.Auth(), service
         app.router.add_get("/", large)  # type: ignore[arg-type]
         runner = listen.runner_for(app, 1)
         await runner.setup()

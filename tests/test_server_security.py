@@ -22,14 +22,12 @@ from tests.harness.server_process import Answer, Server, run, running
 from turtlemq.errors import InvalidArgument
 from turtlemq.server import auth as guarding
 from turtlemq.server import listen
-from turtlemq.server.app import routes
-from turtlemq.server.auth import NEEDS, OPEN, Auth, Token, client_of, hash_of, new_token, pattern_of
+from turtlemq.server.auth import Auth, Token, client_of, hash_of, new_token, pattern_of
 from turtlemq.server.config import Config, load
 from turtlemq.server.errors import Unauthenticated
 from turtlemq.server.http import SERVICE
 from turtlemq.server.listen import tls_of
 from turtlemq.server.openapi import document
-from turtlemq.server.operations import OPERATIONS
 from turtlemq.server.service import Service
 
 PEOPLE: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
@@ -130,15 +128,6 @@ def test_one_client_is_an_address_or_a_network_of_ipv6() -> None:
 
 
 # Tokens
-
-
-def test_every_route_is_in_the_table_of_rights_and_nothing_else_is() -> None:
-    assert {f"{route.method} {route.path}" for route in routes()} == set(NEEDS)
-
-
-def test_the_openapi_document_says_what_needs_no_token() -> None:
-    said = {f"{operation.method} {operation.path}": operation.open for operation in OPERATIONS}
-    assert {route for route, is_open in said.items() if is_open} == {route for route in said if NEEDS[route] is OPEN}
 
 
 # Who may do what, written down from docs/HTTP.md and docs/CONFIGURATION.md, not from the code: for a token on the topic that
@@ -533,7 +522,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.M
 
     async def story() -> int:
         app = web.Application()
-        app[guarding.GUARD], app[SERVICE] = Auth(), Service()
+        app[guarding.AUTH], app[SERVICE] = Auth(), Service()
         app.router.add_get("/", large)
         runner = listen.runner_for(app, 1)
         await runner.setup()
@@ -557,7 +546,7 @@ def test_a_head_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
     async def story() -> bytes:
         app = web.Application()
-        app[guarding.GUARD], app[SERVICE] = Auth(), Service()
+        app[guarding.AUTH], app[SERVICE] = Auth(), Service()
         runner = listen.runner_for(app, 1)
         await runner.setup()
         await listen.Site(runner, Config(port=0), None).start()

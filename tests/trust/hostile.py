@@ -43,9 +43,10 @@ from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.server import config
-from turtlemq.server.incoming.batches import BSON, JSON, NDJSON, Rules, decode_batch
+from turtlemq.server.incoming.batches import Rules, decode_batch
 from turtlemq.server.incoming.columns import PRIORITIES
 from turtlemq.server.incoming.decompress import unpacked
+from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.settings import Settings
 
 if sys.version_info >= (3, 14):

@@ -2,83 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from aiohttp import web
 
 from turtlemq.errors import TurtleError, Unavailable
-from turtlemq.server import openapi, pages, trace
-from turtlemq.server.auth import GUARD, Auth
+from turtlemq.server import openapi, trace
+from turtlemq.server.auth import AUTH, Auth
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.event_log import EventLog
-from turtlemq.server.handlers import backup, dead, messages, metrics, status, topics
-from turtlemq.server.handlers.command import command
+from turtlemq.server.handlers import metrics, pages
 from turtlemq.server.http import CONFIG, SERVICE, answer, let_go, refusal, refuse_other_sites, set_deadline
-from turtlemq.server.outgoing.reply import Reply
+from turtlemq.server.operations import ACCESS, OPERATIONS, Handler
+from turtlemq.server.outgoing.reply import Answered
 from turtlemq.server.rate_limit import Flow
 from turtlemq.server.service import Service
 
-Answered = web.StreamResponse | Reply
-Handler = Callable[[web.Request], Awaitable[Answered]]
-
-_TOPIC = "/v1/topics/{topic}"
-_GROUP = _TOPIC + "/groups/{group}"
 _PLAIN = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "INVALID_ARGUMENT", 415: "UNSUPPORTED_MEDIA_TYPE"}
 
 
 def routes() -> list[web.RouteDef]:
-    """Every path there is. They are tried one after the other, so those of daily work come first."""
-    produce, fetch, ack = cast(Any, (messages.produce, messages.fetch, messages.ack))  # they answer with a Reply
-    found = [web.post(f"{_TOPIC}/messages", produce), web.get(f"{_TOPIC}/messages", messages.browse)]
-    for base in (_TOPIC, _GROUP):
-        found += [
-            web.post(f"{base}/fetch", fetch),
-            web.post(f"{base}/ack", ack),
-            web.post(f"{base}/extend", messages.extend),
-        ]
-    return [
-        *found,
-        web.get("/", pages.dashboard),
-        web.get("/docs", pages.docs),
-        web.get("/pages/{file}", pages.file),
-        web.get("/openapi.json", openapi.openapi),
-        web.get("/healthz", status.healthz),
-        web.get("/readyz", status.readyz),
-        web.get("/metrics", metrics.metrics),
-        web.get("/v1/status", status.status),
-        web.post("/v1/command", command),
-        web.post("/v1/backup", backup.pin),
-        web.delete("/v1/backup", backup.unpin),
-        web.get("/v1/topics", topics.list_topics),
-        web.put(_TOPIC, topics.put_topic),
-        web.get(_TOPIC, topics.get_topic),
-        web.delete(_TOPIC, topics.drop_topic),
-        web.post(f"{_TOPIC}/compact", topics.compact),
-        web.put(_GROUP, topics.put_group),
-        web.get(_GROUP, topics.get_group),
-        web.delete(_GROUP, topics.drop_group),
-        web.get(f"{_TOPIC}/messages/{{id}}", messages.get_message),
-        web.delete(f"{_TOPIC}/messages/{{id}}", messages.remove),
-        web.patch(f"{_TOPIC}/messages/{{id}}", messages.patch),
-        web.post(f"{_TOPIC}/cancel", messages.cancel),
-        web.get(f"{_TOPIC}/forecast", messages.forecast),
-        web.get(f"{_TOPIC}/dead", dead.list_dead),
-        web.get(f"{_TOPIC}/dead/summary", dead.summary),
-        web.get(f"{_TOPIC}/dead/export", dead.export),
-        web.post(f"{_TOPIC}/dead/requeue", dead.requeue),
-        web.post(f"{_TOPIC}/dead/delete", dead.delete),
-    ]
+    """The routes of all operations."""
+    return [web.route(one.method, one.path, cast(Any, one.handler)) for one in OPERATIONS]  # some answer with a Reply
 
 
 def make_app(service: Service, config: Config) -> web.Application:
     """The application around a service."""
     app = web.Application(middlewares=[cast(Any, _around)], client_max_size=config.max_body_bytes)
     app[SERVICE], app[CONFIG], app[metrics.SHOWN] = service, config, metrics.Shown()
+    app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.extend((service.meter.heartbeat, EventLog(service)))
-    app[GUARD] = Auth(config.allowed_hosts, config.tokens)
+    app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS)
     service.flow = Flow(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.waiters_max = config.max_waiting
     app.add_routes(routes())
@@ -100,7 +56,7 @@ async def _around(request: web.Request, handler: Handler) -> Answered:
 
 async def _answered(request: web.Request, handler: Handler) -> Answered:
     try:
-        request.app[GUARD].admit(request)
+        request.app[AUTH].admit(request)
         refuse_other_sites(request)
         set_deadline(request)
         return await handler(request)

@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from time import monotonic
 from typing import Annotated, Literal
@@ -37,58 +37,16 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,200}")
 _NOBODY = "0" * 64
 _LOCAL = ("127.0.0.1", "::1")
 
-# Which right each endpoint needs, on the topic in its path. Whoever is `admin` of a topic may also produce and consume there.
-OPEN: tuple[str, ...] = ("open",)  # everybody, without a token
-TOKEN: tuple[str, ...] = ("token",)  # any token
-ALL: tuple[str, ...] = ("all",)  # any token whose topics hold "*"
-ANY: tuple[str, ...] = ("produce", "consume", "admin")  # any right on the topic
-PRODUCE: tuple[str, ...] = ("produce", "admin")
-CONSUME: tuple[str, ...] = ("consume", "admin")
-ADMIN: tuple[str, ...] = ("admin",)
-
-_T = "/v1/topics/{topic}"
-_G = _T + "/groups/{group}"
-NEEDS: dict[str, tuple[str, ...]] = {
-    "GET /healthz": OPEN,
-    "GET /readyz": OPEN,
-    "GET /": OPEN,  # pages without data: a browser cannot send a token for them, their scripts do when they ask for data
-    "GET /docs": OPEN,
-    "GET /pages/{file}": OPEN,
-    "GET /openapi.json": OPEN,
-    "GET /metrics": ALL,
-    "POST /v1/backup": ADMIN,  # of all topics
-    "DELETE /v1/backup": ADMIN,
-    "GET /v1/topics": TOKEN,  # shows those topics on which it has any right
-    "GET /v1/status": TOKEN,  # likewise
-    "POST /v1/command": TOKEN,  # then each command by itself: add and delete produce, pop and finish consume
-    f"GET {_T}": ANY,
-    f"GET {_T}/forecast": ANY,
-    f"GET {_T}/messages/{{id}}": ANY,
-    f"GET {_G}": ANY,
-    f"POST {_T}/messages": PRODUCE,
-    f"PATCH {_T}/messages/{{id}}": PRODUCE,
-    f"DELETE {_T}/messages/{{id}}": PRODUCE,
-    f"POST {_T}/cancel": PRODUCE,
-    f"GET {_T}/messages": CONSUME,
-    f"POST {_T}/fetch": CONSUME,
-    f"POST {_T}/ack": CONSUME,
-    f"POST {_T}/extend": CONSUME,
-    f"POST {_G}/fetch": CONSUME,
-    f"POST {_G}/ack": CONSUME,
-    f"POST {_G}/extend": CONSUME,
-    f"PUT {_G}": CONSUME,
-    f"DELETE {_G}": CONSUME,
-    f"GET {_T}/dead": CONSUME,
-    f"GET {_T}/dead/summary": CONSUME,
-    f"GET {_T}/dead/export": CONSUME,
-    f"PUT {_T}": ADMIN,
-    f"DELETE {_T}": ADMIN,
-    f"POST {_T}/compact": ADMIN,
-    f"POST {_T}/dead/requeue": ADMIN,
-    f"POST {_T}/dead/delete": ADMIN,
-}
-
-COMMANDS = {"add": PRODUCE, "delete": PRODUCE, "pop": CONSUME, "finish": CONSUME}  # of POST /v1/command
+# The access right that an operation requires. Rights are those of a token on the topic in the path, one of them is enough;
+# `admin` includes `produce` and `consume`.
+Access = tuple[str, ...]
+OPEN: Access = ("open",)  # no token
+TOKEN: Access = ("token",)  # any token; the handler shows only topics on which it has a right, or checks each command
+ALL: Access = ("all",)  # any token whose topics hold "*"
+ANY: Access = ("produce", "consume", "admin")
+PRODUCE: Access = ("produce", "admin")
+CONSUME: Access = ("consume", "admin")
+ADMIN: Access = ("admin",)  # on all topics, where the path names none
 
 
 class Token(Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,7 +170,10 @@ def client_of(remote: str) -> str:
 class Auth:
     """Every check of a server, with its tokens and networks."""
 
-    def __init__(self, allowed_hosts: Iterable[str] = LOOPBACK, tokens: Iterable[Token] = ()) -> None:
+    def __init__(
+        self, allowed_hosts: Iterable[str] = LOOPBACK, tokens: Iterable[Token] = (), access: Mapping[str, Access] | None = None
+    ) -> None:
+        self._access = access or {}  # by method and path; a route that it lacks needs ADMIN
         self._networks = networks_of(allowed_hosts)
         self._tokens: dict[str, tuple[str, Token, Callable[[str], object]]] = {}
         for token in tokens:
@@ -253,7 +214,7 @@ class Auth:
         if not self._tokens or resource is None:
             return
         method = "GET" if request.method == "HEAD" else request.method
-        needed = NEEDS.get(f"{method} {resource.canonical}")
+        needed = self._access.get(f"{method} {resource.canonical}", ADMIN)
         if needed is OPEN:
             return
         who = request[WHO] = self.identify(request.headers.get("Authorization"))
@@ -263,7 +224,7 @@ class Auth:
             if "*" not in who.topics:
                 raise Forbidden(f'token {who.name!r} is for some topics only; this needs one whose topics hold "*"')
             return
-        self._check(who, request.match_info.get("topic", "*"), needed or ADMIN)
+        self._check(who, request.match_info.get("topic", "*"), needed)
 
     def identify(self, header: str | None) -> Token:
         """Whose token this is."""
@@ -276,18 +237,18 @@ class Auth:
             raise Unauthenticated
         return token
 
-    def may(self, request: web.Request, topic: str, rights: tuple[str, ...] = ANY) -> bool:
+    def may(self, request: web.Request, topic: str, rights: Access = ANY) -> bool:
         """Whether the sender of an admitted request has one of these rights on a topic."""
         who: Token | None = request[WHO]
         return who is None or (not set(rights).isdisjoint(who.rights) and bool(self._fits[who.name](topic)))
 
-    def require(self, request: web.Request, topic: str, rights: tuple[str, ...]) -> None:
+    def require(self, request: web.Request, topic: str, rights: Access) -> None:
         """Raise if it has none."""
         who: Token | None = request[WHO]
         if who is not None:
             self._check(who, topic, rights)
 
-    def _check(self, who: Token, topic: str, rights: tuple[str, ...]) -> None:
+    def _check(self, who: Token, topic: str, rights: Access) -> None:
         if set(rights).isdisjoint(who.rights) or not self._fits[who.name](topic):
             raise Forbidden(f"token {who.name!r} has no right to {' or '.join(rights)} on topic {topic!r:.210}")
 
@@ -298,4 +259,4 @@ def name_of(request: web.Request) -> str:
     return f"token {who.name}" if who is not None else client_of(request.remote or "")
 
 
-GUARD = web.AppKey("guard", Auth)
+AUTH = web.AppKey("auth", Auth)

@@ -18,7 +18,7 @@ from aiohttp import HttpVersion11, web
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs, trace
-from turtlemq.server.auth import GUARD, networks_of
+from turtlemq.server.auth import AUTH, networks_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.http import SERVICE, SLOWEST
@@ -251,7 +251,7 @@ class Site(web.TCPSite):
 
     def __init__(self, runner: web.AppRunner, config: Config, tls: ssl.SSLContext | None) -> None:
         super().__init__(runner, config.host, config.port, ssl_context=tls, backlog=BACKLOG)
-        self._most, self._allows = connections_of(config), runner.app[GUARD].allows
+        self._most, self._allows = connections_of(config), runner.app[AUTH].allows
         self.switch, self._service = Switch(runner.app), runner.app[SERVICE]
 
     async def start(self) -> None:

@@ -11,23 +11,24 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from turtlemq import __version__, errors, settings
 from turtlemq.lifecycle import STATES
 from turtlemq.model import BATCH_MESSAGES_MAX, ID_BYTES_MAX
 from turtlemq.server import errors as shell_errors
-from turtlemq.server.http import BUDGET, answer
+from turtlemq.server.http import BUDGET, encode
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.incoming.json_messages import JsonMessage
-from turtlemq.server.operations import BSON, JSON, NDJSON, OPERATIONS, TEXT, TYPES, Operation
+from turtlemq.server.media_types import BSON, JSON, NDJSON, TEXT
+from turtlemq.server.operations import MESSAGES, OPERATIONS, Operation
 from turtlemq.server.outgoing import answers
+from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.trace import HEADER
 
 REF = "#/components/schemas/{name}"
 ALWAYS = (400, 403, 429, 503, 504)  # what any request may meet
 PLAIN_CODES = {404: ["NOT_FOUND"]}  # of no class
-NAMES = {"TopicSettings": "Settings", "Place": "GroupStart", "At": "GroupStartAt", "Which": "DeadFilter", "Chosen": "DeadChoice"}
+NAMES = {"TopicSettings": "Settings", "At": "GroupStartAt", "Which": "DeadFilter", "Chosen": "DeadChoice"}
 NAMES |= {"Requeue": "DeadRequeue", "Found": "DamageFound", "Answer": "CommandAnswer", "Moment": "TimelineEntry"}
 MAYBE = {"Delivered": ("body", "body_base64")}  # msgspec calls fields required that may be left out of an answer
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"}
@@ -100,19 +101,15 @@ nothing. Bodies may come with `Content-Encoding: gzip` or `zstd`. Every answer h
 `X-Request-Id`; send your own to have it used."""
 
 
-async def openapi(_: web.Request) -> web.Response:
-    """GET /openapi.json"""
-    return web.Response(body=_encoded(), content_type=JSON)
-
-
 @cache
-def _encoded() -> bytes:
-    return answer(document()).body  # type: ignore[return-value]
+def encoded() -> bytes:
+    """The document as bytes."""
+    return encode(document())
 
 
 def document() -> dict[str, Any]:
     """The whole document."""
-    schemas = _Schemas([*TYPES, JsonMessage, BsonMessage, *_types()])
+    schemas = _Schemas([Delivered, answers.Error, answers.Letter, JsonMessage, BsonMessage, *_types()])
     paths: dict[str, dict[str, Any]] = {}
     for one in OPERATIONS:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
@@ -195,18 +192,18 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _operation(one: Operation, schemas: _Schemas) -> dict[str, Any]:
     out: dict[str, Any] = {"operationId": one.name, "tags": [one.tag], "summary": one.summary}
-    if one.text:
-        out["description"] = one.text
-    parameters = [*_path_parameters(one.path), *_query_parameters(one, schemas), *([] if one.open else [_budget()])]
+    if one.description:
+        out["description"] = one.description
+    parameters = [*_path_parameters(one.path), *_query_parameters(one, schemas), *([] if one.is_open else [_budget()])]
     if parameters:
         out["parameters"] = parameters
     if one.body is not None:
-        out["requestBody"] = {"required": one.body == "messages", "content": _content_in(one, schemas)}
+        out["requestBody"] = {"required": one.body == MESSAGES, "content": _content_in(one, schemas)}
     good = {"description": HTTPStatus(one.status).phrase, "headers": _HEADERS, "content": _content_out(one, schemas)}
     good |= {"links": links} if (links := _links(one)) else {}
     refused = {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in _errors(one)}
     out["responses"] = {str(one.status): good} | refused
-    out["security"] = [] if one.open else [{}, {"token": []}]
+    out["security"] = [] if one.is_open else [{}, {"token": []}]
     return out
 
 
@@ -214,7 +211,7 @@ _HEADERS = {HEADER: {"$ref": "#/components/headers/RequestId"}}
 
 
 def _errors(one: Operation) -> list[int]:
-    return sorted({*ALWAYS, *one.errors, *(() if one.open else (401,))})
+    return sorted({*ALWAYS, *one.errors, *(() if one.is_open else (401,))})
 
 
 def _links(one: Operation) -> dict[str, Any]:
@@ -253,8 +250,8 @@ def _budget() -> dict[str, Any]:
 
 
 def _content_in(one: Operation, schemas: _Schemas) -> dict[str, Any]:
-    shown = {} if one.example is None else {"example": one.example}
-    if one.body != "messages":
+    shown = {} if one.body_example is None else {"example": one.body_example}
+    if one.body != MESSAGES:
         return {JSON: {"schema": schemas.of(one.body), **shown}}
     message = schemas.of(JsonMessage)
     many = {"type": "array", "items": message, "minItems": 1, "maxItems": BATCH_MESSAGES_MAX}
@@ -270,7 +267,7 @@ def _content_in(one: Operation, schemas: _Schemas) -> dict[str, Any]:
 
 def _content_out(one: Operation, schemas: _Schemas) -> dict[str, Any]:
     if not isinstance(one.answer, str):
-        shown = {} if one.shows is None else {"example": one.shows}
+        shown = {} if one.answer_example is None else {"example": one.answer_example}
         found: dict[str, Any] = {JSON: {"schema": schemas.of(one.answer), **shown}}
         if one.answer is answers.Messages:
             text = "The same messages as BSON documents, one behind the other."

@@ -12,7 +12,7 @@ from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.validate import check_ids
 from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.auth import ANY, COMMANDS, GUARD
+from turtlemq.server.auth import ANY, AUTH, CONSUME, PRODUCE
 from turtlemq.server.errors import RequestTimeout
 from turtlemq.server.handlers.messages import cancel_ids, rules_of
 from turtlemq.server.http import CONFIG, SERVICE, answer, check_topics, engine_of, read_as, throttle
@@ -20,6 +20,8 @@ from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.outgoing.messages import delivered
 from turtlemq.server.service import Service, Want, now_ms
 from turtlemq.storage import names
+
+ACCESS = {"add": PRODUCE, "delete": PRODUCE, "pop": CONSUME, "finish": CONSUME}  # the right that each command needs
 
 
 class Command(Struct, rename={"ttr": "TTR"}):
@@ -52,7 +54,7 @@ async def command(request: web.Request) -> web.Response:
             raise InvalidArgument(f"{asked.command} needs a topic")
         if asked.topic is not None:
             names.check_topic(asked.topic)
-            request.app[GUARD].require(request, asked.topic, COMMANDS.get(asked.command, ANY))
+            request.app[AUTH].require(request, asked.topic, ACCESS.get(asked.command, ANY))
             creates = names_topic and request.app[CONFIG].auto_create_topics
             if asked.topic not in service.engine.topics and not creates:
                 service.engine.topic(asked.topic)  # it says why not
@@ -121,8 +123,8 @@ def _topics(request: web.Request, asked: Command) -> list[str]:
     check_ids([asked.id])
     if asked.topic is not None:
         return [asked.topic]
-    guard = request.app[GUARD]
-    return [topic for topic in sorted(engine_of(request).topics) if guard.may(request, topic, COMMANDS[asked.command])]
+    guard = request.app[AUTH]
+    return [topic for topic in sorted(engine_of(request).topics) if guard.may(request, topic, ACCESS[asked.command])]
 
 
 def _finish(engine: Engine, asked: Command, topics: list[str]) -> Answer:

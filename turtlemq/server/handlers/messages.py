@@ -35,7 +35,8 @@ from turtlemq.server.http import (
     time_left,
     topic_of,
 )
-from turtlemq.server.incoming.batches import BSON, DELAY_S_MAX, JSON, TYPES, Rules, check_due, decode_slices, due_time
+from turtlemq.server.incoming.batches import DELAY_S_MAX, TYPES, Rules, check_due, decode_slices, due_time
+from turtlemq.server.media_types import BSON, JSON
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
 from turtlemq.server.outgoing.reply import Reply

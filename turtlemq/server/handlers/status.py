@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from turtlemq import __version__
 from turtlemq.engine import Engine
 from turtlemq.histogram import LATENESS_MS, Histogram
-from turtlemq.server.auth import GUARD
+from turtlemq.server.auth import AUTH
 from turtlemq.server.handlers.metrics import busiest, resident_bytes, row_of
 from turtlemq.server.http import SERVICE, answer, engine_of, query
 from turtlemq.server.meter import in_slices
@@ -114,7 +114,7 @@ def uptime_s() -> float:
 async def status(request: web.Request) -> web.Response:
     """GET /v1/status"""
     asked, engine, service = query(request, Look), engine_of(request), request.app[SERVICE]
-    guard = request.app[GUARD]
+    guard = request.app[AUTH]
     visible = await in_slices(name for name in list(engine.topics) if asked.q in name and guard.may(request, name))
     names = (await busiest(engine, visible))[: asked.limit]
     now = now_ms()

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from turtlemq.engine import Engine
 from turtlemq.model import DUE_MS_MAX
-from turtlemq.server.auth import GUARD
+from turtlemq.server.auth import AUTH
 from turtlemq.server.http import SERVICE, answer, check_topics, engine_of, group_of, read_as, topic_of
 from turtlemq.server.meter import in_slices
 from turtlemq.server.service import now_ms
@@ -45,7 +45,7 @@ def describe(engine: Engine, topic: str) -> dict[str, Any]:
 
 async def list_topics(request: web.Request) -> web.Response:
     """GET /v1/topics: those on which one has a right."""
-    engine, guard = engine_of(request), request.app[GUARD]
+    engine, guard = engine_of(request), request.app[AUTH]
     names = [name for name in sorted(engine.topics) if guard.may(request, name)]
     return answer({"topics": await in_slices(describe(engine, name) for name in names if name in engine.topics)})
 

@@ -18,8 +18,8 @@ from turtlemq.segment import format as f
 from turtlemq.server.errors import ExceedsMaxDelay
 from turtlemq.server.incoming import bson_messages, json_messages
 from turtlemq.server.incoming.columns import PRIORITIES, Columns, extend
+from turtlemq.server.media_types import BSON, JSON, NDJSON
 
-JSON, NDJSON, BSON = "application/json", "application/x-ndjson", "application/bson"
 TYPES = (JSON, NDJSON, BSON, "")
 DELAY_S_MAX = 200 * 365 * 86_400
 SLICE_DOCUMENTS = 2_000  # read at once: 1 ms at most, if they are small

@@ -14,10 +14,10 @@ import msgspec
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 
+from turtlemq.server.media_types import JSON
 from turtlemq.server.outgoing.fetch import Buffer
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
-JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
 _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: " for status in (200, 201)}
 
@@ -46,3 +46,6 @@ class Reply:
     def usual(self) -> web.Response:
         """The same as any other response."""
         return web.Response(body=bytes(self.body), status=self.status, content_type=self.kind)
+
+
+Answered = web.StreamResponse | Reply
