@@ -114,7 +114,7 @@ def test_what_has_rotted_in_an_earlier_backup_is_copied_again(data: Path, tmp_pa
     assert b.verify(Door(), b.choose(Door(), into)) == []
 
 
-def test_a_backup_of_a_clock_that_stood_ahead_is_older_than_the_next(data: Path, tmp_path: Path) -> None:
+def test_a_backup_under_a_fast_clock_precedes_the_next(data: Path, tmp_path: Path) -> None:
     into, ahead = tmp_path / "bk", NOW + 10**11
     made(data, into, ahead)
     made(data, into, NOW)
@@ -122,7 +122,7 @@ def test_a_backup_of_a_clock_that_stood_ahead_is_older_than_the_next(data: Path,
     assert b.prune(Door(), into, 1) == [b.name_at(ahead)]
 
 
-def test_a_backup_that_finds_no_room_in_the_middle_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
+def test_a_backup_without_room_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
     counting = Failing()
     made(data, tmp_path / "other", door=counting)
     failing = Failing([i for i, name in enumerate(counting.calls) if name == "write"][3], "ENOSPC")
@@ -256,7 +256,7 @@ def test_damage_in_the_data_folder_is_named_with_its_position(data: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_backup_or_restore_that_was_cut_off_leaves_the_earlier_ones(tmp_path: Path) -> None:
+def test_an_interrupted_backup_or_restore_leaves_earlier_ones(tmp_path: Path) -> None:
     """A failure at any call: what was there is there, nothing half done has a whole one's name, and the next try works."""
     data, into = tmp_path / "data", tmp_path / "bk"
     fill(data, topics=("a",))
@@ -292,7 +292,7 @@ def test_a_backup_or_restore_that_was_cut_off_leaves_the_earlier_ones(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_backup_under_load_holds_all_that_was_promised_before_it_began(tmp_path: Path) -> None:
+def test_a_backup_under_load_holds_every_earlier_promise(tmp_path: Path) -> None:
     data, into = tmp_path / "data", tmp_path / "bk"
     promised: list[tuple[str, set[str], set[str]]] = []
     with running(data) as server:
@@ -325,7 +325,7 @@ def test_a_backup_under_load_holds_all_that_was_promised_before_it_began(tmp_pat
 
 
 @pytest.mark.slow
-def test_pins_of_a_backup_that_was_cut_off_go_with_the_next_start(tmp_path: Path) -> None:
+def test_pins_of_an_interrupted_backup_go_at_the_next_start(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data) as server:
         server.put("t", {"body": 1, "delay": 3600})

@@ -25,7 +25,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_file_that_has_changed_and_is_as_long_as_before_is_copied_again(tmp_path: Path) -> None:
+def test_a_changed_file_of_equal_length_is_copied_again(tmp_path: Path) -> None:
     root, name = tmp_path / "data", ""
     for attempts in (3, 5):
         engine = Engine.open(root)
@@ -56,7 +56,7 @@ def test_what_is_written_after_the_pin_is_not_in_the_backup(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_backup_and_what_was_restored_from_it_survive_a_power_cut(tmp_path: Path, seed: int) -> None:
+def test_backup_and_restored_folder_survive_a_power_cut(tmp_path: Path, seed: int) -> None:
     engine = Engine.open(tmp_path / "data")
     for topic in ("t", "u"):
         engine.submit(topic, [Message(b"x", 10, id="a")], 0)
@@ -72,7 +72,7 @@ def test_a_backup_and_what_was_restored_from_it_survive_a_power_cut(tmp_path: Pa
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_topic_that_was_dropped_does_not_come_back_with_a_power_cut(tmp_path: Path, seed: int) -> None:
+def test_a_dropped_topic_stays_gone_after_a_power_cut(tmp_path: Path, seed: int) -> None:
     drive = Drive(tmp_path / "disk")
     process = Process(drive)
     engine = Engine.open(drive.root, door=process)

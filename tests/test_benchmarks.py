@@ -45,7 +45,7 @@ def test_each_benchmark_gives_sane_figures(benchmark: Benchmark, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_state_holds_every_message_after_the_kill_and_each_reopening_finds_the_same(tmp_path: Path) -> None:
+def test_a_killed_state_holds_every_message_at_each_reopening(tmp_path: Path) -> None:
     built = state.States(TINY, lambda name: str(tmp_path / name), lambda title: lambda share: None).get(own=True)
     assert [point.sleepers for point in built.checkpoints] == TINY.checkpoints
     found = [child.call(restart.reopen, folder=built.folder, size=asdict(TINY))["sleep"] for _ in range(2)]
@@ -194,7 +194,7 @@ def test_examples_in_docstrings_run(module: object) -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, QUICK, TINY], ids=lambda size: size.name)
-def test_a_whole_count_is_not_less_than_asked_for_by_more_than_a_batch(size: Size) -> None:
+def test_a_count_is_short_by_one_batch_at_most(size: Size) -> None:
     for count in (1, size.segment // 2, size.segment - 1, size.segment, 3 * size.segment + 1):
         assert count - size.batch <= size.whole(count) <= count + size.segment
         assert size.whole(size.whole(count)) == size.whole(count)

@@ -99,7 +99,7 @@ def drained(folder: str) -> Figures:
 
 
 @pytest.mark.slow
-def test_a_message_that_is_lost_and_one_that_comes_twice_are_reported(tmp_path: Path) -> None:
+def test_lost_and_doubled_messages_are_reported(tmp_path: Path) -> None:
     found = child.call(drained, folder=str(tmp_path))
     assert (found["lost"], found["twice"], found["strange"], found["early"]) == (1, 1, 0, 0)
 
@@ -236,7 +236,7 @@ def test_less_is_better_where_it_is(held: Contest) -> None:
     assert (verdict.best, verdict.ratio(verdict.durable), verdict.met) == (("fast", 2.0), 4.0, True)
 
 
-def test_a_goal_that_could_not_be_measured_is_neither_met_nor_missed(held: Contest) -> None:
+def test_an_unmeasured_goal_is_neither_met_nor_missed(held: Contest) -> None:
     del held.found["drain"][OURS[0]], held.found["in"]["safe"]
     found = {verdict.work: verdict for verdict in ranking.verdicts(held, CONNECTIONS)}
     assert found["drain: fetched and acknowledged, JSON"].met is None

@@ -280,7 +280,7 @@ def test_recent_documents_are_found_until_there_are_too_many(monkeypatch: pytest
     assert kept.find(39, 40) is None
 
 
-def test_nothing_is_kept_behind_a_beat_and_the_disk_says_the_same(tmp_path: Path) -> None:
+def test_a_checkpoint_empties_the_cache_and_the_disk_agrees(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path)
     engine.move_group("t", "g", "earliest", 0)
     engine.tick(0)

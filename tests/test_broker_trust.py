@@ -109,7 +109,7 @@ def deliver(engine: Engine, now: int) -> list[str]:
     return found
 
 
-def test_on_a_full_disk_old_history_makes_room_for_what_is_due(tmp_path: Path) -> None:
+def test_old_history_makes_room_for_due_messages_on_a_full_disk(tmp_path: Path) -> None:
     door = Small(tmp_path)
     engine = start(tmp_path, door, history_hours=0.01)
     for now in range(0, 200, 10):
@@ -124,7 +124,7 @@ def test_on_a_full_disk_old_history_makes_room_for_what_is_due(tmp_path: Path) -
     abandon(engine)
 
 
-def test_on_a_full_disk_the_files_of_cancelled_sleepers_make_room_for_what_is_due(tmp_path: Path) -> None:
+def test_files_of_cancelled_sleepers_make_room_on_a_full_disk(tmp_path: Path) -> None:
     door = Small(tmp_path)
     engine = start(tmp_path, door)
     ids = [f"s{n}" for n in range(100)]
@@ -140,7 +140,7 @@ def test_on_a_full_disk_the_files_of_cancelled_sleepers_make_room_for_what_is_du
     abandon(engine)
 
 
-def test_what_comes_due_does_not_take_the_room_that_the_ballast_held(tmp_path: Path) -> None:
+def test_due_messages_do_not_use_the_room_of_the_ballast(tmp_path: Path) -> None:
     door = Faulty()
     engine = start(tmp_path, door)
     engine.submit("t", messages(4), 0)
@@ -160,7 +160,7 @@ def test_what_comes_due_does_not_take_the_room_that_the_ballast_held(tmp_path: P
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_the_room_that_the_ballast_held_is_for_consumers_also_after_a_restart(tmp_path: Path, crash: bool) -> None:
+def test_room_of_the_ballast_is_for_consumers_after_a_restart_too(tmp_path: Path, crash: bool) -> None:
     door = Faulty()
     engine = start(tmp_path, door)
     engine.submit("t", messages(1), 0)
@@ -181,7 +181,7 @@ def test_the_room_that_the_ballast_held_is_for_consumers_also_after_a_restart(tm
     engine.close()
 
 
-def test_an_expired_message_on_a_full_disk_is_tried_again_a_second_later(tmp_path: Path) -> None:
+def test_an_expired_message_on_a_full_disk_waits_a_second(tmp_path: Path) -> None:
     door = Disk()
     engine = start(tmp_path, door)
     engine.submit("t", [Message(b"body", 10, id="late", expires_ms=15)], 0)
@@ -201,7 +201,7 @@ def test_an_expired_message_on_a_full_disk_is_tried_again_a_second_later(tmp_pat
     engine.close()
 
 
-def test_an_expired_message_without_room_for_its_note_keeps_no_other_from_its_consumer(tmp_path: Path) -> None:
+def test_an_expired_message_without_room_blocks_no_other(tmp_path: Path) -> None:
     door = Faulty()
     engine = start(tmp_path, door)
     engine.submit("t", [*messages(1), Message(b"body", 10, id="late", expires_ms=15)], 0)
@@ -217,7 +217,7 @@ def test_an_expired_message_without_room_for_its_note_keeps_no_other_from_its_co
     engine.close()
 
 
-def test_the_lease_of_a_fetch_that_found_no_room_to_settle_ends(tmp_path: Path) -> None:
+def test_a_lease_whose_settlement_found_no_room_ends(tmp_path: Path) -> None:
     door = Faulty()
     engine = start(tmp_path, door)
     engine.submit("t", messages(1), 0)
@@ -241,7 +241,7 @@ def test_the_lease_of_a_fetch_that_found_no_room_to_settle_ends(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_message_that_sleeps_though_there_was_no_room_for_the_note_sleeps_once(tmp_path: Path, crash: bool) -> None:
+def test_a_retry_whose_event_found_no_room_sleeps_once(tmp_path: Path, crash: bool) -> None:
     door = Faulty()
     engine = start(tmp_path, door, ttr_ms=10**6)
     engine.submit("t", messages(1), 0)
@@ -269,7 +269,7 @@ def test_a_message_that_sleeps_though_there_was_no_room_for_the_note_sleeps_once
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_dead_letter_is_counted_once_though_there_was_no_room_for_the_note(tmp_path: Path, crash: bool) -> None:
+def test_a_dead_letter_whose_event_found_no_room_counts_once(tmp_path: Path, crash: bool) -> None:
     door = Faulty()
     engine = start(tmp_path, door, max_attempts=1)
     engine.submit("t", messages(1), 0)
@@ -291,7 +291,7 @@ def test_a_dead_letter_is_counted_once_though_there_was_no_room_for_the_note(tmp
     engine.close()
 
 
-def test_what_opening_found_out_is_noted_before_anything_is_handed_off(tmp_path: Path) -> None:
+def test_recovered_state_is_saved_before_the_next_handoff(tmp_path: Path) -> None:
     """A power cut takes a batch of which the journal speaks; there is no room to say so, and then the process ends."""
     engine = start(tmp_path)
     engine.tick(1)
@@ -335,7 +335,7 @@ def refuses(engine: Engine, *ids: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_failed_sync_of_a_long_back_off_leaves_the_message_in_one_place(tmp_path: Path, kept: bool) -> None:
+def test_a_failed_sync_of_a_sleeping_retry_leaves_one_copy(tmp_path: Path, kept: bool) -> None:
     door = Faulty()
     engine = start(tmp_path, door)
     engine.submit("t", messages(2), 0)
@@ -363,7 +363,7 @@ def test_a_failed_sync_of_a_long_back_off_leaves_the_message_in_one_place(tmp_pa
     engine.close()
 
 
-def test_a_failed_sync_of_a_requeued_letter_leaves_it_in_one_place(tmp_path: Path) -> None:
+def test_a_failed_sync_of_a_requeue_leaves_one_copy(tmp_path: Path) -> None:
     door = Faulty()
     engine = start(tmp_path, door, max_attempts=1)
     engine.submit("t", messages(2), 0)
@@ -388,7 +388,7 @@ def test_a_failed_sync_of_a_requeued_letter_leaves_it_in_one_place(tmp_path: Pat
     engine.close()
 
 
-def test_a_failed_sync_of_a_dead_letter_leaves_the_message_in_one_place(tmp_path: Path) -> None:
+def test_a_failed_sync_of_a_dead_letter_leaves_one_copy(tmp_path: Path) -> None:
     door = Faulty()
     engine = start(tmp_path, door, max_attempts=1)
     engine.submit("t", messages(2), 0)
@@ -424,7 +424,7 @@ class TellsOnce(Door):
         return action(*args)
 
 
-def test_an_error_that_a_beat_met_elsewhere_is_met_by_an_ack_too(tmp_path: Path) -> None:
+def test_an_ack_meets_the_error_of_a_checkpoint_too(tmp_path: Path) -> None:
     door, flusher = TellsOnce(), Later()
     engine = Engine.open(tmp_path / "data", door=door, flusher=flusher, settings=SETTINGS)
     engine.configure("t", ack_durability="fsync", ttr_ms=10**6)
@@ -494,7 +494,7 @@ def with_a_special(root: Path, what: str) -> Engine:
 
 @pytest.mark.parametrize("tabled", [False, True])
 @pytest.mark.parametrize("what", ["a notice", "another group's retry"])
-def test_damage_of_what_a_group_never_saw_hides_no_message_from_it(tmp_path: Path, what: str, tabled: bool) -> None:
+def test_damage_before_a_group_hides_no_message_from_it(tmp_path: Path, what: str, tabled: bool) -> None:
     engine = with_a_special(tmp_path, what)
     for n in range(1, 20 if tabled else 1):
         engine.submit("t", messages(1, n, due=50_000), 50_000)
@@ -550,7 +550,7 @@ def test_a_cancel_ends_every_sleep_of_a_message(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_letter_that_is_requeued_while_its_group_gets_the_message_again_comes_once(tmp_path: Path) -> None:
+def test_a_letter_requeued_during_a_replay_comes_once(tmp_path: Path) -> None:
     engine = start(tmp_path, max_attempts=1)
     requeued_and_replayed(engine, due=13)
     assert engine.stats("t").sleep == engine.stats("t").dead == 0
@@ -565,7 +565,7 @@ def test_a_letter_that_is_requeued_while_its_group_gets_the_message_again_comes_
 
 
 @pytest.mark.parametrize("how", ["its lease has ended", "its group was moved back"])
-def test_a_message_that_is_given_back_late_stays_with_whoever_has_it_by_then(tmp_path: Path, how: str) -> None:
+def test_a_late_give_back_leaves_the_message_with_its_new_holder(tmp_path: Path, how: str) -> None:
     engine = start(tmp_path)
     engine.submit("t", messages(1), 0)
     engine.tick(10)
@@ -581,7 +581,7 @@ def test_a_message_that_is_given_back_late_stays_with_whoever_has_it_by_then(tmp
     engine.close()
 
 
-def test_a_message_that_is_given_back_in_time_comes_again_at_once(tmp_path: Path) -> None:
+def test_a_timely_give_back_returns_the_message_at_once(tmp_path: Path) -> None:
     engine = start(tmp_path)
     engine.submit("t", [*messages(1), Message(b"body", 10, id="m1", ttr_ms=5_000)], 0)
     engine.tick(10)
@@ -597,7 +597,7 @@ def test_a_message_that_is_given_back_in_time_comes_again_at_once(tmp_path: Path
 # Memory
 
 
-def test_what_is_known_of_when_to_wake_is_little_however_long_it_went_on(tmp_path: Path) -> None:
+def test_wake_times_stay_few_over_a_long_run(tmp_path: Path) -> None:
     engine = start(tmp_path, Quick())
     for now in range(0, 600_000, 2_000):
         engine.submit("t", [Message(b"body", 10**11)], now)
@@ -608,7 +608,7 @@ def test_what_is_known_of_when_to_wake_is_little_however_long_it_went_on(tmp_pat
     abandon(engine)
 
 
-def test_what_is_known_of_leases_is_about_those_that_have_not_ended(tmp_path: Path) -> None:
+def test_memory_of_leases_is_bounded_by_open_ones(tmp_path: Path) -> None:
     engine = start(tmp_path, Quick(), ttr_ms=10**7)
     engine.submit("t", messages(300), 0)
     engine.tick(10)
@@ -624,9 +624,7 @@ def test_what_is_known_of_leases_is_about_those_that_have_not_ended(tmp_path: Pa
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("what", ["a notice", "another group's retry"])
-def test_damage_of_what_a_group_never_saw_hides_no_message_from_it_when_the_topic_is_opened_again(
-    tmp_path: Path, what: str, crash: bool, more: bool
-) -> None:
+def test_damage_before_a_group_hides_no_message_after_a_restart(tmp_path: Path, what: str, crash: bool, more: bool) -> None:
     engine = with_a_special(tmp_path, what)
     if more:
         engine.submit("t", messages(1, 1, due=50_000), 50_000)
@@ -646,7 +644,7 @@ def test_damage_of_what_a_group_never_saw_hides_no_message_from_it_when_the_topi
     engine.close()
 
 
-def test_what_comes_due_takes_what_room_there_is_and_none_of_the_ballasts(tmp_path: Path) -> None:
+def test_due_messages_use_free_room_and_none_of_the_ballast(tmp_path: Path) -> None:
     door = Faulty()
     engine = start(tmp_path, door, segment_bytes=1 << 20)
     engine.submit("t", [Message(bytes(5_000), 10) for _ in range(100)], 0)
@@ -660,7 +658,7 @@ def test_what_comes_due_takes_what_room_there_is_and_none_of_the_ballasts(tmp_pa
     abandon(engine)
 
 
-def test_acks_of_a_group_whose_beginning_a_power_cut_took_say_nothing_of_the_next_one(tmp_path: Path) -> None:
+def test_acks_of_a_lost_group_do_not_count_later(tmp_path: Path) -> None:
     """Both would be of the same epoch: the number of the event that was lost is given again."""
     engine = start(tmp_path)
     engine.submit("t", messages(3), 0)
@@ -687,7 +685,7 @@ def test_acks_of_a_group_whose_beginning_a_power_cut_took_say_nothing_of_the_nex
 
 
 @pytest.mark.parametrize("then", ["acks", "cancels"])
-def test_what_was_said_after_a_move_that_a_power_cut_took_is_counted_for_nobody(tmp_path: Path, then: str) -> None:
+def test_events_after_a_lost_move_do_not_count(tmp_path: Path, then: str) -> None:
     engine = start(tmp_path)
     engine.submit("t", messages(3), 0)
     engine.tick(10)

@@ -90,9 +90,7 @@ def test_a_folder_stays_as_it_is(data: Path, killed: Path, how: str) -> None:
     )
 
 
-def test_a_folder_that_a_server_has_is_left_alone_and_two_may_look_at_once(
-    data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_served_folder_is_left_alone_and_two_checks_may_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     engine = Engine.open(data)
     assert "in use by process" in check(data, code=1)["said"]
     engine.close()
@@ -172,7 +170,7 @@ def test_a_clean_mark_that_is_another_file_counts_as_none(data: Path) -> None:
     engine.close()
 
 
-def test_sleepers_in_the_place_of_dead_letters_close_one_topic_and_no_other(killed: Path) -> None:
+def test_sleepers_among_dead_letters_close_their_topic_only(killed: Path) -> None:
     folder = killed / "topic" / "t"
     shutil.copy(folder / "delay_0000000000.bson", folder / "dead" / "delay_0000000000.bson")
     assert any("is no dead letter" in line for line in check(killed, code=1)["problems"])
@@ -185,7 +183,7 @@ def test_sleepers_in_the_place_of_dead_letters_close_one_topic_and_no_other(kill
     engine.close()
 
 
-def test_a_folder_in_the_place_of_a_file_closes_one_topic_and_no_other(data: Path) -> None:
+def test_a_folder_instead_of_a_file_closes_its_topic_only(data: Path) -> None:
     offset = data / "topic" / "t" / "offset"
     offset.unlink()
     offset.mkdir()
@@ -194,7 +192,7 @@ def test_a_folder_in_the_place_of_a_file_closes_one_topic_and_no_other(data: Pat
     engine.close()
 
 
-def test_a_restore_that_was_cut_off_is_not_taken_for_an_empty_folder(tmp_path: Path) -> None:
+def test_an_interrupted_restore_is_not_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "data" / "topic.tmp").mkdir(parents=True)
     with pytest.raises(Corrupt, match="did not come to its end"):
         Engine.open(tmp_path / "data")

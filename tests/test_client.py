@@ -124,7 +124,7 @@ def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: f
     ],
     ids=["reschedule", "requeue_dead", "ack"],
 )
-def test_a_delay_counts_from_the_call_and_not_from_the_last_try(call: sending.Call[Any], field: str) -> None:
+def test_a_delay_counts_from_the_call(call: sending.Call[Any], field: str) -> None:
     answers: list[Any] = [CUT, CUT, CUT, Answer(200, {}, b'{"due_ms": 1}')]
     world = World(lambda _: answers.pop(0), latency_s=2.0)
     world.play(sending.ask(call, world.rules))
@@ -193,7 +193,7 @@ def test_exactly_the_bad_messages_fail(count: int, bad: set[int], named: bool, s
 @pytest.mark.parametrize(
     ("status", "code"), [(400, "INVALID_TOPIC"), (401, "UNAUTHENTICATED"), (404, "UNKNOWN_TOPIC"), (507, "DISK_FULL")]
 )
-def test_an_error_of_the_request_is_told_to_all_after_one_try(status: int, code: str) -> None:
+def test_a_request_error_fails_all_after_one_try(status: int, code: str) -> None:
     world = World(lambda _: refusal(status, code))
     batch = entries(world, 5)
     world.play(sending.deliver("t", batch, world.rules))
@@ -202,7 +202,7 @@ def test_an_error_of_the_request_is_told_to_all_after_one_try(status: int, code:
     assert len({id(outcome) for outcome in said(batch)}) == 5  # each has its own, for each may be raised
 
 
-def test_those_with_more_time_go_on_when_that_of_others_is_over() -> None:
+def test_puts_with_more_time_go_on_when_others_time_out() -> None:
     world = World(lambda _: CUT)
     early, late = entries(world, 3), entries(world, 3)
     for entry in late:
@@ -221,7 +221,7 @@ def test_those_with_more_time_go_on_when_that_of_others_is_over() -> None:
 # Gathering
 
 
-def test_a_batch_goes_by_count_by_bytes_by_time_or_in_a_hurry() -> None:
+def test_a_batch_goes_by_count_bytes_time_or_flush() -> None:
     world = World(lambda _: GOOD)
     gather = BatchBuffer(3, 1000, 0.5, 100, 10_000)
     some = entries(world, 4)
@@ -326,7 +326,7 @@ def test_a_lost_lease_is_noticed() -> None:
     assert one.counts["lost"] == 3
 
 
-def test_a_message_that_comes_again_while_it_is_handled_is_not_handled_twice() -> None:
+def test_a_message_redelivered_in_its_handler_is_handled_once() -> None:
     one = desk("a")
     job = one.next(100)
     one.arrived([leased("a", attempt=2)], 120)
@@ -371,7 +371,7 @@ def test_at_most_once_holds_and_tells_nothing() -> None:
     assert (one.held, one.take_acks(), one.extend_due_s(501)) == ({}, [], None)
 
 
-def test_what_was_settled_before_it_came_is_handled_whenever_its_turn_comes() -> None:
+def test_at_most_once_messages_are_handled_however_late() -> None:
     """A topic may be at-most-once though the consumer is not: there is no lease, to lose or to extend."""
     one = desk(now=100)
     one.arrived([Message(id="a"), Message(id="b"), leased("c")], 100)
@@ -387,7 +387,7 @@ def test_what_was_settled_before_it_came_is_handled_whenever_its_turn_comes() ->
 
 
 @pytest.mark.parametrize("delay", [-1, 1e9 + 1, 1.7e12, float("nan"), float("inf"), Decimal("NaN"), "5"])
-def test_a_delay_that_no_server_takes_is_refused_where_it_is_made(delay: Any) -> None:
+def test_an_impossible_delay_is_refused_by_the_client(delay: Any) -> None:
     with pytest.raises(ValueError, match="delay"):
         Retry(delay=delay)
 
@@ -439,7 +439,7 @@ def test_our_bson_is_bson(body: bytes, headers: dict[str, str] | None, expires: 
 
 
 @pytest.mark.parametrize("body", [b"bytes", "json"])
-def test_what_lingers_and_what_is_tried_again_is_due_when_it_was_to_be(body: Any) -> None:
+def test_lingering_and_retried_puts_keep_their_due_time(body: Any) -> None:
     out = wire.outgoing(body, "a", delay=60.0, put_s=1000.0)
     for later, left in ((0.0, 60.0), (0.5, 59.5), (70.0, 0.0)):
         request = wire.produce("t", [out], 1000.0 + later)

@@ -186,7 +186,7 @@ def test_a_graceful_stop_finishes_what_runs(server: Server, shell: Shell, topic:
     settled(server, topic, history=3, reserve=0)
 
 
-def test_what_a_stop_has_no_time_for_is_given_back_at_once(server: Server, shell: Shell, topic: str) -> None:
+def test_a_stop_gives_unstarted_messages_back_at_once(server: Server, shell: Shell, topic: str) -> None:
     server.put(topic, *({"body": n, "id": str(n)} for n in range(3)))
     log, go = Log(), threading.Event()
 
@@ -227,7 +227,7 @@ def test_at_most_once_never_comes_again(server: Server, shell: Shell, topic: str
     assert len(log.seen) == 5
 
 
-def test_a_topic_that_is_at_most_once_is_so_for_every_consumer(server: Server, shell: Shell, topic: str) -> None:
+def test_at_most_once_holds_for_every_consumer_of_the_topic(server: Server, shell: Shell, topic: str) -> None:
     """What waits for its turn has no lease that could end meanwhile, and is handled."""
     server.ok("PUT", f"/v1/topics/{topic}", {"delivery": "at-most-once"})
     server.put(topic, *({"body": n, "id": str(n)} for n in range(6)))

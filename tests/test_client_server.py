@@ -83,7 +83,7 @@ def test_every_field_of_a_message_arrives(client: Client, topic: str, wire: Any,
     assert (found.topic, found.group) == (topic, "default")
 
 
-def test_numbers_that_fit_no_type_are_decimals_wherever_they_are_read(client: Client, server: Server, topic: str) -> None:
+def test_numbers_beyond_every_type_are_read_as_decimals(client: Client, server: Server, topic: str) -> None:
     odd = {"big": Decimal("1e999"), "digits": [Decimal("9" * 5000), 1.5, 2**70]}
     text = b'{"big": 1e999, "digits": [%s, 1.5, %d]}' % (b"9" * 5000, 2**70)
     client.configure(topic, max_attempts=1)
@@ -328,7 +328,7 @@ def test_what_an_async_producer_holds_is_sent_at_the_end(server: Server, topic: 
     assert sorted(message["body"] for message in server.fetch(topic, wait=5)) == list(range(10))
 
 
-def test_a_batch_that_is_on_its_way_at_the_end_is_sent_again(proxy: Proxy, server: Server, topic: str) -> None:
+def test_a_batch_under_way_at_close_is_sent_again(proxy: Proxy, server: Server, topic: str) -> None:
     async def main() -> None:
         producer = AsyncProducer(topic, url=proxy.url, linger=0.0, senders=2, count=2)
         for n in range(6):
@@ -439,7 +439,7 @@ def test_when_the_budget_is_spent_every_put_is_told(proxy: Proxy, shell: Shell, 
     assert len(produced(proxy)) > 2
 
 
-def test_a_server_that_never_answers_costs_no_more_than_the_budget(proxy: Proxy, topic: str) -> None:
+def test_a_silent_server_costs_no_more_than_the_budget(proxy: Proxy, topic: str) -> None:
     proxy.set("hold")
     with Client(proxy.url, timeout=0.4) as client, pytest.raises(errors.TimedOut):
         client.put(topic, b"")
@@ -467,7 +467,7 @@ def test_many_threads_share_one_producer_and_one_client(server: Server, client: 
 
 
 @pytest.mark.slow
-def test_kill_9_under_a_producer_loses_nothing_and_stores_nothing_twice(tmp_path: Path, shell: Shell) -> None:
+def test_kill_9_under_a_producer_neither_loses_nor_doubles(tmp_path: Path, shell: Shell) -> None:
     """Two servers die while messages come in; the address stays the same."""
     puts: list[Any] = []
     with proxied(9) as proxy, shell.producer("t", proxy.url, linger=0.001, count=20, senders=2) as producer:

@@ -74,7 +74,7 @@ def test_more_topics_than_threads_all_get_their_turn(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_who_must_write_at_once_waits_for_the_group_under_way(tmp_path: Path) -> None:
+def test_an_urgent_write_waits_for_the_group_under_way(tmp_path: Path) -> None:
     door = Slow()
 
     async def story() -> None:
@@ -110,7 +110,7 @@ def test_two_changes_of_one_message_come_one_after_the_other(tmp_path: Path) -> 
     asyncio.run(story())
 
 
-def test_a_full_disk_is_heard_by_all_who_are_in_the_group(tmp_path: Path) -> None:
+def test_a_full_disk_fails_every_request_of_its_group(tmp_path: Path) -> None:
     door = Failing()
 
     async def story() -> None:

@@ -83,7 +83,7 @@ def test_a_seal_adopted_late_knows_what_happened_meanwhile(world: World) -> None
     world.drain(100, 2)
 
 
-def test_a_crash_between_the_two_renames_of_an_adoption_is_made_up_for(world: World) -> None:
+def test_a_crash_between_the_renames_of_an_adoption_is_repaired(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.roll()
     world.seal(0)
@@ -292,7 +292,7 @@ def test_a_tombstone_outlives_the_segment_it_stands_in(world: World) -> None:
     assert world.index._segments.by_base[a].documents == 18
 
 
-def test_a_cancel_right_after_a_seal_is_newer_than_what_the_seal_worked_in(world: World) -> None:
+def test_a_cancel_right_after_a_seal_still_counts(world: World) -> None:
     world.append(batch("a", 20, YEAR), 0)
     world.roll()
     world.seal(0)
@@ -371,7 +371,7 @@ def test_an_old_segment_keeps_no_tombstones_that_were_for_others(world: World) -
     assert world.index._segments.by_base[third].documents == 2
 
 
-def test_a_segment_that_cannot_be_sealed_is_compacted_all_the_same(world: World) -> None:
+def test_an_unsealable_segment_is_compacted(world: World) -> None:
     world.append(batch("a", 20), 0)
     world.roll()
     world.append(batch("b", 20), 0)

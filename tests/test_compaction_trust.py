@@ -27,7 +27,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.mark.parametrize("which", ["a0", "a1", "a2"])
 @pytest.mark.parametrize("then", ["sealed", "dropped", "opened"])
-def test_whoever_is_cancelled_stays_so_be_it_the_first_or_the_last_of_its_segment(world: World, which: str, then: str) -> None:
+def test_first_and_last_message_of_a_segment_stay_cancelled(world: World, which: str, then: str) -> None:
     world.append(batch("a", 3), 0)
     world.roll()
     world.cancel([which])
@@ -42,7 +42,7 @@ def test_whoever_is_cancelled_stays_so_be_it_the_first_or_the_last_of_its_segmen
         assert world.index.maintenance.drop(base)
 
 
-def test_a_segment_of_which_only_a_part_is_safe_with_the_receiver_is_not_dropped(world: World) -> None:
+def test_a_segment_half_handed_off_is_not_dropped(world: World) -> None:
     world.append(Batch([b"x"] * 2, [10, 20], ids=["a", "b"]), 0)
     world.roll()
     world.drain(10)
@@ -53,7 +53,7 @@ def test_a_segment_of_which_only_a_part_is_safe_with_the_receiver_is_not_dropped
     assert list(world.asleep) == ["b"]
 
 
-def test_times_of_the_ready_log_never_fall_whatever_the_clock_does(tmp_path: Path) -> None:
+def test_times_of_the_ready_log_never_fall(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=4))
     clock = [*range(1_000, 1_010), *range(500, 510), *range(2_000, 2_010)]
     for n, now in enumerate(clock):

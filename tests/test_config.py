@@ -26,7 +26,7 @@ def cli(*args: str, **env: str) -> Result:
     return CliRunner().invoke(command_line(*args[:1]), list(args), env={"COLUMNS": "200", **env})
 
 
-def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults(tmp_path: Path) -> None:
+def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> None:
     file = tmp_path / "t.toml"
     file.write_text('host = "::1"\nport = 1\ntick_ms = 1\n[defaults]\nttr = 5\n[defaults.backoff]\nbase = 3\n')
     config, origins = resolve({"port": 3, "data": None}, {"TURTLEMQ_PORT": "2", "TURTLEMQ_TICK_MS": "2", "PATH": "x"}, file)

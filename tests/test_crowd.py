@@ -174,7 +174,7 @@ def test_thousands_of_long_polls_are_answered_by_a_stop(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "CLEAN").exists()
 
 
-def test_a_crowd_that_comes_while_the_server_is_busy_is_let_in_at_once(tmp_path: Path) -> None:
+def test_a_crowd_is_let_in_while_the_server_is_busy(tmp_path: Path) -> None:
     """The system takes their connections for it. Whoever found no place would try again seconds later, and get less."""
     many = min(2_000, int(Path("/proc/sys/net/core/somaxconn").read_text()))
 

@@ -96,7 +96,7 @@ def test_a_damaged_block_is_noticed_and_the_table_built_again(world: World, sect
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_block_damaged_while_closed_does_not_keep_it_from_opening(world: World, section: str) -> None:
+def test_a_block_damaged_while_closed_does_not_prevent_opening(world: World, section: str) -> None:
     world.append(messages("a", 1_600), 0)
     world.cancel(["a5", "a700"])
     world.drain(120)
@@ -161,7 +161,7 @@ def test_dead_bits_are_for_the_very_documents_they_were_made_for(tmp_path: Path)
     abandon(world.index)
 
 
-def test_stale_files_of_a_seal_that_never_was_adopted_do_no_harm(world: World) -> None:
+def test_files_of_an_abandoned_seal_do_no_harm(world: World) -> None:
     world.append(messages("a", 50), 0)
     world.roll()
     world.seal(0)
@@ -198,7 +198,7 @@ def test_a_table_of_other_documents_is_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [5, 200], ids=["few", "many"])
-def test_a_table_that_names_other_due_times_than_its_documents_fires_nothing_early(world: World, count: int) -> None:
+def test_a_table_with_wrong_due_times_fires_nothing_early(world: World, count: int) -> None:
     """Its checksums are right and so is what it covers: only the documents can tell."""
     world.append(messages("a", count, due=1_000), 0)
     world.index.maintenance.flush()
@@ -218,7 +218,7 @@ def test_a_table_that_names_other_due_times_than_its_documents_fires_nothing_ear
     world.drain(1_000 + count)
 
 
-def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World) -> None:
+def test_a_seal_with_a_damaged_table_is_not_adopted(world: World) -> None:
     world.append(messages("a", 50), 0)
     world.roll()
     for spoiled in ("keys", "positions", None):
@@ -239,7 +239,7 @@ def test_a_sealed_segment_whose_new_table_is_damaged_is_not_adopted(world: World
 # Documents
 
 
-def test_a_damaged_document_is_left_out_and_reported_and_the_rest_served(tmp_path: Path) -> None:
+def test_a_damaged_document_is_reported_and_the_rest_served(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t", settings=WIDE)
     index.append(messages("a", 10), 0)
     spoil_document(index, "a4")
@@ -283,7 +283,7 @@ def test_wherever_a_document_is_damaged_the_others_fire(tmp_path: Path, where: s
                 path.unlink()
 
 
-def test_damaged_bytes_are_kept_aside_when_their_segment_is_sealed_or_goes(tmp_path: Path) -> None:
+def test_damaged_bytes_are_kept_when_their_segment_goes(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t", settings=WIDE)
     index.append(messages("a", 30), 0)
     index.append(messages("b", 30), 0)

@@ -47,7 +47,7 @@ def test_a_letter_tells_everything(engine: Engine) -> None:
     assert view.groups["g"]["state"] == "dead"
 
 
-def test_letters_are_listed_by_group_time_and_error_a_page_at_a_time(engine: Engine) -> None:
+def test_letters_are_listed_in_pages_by_group_time_and_error(engine: Engine) -> None:
     for n in range(25):
         die(engine, f"m{n}", at=10 + n, error="odd" if n % 2 else "even")
     letters = engine.topic("t").dead
@@ -103,7 +103,7 @@ def test_attempts_go_on_unless_reset(tmp_path: Path) -> None:
     assert engine.reserve("t", "g", 1, 31).pieces[0].messages.attempts.tolist() == [1]
 
 
-def test_only_so_many_are_kept_for_so_long_also_over_a_restart(tmp_path: Path) -> None:
+def test_count_and_age_limits_hold_over_a_restart(tmp_path: Path) -> None:
     settings = Settings(max_attempts=1, dead_max_count=5, dead_ttl_hours=1)
     engine = Engine.open(tmp_path, settings=settings)
     die(engine, *(f"m{n}" for n in range(9)))
@@ -146,7 +146,7 @@ def test_a_message_that_dies_again_after_a_replay_is_one_letter(engine: Engine) 
 # Disks that say no
 
 
-def test_letters_that_a_full_disk_keeps_from_going_stay_and_are_counted(tmp_path: Path) -> None:
+def test_letters_that_a_full_disk_keeps_are_counted(tmp_path: Path) -> None:
     door = Disk()
     engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
     die(engine, "a", group="g")
@@ -175,7 +175,7 @@ class NoTombs(Disk):
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_letter_that_sleeps_again_goes_when_there_is_room_and_sleeps_once(tmp_path: Path, crash: bool) -> None:
+def test_a_requeued_letter_goes_when_there_is_room(tmp_path: Path, crash: bool) -> None:
     door = NoTombs()
     engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
     die(engine, "a")
@@ -209,7 +209,7 @@ class Wedged(Disk):
 
 
 @pytest.mark.parametrize("what", ["its note", "its grave"])
-def test_a_message_that_died_half_is_counted_when_the_topic_is_opened_again(tmp_path: Path, what: str) -> None:
+def test_a_half_finished_death_is_counted_after_reopening(tmp_path: Path, what: str) -> None:
     door = Wedged()
     engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
     engine.move_group("t", "g", "earliest", 0)

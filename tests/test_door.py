@@ -59,7 +59,7 @@ def half_then_full(_action: Callable[..., Any], fd: int, data: Any, offset: int)
 # ── replacing a file ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_file_is_replaced_by_write_sync_rename_sync_of_the_folder(tmp_path: Path) -> None:
+def test_replacing_a_file_is_write_sync_rename_sync_folder(tmp_path: Path) -> None:
     door = Recorder()
     door.replace(tmp_path / "a", b"new")
     folder = tmp_path.name
@@ -82,7 +82,7 @@ def test_a_cache_is_replaced_without_syncs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("call", range(6))
-def test_a_replacement_that_fails_anywhere_leaves_the_old_file_or_the_new_one(tmp_path: Path, call: int, number: int) -> None:
+def test_a_failed_replacement_leaves_the_old_or_the_new_file(tmp_path: Path, call: int, number: int) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
     door = Recorder({call: failing(number)})
@@ -94,7 +94,7 @@ def test_a_replacement_that_fails_anywhere_leaves_the_old_file_or_the_new_one(tm
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_reader_sees_the_new_file_after_a_replacement_and_none_after_a_removal(tmp_path: Path) -> None:
+def test_readers_see_replacements_and_removals(tmp_path: Path) -> None:
     door, path = Door(), tmp_path / "a"
     door.replace(path, b"old")
     assert door.read_all(path) == b"old"
@@ -152,7 +152,7 @@ def test_a_write_without_room_cuts_back_and_says_so(tmp_path: Path, fault: Calla
     assert path.read_bytes() == b"keptagain"
 
 
-def test_a_short_write_whose_rest_finds_no_room_is_cut_back_too(tmp_path: Path) -> None:
+def test_a_short_write_on_a_full_disk_is_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "a"
     door = Recorder({1: first_bytes(3), 2: failing(errno.ENOSPC)})
     fd = door.create(path)
@@ -172,7 +172,7 @@ def test_another_error_stays_what_it_is_and_names_the_file(tmp_path: Path) -> No
     door.close(fd)
 
 
-def test_a_write_that_cannot_be_mended_is_not_called_a_full_disk(tmp_path: Path) -> None:
+def test_an_unrepaired_write_is_not_called_a_full_disk(tmp_path: Path) -> None:
     """DiskFull promises that nothing has changed."""
     path = tmp_path / "a"
     door = Recorder({1: half_then_full, 2: failing(errno.ENOSPC)})
@@ -242,7 +242,7 @@ def test_folders_cost_no_descriptor(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_mapping_costs_a_descriptor_at_most_and_gives_it_back(tmp_path: Path) -> None:
+def test_a_mapping_gives_its_descriptor_back(tmp_path: Path) -> None:
     door, path = Door(), tmp_path / "a"
     path.write_bytes(b"x")
     before = open_descriptors()
@@ -278,7 +278,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_holders_pid(tmp_path: Path) -> None:
     path = tmp_path / "LOCK"
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

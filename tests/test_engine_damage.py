@@ -90,7 +90,7 @@ def test_a_damaged_header_is_named_and_everything_behind_it_is_served(tmp_path: 
 
 @pytest.mark.parametrize("name", ["delay_0000000000.bson", "dead/delay_0000000000.bson"])
 @pytest.mark.parametrize("at", [0, 6, 40])
-def test_a_damaged_header_of_a_file_with_nothing_in_it_costs_nothing(tmp_path: Path, name: str, at: int) -> None:
+def test_a_damaged_header_of_an_empty_file_costs_nothing(tmp_path: Path, name: str, at: int) -> None:
     engine = reopen(tmp_path)
     engine.topic("t", create=True)
     engine.close()
@@ -120,7 +120,7 @@ def test_a_file_that_was_never_ours_is_refused_by_name(tmp_path: Path, kind: str
     assert "t" in f.decode_checked((tmp_path / "data" / "CLEAN").read_bytes())[0]["topics"], "its own mark is kept"
 
 
-def test_settings_that_cannot_be_read_keep_their_topic_closed_and_no_other(tmp_path: Path) -> None:
+def test_unreadable_settings_close_their_topic_only(tmp_path: Path) -> None:
     _lived(tmp_path)
     for text in (
         "max_attempts = ",
@@ -146,7 +146,7 @@ def test_a_format_that_is_no_number_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reserve", "history"])
-def test_documents_that_tell_of_no_event_are_named_and_nothing_else_is_lost(tmp_path: Path, kind: str) -> None:
+def test_documents_without_an_event_are_named_and_left_out(tmp_path: Path, kind: str) -> None:
     """Those of another kind of file, which stands there under a wrong name and has lost its head."""
     _lived(tmp_path)
     path = folder(tmp_path) / f"{kind}_0000000000.bson"
@@ -159,7 +159,7 @@ def test_documents_that_tell_of_no_event_are_named_and_nothing_else_is_lost(tmp_
     engine.close()
 
 
-def test_after_a_proper_stop_a_flip_in_the_last_batch_is_damage_and_not_a_torn_tail(tmp_path: Path) -> None:
+def test_after_a_clean_stop_a_flipped_last_batch_is_damage(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
     engine.move_group("t", "g", "earliest", 0)
     for n in range(3):
@@ -213,9 +213,7 @@ def _several(root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("which", [0, 1, -1])
 @pytest.mark.parametrize("tables", [False, True])
-def test_a_damaged_head_of_a_batch_of_a_segment_before_the_last_loses_no_message(
-    tmp_path: Path, which: int, tables: bool
-) -> None:
+def test_a_damaged_batch_head_in_an_older_segment_loses_nothing(tmp_path: Path, which: int, tables: bool) -> None:
     files = _several(tmp_path)
     assert len(files) > 2
     flip(files[1], _heads(files[1])[which] + 20)
@@ -230,7 +228,7 @@ def test_a_damaged_head_of_a_batch_of_a_segment_before_the_last_loses_no_message
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_segment_of_no_bytes_before_the_last_costs_what_was_in_it_and_no_more(tmp_path: Path, which: int) -> None:
+def test_an_emptied_older_segment_costs_its_own_messages_only(tmp_path: Path, which: int) -> None:
     """Its messages are known to have been there, and are nowhere: no place in a file is asked for them."""
     files = _several(tmp_path)
     lost = {f"m{n}" for n in range(80) if b"\0m%d\0" % n in files[which].read_bytes()}
@@ -246,9 +244,7 @@ def test_a_segment_of_no_bytes_before_the_last_costs_what_was_in_it_and_no_more(
 
 
 @pytest.mark.parametrize("kind", ["reserve", "history"])
-def test_after_a_proper_stop_a_flip_in_the_last_event_is_reported_and_the_checkpoint_is_believed(
-    tmp_path: Path, kind: str
-) -> None:
+def test_after_a_clean_stop_a_flipped_last_event_is_reported(tmp_path: Path, kind: str) -> None:
     expected = _lived(tmp_path)
     path = folder(tmp_path) / f"{kind}_0000000000.bson"
     flip(path, path.stat().st_size - 30)
@@ -262,7 +258,7 @@ def test_after_a_proper_stop_a_flip_in_the_last_event_is_reported_and_the_checkp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ready", "reserve", "history", "delay"])
-def test_a_process_that_ends_at_any_byte_leaves_a_state_that_was_or_is_to_be(tmp_path: Path, kind: str) -> None:
+def test_a_crash_at_any_byte_leaves_old_or_new_state(tmp_path: Path, kind: str) -> None:
     """Files grow one after the other; here the last write to each is cut at every byte, or every fifth; the others are whole."""
     engine = reopen(tmp_path / "story")
     engine.move_group("t", "g", "earliest", 0)
@@ -322,7 +318,7 @@ def test_messages_of_a_lease_whose_record_is_damaged_come_again(tmp_path: Path) 
     engine.close()
 
 
-def test_after_a_proper_stop_a_log_that_is_cut_loses_what_was_cut_and_says_so(tmp_path: Path) -> None:
+def test_after_a_clean_stop_a_cut_log_is_reported(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
     engine.submit("t", messages(4, due=500_000), 0)
     engine.submit("t", messages(4, 4, due=500_000), 0)
@@ -344,7 +340,7 @@ def test_after_a_proper_stop_a_missing_file_is_named(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_copies_of_documents_behind_the_end_of_a_log_are_not_served(tmp_path: Path) -> None:
+def test_copied_documents_behind_the_end_are_not_served(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
     engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(6, due=500_000), 0)
@@ -363,7 +359,7 @@ def test_copies_of_documents_behind_the_end_of_a_log_are_not_served(tmp_path: Pa
     engine.close()
 
 
-def test_a_ready_log_that_is_gone_hides_nothing_that_comes_due_later(tmp_path: Path) -> None:
+def test_a_missing_ready_log_hides_no_later_message(tmp_path: Path) -> None:
     """Its offsets begin anew: no group may stand behind them."""
     engine = reopen(tmp_path)
     engine.move_group("t", "g", "earliest", 0)
@@ -380,7 +376,7 @@ def test_a_ready_log_that_is_gone_hides_nothing_that_comes_due_later(tmp_path: P
     engine.close()
 
 
-def test_a_damaged_head_is_not_taken_for_a_document_of_its_batch(tmp_path: Path) -> None:
+def test_a_damaged_batch_head_is_no_document_of_its_batch(tmp_path: Path) -> None:
     """Else all others would seem to have moved on by one, and what consumers have of them would be taken for lost."""
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
     engine.move_group("t", "g", "earliest", 0)
@@ -401,7 +397,7 @@ def test_a_damaged_head_is_not_taken_for_a_document_of_its_batch(tmp_path: Path)
     abandon(engine)
 
 
-def test_older_documents_that_stand_where_a_batch_begins_do_not_move_the_others(tmp_path: Path) -> None:
+def test_older_documents_at_a_batch_start_shift_no_offset(tmp_path: Path) -> None:
     """Both heads of the last batches are damaged, and between them stand more documents than there were: of an older page."""
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
     engine.move_group("t", "g", "earliest", 0)
@@ -426,7 +422,7 @@ def test_older_documents_that_stand_where_a_batch_begins_do_not_move_the_others(
     abandon(engine)
 
 
-def test_a_checkpoint_in_the_journal_mends_what_was_damaged_before_it(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_journal_outweighs_earlier_damage(tmp_path: Path) -> None:
     """The event that made a group is damaged, behind the last checkpoint; but a later file of the journal begins with one."""
     engine = reopen(tmp_path, segment_bytes=4096)
     engine.submit("t", messages(1), 0)
@@ -461,7 +457,7 @@ def _handed_off(root: Path) -> Path:
     return folder(root) / "ready_0000000000.bson"
 
 
-def test_messages_come_once_where_the_ready_log_is_garbage_from_some_table_on(tmp_path: Path) -> None:
+def test_messages_come_once_though_the_ready_logs_end_is_garbage(tmp_path: Path) -> None:
     path = _handed_off(tmp_path)
     tables = sorted(folder(tmp_path).glob("ready_*.run"))
     assert len(tables) >= 3
@@ -521,7 +517,7 @@ def test_what_is_before_a_cut_between_two_messages_is_served(tmp_path: Path) -> 
     engine.close()
 
 
-def test_messages_keep_their_offsets_though_the_heads_around_them_are_damaged(tmp_path: Path) -> None:
+def test_messages_keep_offsets_between_damaged_heads(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
     engine.move_group("t", "g", "earliest", 0)
     for first, count in ((0, 2), (2, 3)):
@@ -538,7 +534,7 @@ def test_messages_keep_their_offsets_though_the_heads_around_them_are_damaged(tm
     engine.close()
 
 
-def test_an_empty_segment_whose_header_is_scrambled_is_named_and_the_topic_served(tmp_path: Path) -> None:
+def test_a_scrambled_empty_segment_is_named_and_the_topic_served(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
     engine.submit("t", messages(2), 0)
     engine.close()

@@ -64,7 +64,7 @@ def test_the_room_that_the_ballast_held_is_for_consumers_alone(tmp_path: Path) -
     engine.close()
 
 
-def test_what_cannot_be_buried_or_put_to_sleep_on_a_full_disk_waits_in_memory(tmp_path: Path) -> None:
+def test_deaths_and_retries_on_a_full_disk_wait_in_memory(tmp_path: Path) -> None:
     door = Disk()
     engine = start(tmp_path, door)
     engine.submit("t", messages(2), 0)
@@ -181,7 +181,7 @@ def _finish(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["ready", "reserve", "history"])
-def test_a_power_cut_at_any_byte_loses_nothing_and_brings_nothing_cancelled(tmp_path: Path, kind: str) -> None:
+def test_a_power_cut_at_any_byte_keeps_puts_and_cancels(tmp_path: Path, kind: str) -> None:
     sizes = _story(tmp_path / "story")
     whole = tmp_path / "story" / "data" / "topic" / "t" / f"{kind}_0000000000.bson"
     length = whole.stat().st_size
@@ -200,7 +200,7 @@ def test_a_power_cut_at_any_byte_loses_nothing_and_brings_nothing_cancelled(tmp_
         shutil.rmtree(folder)
 
 
-def test_a_synced_batch_stays_though_of_those_behind_it_only_a_later_one_was_written(tmp_path: Path) -> None:
+def test_a_synced_batch_survives_a_gap_behind_it(tmp_path: Path) -> None:
     engine = start(tmp_path)
     engine.submit("t", messages(1), 0)
     engine.tick(10)
@@ -241,7 +241,7 @@ def test_at_most_once_is_settled_durably_before_it_is_handed_out(tmp_path: Path)
     assert sorted(_finish(tmp_path)) == ["m3", "m4"]
 
 
-def test_what_sleeps_for_another_attempt_does_not_come_twice_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_sleeping_retry_comes_once_after_a_power_cut(tmp_path: Path) -> None:
     door = Syncing()
     engine = start(tmp_path, door)
     engine.submit("t", messages(3), 0)
@@ -257,7 +257,7 @@ def test_what_sleeps_for_another_attempt_does_not_come_twice_after_a_power_cut(t
     abandon(engine)
 
 
-def test_what_slept_for_another_attempt_and_is_back_before_a_beat_does_not_come_twice_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_woken_retry_comes_once_after_a_power_cut(tmp_path: Path) -> None:
     """The clock stood still, or jumped: no beat has come since the message went to sleep."""
     door = Syncing()
     engine = start(tmp_path, door)
@@ -278,7 +278,7 @@ def test_what_slept_for_another_attempt_and_is_back_before_a_beat_does_not_come_
     abandon(engine)
 
 
-def test_dead_letters_are_counted_and_their_messages_gone_after_a_power_cut(tmp_path: Path) -> None:
+def test_dead_letters_are_counted_after_a_power_cut(tmp_path: Path) -> None:
     door = Syncing()
     engine = start(tmp_path, door, max_attempts=1)
     engine.submit("t", messages(3), 0)
@@ -295,7 +295,7 @@ def test_dead_letters_are_counted_and_their_messages_gone_after_a_power_cut(tmp_
 
 
 @pytest.mark.parametrize("after", ["the group is moved", "the group is gone"])
-def test_a_dead_letter_is_counted_though_its_note_is_lost_and_its_group_is_another_by_then(tmp_path: Path, after: str) -> None:
+def test_a_dead_letter_counts_though_its_event_is_lost(tmp_path: Path, after: str) -> None:
     door = Syncing()
     engine = start(tmp_path, door, max_attempts=1)
     engine.submit("t", messages(3), 0)
@@ -315,7 +315,7 @@ def test_a_dead_letter_is_counted_though_its_note_is_lost_and_its_group_is_anoth
     abandon(engine)
 
 
-def test_a_group_that_is_back_since_a_power_cut_took_its_end_counts_without_what_was_cancelled_meanwhile(tmp_path: Path) -> None:
+def test_a_group_revived_by_a_power_cut_does_not_count_cancels(tmp_path: Path) -> None:
     engine = start(tmp_path)
     engine.move_group("t", "g", "earliest", 0)
     engine.submit("t", messages(4), 0)
@@ -334,7 +334,7 @@ def test_a_group_that_is_back_since_a_power_cut_took_its_end_counts_without_what
 
 
 @pytest.mark.parametrize("levels", [False, True])
-def test_an_ack_whose_lease_a_power_cut_took_is_counted_when_it_comes_again(tmp_path: Path, levels: bool) -> None:
+def test_an_ack_whose_lease_is_lost_counts_at_redelivery(tmp_path: Path, levels: bool) -> None:
     engine = start(tmp_path)
     engine.move_group("t", "g", "earliest", 0)
     high = [Message(b"", 10, id=f"h{n}", priority=Priority.HIGH) for n in range(2)] if levels else []
@@ -357,7 +357,7 @@ def test_an_ack_whose_lease_a_power_cut_took_is_counted_when_it_comes_again(tmp_
     abandon(engine)
 
 
-def test_a_batch_that_reached_the_disk_before_the_one_in_front_of_it_hands_nothing_off(tmp_path: Path) -> None:
+def test_a_batch_written_before_its_predecessor_hands_nothing_off(tmp_path: Path) -> None:
     """Sectors of a log are written in any order. The second batch says that everything so far was handed off."""
     engine = start(tmp_path)
     engine.submit("t", [*messages(2), Message(b"later", 1_000, id="later")], 0)
@@ -375,7 +375,7 @@ def test_a_batch_that_reached_the_disk_before_the_one_in_front_of_it_hands_nothi
     assert _finish(tmp_path) == ["m0", "m1"]
 
 
-def test_a_log_that_a_crash_left_empty_is_no_damage_after_a_proper_stop(tmp_path: Path) -> None:
+def test_a_log_left_empty_by_a_crash_is_no_damage(tmp_path: Path) -> None:
     engine = start(tmp_path)
     engine.submit("t", messages(1), 0)
     engine.tick(10)
@@ -438,7 +438,7 @@ def test_tables_may_be_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reopen", [False, True])
 @pytest.mark.parametrize("tables", [False, True])
-def test_a_damaged_document_is_left_out_and_reported_and_the_rest_flows(tmp_path: Path, reopen: bool, tables: bool) -> None:
+def test_a_damaged_document_is_reported_and_the_rest_delivered(tmp_path: Path, reopen: bool, tables: bool) -> None:
     engine = _fill(tmp_path)
     broken = f"m{21}".encode()
     if reopen:

@@ -47,7 +47,7 @@ def nap(engine: Engine, *ids: str, now: int = 20, group: str = "g") -> None:
 # Cancel
 
 
-def test_a_message_in_a_long_back_off_is_cancelled_and_never_comes_again(engine: Engine) -> None:
+def test_a_sleeping_retry_is_cancelled_for_good(engine: Engine) -> None:
     put(engine, "a", "b")
     nap(engine, "a", "b")
     assert engine.message("t", "a").state == "sleep"  # type: ignore[union-attr]
@@ -73,7 +73,7 @@ def test_a_retry_that_is_ready_again_is_cancelled(engine: Engine) -> None:
     assert engine.reserve("t", "g", 9, LONG + 70).ids == []
 
 
-def test_what_a_group_has_in_hand_settled_or_dead_is_cancelled_in_none(engine: Engine) -> None:
+def test_leased_settled_or_dead_messages_are_not_cancelled(engine: Engine) -> None:
     engine.move_group("t", "h", "earliest", 0)
     put(engine, "a", "b", "c", "d")
     nap(engine, "a", "b", "c", "d", group="h")
@@ -89,7 +89,7 @@ def test_what_a_group_has_in_hand_settled_or_dead_is_cancelled_in_none(engine: E
     assert engine.stats("t").sleep == 3
 
 
-def test_a_process_that_ends_in_the_middle_of_a_cancel_has_cancelled_all_of_it_or_nothing(tmp_path: Path) -> None:
+def test_a_crash_within_a_cancel_leaves_all_or_nothing(tmp_path: Path) -> None:
     for at in range(4):
         door = Stop()
         root = tmp_path / str(at)
@@ -127,7 +127,7 @@ class Stop(Quick):
         return super()._call(name, path, action, *args)
 
 
-def test_a_cancel_on_a_full_disk_holds_although_the_retry_cannot_be_removed_yet(tmp_path: Path) -> None:
+def test_a_cancel_on_a_full_disk_holds_for_a_sleeping_retry(tmp_path: Path) -> None:
     door = Disk()
     engine = Engine.open(tmp_path / "data", door=door, settings=SETTINGS)
     engine.move_group("t", "g", "earliest", 0)
@@ -145,7 +145,7 @@ def test_a_cancel_on_a_full_disk_holds_although_the_retry_cannot_be_removed_yet(
     engine.close()
 
 
-def test_retries_are_listed_with_their_group_and_not_cancelled_with_a_range(engine: Engine) -> None:
+def test_sleeping_retries_are_listed_with_their_group(engine: Engine) -> None:
     put(engine, "a")
     nap(engine, "a")
     engine.submit("t", [Message(b"", LONG, id="b")], 30)
@@ -197,7 +197,7 @@ def test_times_beyond_the_last_are_refused_and_nothing_changes(engine: Engine) -
 # Given back
 
 
-def test_what_is_given_back_comes_again_at_once_as_the_same_attempt(engine: Engine, tmp_path: Path) -> None:
+def test_given_back_messages_return_at_once_as_the_same_attempt(engine: Engine, tmp_path: Path) -> None:
     put(engine, "a", "b")
     engine.reserve("t", "g", 2, 20)
     assert engine.give_back("t", "g", ["a", "zz", "a"], 21) == (1, ["zz", "a"])
@@ -334,7 +334,7 @@ def test_a_message_is_told_although_a_table_is_damaged(tmp_path: Path) -> None:
 # After a crash
 
 
-def test_a_group_that_was_moved_is_counted_without_what_was_fetched_and_then_cancelled(tmp_path: Path) -> None:
+def test_a_moved_group_does_not_count_cancelled_messages(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, door=Quick(), settings=SETTINGS)
     engine.move_group("t", "g", "latest", 0)
     put(engine, "a", "b", "c")
@@ -351,7 +351,7 @@ def test_a_group_that_was_moved_is_counted_without_what_was_fetched_and_then_can
     engine.close()
 
 
-def test_a_letter_that_took_the_place_of_an_older_one_is_counted_once(tmp_path: Path) -> None:
+def test_a_letter_that_replaces_an_older_one_counts_once(tmp_path: Path) -> None:
     door = Stop()
     settings = Settings(max_attempts=1)
     engine = Engine.open(tmp_path, door=door, settings=settings)

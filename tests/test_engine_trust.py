@@ -60,7 +60,7 @@ def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: P
     engine.close()
 
 
-def test_a_message_expires_at_the_very_millisecond_and_its_letter_tells_of_no_attempt_that_was_not(tmp_path: Path) -> None:
+def test_a_message_expires_at_its_millisecond_without_an_attempt(tmp_path: Path) -> None:
     engine = start(tmp_path)
     engine.submit("t", [Message(b"", 10, id="early", expires_ms=51), Message(b"", 10, id="late", expires_ms=50)], 0)
     engine.tick(50)
@@ -130,7 +130,7 @@ def test_a_dead_letter_that_is_younger_than_its_time_stays(tmp_path: Path) -> No
     engine.close()
 
 
-def test_what_waits_for_the_first_group_is_kept_however_old_and_however_much(tmp_path: Path) -> None:
+def test_messages_without_a_group_are_kept_however_old(tmp_path: Path) -> None:
     settings = Settings(segment_bytes=4096, run_messages=8, history_hours=0, history_bytes=0)
     engine = Engine.open(tmp_path, door=Quick(), settings=settings)
     for n in range(20):
@@ -155,7 +155,7 @@ def test_a_group_whose_consumer_holds_messages_is_not_forgotten(tmp_path: Path) 
     engine.close()
 
 
-def test_what_a_group_tries_again_has_the_time_to_run_that_its_producer_asked_for(tmp_path: Path) -> None:
+def test_a_retry_keeps_the_producers_time_to_run(tmp_path: Path) -> None:
     engine = start(tmp_path, Settings(max_attempts=1, ttr_ms=60_000))
     engine.submit("t", [Message(b"", 10, id="a", ttr_ms=5_000)], 0)
     engine.tick(10)
@@ -171,7 +171,7 @@ def test_what_a_group_tries_again_has_the_time_to_run_that_its_producer_asked_fo
 # Time that goes back
 
 
-def test_what_is_to_be_synced_is_synced_though_the_clock_went_back(tmp_path: Path) -> None:
+def test_due_syncs_happen_though_the_clock_went_back(tmp_path: Path) -> None:
     engine = start(tmp_path, Settings(beat_ms=1_000))
     engine.submit("t", [Message(b"", 10, id="a")], 0)
     for now in range(0, 60_000, 2_000):
@@ -220,7 +220,7 @@ def test_what_is_too_old_goes_though_the_clock_went_back(tmp_path: Path) -> None
 # Beats
 
 
-def test_what_comes_while_a_beat_is_under_way_is_not_taken_for_synced(tmp_path: Path) -> None:
+def test_writes_during_a_checkpoint_do_not_count_as_synced(tmp_path: Path) -> None:
     door, flusher = Syncing(), Later()
     settings = Settings(beat_ms=1_000, ttr_ms=600_000, ack_durability="beat")
     engine = Engine.open(tmp_path / "data", door=door, flusher=flusher, settings=settings)
@@ -268,7 +268,7 @@ def test_ids_whose_hashes_are_alike_are_two_messages(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_ids_whose_hashes_are_alike_are_two_messages_also_when_they_are_ready(tmp_path: Path) -> None:
+def test_ready_ids_with_equal_hashes_are_two_messages(tmp_path: Path) -> None:
     one, other = ALIKE
     engine = start(tmp_path, Settings(run_messages=4))
     engine.submit("t", [Message(b"1", 10, id=one), *messages(8)], 0)
@@ -286,7 +286,7 @@ def test_ids_whose_hashes_are_alike_are_two_messages_also_when_they_are_ready(tm
 
 
 @pytest.mark.parametrize("acks", [False, True])
-def test_what_consumers_did_is_synced_on_the_beat_though_the_clock_went_back(tmp_path: Path, acks: bool) -> None:
+def test_acks_are_synced_in_time_though_the_clock_went_back(tmp_path: Path, acks: bool) -> None:
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(beat_ms=5_000))
     now = 100 * 24 * HOUR
     engine.submit("t", [Message(b"", now, id=f"m{n}") for n in range(60)], now)
@@ -305,7 +305,7 @@ def test_what_consumers_did_is_synced_on_the_beat_though_the_clock_went_back(tmp
     engine.close()
 
 
-def test_what_was_done_is_synced_though_the_clock_came_back_to_when_it_was_done(tmp_path: Path) -> None:
+def test_acks_are_synced_though_the_clock_came_back(tmp_path: Path) -> None:
     """An hour has passed, and the clock shows a moment in which the beat would not be due."""
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(beat_ms=5_000))
     now = 100 * 24 * HOUR
@@ -334,7 +334,7 @@ class Ending(Remembering):
         return super()._call(name, path, action, *args)
 
 
-def test_a_segment_that_a_killed_process_had_just_begun_has_a_durable_name_before_anything_is_in_it(tmp_path: Path) -> None:
+def test_a_new_segments_name_is_durable_before_its_documents(tmp_path: Path) -> None:
     disk, settings = Ending(tmp_path / "disk", {}), Settings(segment_bytes=4096, max_attempts=1, ttr_ms=10)
     engine = Engine.open(disk.root, door=disk, settings=settings)
     engine.submit("t", [Message(bytes(2_960), 10, id=id_) for id_ in ("a", "b")], 0)

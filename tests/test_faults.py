@@ -237,7 +237,7 @@ def test_every_call_of_opening_may_fail(how: str, bare: bool, scratch: Path) -> 
         shutil.rmtree(folder)
 
 
-def test_what_was_cut_off_again_does_not_come_back_with_a_power_cut(tmp_path: Path) -> None:
+def test_bytes_cut_back_stay_gone_after_a_power_cut(tmp_path: Path) -> None:
     """A write that found no room had stored a part: that is cut off, and the cut is synced before anybody hears of it."""
     door = Failing(how="half")
     index = open_at(tmp_path / "t", settings=TIGHT, door=door)

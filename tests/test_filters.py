@@ -163,7 +163,7 @@ def _with_a_damaged_run(folder: Path) -> Index:
     return open_at(folder, settings=shape)
 
 
-def test_a_table_that_is_damaged_is_mended_before_it_is_read_into_a_filter(tmp_path: Path) -> None:
+def test_a_damaged_table_is_repaired_before_a_filter_reads_it(tmp_path: Path) -> None:
     index = _with_a_damaged_run(tmp_path)
     for first in range(90, 300, 30):
         index.append(_own(first, 30), 0)
@@ -172,7 +172,7 @@ def test_a_table_that_is_damaged_is_mended_before_it_is_read_into_a_filter(tmp_p
     abandon(index)
 
 
-def test_damage_of_a_table_that_has_gone_meanwhile_is_nobodys_business(tmp_path: Path) -> None:
+def test_damage_of_a_removed_table_is_ignored(tmp_path: Path) -> None:
     index = _with_a_damaged_run(tmp_path)
     for _ in range(3):
         index.append(Batch([b"x"] * 30, [9] * 30), 0)

@@ -110,7 +110,7 @@ def test_what_is_appended_between_due_and_advance_is_not_lost(world: World) -> N
     assert drained(world.index, 9) == ["a", "c"]
 
 
-def test_a_later_cursor_of_the_list_stands_where_the_first_left_it(world: World) -> None:
+def test_later_cursors_start_where_the_first_stopped(world: World) -> None:
     world.append(Batch([b"x"] * 3, [1, 2, 3], ids=list("abc")), 0)
     world.drain(1)
     world.append(Batch([b"x"], [2], ids=["d"]), 0)

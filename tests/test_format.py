@@ -89,7 +89,7 @@ def extras_of(message: dict[str, Any]) -> bytes:
 
 @given(st.lists(messages(), min_size=1, max_size=4), seqs)
 @settings(steady, max_examples=60)
-def test_what_is_encoded_is_found_by_the_scan_and_decodes_to_itself(given_: list[dict[str, Any]], first_seq: int) -> None:
+def test_encoded_documents_are_scanned_and_decode_to_themselves(given_: list[dict[str, Any]], first_seq: int) -> None:
     column = {name: [message[name] for message in given_] for name in given_[0]}
     ids = [id_.encode() for id_ in column["id"]]
     extras = [extras_of(message) for message in given_]
@@ -239,7 +239,7 @@ def test_only_text_that_a_server_would_give_names_a_seq(id_: str) -> None:
 
 @given(st.lists(st.tuples(dues, st.integers(0, (1 << ORDINAL_BITS) - 1)), min_size=1, max_size=50))
 @steady
-def test_keys_sort_by_due_time_then_ordinal_and_come_apart_again(pairs: list[tuple[int, int]]) -> None:
+def test_keys_sort_by_due_time_then_ordinal(pairs: list[tuple[int, int]]) -> None:
     due, ordinals = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     keys = f.packed_keys(due, ordinals)
     assert f.key_dues(keys).tolist() == due.tolist()

@@ -216,7 +216,7 @@ def test_the_program_that_needs_nothing_reads_a_file() -> None:
 
 
 @pytest.mark.parametrize(("topic", "count"), [("torn_tail", 4), ("bad_checksum_in_the_middle", 1), ("zero_tail", 5)])
-def test_the_program_that_needs_nothing_stops_at_what_is_no_document(topic: str, count: int) -> None:
+def test_the_plain_reader_stops_at_the_first_non_document(topic: str, count: int) -> None:
     assert len(list(run(programs()[0])["read"](GOLDEN / topic / SEGMENT))) == count
 
 

@@ -85,7 +85,7 @@ DAMAGE = {
 }
 
 
-def test_what_is_damaged_is_reported_with_file_position_and_remedy_and_what_is_torn_is_not(engine: Engine) -> None:
+def test_damage_is_reported_with_file_position_and_remedy(engine: Engine) -> None:
     reports = engine.damage()
     assert {topic: [(d.file, d.position, d.length) for d in found] for topic, found in reports.items()} == {
         topic: [place] for topic, place in DAMAGE.items()
@@ -140,7 +140,7 @@ def test_a_sealed_segment_is_read_without_its_table_too(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_nothing_but_the_damage_is_wrong_and_opening_twice_gives_the_same(tmp_path: Path) -> None:
+def test_only_the_damage_is_wrong_at_every_opening(tmp_path: Path) -> None:
     data = Path(shutil.copytree(GOLDEN / "data", tmp_path / "data"))
     first = Engine.open(data)
     state = {topic: asleep(first, topic) for topic in sorted(first.topics)}
@@ -152,7 +152,7 @@ def test_nothing_but_the_damage_is_wrong_and_opening_twice_gives_the_same(tmp_pa
     second.close()
 
 
-def test_what_was_handed_off_is_ready_and_all_else_fires_in_order(tmp_path: Path) -> None:
+def test_handed_off_messages_are_ready_and_others_fire_in_order(tmp_path: Path) -> None:
     engine = Engine.open(Path(shutil.copytree(GOLDEN / "data", tmp_path / "data")))
     assert list(engine.reserve("handed_off", "workers", 10, NOW + 25).ids) == ["h0", "h1", "h2"]
     engine.tick(NOW + 10_000)
@@ -163,7 +163,7 @@ def test_what_was_handed_off_is_ready_and_all_else_fires_in_order(tmp_path: Path
     engine.close()
 
 
-def test_after_a_proper_stop_bad_bytes_at_the_end_are_damage_and_nothing_is_cut(tmp_path: Path) -> None:
+def test_after_a_clean_stop_bad_bytes_at_the_end_are_damage(tmp_path: Path) -> None:
     data = Path(shutil.copytree(GOLDEN / "clean", tmp_path / "data"))
     engine = Engine.open(data)
     assert engine.was_clean
@@ -174,7 +174,7 @@ def test_after_a_proper_stop_bad_bytes_at_the_end_are_damage_and_nothing_is_cut(
     assert (data / "topic" / "t" / "delay_0000000000.bson").stat().st_size == 413
 
 
-def test_a_folder_of_a_newer_format_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_a_folder_of_a_newer_format_is_refused_untouched(tmp_path: Path) -> None:
     data = Path(shutil.copytree(GOLDEN / "newer_folder", tmp_path / "data"))
     for _ in range(2):
         with pytest.raises(NewerFormat) as caught:
@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[type[TurtleError], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_topic_that_cannot_be_read_is_refused_and_nothing_of_it_is_touched(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_topic_is_refused_and_left_untouched(tmp_path: Path, name: str) -> None:
     data = Path(shutil.copytree(GOLDEN / name, tmp_path / "data"))
     error, says = REFUSED[name]
     for _ in range(2):

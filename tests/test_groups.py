@@ -63,7 +63,7 @@ def test_moving_back_replays_and_what_was_in_hands_before_is_void(engine: Engine
     assert engine.check() == []
 
 
-def test_a_group_that_is_made_again_does_not_remember_its_former_life(tmp_path: Path) -> None:
+def test_a_recreated_group_remembers_nothing(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, settings=SETTINGS)
     put(engine, "a", "b")
     engine.ack("t", "g", engine.reserve("t", "g", 9, 11).ids, 11)
@@ -110,7 +110,7 @@ def test_priorities_share_a_fetch_and_low_is_never_starved(engine: Engine) -> No
     assert engine.check() == []
 
 
-def test_a_lease_that_ends_brings_the_message_back_and_extending_keeps_it(engine: Engine) -> None:
+def test_an_expired_lease_returns_the_message(engine: Engine) -> None:
     put(engine, "a", "b")
     engine.reserve("t", "g", 2, 10)
     assert engine.extend("t", "g", ["b", "zz"], 1_000, 50) == (1, ["zz"])
@@ -131,7 +131,7 @@ def test_a_lease_is_over_in_its_last_millisecond_and_not_before(engine: Engine) 
     assert engine.reserve("t", "g", 1, 111).ids == ["a"], "ttr_ms is 100"
 
 
-def test_an_id_that_two_leases_hold_stays_with_the_younger_when_the_older_ends() -> None:
+def test_an_id_in_two_leases_stays_with_the_younger() -> None:
     """A dead letter that was requeued while its group was moved back comes twice."""
     group, two = Group("g"), np.arange(2)
     group.start(0)
@@ -182,7 +182,7 @@ def test_retries_wake_the_tick_in_time(engine: Engine) -> None:
     assert wake == 320
 
 
-def test_a_group_that_asks_in_vain_is_in_use_and_one_is_not_forgotten_for_the_time_that_nobody_could_ask(tmp_path: Path) -> None:
+def test_groups_are_in_use_while_they_ask_or_could_not(tmp_path: Path) -> None:
     hour = 3_600_000
     engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
     for group in ("asks", "silent"):

@@ -222,7 +222,7 @@ NO_HTTP: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", NO_HTTP)
-def test_what_is_no_http_is_refused_in_the_shape_of_every_error(server: Server, name: str) -> None:
+def test_non_http_bytes_get_the_usual_error_shape(server: Server, name: str) -> None:
     (answer,) = heard(sent(server, NO_HTTP[name]))
     assert (answer.status, answer.code) == (400, "INVALID_ARGUMENT"), answer
 
@@ -818,7 +818,7 @@ def test_whatever_is_deleted_while_others_use_it_nothing_breaks(tmp_path: Path) 
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_a_topic_that_is_made_again_knows_nothing_of_the_old_one(server: Server) -> None:
+def test_a_recreated_topic_knows_nothing_of_the_old_one(server: Server) -> None:
     for body in ("old", "new"):
         assert server.ok("POST", "/v1/topics/again/messages", {"id": "a", "body": body})["created"] == 1
         assert server.ok("GET", "/v1/topics/again/messages/a")["body"] == body

@@ -92,7 +92,7 @@ def test_ids_that_the_server_gives_are_unique_and_sort_by_arrival(index: Index) 
     assert sorted(set(everything)) == everything
 
 
-def test_an_id_that_is_there_is_a_duplicate_also_within_one_batch(index: Index) -> None:
+def test_a_known_id_is_a_duplicate_within_a_batch_too(index: Index) -> None:
     assert index.append(Batch([b"1", b"2", b"3"], [5, 6, 7], ids=["a", "b", "a"]), 0).created == [True, True, False]
     assert index.append(Batch([b"4", b"5"], [5, 6], ids=["c", "a"]), 0).created == [True, False]
     kept = index.get("a")
@@ -102,7 +102,7 @@ def test_an_id_that_is_there_is_a_duplicate_also_within_one_batch(index: Index) 
     assert index.stats().sleep == 23
 
 
-def test_a_message_that_was_handed_off_is_a_duplicate_while_a_file_holds_it(index: Index) -> None:
+def test_a_handed_off_id_is_a_duplicate_until_its_file_goes(index: Index) -> None:
     index.append(one("a", 5), 0)
     assert hand_off(index, 5) == ["a"]
     assert index.append(one("a", 9), 6).created == [False]
@@ -286,7 +286,7 @@ def test_only_what_is_durable_can_be_found(index: Index) -> None:
     assert ids_of(index.due(1)) == ["a"]
 
 
-def test_a_cancel_on_its_way_holds_back_its_message_and_those_behind(index: Index) -> None:
+def test_a_staged_cancel_holds_back_its_message_and_later_ones(index: Index) -> None:
     index.append(Batch([b""] * 4, [1, 2, 3, 4], ids=list("abcd")), 0)
     index.stage_cancel(["c"])
     assert hand_off(index, 9) == ["a", "b"]

@@ -79,7 +79,7 @@ def fill(world: World, prefix: str) -> None:
     world.append(batch(f"{prefix}_", 1, YEAR, 30 + room - each), 0)
 
 
-def test_a_segment_that_rolls_in_the_midst_of_housekeeping_is_not_sealed_before_its_table_is_written(late: World) -> None:
+def test_a_segment_is_not_sealed_before_its_table_is_written(late: World) -> None:
     late.append(batch("z", 20, YEAR), 0)
     late.roll()
     late.keep_house()
@@ -95,7 +95,7 @@ def test_a_segment_that_rolls_in_the_midst_of_housekeeping_is_not_sealed_before_
     assert (full.live, late.index._segments.by_base[full.base].live) == (full.documents, full.documents)
 
 
-def test_nobody_can_order_a_seal_of_documents_that_have_no_table_yet(late: World) -> None:
+def test_documents_without_a_table_cannot_be_sealed(late: World) -> None:
     late.append(batch("a", 20), 0)
     late.roll()
     with pytest.raises(AssertionError):
@@ -106,7 +106,7 @@ def test_nobody_can_order_a_seal_of_documents_that_have_no_table_yet(late: World
 
 
 @pytest.mark.timeout(30)  # or it would never end
-def test_who_must_write_at_once_runs_a_group_that_waits_for_a_thread(tmp_path: Path) -> None:
+def test_an_urgent_write_runs_a_group_that_waits_for_a_thread(tmp_path: Path) -> None:
     door, topics = Slow(), [f"t{n}" for n in range(THREADS + 1)]
 
     async def story() -> None:
@@ -132,7 +132,7 @@ def test_who_must_write_at_once_runs_a_group_that_waits_for_a_thread(tmp_path: P
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["staged", "being synced"])
-def test_a_put_of_an_id_whose_reschedule_is_under_way_is_a_duplicate(tmp_path: Path, taken: bool) -> None:
+def test_a_put_during_the_ids_reschedule_is_a_duplicate(tmp_path: Path, taken: bool) -> None:
     index = open_at(tmp_path / "t")
     index.append(Batch([b"first"], [10], ids=["x"]), 0)
     index.stage_reschedule("x", 1, due_ms=20)
@@ -213,7 +213,7 @@ def test_a_reschedule_that_could_not_be_published_holds_nothing_back(unpublished
     assert following > 15
 
 
-def test_what_was_staged_behind_what_could_not_be_published_is_not_stored(
+def test_messages_staged_behind_a_failed_publish_are_not_stored(
     unpublished: tuple[Index, CommitGroup, CommitGroup],
 ) -> None:
     index, group, behind = unpublished
@@ -275,7 +275,7 @@ def test_one_step_of_compaction_moves_no_more_bytes_than_it_may(world: World, mo
 # A sealed segment that lost its end
 
 
-def test_a_sealed_segment_that_lost_its_end_is_named_at_every_opening(tmp_path: Path) -> None:
+def test_a_truncated_sealed_segment_is_named_at_every_opening(tmp_path: Path) -> None:
     world = World(tmp_path / "t", ROOMY)
     world.append(batch("a", 50, YEAR), 0)
     world.roll()
@@ -314,9 +314,7 @@ def copy_over(index: Index, source: int, target: int) -> tuple[str, int]:
 @pytest.mark.parametrize("count", [20, 100], ids=["a few", "many"])
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
 @pytest.mark.parametrize("where", ["memtable", "run", "sealed"])
-def test_a_document_copied_over_another_is_handed_off_once_and_the_other_named(
-    tmp_path: Path, where: str, forward: bool, count: int
-) -> None:
+def test_a_document_copied_over_another_is_handed_off_once(tmp_path: Path, where: str, forward: bool, count: int) -> None:
     world = World(tmp_path / "t", ROOMY)
     world.append(batch("a", count), 0)
     if where == "run":
@@ -332,7 +330,7 @@ def test_a_document_copied_over_another_is_handed_off_once_and_the_other_named(
     abandon(world.index)
 
 
-def test_compaction_does_not_make_two_messages_of_a_document_copied_over_another(tmp_path: Path) -> None:
+def test_compaction_does_not_double_a_copied_document(tmp_path: Path) -> None:
     world = World(tmp_path / "t", ROOMY)
     world.append(batch("a", 20, YEAR), 0)
     world.roll()

@@ -26,7 +26,7 @@ def with_a_dead_one(folder: Path) -> Engine:
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
-def test_what_is_dead_in_a_group_that_was_moved_or_forgotten_is_not_cancelled(tmp_path: Path, forgotten: bool) -> None:
+def test_dead_letters_of_moved_or_forgotten_groups_block_cancels(tmp_path: Path, forgotten: bool) -> None:
     engine = with_a_dead_one(tmp_path)
     if forgotten:
         engine.drop_group("t", "g", 12)
@@ -39,7 +39,7 @@ def test_what_is_dead_in_a_group_that_was_moved_or_forgotten_is_not_cancelled(tm
 
 
 @pytest.mark.parametrize("stop", [True, False])
-def test_a_letter_of_a_forgotten_group_that_sleeps_again_is_cancelled_with_its_message(tmp_path: Path, stop: bool) -> None:
+def test_a_requeued_letter_of_a_forgotten_group_can_be_cancelled(tmp_path: Path, stop: bool) -> None:
     engine = with_a_dead_one(tmp_path)
     engine.drop_group("t", "g", 12)
     assert engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 13, due_ms=100) == 1
@@ -54,7 +54,7 @@ def test_a_letter_of_a_forgotten_group_that_sleeps_again_is_cancelled_with_its_m
     engine.close()
 
 
-def test_a_letter_of_a_forgotten_group_comes_again_to_a_group_of_that_name(tmp_path: Path) -> None:
+def test_a_requeued_letter_reaches_a_recreated_group(tmp_path: Path) -> None:
     engine = with_a_dead_one(tmp_path)
     engine.drop_group("t", "g", 12)
     assert engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 13, due_ms=100) == 1
@@ -65,7 +65,7 @@ def test_a_letter_of_a_forgotten_group_comes_again_to_a_group_of_that_name(tmp_p
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_letter_is_only_removed_where_its_group_sleeps_on_the_message_again(tmp_path: Path, ready: bool) -> None:
+def test_a_requeue_only_removes_a_letter_with_a_sleeping_retry(tmp_path: Path, ready: bool) -> None:
     engine = Engine.open(tmp_path, settings=Settings(max_attempts=2))
     engine.move_group("t", "g", "earliest", 10)
     engine.submit("t", [Message(b"", 10, id="m")], 10)
@@ -85,7 +85,7 @@ def test_a_letter_is_only_removed_where_its_group_sleeps_on_the_message_again(tm
 
 
 @pytest.mark.parametrize(("attempts", "state"), [(1, "sleep"), (2, "dead")])
-def test_an_id_is_known_as_long_as_a_group_tries_it_or_has_it_dead(tmp_path: Path, attempts: int, state: str) -> None:
+def test_an_id_is_known_while_retried_or_dead(tmp_path: Path, attempts: int, state: str) -> None:
     engine = Engine.open(tmp_path, settings=SMALL)
     engine.submit("t", [Message(b"first", 10, id="k")], 10)
     engine.tick(10)
@@ -150,7 +150,7 @@ def test_letters_of_a_forgotten_group_are_found_by_their_ids(tmp_path: Path) -> 
         assert [message["id"] for message in got] == ["a"]
 
 
-def test_bson_is_sent_to_those_who_like_it_no_less_than_json(tmp_path: Path) -> None:
+def test_bson_is_sent_where_the_accept_header_prefers_it(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         for accept, kind in [
             ("application/bson", "application/bson"),

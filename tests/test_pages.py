@@ -109,7 +109,7 @@ def test_pages_hold_no_inline_script_and_no_foreign_address() -> None:
 
 
 @pytest.mark.slow
-def test_the_dashboard_shows_a_topic_and_its_dead_letters_can_be_requeued(server: Server, page: Page) -> None:
+def test_the_dashboard_shows_a_topic_and_requeues_dead_letters(server: Server, page: Page) -> None:
     server.ok("PUT", "/v1/topics/orders", {"max_attempts": 1})
     server.put("orders", *({"body": i, "delay": 600 * i} for i in range(1, 6)), *({"id": f"d{i}", "body": i} for i in range(3)))
     while server.ok("GET", "/v1/topics/orders")["stats"]["dead"] < 3:
@@ -171,7 +171,7 @@ def test_the_interface_page_shows_every_operation_with_a_command(server: Server,
 
 
 @pytest.mark.slow
-def test_damage_is_shown_once_a_token_is_given_which_is_kept_in_the_tab_alone(tmp_path: Path, context: BrowserContext) -> None:
+def test_damage_is_shown_once_the_tab_has_a_token(tmp_path: Path, context: BrowserContext) -> None:
     damaged_folder(tmp_path / "data")
     token = new_token()
     config = tmp_path / "turtle.toml"

@@ -72,8 +72,6 @@ def test_one_message_at_a_time_low_still_gets_its_tenth() -> None:
         ([Extent(100, 10 * HOUR, True)] * 4, 1, 250, 2),  # no more than necessary
     ],
 )
-def test_only_settled_files_go_and_only_when_too_old_or_too_much(
-    extents: list[Extent], hours: float, limit: int, expected: int
-) -> None:
+def test_only_old_or_surplus_settled_files_go(extents: list[Extent], hours: float, limit: int, expected: int) -> None:
     settings = Settings(history_hours=hours, history_bytes=limit)
     assert droppable(extents, settings, 10 * HOUR, sum(e.bytes for e in extents)) == expected

@@ -214,7 +214,7 @@ def told(made: Report) -> dict[str, list[dict[str, Any]]]:
     return {name: table.to_pylist() for name, table in made.tables.items()}
 
 
-def test_a_second_run_reads_only_what_is_new_and_says_the_same(spark: Any, tmp_path: Path, made: Report) -> None:
+def test_a_second_run_reads_only_new_data_and_agrees(spark: Any, tmp_path: Path, made: Report) -> None:
     root, out = tmp_path / "data", tmp_path / "report"
     engine = opened(root)
     first_half(engine)

@@ -141,7 +141,7 @@ def test_every_flipped_byte_is_found_and_no_changed_document_returned(data: byte
         assert documents(bad, found).items() <= everything.items(), i
 
 
-def test_a_flipped_byte_of_a_sealed_file_costs_the_one_document_it_is_in(data: bytes) -> None:
+def test_a_flipped_byte_of_a_sealed_file_costs_one_document(data: bytes) -> None:
     everything = written(data)
     for i, bad in flips(data, masks=(0x01,)):
         found = scan(bad, 0, len(bad), sealed=True)
@@ -150,7 +150,7 @@ def test_a_flipped_byte_of_a_sealed_file_costs_the_one_document_it_is_in(data: b
         assert [(hole.position, hole.length) for hole in found.damaged] == [(hit, len(everything[hit]))], i
 
 
-def test_a_flipped_byte_before_a_barrier_is_damage_and_all_else_is_kept(data: bytes) -> None:
+def test_a_flipped_byte_before_a_barrier_is_damage(data: bytes) -> None:
     more = data + batch(3_000_000, b"last")
     everything = written(more)
     for i, bad in flips(more, masks=(0xFF,)):
@@ -190,7 +190,7 @@ def test_two_damaged_heads_cost_two_documents_and_none_between() -> None:
 
 @pytest.mark.parametrize("body", [INSIDE, INSIDE[:-1], INSIDE * 5, b"head" + INSIDE, INSIDE + b"tail", batch(9, INSIDE)])
 @pytest.mark.parametrize("sealed", [False, True])
-def test_documents_in_a_body_are_not_found_however_the_head_around_them_is_damaged(body: bytes, sealed: bool) -> None:
+def test_documents_in_a_body_are_never_found(body: bytes, sealed: bool) -> None:
     before, behind = batch(5, b"before"), batch(7, b"behind")
     data = before + batch(6, body) + behind
     at = len(before)
@@ -203,7 +203,7 @@ def test_documents_in_a_body_are_not_found_however_the_head_around_them_is_damag
                 assert bad == data or found.verdict is Verdict.CORRUPT
 
 
-def test_older_documents_in_a_body_whose_beginning_is_lost_are_not_found() -> None:
+def test_older_documents_in_a_headless_body_are_not_found() -> None:
     """Nothing is left of the head around them, but what stands in a growing file came later than what stands before it."""
     older = batch(1, b"x") + batch(2, b"yy", b"z")
     data = batch(500, b"before") + batch(501, older[:-1]) + batch(502, b"behind")
@@ -227,7 +227,7 @@ def groups() -> tuple[bytes, list[int]]:
     return data, starts
 
 
-def test_a_hole_in_the_last_sync_with_good_bytes_behind_it_is_torn() -> None:
+def test_a_hole_within_the_last_sync_is_torn() -> None:
     data, starts = groups()
     everything = written(data)
     ends = batch_ends(data)
@@ -243,7 +243,7 @@ def test_a_hole_in_the_last_sync_with_good_bytes_behind_it_is_torn() -> None:
             assert documents(bad, found) == {at: raw for at, raw in everything.items() if at < end}, (first, size)
 
 
-def test_the_same_hole_before_a_barrier_is_damage_and_everything_else_is_kept() -> None:
+def test_a_hole_before_a_barrier_is_damage() -> None:
     data, starts = groups()
     everything = written(data)
     for first in range(starts[2], starts[3] - 1):
@@ -273,7 +273,7 @@ def test_both_holes_at_once_are_told_apart() -> None:
         assert all(hole.position < starts[3] for hole in found.damaged)
 
 
-def test_a_torn_barrier_still_tells_damage_before_it_from_what_is_torn() -> None:
+def test_a_torn_barrier_still_separates_damage_from_a_torn_tail() -> None:
     before, last = batch(1, b"a", b"bb", b"c") + batch(4, b"d"), batch(5, b"e" * 20, b"f")
     data = before + last
     everything = written(data)
@@ -320,7 +320,7 @@ def test_a_scan_of_anything_ends_and_finds_nothing_in_it(noise: bytes, sealed: b
     assert sealed or (found.end, found.damaged) == (0, ())
 
 
-def test_a_hundred_holes_in_a_long_file_take_no_longer_than_the_file() -> None:
+def test_a_hundred_holes_cost_no_more_than_the_file() -> None:
     """Walking on from every document between two holes would take minutes here."""
     data = b"".join(batch(1 + 1_000 * i, *[b"x" * 30] * 1_000) for i in range(20))
     length = len(batch(1_000, b"x" * 30))
@@ -341,9 +341,7 @@ def sealed_file(path: Path, said: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("cut", "reason"), [(-1, "shorter"), (+9, "longer")])
-def test_a_sealed_file_of_another_length_than_it_says_is_damaged_and_the_rest_is_read(
-    tmp_path: Path, cut: int, reason: str
-) -> None:
+def test_a_sealed_file_of_the_wrong_length_is_damaged(tmp_path: Path, cut: int, reason: str) -> None:
     data = batch(1, b"a") + batch(2, b"b")
     path = tmp_path / "delay_0000000000.bson"
     sealed_file(path, len(data), data[:cut] if cut < 0 else data + batch(3, b"c")[:cut])
@@ -407,7 +405,7 @@ def test_an_index_over_every_prefix_knows_whole_batches_and_no_phantom(tmp_path:
         index.close()
 
 
-def test_an_index_over_every_flipped_byte_serves_nothing_that_was_not_written(tmp_path: Path) -> None:
+def test_an_index_over_every_flipped_byte_serves_only_written_bytes(tmp_path: Path) -> None:
     data, states = story(tmp_path / "whole")
     path = tmp_path / "flipped" / "delay_0000000000.bson"
     known = {item for _, state in states for item in state.items()}

@@ -60,7 +60,7 @@ def test_a_packed_body_is_understood(server: Server, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PACKERS)
-def test_a_body_that_was_cut_off_or_is_too_large_changes_nothing(server: Server, name: str) -> None:
+def test_a_truncated_or_too_large_body_changes_nothing(server: Server, name: str) -> None:
     how, pack = PACKERS[name]
     lines = pack(b'{"body": 1}\n' * 1_000)
     headers = {"Content-Encoding": how, "Content-Type": "application/x-ndjson"}
@@ -83,7 +83,7 @@ def test_two_packings_are_one_too_many(server: Server) -> None:
 @pytest.mark.parametrize("name", PACKERS)
 @steady
 @given(data=st.data())
-def test_any_bytes_come_out_as_they_went_in_and_no_part_of_them_does(name: str, data: st.DataObject) -> None:
+def test_any_bytes_come_out_whole_or_not_at_all(name: str, data: st.DataObject) -> None:
     how, pack = PACKERS[name]
     parts = data.draw(st.lists(st.binary(max_size=2_000), min_size=1, max_size=4))
     whole = b"".join(map(pack, parts))

@@ -35,7 +35,7 @@ def test_a_duplicate_is_not_answered_before_what_it_repeats_is_durable(tmp_path:
     asyncio.run(story())
 
 
-def test_what_could_not_be_cancelled_for_want_of_room_still_fires(tmp_path: Path) -> None:
+def test_messages_whose_cancel_found_no_room_still_fire(tmp_path: Path) -> None:
     door = Disk()
     engine = Engine.open(tmp_path / "data", door=door)
     engine.submit("t", [Message(b"", 10, id=id_) for id_ in "ab"], 0)
@@ -48,7 +48,7 @@ def test_what_could_not_be_cancelled_for_want_of_room_still_fires(tmp_path: Path
     engine.close()
 
 
-def test_what_a_poll_was_given_in_the_moment_in_which_it_was_cut_off_comes_again_at_once(tmp_path: Path) -> None:
+def test_messages_of_a_cut_off_poll_come_again_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         service, engine = Service(), Engine.open(tmp_path / "d")
         engine.topic("t", create=True)
@@ -84,7 +84,7 @@ def test_nothing_is_begun_for_a_caller_whose_time_is_over() -> None:
     asyncio.run(story())
 
 
-def test_many_dead_letters_come_back_at_the_rate_that_was_asked_for_too(tmp_path: Path) -> None:
+def test_many_dead_letters_come_back_at_the_requested_rate(tmp_path: Path) -> None:
     """They are requeued a page at a time, which nobody must notice."""
     with running(tmp_path / "data") as server:
         server.ok("PUT", "/v1/topics/graves", {"max_attempts": 1})

@@ -116,7 +116,7 @@ def test_who_is_not_allowed_in_cannot_hold_the_door_open(server: Server) -> None
         assert idle.recv(1) == b"", "closed, without a word from either side"
 
 
-def test_a_page_of_somebody_elses_domain_that_leads_here_reads_nothing(narrow: Server) -> None:
+def test_a_page_of_a_foreign_domain_reads_nothing(narrow: Server) -> None:
     for host, status in (("evil.example", 403), (f"evil.example:{narrow.port}", 403), ("localhost", 200), ("127.0.0.1", 200)):
         answer = narrow.call("GET", "/v1/topics", headers={"Host": host})
         assert (answer.status, answer.status == 403 and answer.code) == (status, status == 403 and "FORBIDDEN")
@@ -162,7 +162,7 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
 MAY = {route: people for people, routes_ in TABLE.items() for route in routes_}
 
 
-def test_every_operation_of_the_openapi_document_is_in_the_table_written_by_hand() -> None:
+def test_every_openapi_operation_is_in_the_hand_written_table() -> None:
     paths = document()["paths"]
     assert {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods} == set(MAY)
 
@@ -411,7 +411,7 @@ def test_tls_files_that_do_not_work_are_named(tmp_path: Path) -> None:
 # Open doors
 
 
-def test_a_server_that_listens_beyond_this_machine_without_tokens_says_so_loudly(tmp_path: Path) -> None:
+def test_an_open_server_without_tokens_warns(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--host", "0.0.0.0", TURTLEMQ_ALLOWED_HOSTS="127.0.0.0/8,10.0.0.0/8") as server:
         assert server.log.count("!!  ") >= 4
         assert "asks nobody for a token" in server.log
@@ -419,7 +419,7 @@ def test_a_server_that_listens_beyond_this_machine_without_tokens_says_so_loudly
         assert "event=open_to_all" in server.log
 
 
-def test_with_tokens_it_says_only_that_they_can_be_read_on_the_way(tmp_path: Path) -> None:
+def test_with_tokens_it_warns_of_plain_text_only(tmp_path: Path) -> None:
     tokens = json.dumps([{"name": "me", "hash": TOKENS["root"].hash, "rights": ["admin"]}])
     with running(tmp_path / "data", "--host", "0.0.0.0", TURTLEMQ_ALLOWED_HOSTS="*", TURTLEMQ_TOKENS=tokens) as server:
         assert "!!" not in server.log

@@ -73,7 +73,7 @@ def test_a_long_poll_is_woken_by_a_put(server: Server) -> None:
     assert poll.at - started < LATE_S
 
 
-def test_a_long_poll_is_woken_by_a_retry_and_by_the_end_of_a_lease(server: Server) -> None:
+def test_retries_and_expired_leases_wake_a_long_poll(server: Server) -> None:
     server.put("retried", {"body": 1, "id": "a"}, {"body": 2, "id": "b"})
     server.fetch("retried", max=1, ttr=60)
     server.fetch("retried", max=1, ttr=0.3)
@@ -119,7 +119,7 @@ def test_a_budget_that_is_spent_and_one_that_ends_a_poll(server: Server) -> None
     assert time.monotonic() - started < 0.3 + LATE_S
 
 
-def test_a_budget_that_ends_before_the_body_came_is_not_called_slowness(server: Server) -> None:
+def test_a_budget_that_ends_before_the_body_is_not_slowness(server: Server) -> None:
     """Whether the clock of the loop rings a little early or a little late."""
     head = "POST /v1/topics/b/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\n"
     for number in range(40):
@@ -168,7 +168,7 @@ def test_a_kill_forgets_nothing_that_was_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_server_on_the_same_folder_or_port_says_why_it_ends(tmp_path: Path) -> None:
+def test_a_second_server_says_why_it_ends(tmp_path: Path) -> None:
     with running(tmp_path / "data") as server:
         second = run("serve", "--data", str(tmp_path / "data"), "--port", "0")
         assert second.returncode == 1
@@ -235,7 +235,7 @@ def test_a_server_that_is_killed_leaves_no_worker_behind(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_reaches_the_worker_process_too_and_does_no_harm(tmp_path: Path) -> None:
+def test_ctrl_c_does_no_harm_to_the_worker_process(tmp_path: Path) -> None:
     with running(tmp_path / "data", group=True) as server:
         have_a_segment_sealed(server)
         os.killpg(server.process.pid, signal.SIGINT)

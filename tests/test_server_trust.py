@@ -203,7 +203,7 @@ def test_dead_letters_cannot_be_requeued_to_a_time_that_is_none(server: Server) 
     assert server.ok("GET", "/v1/topics/timeless")["stats"]["dead"] == 1
 
 
-def test_an_exported_dead_letter_is_one_line_whatever_its_body_looks_like(server: Server) -> None:
+def test_an_exported_dead_letter_is_one_line(server: Server) -> None:
     server.ok("PUT", "/v1/topics/lines", {"max_attempts": 1})
     for body in (b'{\n  "a": 1\n}', b"[1,\r\n2]", b'"\\n"', b"3"):
         server.ok("POST", "/v1/topics/lines/messages", data=b'{"body": ' + body + b"}")
@@ -216,7 +216,7 @@ def test_an_exported_dead_letter_is_one_line_whatever_its_body_looks_like(server
 # Commits
 
 
-def test_a_topic_that_is_deleted_and_made_again_in_one_turn_commits(tmp_path: Path) -> None:
+def test_a_topic_recreated_in_one_turn_commits(tmp_path: Path) -> None:
     async def story() -> None:
         server = Committing(tmp_path / "d", Door())
 
@@ -236,7 +236,7 @@ def test_a_topic_that_is_deleted_and_made_again_in_one_turn_commits(tmp_path: Pa
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_who_must_write_at_once_does_not_wait_for_a_thread_that_waits_for_him(tmp_path: Path) -> None:
+def test_an_urgent_write_does_not_deadlock_with_its_thread(tmp_path: Path) -> None:
     """A long back-off is stored at once, behind a group of its topic that no thread has begun; it is the loop that frees them."""
     door = Slow()
 
@@ -295,7 +295,7 @@ def test_limits_of_topics_and_groups_hold_for_slow_bodies(tmp_path: Path) -> Non
         assert set(server.ok("GET", "/v1/topics/t1")["groups"]) == {"a0", "a1"}
 
 
-def test_a_topic_that_was_deleted_is_not_made_again_by_a_slow_body(tmp_path: Path) -> None:
+def test_a_slow_body_does_not_recreate_a_deleted_topic(tmp_path: Path) -> None:
     """Where topics do not appear by themselves."""
     with running(tmp_path / "data", TURTLEMQ_AUTO_CREATE_TOPICS="false") as server:
         server.ok("PUT", "/v1/topics/t", {})
@@ -357,7 +357,7 @@ def test_a_file_that_cannot_be_made_is_no_bug_of_ours(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_topic_that_cannot_be_opened_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unopened_topic_differs_from_an_unknown_one(tmp_path: Path) -> None:
     with running(tmp_path / "data") as server:
         server.ok("PUT", "/v1/topics/t", {"ttr": 5})
         server.put("t", {"body": 1, "delay": 60})

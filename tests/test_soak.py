@@ -38,7 +38,7 @@ def test_memory_that_grows_for_an_hour_is_a_fault() -> None:
     assert wrong(fine | {"memory_mb_max": 600.0}) == ["memory: 600 MB; 524 are the most"]
 
 
-def test_a_picture_has_a_curve_for_each_figure_and_a_line_for_each_restart() -> None:
+def test_a_picture_has_curves_for_figures_and_lines_for_restarts() -> None:
     names = [name for panel in PANELS for name in panel.lines]
     samples = [{"s": float(second), **dict.fromkeys(names, 10.0 * second or None)} for second in range(10)]
     picture = xml.etree.ElementTree.fromstring(draw(samples, [3.0, 6.0], ["all is well"]))

@@ -197,7 +197,7 @@ def test_after_a_proper_stop_nothing_is_torn(tmp_path: Path) -> None:
     assert {row["id"] for row in found if row["id"]} < {"x1", "x2", "x3"}
 
 
-def test_a_byte_flipped_under_a_table_is_found_with_the_body(life: tuple[Engine, Path], tmp_path: Path) -> None:
+def test_a_flipped_byte_under_a_table_is_found(life: tuple[Engine, Path], tmp_path: Path) -> None:
     root = copied(life, tmp_path / "data")
     for path in (root / "topic" / "life").glob("delay_*.bson"):
         path.write_bytes(path.read_bytes().replace(b'"rich": true', b'"rich": trux'))
@@ -327,7 +327,7 @@ def test_a_torn_batch_of_a_killed_writer_is_not_there(life: tuple[Engine, Path],
     engine.close()
 
 
-def test_where_nothing_can_be_linked_a_read_says_that_a_file_has_gone(tmp_path: Path) -> None:
+def test_without_links_a_read_names_the_vanished_file(tmp_path: Path) -> None:
     root = tmp_path / "data"
     engine = Engine.open(root)
     engine.submit("t", messages(10), NOW)

@@ -24,7 +24,7 @@ from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 
 
-def test_a_due_range_of_a_sealed_segment_is_one_slice_of_bytes(tmp_path: Path) -> None:
+def test_a_due_range_of_a_sealed_segment_is_one_slice(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path / "data")
     engine.configure("t", segment_messages=1_000)
     engine.submit("t", messages(1_000, due_ms=NOW + 50_000), NOW)
@@ -43,7 +43,7 @@ def test_a_due_range_of_a_sealed_segment_is_one_slice_of_bytes(tmp_path: Path) -
     assert not (tmp_path / "data" / pins.FOLDER).exists()
 
 
-def test_a_due_range_of_a_growing_segment_looks_at_no_other_document(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_due_range_of_a_growing_segment_reads_only_itself(tmp_path: Path, monkeypatch: Any) -> None:
     """Its runs are in the order of arrival, but their tables know when each document is due. One that had ended when its table
     was made has no key there: it comes all the same."""
     engine = Engine.open(tmp_path / "data")

@@ -60,7 +60,7 @@ def test_any_bit_that_changes_is_noticed(count: int) -> None:
     assert matches(data, starts)
 
 
-def test_documents_that_changed_places_are_still_whole_and_half_of_two_is_not() -> None:
+def test_swapped_documents_match_and_mixed_halves_do_not() -> None:
     data, starts = documents(200, 50)
     warm(data, starts)
     first, second, length = int(starts[3]), int(starts[9]), int(starts[1] - starts[0])

@@ -135,7 +135,7 @@ def test_a_table_without_ids_holds_none() -> None:
     assert table.ids().tolist() == []
 
 
-def test_a_table_with_few_ids_knows_less_of_them_and_denies_none() -> None:
+def test_a_table_with_few_ids_denies_none_of_them() -> None:
     """Then there are few buckets, and ordinals take the room of other bits of the hash."""
     model = Model(60_000, hashed=40)
     table = model.table()
@@ -183,7 +183,7 @@ def outcome(data: memoryview, model: Model) -> str:
     return "harmless"
 
 
-def test_every_flipped_byte_is_found_but_for_the_padding_of_the_first_block() -> None:
+def test_every_flipped_byte_outside_the_padding_is_found() -> None:
     """Behind its document, the first block is filled with zeros that nobody reads."""
     model = Model(600)
     data = model.data()
@@ -217,7 +217,7 @@ def sections(data: bytes) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_damaged_section_is_found_when_it_is_asked_and_not_before(name: str) -> None:
+def test_a_damaged_section_is_found_at_first_use(name: str) -> None:
     model = Model(600)
     data = model.data()
     table = t.parse_table(PATH, flipped(data, sections(data)[name][0] + 3))
