@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.harness import settings_reference
 from tests.harness.server_process import ROOT, running
 from turtlemq.cli.verbs import command_line
 from turtlemq.errors import InvalidArgument
@@ -17,7 +18,7 @@ from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.config import HIDDEN, Config, in_force, load, resolve
 from turtlemq.server.operations import ACCESS
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
-from turtlemq.settings import Settings
+from turtlemq.settings import TABLE, Settings, check_settings
 
 DOC = (ROOT / "docs/CONFIGURATION.md").read_text("utf-8")
 
@@ -155,6 +156,12 @@ def test_settings_are_the_same_in_both_forms() -> None:
     assert set(Settings.__dataclass_fields__) - set(flat) == {"segment_messages", "run_messages"}, "of the engine's own"
 
 
+def test_every_setting_has_a_text_and_a_default_within_its_limits() -> None:
+    check_settings(Settings())
+    assert [row.name for row in TABLE if not row.text] == []
+    assert len({row.path for row in TABLE if row.path}) == sum(1 for row in TABLE if row.path), "each name over HTTP once"
+
+
 # The command line
 
 
@@ -220,6 +227,11 @@ def test_the_file_in_the_docs_is_complete_and_says_the_defaults(tmp_path: Path) 
     }
     leaves = {name for name in plain if name.startswith("defaults.")}
     assert {name for name, (_, origin) in in_force(found, origins).items() if origin != "default"} >= leaves
+
+
+def test_example_and_tables_in_the_docs_are_those_of_the_program() -> None:
+    page = settings_reference.PAGE.read_text("utf-8")
+    assert settings_reference.written(page) == page, "run .venv/bin/python -m tests.harness.settings_reference"
 
 
 def test_the_rights_in_the_docs_are_those_of_the_table() -> None:

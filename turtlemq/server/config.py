@@ -1,4 +1,7 @@
-"""What a server is told: flags beat the environment (`TURTLEMQ_PORT=…`), which beats a TOML file, which beats the defaults.
+"""The configuration of a server: flags beat the environment (`TURTLEMQ_PORT=…`), that beats a TOML file, and that the defaults.
+
+Unknown names and values outside their limits are errors that name their origin and the nearest known name. Settings of topics
+are in `turtlemq.settings`; here they appear as `defaults`, in the names and units of HTTP.
 
 >>> load({"port": 9000}, {"TURTLEMQ_PORT": "9001", "TURTLEMQ_HOST": "::1"}, None).port
 9000
@@ -18,51 +21,79 @@ import msgspec
 from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
-from turtlemq.model import TTR_MS_MAX
 from turtlemq.server.auth import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
-from turtlemq.settings import RATE_MAX, RATE_MIN, Settings, check_settings
+from turtlemq.settings import LIMITS, RATE_MAX, RATE_MIN, Settings, check_settings
 
 PREFIX = "TURTLEMQ_"
 NOT_YET = ("grpc_port",)
-ELSEWHERE = ("TURTLEMQ_URL", "TURTLEMQ_TOKEN", "TURTLEMQ_CACERT", "TURTLEMQ_CONFIG")  # the command line's own
+OF_CLIENTS = ("TURTLEMQ_URL", "TURTLEMQ_TOKEN", "TURTLEMQ_CACERT", "TURTLEMQ_CONFIG")  # the command line's own variables
 HIDDEN = "(hidden)"
+_BEAT, _ATTEMPTS, _BACKOFF = LIMITS["beat_ms"], LIMITS["max_attempts"], LIMITS["backoff_base_ms"]
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything in force. `defaults` are settings of topics that have none of their own, as in PUT /v1/topics/{topic}."""
+    """The configuration of a server. `defaults` are settings of topics without their own, as in PUT /v1/topics/{topic}.
+
+    Limits and descriptions are also the source of the example file and the table in docs/CONFIGURATION.md."""
 
     data: Annotated[str, Meta(min_length=1)] = "data"
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8878
-    allowed_hosts: Annotated[tuple[str, ...], Meta(max_length=HOSTS_MAX)] = LOOPBACK
-    tls_cert: str = ""
+    port: Annotated[int, Meta(ge=0, le=65535, description="0: any that is free")] = 8878
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(max_length=HOSTS_MAX, description='clients that are served: addresses, networks, "*" for all'),
+    ] = LOOPBACK
+    tls_cert: Annotated[str, Meta(description="PEM files of a certificate with its chain, and of its key: https")] = ""
     tls_key: str = ""
-    tokens: Annotated[tuple[Token, ...], Meta(max_length=TOKENS_MAX)] = ()
-    auto_create_topics: bool = True
-    reject_past: bool = False
-    max_delay_days: Annotated[float, Meta(ge=0, le=50_000)] = 0  # 0: as far as the format reaches, May 2109
-    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 64 << 20
-    max_held_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 512 << 20  # of all requests under way
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=TOKENS_MAX, description="see below; none")] = ()
+    auto_create_topics: Annotated[bool, Meta(description="false: only PUT makes a topic")] = True
+    reject_past: Annotated[bool, Meta(description="true: a due time in the past is refused")] = False
+    max_delay_days: Annotated[float, Meta(ge=0, le=50_000, description="how long a message may sleep; 0: until May 2109")] = 0
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30, description="of a request, unpacked")] = 64 << 20
+    max_held_bytes: Annotated[
+        int, Meta(ge=1 << 20, le=1 << 40, description="of all requests under way; at least twice max_body_bytes")
+    ] = 512 << 20
     max_topics: Annotated[int, Meta(ge=1, le=1_000_000)] = 100_000
-    max_groups: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000  # of one topic
-    max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
-    max_waiting: Annotated[int, Meta(ge=0, le=1_000_000)] = 15_000  # long polls
-    body_timeout_s: Annotated[float, Meta(ge=0.1, le=3_600)] = 30  # and a second more for each 64 KiB that came
-    client_produce_per_s: Annotated[float, Meta(ge=0, le=RATE_MAX)] = 0  # messages of one token or address; 0: no limit
-    client_burst: Annotated[int, Meta(ge=0, le=1 << 40)] = 0  # 0: those of one second
-    tick_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0  # ticks are at least this far apart; 0: exactly when something is due
-    beat_ms: Annotated[int, Meta(ge=10, le=60_000)] = 5_000
-    max_delivery_retries: Annotated[int, Meta(ge=0, le=999_999)] | None = None
-    retry_delay_ms: Annotated[int, Meta(ge=0, le=TTR_MS_MAX)] | None = None
-    log_format: Literal["text", "json"] = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    slow_request_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 1_000  # log requests that take longer, waits left out; 0: none
+    max_groups: Annotated[int, Meta(ge=1, le=1_000_000, description="of one topic")] = 1_000
+    max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="as far as the system grants open files")] = 20_000
+    max_waiting: Annotated[int, Meta(ge=0, le=1_000_000, description="long polls")] = 15_000
+    body_timeout_s: Annotated[
+        float, Meta(ge=0.1, le=3_600, description="for a body to come, and one more second for each 64 KiB of it")
+    ] = 30
+    client_produce_per_s: Annotated[
+        float, Meta(ge=0, le=RATE_MAX, description=f"messages of one token or address, {RATE_MIN} or more; 0: no limit")
+    ] = 0
+    client_burst: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="messages at once after a quiet time; 0: those of one second")
+    ] = 0
+    tick_ms: Annotated[
+        int, Meta(ge=0, le=60_000, description="ticks are at least this far apart; 0: exactly when a message is due")
+    ] = 0
+    beat_ms: Annotated[int, Meta(ge=_BEAT.low, le=_BEAT.high, description="how often deliveries and acks reach the disk")] = (
+        Settings().beat_ms
+    )
+    max_delivery_retries: (
+        Annotated[
+            int,
+            Meta(ge=_ATTEMPTS.low - 1, le=_ATTEMPTS.high - 1, description="for topics without their own: max_attempts less one"),
+        ]
+        | None
+    ) = None
+    retry_delay_ms: (
+        Annotated[int, Meta(ge=_BACKOFF.low, le=_BACKOFF.high, description="for topics without their own: the first back-off")]
+        | None
+    ) = None
+    log_format: Annotated[Literal["text", "json"], Meta(description='or "json": see OBSERVE.md')] = "text"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="debug, info, warning or error")] = "info"
+    slow_request_ms: Annotated[
+        int, Meta(ge=0, le=3_600_000, description="requests that take longer are logged, waits left out; 0: none")
+    ] = 1_000
     defaults: dict[str, Any] = {}
 
     def topic_defaults(self) -> Settings:
         """Settings of topics that have none of their own."""
-        _known(self.defaults, TopicSettings, "defaults")
+        _refuse_unknown(self.defaults, TopicSettings, "defaults")
         try:
             changes = to_flat(msgspec.convert(self.defaults, TopicSettings))
         except msgspec.ValidationError as error:
@@ -76,21 +107,21 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None) -> Config:
-    """The configuration in force. Unknown names are errors, with a guess at what was meant."""
+    """The configuration in force."""
     return resolve(flags, environ, file)[0]
 
 
 def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None) -> tuple[Config, dict[str, str]]:
-    """The configuration in force, and where each value that was told came from.
+    """The configuration in force, and the origin of each value that is not a default.
 
     >>> resolve({}, {"TURTLEMQ_ALLOWED_HOSTS": "10.0.0.0/8, ::1"}, None)[1]
     {'allowed_hosts': 'TURTLEMQ_ALLOWED_HOSTS'}
     """
-    told: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, value, origin in (*_from_file(file), *_from_environment(environ), *_from_flags(flags)):
-        told[name], origins[name] = _typed(name, value, origin), origin
-    config = Config(**told)
+        given[name], origins[name] = _typed(name, value, origin), origin
+    config = Config(**given)
     for name, check in _CHECKS.items():
         try:
             check(config)
@@ -103,22 +134,22 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
     if file is None:
         return
     try:
-        told = tomllib.loads(file.read_text("utf-8"))
+        given = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{file} cannot be read as TOML: {error}") from error
-    _known(told, Config, str(file))
-    yield from ((name, value, str(file)) for name, value in told.items())
+    _refuse_unknown(given, Config, str(file))
+    yield from ((name, value, str(file)) for name, value in given.items())
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    said = {key.removeprefix(PREFIX).lower(): key for key in environ if key.startswith(PREFIX) and key not in ELSEWHERE}
-    _known(said, Config, "the environment")
-    for name, key in said.items():
+    variables = {key.removeprefix(PREFIX).lower(): key for key in environ if key.startswith(PREFIX) and key not in OF_CLIENTS}
+    _refuse_unknown(variables, Config, "the environment")
+    for name, key in variables.items():
         yield name, _parsed(name, environ[key], key), key
 
 
 def _parsed(name: str, text: str, key: str) -> Any:
-    """A list of words with commas; tables as JSON. Numbers and truths are made by their types."""
+    """The value of a variable: a list has commas, a table is JSON. Numbers and booleans are left as text for `_typed`."""
     if name == "allowed_hosts":
         return [one.strip() for one in text.split(",") if one.strip()]
     if name not in ("tokens", "defaults"):
@@ -141,10 +172,10 @@ def _typed(name: str, value: Any, origin: str) -> Any:
         raise InvalidArgument(f"{origin}: {name}: {error}") from None
 
 
-def _known(told: Mapping[str, Any], kind: type[Struct], where: str) -> None:
-    """Refuse names that are none, here and in the tables below."""
+def _refuse_unknown(given: Mapping[str, Any], kind: type[Struct], where: str) -> None:
+    """Refuse names that are not fields of `kind`, also in nested tables."""
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    for name, value in told.items():
+    for name, value in given.items():
         if name in NOT_YET:
             raise InvalidArgument(f"{where}: {name} is not available yet")
         if name not in fields:
@@ -153,7 +184,7 @@ def _known(told: Mapping[str, Any], kind: type[Struct], where: str) -> None:
             raise InvalidArgument(f"{where}: unknown setting {name!r}{guess}")
         inner = fields[name]
         if isinstance(inner, type) and issubclass(inner, Struct) and isinstance(value, dict):
-            _known(value, inner, f"{where}: {name}")
+            _refuse_unknown(value, inner, f"{where}: {name}")
 
 
 def _check_tls(config: Config) -> None:
@@ -181,11 +212,11 @@ _CHECKS = {
 }
 
 
-# For people
+# Display
 
 
 def in_force(config: Config, origins: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Every setting with its value and where it came from, `defaults` one by one. What is secret is hidden.
+    """Every setting with its value and origin, `defaults` one by one. Hashes of tokens are hidden.
 
     >>> in_force(Config(port=1), {"port": "--port"})["port"]
     (1, '--port')
@@ -193,21 +224,23 @@ def in_force(config: Config, origins: Mapping[str, str]) -> dict[str, tuple[Any,
     out = {name: (getattr(config, name), origins.get(name, "default")) for name in Config.__struct_fields__ if name != "defaults"}
     shown = [{**msgspec.to_builtins(token), "hash": HIDDEN} for token in config.tokens]
     out["tokens"] = shown, out["tokens"][1]
-    told = dict(_leaves(config.defaults))
+    given = dict(_leaves(config.defaults))
     settings = config.topic_defaults()
     if config.max_delivery_retries is None:
         out["max_delivery_retries"] = settings.max_attempts - 1, origins.get("defaults", "default")
     if config.retry_delay_ms is None:
         out["retry_delay_ms"] = settings.backoff_base_ms, origins.get("defaults", "default")
     for name, value in _leaves(to_nested(settings)):
-        out[f"defaults.{name}"] = value, origins["defaults"] if name in told else origins.get(_SHORT.get(name, ""), "default")
+        origin = origins["defaults"] if name in given else origins.get(_SHORT_NAMES.get(name, ""), "default")
+        out[f"defaults.{name}"] = value, origin
     return out
 
 
-_SHORT = {"max_attempts": "max_delivery_retries", "backoff.base": "retry_delay_ms", "beat": "beat_ms"}
+_SHORT_NAMES = {"max_attempts": "max_delivery_retries", "backoff.base": "retry_delay_ms", "beat": "beat_ms"}
 
 
 def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested tables by their dotted names."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{above}{name}.")
