@@ -1,4 +1,8 @@
-"""`turtlemq backup` and `turtlemq restore`: a data folder that is stopped, or that a server is using."""
+"""`turtlemq backup` and `turtlemq restore`.
+
+A folder whose server is stopped is locked while it is copied. Of a folder in use, the server first pins the files: it makes hard
+links that keep them as they are until the copy is done. The work itself is in `turtlemq.backup`.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,9 @@ def backup(
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a data folder, stopped or in use: consistent, verified, and only what is new since the last backup in DIR.
+    """Copy a data folder, stopped or in use: consistent, verified, and only files that are new since the last backup in DIR.
 
-    Of a folder in use the server at --url pins the files for a moment's picture. Exits with 1 if something is damaged.
+    Of a folder in use, the server at --url pins the files as they are at one moment. Exits with 1 if something is damaged.
 
     turtlemq backup backups --data data --keep 7
 
@@ -51,30 +55,32 @@ def backup(
         b.check_room(door, into)
         with _locked(door, into / "LOCK"), _files_to_copy(door, data, url) as (files, live), progress() as shown:
             task = shown.add_task("backup", total=sum(length for _, length in files.values()))
-            name, made = b.make(door, files, into, _now_ms(), live=live, shown=lambda what, n: shown.update(task, advance=n))
-            gone = b.prune(door, into, keep) if keep else []
-    _print_result(into / name, made, gone, as_json)
-    raise typer.Exit(1 if made.damage else 0)
+            name, manifest = b.make(door, files, into, _now_ms(), live=live, shown=lambda what, n: shown.update(task, advance=n))
+            removed = b.prune(door, into, keep) if keep else []
+    _print_result(into / name, manifest, removed, as_json)
+    raise typer.Exit(1 if manifest.damage else 0)
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _print_result(place: Path, made: Manifest, gone: list[str], as_json: bool) -> None:
+def _print_result(folder: Path, manifest: Manifest, removed: list[str], as_json: bool) -> None:
     if as_json:
-        told = {"backup": str(place), "live": made.live, "files": len(made.files), "bytes": made.bytes, "copied": made.copied}
-        print_json(told | {"damage": made.damage, "removed": gone})
+        sizes = {"files": len(manifest.files), "bytes": manifest.bytes, "copied": manifest.copied}
+        state = {"damage": manifest.damage, "removed": removed}
+        print_json({"backup": str(folder), "live": manifest.live, **sizes, **state})
         return
-    print(f"{place}: {len(made.files)} files, {format_bytes(made.bytes)}, {format_bytes(made.copied)} of them new")
-    for line in made.damage:
+    print(f"{folder}: {len(manifest.files)} files, {format_bytes(manifest.bytes)}, {format_bytes(manifest.copied)} of them new")
+    for line in manifest.damage:
         console().print(f"damaged in the data folder already: {printable(line)}", style="red")
-    if gone:
-        print(f"removed: {', '.join(gone)}")
+    if removed:
+        print(f"removed: {', '.join(removed)}")
 
 
 @contextmanager
 def _readable_errors() -> Iterator[None]:
+    """End the program with an error message instead of a traceback."""
     from turtlemq.errors import TurtleError
 
     try:
@@ -87,7 +93,7 @@ def _readable_errors() -> Iterator[None]:
 
 @contextmanager
 def _locked(door: Door, path: Path) -> Iterator[None]:
-    """Hold a file; if we are killed, the kernel lets go of it."""
+    """Hold the lock of a file. The kernel releases it if this process is killed."""
     lock = door.lock(path)
     try:
         yield
@@ -97,14 +103,14 @@ def _locked(door: Door, path: Path) -> Iterator[None]:
 
 @contextmanager
 def _files_to_copy(door: Door, data: Path, url: str) -> Iterator[tuple[Files, bool]]:
-    """What to copy, held in place for as long as it takes; and whether a server is using it."""
+    """The files to copy, locked or pinned until the copy is done, and whether a server is using them."""
     from turtlemq import backup as b
     from turtlemq.errors import Locked
 
     try:
         lock = door.lock(data / "LOCK")
-    except Locked as held:
-        with _locked(door, data / b.PINNED / "LOCK"), _pinned(door, data, url, held) as files:
+    except Locked as in_use:
+        with _locked(door, data / b.PINNED / "LOCK"), _pinned(door, data, url, in_use) as files:
             yield files, True
         return
     try:
@@ -114,13 +120,14 @@ def _files_to_copy(door: Door, data: Path, url: str) -> Iterator[tuple[Files, bo
 
 
 @contextmanager
-def _pinned(door: Door, data: Path, url: str, held: Exception) -> Iterator[Files]:
+def _pinned(door: Door, data: Path, url: str, in_use: Exception) -> Iterator[Files]:
+    """The files of a folder in use, pinned by its server at `url`."""
     from turtlemq import backup as b
 
     try:
         pins: dict[str, Any] = call(url, "POST", "/v1/backup")
     except typer.Exit:
-        console(stderr=True).print(f"turtlemq: {held} Or give the address of its server with --url.")
+        console(stderr=True).print(f"turtlemq: {in_use} Or give the address of its server with --url.")
         raise
     try:
         if not (data / b.PINNED / pins["name"]).is_dir():
@@ -130,7 +137,7 @@ def _pinned(door: Door, data: Path, url: str, held: Exception) -> Iterator[Files
         try:
             call(url, "DELETE", "/v1/backup")
         except typer.Exit:
-            pass  # it is gone, and has said so; its next start lets go of the pins
+            pass  # the error was printed; the server's next start removes the pins
 
 
 def _verify(door: Door, folder: Path, as_json: bool) -> None:
@@ -181,12 +188,11 @@ def restore(
                 fail(f"{folder} is damaged: nothing was written. Take an older backup, or what is left with --damaged-too.")
             missing = [line.split(":")[0] for line in problems if line.endswith("is missing")]
             shown.update(task, description="restore")
-            made = b.restore(door, folder, data, leave_out=missing, shown=lambda what, n: shown.update(task, advance=n))
+            manifest = b.restore(door, folder, data, leave_out=missing, shown=lambda what, n: shown.update(task, advance=n))
     if as_json:
-        print_json(
-            {"backup": str(folder), "data": str(data), "files": len(made.files), "bytes": made.bytes, "problems": problems}
-        )
+        sizes = {"files": len(manifest.files), "bytes": manifest.bytes}
+        print_json({"backup": str(folder), "data": str(data), **sizes, "problems": problems})
     else:
-        print(f"{data}: {len(made.files)} files, {format_bytes(made.bytes)}, from {folder.name}")
+        print(f"{data}: {len(manifest.files)} files, {format_bytes(manifest.bytes)}, from {folder.name}")
         print(f"start with: turtlemq serve --data {data}")
     raise typer.Exit(1 if problems else 0)

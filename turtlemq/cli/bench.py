@@ -1,4 +1,7 @@
-"""`turtlemq bench`: load on a running server, with live figures, and a verdict: did everything come, and nothing early?"""
+"""`turtlemq bench`: load on a running server, with live figures and a verdict.
+
+The verdict is ok if every message was received and acked, none of them early, without errors. The load itself is in `load`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from turtlemq.cli.output import console, fail, format_bytes, new_table, print_js
 from turtlemq.cli.parameters import AsJson, Url, duration_option
 
 if TYPE_CHECKING:
-    from turtlemq.cli.load import Counts, Load, Plan
+    from turtlemq.cli.load import Counts, LatencyHistogram, Load, Plan
 
-LIVE_S = 0.5
+LIVE_S = 0.5  # between two updates of the live table
+QUANTILES = (0.5, 0.99, 0.999)
 
 
 def bench(
@@ -47,30 +51,31 @@ def bench(
     from turtlemq.cli.load import Plan
 
     address = url if "://" in url else f"http://{url}"
-    own = topic is None
+    temporary = topic is None
     name = topic or f"bench-{time.time_ns() // 1_000_000}"
-    if not own and any(one["topic"] == name for one in call(url, "GET", path())["topics"]):
+    if not temporary and any(other["topic"] == name for other in call(url, "GET", path())["topics"]):
         fail(f"there is a topic {name!r} already, and its messages would be counted; give another, or none", 2)
     plan = Plan(address, name, batch, body_bytes, kind == "bson", connections, consumers, rate, duration, delay)
     call(url, "PUT", path(name), {})
     try:
         load = _run(plan, as_json)
-        left = call(url, "GET", path(name))["stats"]
+        stats = call(url, "GET", path(name))["stats"]
     finally:
-        if own:
+        if temporary:
             call(url, "DELETE", path(name))
-    summary = _summary(plan, load, left)
-    print_json(summary) if as_json else _print(summary)
+    summary = _summary(plan, load, stats)
+    print_json(summary) if as_json else _print_summary(summary)
     raise typer.Exit(0 if summary["ok"] else 1)
 
 
 def _run(plan: Plan, quiet: bool) -> Load:
+    """Run the load on an event loop, uvloop if it is installed; with a live table on a terminal unless `quiet`."""
     import asyncio
     import gc
 
     from turtlemq.cli.load import Load
 
-    async def watched() -> Load:
+    async def run_load() -> Load:
         load = Load(plan, auth_headers())
         running = asyncio.create_task(load.run())
         if not quiet and console(stderr=True).is_terminal:
@@ -83,9 +88,9 @@ def _run(plan: Plan, quiet: bool) -> Load:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(watched())
+            return runner.run(run_load())
     except ImportError:
-        return asyncio.run(watched())
+        return asyncio.run(run_load())
     except KeyboardInterrupt:
         raise typer.Exit(1) from None
     finally:
@@ -101,50 +106,50 @@ async def _watch(load: Load, running: Any) -> None:
         before, at = (0, 0, 0), time.perf_counter()
         while not running.done():
             await asyncio.wait([running], timeout=LIVE_S)
-            seen, now = load.counts, time.perf_counter()
-            counts = (seen.sent, seen.received, seen.acked)
-            rates = [(new - old) / (now - at) for new, old in zip(counts, before, strict=True)]
-            live.update(_live_table(seen, rates, now - load.started))
-            before, at = counts, now
+            counts, now = load.counts, time.perf_counter()
+            totals = (counts.sent, counts.received, counts.acked)
+            rates = [(new - old) / (now - at) for new, old in zip(totals, before, strict=True)]
+            live.update(_live_table(counts, rates, now - load.started))
+            before, at = totals, now
 
 
-def _live_table(seen: Counts, rates: list[float], passed_s: float) -> Any:
-    made = new_table(f"{passed_s:.0f} s", "in all", "a second")
-    for name, count, rate in zip(("sent", "received", "acked"), (seen.sent, seen.received, seen.acked), rates, strict=True):
-        made.add_row(name, f"{count:,}", f"{rate:,.0f}")
-    made.add_row("lateness ms", _quantiles(seen.lateness), "p50 / p99 / p99.9")
-    made.add_row("put ms", _quantiles(seen.put_ms), "p50 / p99 / p99.9")
-    made.add_row("refused, errors", f"{seen.refused:,}, {seen.errors.total():,}", "")
-    return made
+def _live_table(counts: Counts, rates: list[float], passed_s: float) -> Any:
+    table = new_table(f"{passed_s:.0f} s", "in all", "a second")
+    for name, count, rate in zip(("sent", "received", "acked"), (counts.sent, counts.received, counts.acked), rates, strict=True):
+        table.add_row(name, f"{count:,}", f"{rate:,.0f}")
+    table.add_row("lateness ms", _quantiles(counts.lateness), "p50 / p99 / p99.9")
+    table.add_row("put ms", _quantiles(counts.put_ms), "p50 / p99 / p99.9")
+    table.add_row("refused, errors", f"{counts.refused:,}, {counts.errors.total():,}", "")
+    return table
 
 
-def _quantiles(late: Any) -> str:
-    return " / ".join("-" if (q := late.quantile(part)) is None else f"{q:.1f}" for part in (0.5, 0.99, 0.999))
+def _quantiles(histogram: LatencyHistogram) -> str:
+    return " / ".join("-" if (value := histogram.quantile(q)) is None else f"{value:.1f}" for q in QUANTILES)
 
 
-def _summary(plan: Plan, load: Load, left: dict[str, Any]) -> dict[str, Any]:
-    """The run in figures, and whether all is well."""
-    seen, took = load.counts, max(load.sending_s, 1e-9)
-    receiving = max((load.last_ms - load.first_ms) / 1000, 0.001)
-    every = plan.consumers == 0 or (seen.received == seen.sent and seen.acked == seen.sent)
-    stored = sum(left[state] for state in ("sleep", "ready", "reserve", "history", "dead"))
-    quantiles = {f"p{100 * part:g}": part for part in (0.5, 0.99, 0.999)}
+def _summary(plan: Plan, load: Load, stats: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a run and its verdict, as `--json` prints them. `stats`: the figures of the topic after the run."""
+    counts, sending_s = load.counts, max(load.sending_s, 1e-9)
+    receiving_s = max((load.last_ms - load.first_ms) / 1000, 0.001)
+    complete = plan.consumers == 0 or (counts.received == counts.sent and counts.acked == counts.sent)
+    stored = sum(stats[state] for state in ("sleep", "ready", "reserve", "history", "dead"))
+    quantiles = {f"p{100 * q:g}": q for q in QUANTILES}
     return {
-        "ok": every and seen.early == 0 and not seen.errors and stored == seen.sent and seen.sent > 0,
-        "sent": seen.sent,
-        "received": seen.received,
-        "acked": seen.acked,
+        "ok": complete and counts.early == 0 and not counts.errors and stored == counts.sent and counts.sent > 0,
+        "sent": counts.sent,
+        "received": counts.received,
+        "acked": counts.acked,
         "stored": stored,
-        "again": seen.again,
-        "early": seen.early,
-        "refused": seen.refused,
-        "errors": dict(seen.errors),
-        "seconds": round(took, 3),
-        "sent_per_s": round(seen.sent / took),
-        "received_per_s": round(seen.received / receiving),
-        "body_bytes_per_s": round(seen.sent * plan.body_bytes / took),
-        "lateness_ms": {name: seen.lateness.quantile(part) for name, part in quantiles.items()},
-        "put_ms": {name: seen.put_ms.quantile(part) for name, part in quantiles.items()},
+        "again": counts.again,
+        "early": counts.early,
+        "refused": counts.refused,
+        "errors": dict(counts.errors),
+        "seconds": round(sending_s, 3),
+        "sent_per_s": round(counts.sent / sending_s),
+        "received_per_s": round(counts.received / receiving_s),
+        "body_bytes_per_s": round(counts.sent * plan.body_bytes / sending_s),
+        "lateness_ms": {name: counts.lateness.quantile(q) for name, q in quantiles.items()},
+        "put_ms": {name: counts.put_ms.quantile(q) for name, q in quantiles.items()},
         "rate": plan.rate,
         "batch": plan.batch,
         "body_bytes": plan.body_bytes,
@@ -154,26 +159,27 @@ def _summary(plan: Plan, load: Load, left: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print(found: dict[str, Any]) -> None:
-    made = new_table("", "messages", "a second")
-    made.add_row("sent", f"{found['sent']:,}", f"{found['sent_per_s']:,} ({format_bytes(found['body_bytes_per_s'])} of bodies)")
-    made.add_row("received", f"{found['received']:,}", f"{found['received_per_s']:,}")
-    made.add_row("acked", f"{found['acked']:,}", "")
-    print_table(made)
+def _print_summary(summary: dict[str, Any]) -> None:
+    counts = new_table("", "messages", "a second")
+    bodies = format_bytes(summary["body_bytes_per_s"])
+    counts.add_row("sent", f"{summary['sent']:,}", f"{summary['sent_per_s']:,} ({bodies} of bodies)")
+    counts.add_row("received", f"{summary['received']:,}", f"{summary['received_per_s']:,}")
+    counts.add_row("acked", f"{summary['acked']:,}", "")
+    print_table(counts)
     times = new_table("ms", "p50", "p99", "p99.9")
     for name, key in (("lateness", "lateness_ms"), ("put", "put_ms")):
-        times.add_row(name, *("-" if value is None else f"{value:.1f}" for value in found[key].values()))
+        times.add_row(name, *("-" if value is None else f"{value:.1f}" for value in summary[key].values()))
     print_table(times)
     out = console()
-    if found["ok"]:
-        came = "sent = received = acked" if found["consumers"] else "sent = stored"
-        if not found["rate"] and found["consumers"]:
+    if summary["ok"]:
+        balance = "sent = received = acked" if summary["consumers"] else "sent = stored"
+        if not summary["rate"] and summary["consumers"]:
             out.print(
                 "as fast as it goes, so messages queue up; for lateness give a --rate that the server can keep", style="dim"
             )
-        out.print(f"ok: {came}, none early, no errors", style="green")
+        out.print(f"ok: {balance}, none early, no errors", style="green")
         return
-    told = [f"{found['sent']:,} sent, {found['stored']:,} stored, {found['received']:,} received, {found['acked']:,} acked"]
-    told += [f"{found['early']:,} early"] * bool(found["early"])
-    told += [f"{count:,} × {code}" for code, count in found["errors"].items()]
-    out.print(f"NOT ok: {'; '.join(told)}", style="bold red")
+    reasons = [", ".join(f"{summary[name]:,} {name}" for name in ("sent", "stored", "received", "acked"))]
+    reasons += [f"{summary['early']:,} early"] * bool(summary["early"])
+    reasons += [f"{count:,} × {code}" for code, count in summary["errors"].items()]
+    out.print(f"NOT ok: {'; '.join(reasons)}", style="bold red")

@@ -1,4 +1,4 @@
-"""`turtlemq config` and `turtlemq token`: what a server would be told, and tokens to tell it."""
+"""`turtlemq config` and `turtlemq token`: the settings in force for a server, and new access tokens for its configuration."""
 
 from __future__ import annotations
 
@@ -15,34 +15,28 @@ from turtlemq.cli.serve import Data, File, Host, Port, flags_of
 
 
 def config(data: Data = None, host: Host = None, port: Port = None, config: File = None, as_json: AsJson = False) -> None:
-    """Show every setting that is in force here and where its value comes from. What is secret stays hidden."""
+    """Show every setting that is in force here and where its value comes from. Secrets stay hidden."""
     import msgspec
 
     from turtlemq.errors import InvalidArgument
     from turtlemq.server.config import in_force, resolve
 
     try:
-        found = in_force(*resolve(flags_of(data, host, port), os.environ, config))
+        settings = in_force(*resolve(flags_of(data, host, port), os.environ, config))
     except InvalidArgument as error:
         fail(str(error), 2)
-    values = {name: (msgspec.to_builtins(value), origin) for name, (value, origin) in found.items()}
+    values = {name: (msgspec.to_builtins(value), origin) for name, (value, origin) in settings.items()}
     if as_json:
         print_json({name: {"value": value, "from": origin} for name, (value, origin) in values.items()})
         return
-    made = new_table("setting", "value", "from", left=3)
+    table = new_table("setting", "value", "from", left=3)
     for name, (value, origin) in values.items():
-        made.add_row(name, *(_cell(text) for text in (_text(value), origin)))
-    print_table(made)
-
-
-def _cell(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(printable(text))
+        table.add_row(name, printable(_text(value)), printable(origin))
+    print_table(table)
 
 
 def _text(value: Any) -> str:
-    """A value as TOML has it, about.
+    """A value in TOML notation, for the types of settings.
 
     >>> _text(["a", "b"]), _text(True), _text(5.0)
     ('["a", "b"]', 'true', '5.0')

@@ -1,4 +1,4 @@
-"""`turtlemq dead …`: dead letters of a running server."""
+"""`turtlemq dead …`: list, count, requeue, delete and export the dead letters of a topic, on a running server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
 def _selection(ids: list[str] | None, group: str | None, error: str | None, everything: bool) -> dict[str, Any]:
-    """What a request names."""
+    """The ids or the filter of a request, from exactly one of both on the command line."""
     if ids:
         if everything or error is not None:
             fail("give ids, or a filter, not both", 2)
@@ -49,17 +49,17 @@ def list_dead(
 
     turtlemq dead list orders --since -1d --limit 20
     """
-    found = call(url, "GET", path(topic, "dead", limit=limit, group=group, error=error, from_ms=since, to_ms=until))
-    made = new_table("id", "group", "attempts", "died", "error", "body", left=6)
-    for letter in found["messages"]:
+    page = call(url, "GET", path(topic, "dead", limit=limit, group=group, error=error, from_ms=since, to_ms=until))
+    table = new_table("id", "group", "attempts", "died", "error", "body", left=6)
+    for letter in page["messages"]:
         if as_json:
             print_json(letter)
         else:
-            told = (letter["id"], letter["group"], str(letter["attempts"]), format_time(letter["dropped_ms"]), letter["error"])
-            made.add_row(*map(printable, told), body_text(letter))
+            cells = (letter["id"], letter["group"], str(letter["attempts"]), format_time(letter["dropped_ms"]), letter["error"])
+            table.add_row(*map(printable, cells), body_text(letter))
     if not as_json:
-        print_table(made)
-    if found["cursor"] is not None and not as_json:
+        print_table(table)
+    if page["cursor"] is not None and not as_json:
         print("… and more (--limit)", file=sys.stderr)
 
 
@@ -69,13 +69,13 @@ def summary(topic: Topic, group: InGroup = None, url: Url = URL, as_json: AsJson
 
     turtlemq dead summary orders
     """
-    found = call(url, "GET", path(topic, "dead", "summary", group=group))
+    counts = call(url, "GET", path(topic, "dead", "summary", group=group))
     if as_json:
-        print_json(found)
+        print_json(counts)
         return
-    for error, count in found["errors"].items():
+    for error, count in counts["errors"].items():
         print(f"{count:>10,}  {printable(error) or '(no reason given)'}")
-    print(f"{found['total']:>10,}  in all")
+    print(f"{counts['total']:>10,}  in all")
 
 
 @app.command()
@@ -95,11 +95,11 @@ def requeue(
 
     turtlemq dead requeue orders --error "no connection" --delay 5m --per-s 100
     """
-    asked = _selection(ids, group, error, everything) | {"reset_attempts": not keep_attempts}
-    asked |= {name: value for name, value in (("delay", delay), ("per_s", per_s)) if value is not None}
-    found = call(url, "POST", path(topic, "dead", "requeue"), asked)
-    print_json(found) if as_json else print(f"{found['requeued']} requeued")
-    raise typer.Exit(1 if found["unknown"] else 0)
+    request_fields = _selection(ids, group, error, everything) | {"reset_attempts": not keep_attempts}
+    request_fields |= {name: value for name, value in (("delay", delay), ("per_s", per_s)) if value is not None}
+    answer = call(url, "POST", path(topic, "dead", "requeue"), request_fields)
+    print_json(answer) if as_json else print(f"{answer['requeued']} requeued")
+    raise typer.Exit(1 if answer["unknown"] else 0)
 
 
 @app.command()
@@ -116,9 +116,9 @@ def delete(
 
     turtlemq dead delete orders order-17
     """
-    found = call(url, "POST", path(topic, "dead", "delete"), _selection(ids, group, error, everything))
-    print_json(found) if as_json else print(f"{found['deleted']} deleted")
-    raise typer.Exit(1 if found["unknown"] else 0)
+    answer = call(url, "POST", path(topic, "dead", "delete"), _selection(ids, group, error, everything))
+    print_json(answer) if as_json else print(f"{answer['deleted']} deleted")
+    raise typer.Exit(1 if answer["unknown"] else 0)
 
 
 @app.command()

@@ -1,6 +1,7 @@
-"""Verbs on files, without a server: check, inspect, compact. A folder that a server holds is refused by its lock.
+"""Verbs on files: check, inspect, compact. They need no server, and the lock of the data folder refuses one that runs.
 
-`compact` also asks a running server, if it is not told a folder."""
+`compact` without a folder asks a running server.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +67,14 @@ def check(
 
     _data_folder(data)
     try:
-        with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as place:
+        with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as copy:
             try:
-                topics, problems, notes = _check_copy(data, Path(place))
+                topics, problems, notes = _check_copy(data, Path(copy))
             except (TurtleError, OSError) as error:
-                fail(str(error).replace(place, str(data)))
+                fail(str(error).replace(copy, str(data)))
     except OSError as error:
         fail(f"{error}. See --scratch.")
-    problems, notes = ([line.replace(place, str(data)) for line in dict.fromkeys(lines)] for lines in (problems, notes))
+    problems, notes = ([line.replace(copy, str(data)) for line in dict.fromkeys(lines)] for lines in (problems, notes))
     if as_json:
         print_json({"topics": topics, "problems": problems, "notes": notes})
     else:
@@ -83,12 +84,15 @@ def check(
     raise typer.Exit(1 if problems else 0)
 
 
-def _check_copy(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
-    """How many topics there are, everything that is wrong, and what a start would cut off, a line each."""
+def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
+    """Open a copy-on-write view of the folder, whose changes go to `copy`, and check it.
+
+    Returns the number of topics, one line per problem, and one line per torn end that the next start will cut.
+    """
     from turtlemq.engine import Engine
     from turtlemq.storage.copy_on_write import Shadow
 
-    door = Shadow(data, place)
+    door = Shadow(data, copy)
     engine = Engine.open(door.root, door=door)
     problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
     problems += [
@@ -108,11 +112,11 @@ def _check_copy(data: Path, place: Path) -> tuple[int, list[str], list[str]]:
 
 
 def _rebuilt_caches(engine: Engine, door: Shadow) -> list[str]:
-    """Caches that opening did not take as they are. After a crash there may be such; after a proper stop there are none."""
+    """Caches that opening had to rebuild after a clean stop, where all of them should have been valid. Empty after a crash."""
     from turtlemq.storage import names
 
-    found = [(name, names.parse(name.rpartition("/")[2])) for name in door.changed() if engine.was_clean]
-    return [name for name, file in found if name.endswith("/offset") or (file and not file.suffix and file.what != "bson")]
+    changed = [(name, names.parse(name.rpartition("/")[2])) for name in door.changed() if engine.was_clean]
+    return [name for name, file in changed if name.endswith("/offset") or (file and not file.suffix and file.what != "bson")]
 
 
 def inspect(
@@ -131,28 +135,26 @@ def inspect(
 
     door = Door()
     try:
-        header, found = log.scan_file(door, file)
+        header, scan = log.scan_file(door, file)
         view = door.map(file)
     except (TurtleError, OSError) as error:
         fail(f"{file}: {error}")
     sealed = "sealed" if header.sealed else "open"
     if not as_json:
-        print(f"{file.name}: {header.kind} of topic {header.topic}, base {header.base}, {sealed}, {len(found)} documents")
-    for at, length in list(zip(found.positions.tolist(), found.lengths.tolist(), strict=True))[: limit or None]:
+        print(f"{file.name}: {header.kind} of topic {header.topic}, base {header.base}, {sealed}, {len(scan)} documents")
+    for at, length in list(zip(scan.positions.tolist(), scan.lengths.tolist(), strict=True))[: limit or None]:
         fields = _fields(header.kind, at, f.decode(view[at : at + length]))
         print_json(fields) if as_json else print(*(f"{name}={value}" for name, value in fields.items()), sep="  ")
-    damage = log.damage_of(file, found)
+    damage = log.damage_of(file, scan)
     for hole in damage:
         print(hole, file=sys.stderr)
-    if found.end < found.size:
-        print(
-            f"{found.size - found.end} bytes at position {found.end} belong to no whole batch; a start cuts them", file=sys.stderr
-        )
+    if scan.end < scan.size:
+        print(f"{scan.size - scan.end} bytes at position {scan.end} belong to no whole batch; a start cuts them", file=sys.stderr)
     raise typer.Exit(1 if damage else 0)
 
 
 def _fields(kind: str, position: int, document: f.Document) -> dict[str, Any]:
-    """A document for people. In journals the id is the group and the body an event."""
+    """The fields of a document to print. In journals the id is the group and the body an event."""
     from turtlemq.segment import format as f
 
     flags = [name for name in _FLAGS if document.flags & getattr(f, name)]
@@ -183,15 +185,15 @@ def _event(body: bytes) -> dict[str, Any]:
     try:
         return {name: _event_field(name, value) for name, value in bson.decode(body).items()}
     except bson.errors.InvalidBSON:
-        return {"unknown": body.hex()}  # a document of another kind of file
+        return {"unknown": body.hex()}  # not an event: a document of another kind of file
 
 
 def _event_field(name: str, value: Any) -> Any:
-    """A field of an event: packed columns as numbers, ids as texts, also of each group."""
+    """A field of an event to print: packed columns as numbers, ids as texts; a dict has such a field for each group."""
     import numpy as np
 
     if isinstance(value, dict):
-        return {group: _event_field(name, one) for group, one in value.items()}
+        return {group: _event_field(name, field) for group, field in value.items()}
     if not isinstance(value, bytes):
         return value
     if name in ("ids", "naps"):
@@ -238,7 +240,7 @@ def _compact_files(data: Path, topic: str) -> tuple[int, int]:
 
 
 def _compact_on_server(url: str, topic: str) -> tuple[int, int]:
-    """The server answers after half a minute at most, finished or not: ask until it is."""
+    """Ask the server to compact until it has finished; each request is answered after half a minute at most."""
     before: int | None = None
     while True:
         answer = call(url, "POST", path(topic, "compact"))

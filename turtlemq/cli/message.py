@@ -1,9 +1,10 @@
-"""Client verbs about single messages: get (with its timeline as a picture), reschedule, list."""
+"""Client verbs about single messages: get (with a timeline), reschedule, list."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from turtlemq.cli.call import URL, call, json_with_body, path
 from turtlemq.cli.output import body_text, console, fail, new_table, print_json, print_table, printable
 from turtlemq.cli.parameters import AsJson, Topic, Url, duration_option, time_option
-from turtlemq.cli.times import TIME_HELP, format_duration, format_time, parse_time
+from turtlemq.cli.times import TIME_HELP, format_duration, format_time
 
 COLOURS = {
     "sleep": "blue",
@@ -24,53 +25,52 @@ COLOURS = {
     "failed": "red",
     "cancelled": "magenta",
 }
-Id = Annotated[str, typer.Argument(help="The message's id.", show_default=False)]
 
 
 def get(
     topic: Topic, id_: Annotated[str, typer.Argument(metavar="ID", help="Its id.")], url: Url = URL, as_json: AsJson = False
 ) -> None:
-    """Everything about one message: where it is, in every group, and what happened to it when, as a picture.
+    """Everything about one message: its state in every group, and its events with their times, as a picture.
 
     turtlemq get orders order-17
     """
-    found = call(url, "GET", path(topic, "messages", id_))
+    message = call(url, "GET", path(topic, "messages", id_))
     if as_json:
-        print_json(found)
+        print_json(message)
         return
-    out, state = console(), found["state"]
-    out.print(printable(found["id"]), style="bold cyan", end="  ")
+    out, state = console(), message["state"]
+    out.print(printable(message["id"]), style="bold cyan", end="  ")
     out.print(state, style=COLOURS.get(state))
     for name in ("due_ms", "created_ms", "expires_ms"):
-        if found.get(name) is not None:
-            print(f"  {name.removesuffix('_ms'):<9} {format_time(found[name])}")
-    print(f"  {'attempt':<9} {found['attempt']}")
-    if found.get("headers"):
-        print(f"  {'headers':<9} {printable(json.dumps(found['headers'], ensure_ascii=False))}")
-    print(f"  {'body':<9} {body_text(found)}")
-    for name, group in found["groups"].items():
+        if message.get(name) is not None:
+            print(f"  {name.removesuffix('_ms'):<9} {format_time(message[name])}")
+    print(f"  {'attempt':<9} {message['attempt']}")
+    if message.get("headers"):
+        print(f"  {'headers':<9} {printable(json.dumps(message['headers'], ensure_ascii=False))}")
+    print(f"  {'body':<9} {body_text(message)}")
+    for name, group in message["groups"].items():
         out.print(f"  group {name}: ", end="")
         out.print(str(group["state"]), style=COLOURS.get(str(group["state"])))
     print()
-    for line, style in timeline(found["timeline"]):
+    for line, style in timeline(message["timeline"]):
         out.print(line, style=style)
 
 
-def timeline(moments: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
-    """What happened, a line each, with the time that passed between, and their colours.
+def timeline(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
+    """The events of a message as lines with their colours, with the time that passed between two of them.
 
-    >>> moments = [{"at_ms": 0, "event": "created"}, {"at_ms": 2500, "event": "ready"}]
-    >>> [line.rpartition("  ")[2].strip() for line, _ in timeline(moments)]
+    >>> events = [{"at_ms": 0, "event": "created"}, {"at_ms": 2500, "event": "ready"}]
+    >>> [line.rpartition("  ")[2].strip() for line, _ in timeline(events)]
     ['created', '2.5 s', 'ready']
     """
     lines: list[tuple[str, str | None]] = []
     before: int | None = None
-    for one in moments:
+    for event in events:
         if before is not None:
-            lines.append((f"│   {format_duration(one['at_ms'] - before)}", "dim"))
-        more = [printable(str(one[name])) for name in ("group", "detail") if one.get(name)]
-        lines.append(("  ".join([f"● {format_time(one['at_ms'])}", one["event"], *more]), COLOURS.get(one["event"])))
-        before = one["at_ms"]
+            lines.append((f"│   {format_duration(event['at_ms'] - before)}", "dim"))
+        more = [printable(str(event[name])) for name in ("group", "detail") if event.get(name)]
+        lines.append(("  ".join([f"● {format_time(event['at_ms'])}", event["event"], *more]), COLOURS.get(event["event"])))
+        before = event["at_ms"]
     return lines
 
 
@@ -87,10 +87,10 @@ def reschedule(
 
     turtlemq reschedule orders order-17 --delay 2h
     """
-    asked: dict[str, Any] = {name: value for name, value in (("delay", delay), ("due_ms", due)) if value is not None}
-    if not asked and body is None:
+    fields: dict[str, Any] = {name: value for name, value in (("delay", delay), ("due_ms", due)) if value is not None}
+    if not fields and body is None:
         fail("what shall change? Give --delay, --due or --body", 2)
-    answer = call(url, "PATCH", path(topic, "messages", id_), json_with_body(asked, body))
+    answer = call(url, "PATCH", path(topic, "messages", id_), json_with_body(fields, body))
     print_json(answer) if as_json else print(f"{answer['outcome']}, due {format_time(answer['due_ms'])}")
 
 
@@ -106,22 +106,22 @@ def list_(
 
     turtlemq list orders --to +1h --limit 20
     """
-    found = call(url, "GET", path(topic, "messages", state="sleep", from_ms=from_, to_ms=to, limit=limit))
+    page = call(url, "GET", path(topic, "messages", state="sleep", from_ms=from_, to_ms=to, limit=limit))
     if as_json:
-        for message in found["messages"]:
+        for message in page["messages"]:
             print_json(message)
         return
-    made = new_table("id", "due", "in", "body", left=4)
-    now = parse_time("+0s")
-    for message in found["messages"]:
+    table = new_table("id", "due", "in", "body", left=4)
+    now_ms = time.time_ns() // 1_000_000
+    for message in page["messages"]:
         text = body_text(message)
-        left = message["due_ms"] - now
-        made.add_row(
+        left = message["due_ms"] - now_ms
+        table.add_row(
             printable(message["id"]),
             format_time(message["due_ms"]),
             format_duration(left),
             text[:60] + ("…" if len(text) > 60 else ""),
         )
-    print_table(made)
-    if found["cursor"] is not None:
+    print_table(table)
+    if page["cursor"] is not None:
         print("… and more (--limit)", file=sys.stderr)

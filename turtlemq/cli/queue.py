@@ -1,4 +1,4 @@
-"""Client verbs that move messages: put, fetch, ack, extend, cancel."""
+"""Client verbs that move messages through their life cycle: put, fetch, ack, extend, cancel."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from turtlemq.cli.output import body_text, console, fail, print_json, printable,
 from turtlemq.cli.parameters import AsJson, Group, Topic, Url, duration_option, time_option
 from turtlemq.cli.times import TIME_HELP, format_time
 
-LINES = 1_000  # of a file in one request …
-LINE_BYTES = 4 << 20  # … and no more than about so many bytes
+LINES = 1_000  # of a file in one request at most
+LINE_BYTES = 4 << 20  # of a file in one request, about
 DUE = f"When it is due: {TIME_HELP}."
 
 
@@ -74,13 +74,14 @@ def put(
 
 
 def _headers(given: list[str]) -> dict[str, str]:
-    for one in given:
-        if "=" not in one:
-            fail(f"--header {one}: write NAME=TEXT", 2)
-    return {name: text for name, _, text in (one.partition("=") for one in given)}
+    for header in given:
+        if "=" not in header:
+            fail(f"--header {header}: write NAME=TEXT", 2)
+    return {name: text for name, _, text in (header.partition("=") for header in given)}
 
 
 def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool) -> None:
+    """Put the messages of an NDJSON file, a batch a request. `size`: bytes of the file, 0 if unknown."""
     created = duplicates = 0
     with progress() as shown:
         task = shown.add_task(f"put {topic}", total=size or None)
@@ -91,9 +92,9 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
                     answer = json.loads(response.read())
             except typer.Exit as end:
                 which = f"lines {first} to {last}"
-                said = f"whether {which} are stored is not known" if _unanswered(end) else f"nothing of {which}"
-                said = f"turtlemq: {created} created and {duplicates} duplicates before; {said}"
-                console(stderr=True).print(said, style="red")
+                stored = f"whether {which} are stored is not known" if _unanswered(end) else f"nothing of {which}"
+                text = f"turtlemq: {created} created and {duplicates} duplicates before; {stored}"
+                console(stderr=True).print(text, style="red")
                 raise
             created, duplicates = created + answer["created"], duplicates + answer["duplicates"]
             shown.advance(task, len(data))
@@ -104,13 +105,13 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
 
 
 def _unanswered(end: typer.Exit) -> bool:
-    """Did it end because no answer came, though the server was there? What it ended of is its context; a refusal has none."""
-    said = end.__context__
-    return isinstance(said, OSError | HTTPException) and not isinstance(said, ConnectionRefusedError)
+    """Whether the connection broke before an answer came. The exit then has that error as its context; a refusal has none."""
+    cause = end.__context__
+    return isinstance(cause, OSError | HTTPException) and not isinstance(cause, ConnectionRefusedError)
 
 
 def _batches(source: BinaryIO) -> Iterator[tuple[int, int, list[bytes]]]:
-    """Lines by the thousand, fewer where they are long: memory does not grow with the file. First and last are counted from 1."""
+    """Batches of lines, with the numbers of the first and last line, from 1. Memory does not grow with the file."""
     lines: list[bytes] = []
     first = last = 0
     room = LINE_BYTES
@@ -148,11 +149,11 @@ def fetch(
     """
     if ack_ not in ("manual", "auto"):
         fail(f"--ack is manual or auto, not {ack_!r}", 2)
-    asked: dict[str, Any] = {"max": count, "wait": wait, "consumer": consumer, "ack": ack_}
+    fields: dict[str, Any] = {"max": count, "wait": wait, "consumer": consumer, "ack": ack_}
     if ttr is not None:
-        asked["ttr"] = ttr
+        fields["ttr"] = ttr
     out = console()
-    for message in call(url, "POST", path(topic, "groups", group, "fetch"), asked)["messages"]:
+    for message in call(url, "POST", path(topic, "groups", group, "fetch"), fields)["messages"]:
         if as_json:
             print_json(message)
             continue
@@ -183,12 +184,12 @@ def ack(
 
     turtlemq ack orders order-17 -order-18 --error "no connection"
     """
-    if odd := [one for one in ids if one.startswith("--")]:  # no id starts with a dash, so it is not a failed one
-        fail(f"there is no option {odd[0]}", 2)
-    asked: dict[str, Any] = {"acks": ids, "error": error}
+    if unknown := [word for word in ids if word.startswith("--")]:  # ids have no leading dash, so it is no failed id
+        fail(f"there is no option {unknown[0]}", 2)
+    fields: dict[str, Any] = {"acks": ids, "error": error}
     if retry_delay is not None:
-        asked["retry_delay"] = retry_delay
-    answer = call(url, "POST", path(topic, "groups", group, "ack"), asked)
+        fields["retry_delay"] = retry_delay
+    answer = call(url, "POST", path(topic, "groups", group, "ack"), fields)
     if as_json:
         print_json(answer)
     else:
@@ -223,17 +224,17 @@ def cancel(
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel messages that nobody has fetched yet. Exits with 1 if one could not be cancelled.
+    """Cancel messages that are not fetched yet. Exits with 1 if one could not be cancelled.
 
     turtlemq cancel orders order-17 order-18
 
     turtlemq cancel orders --due-from +1h --due-to +2h
     """
     times = {"due_from_ms": due_from, "due_to_ms": due_to}
-    asked: dict[str, Any] = {name: value for name, value in times.items() if value is not None}
-    if bool(ids) == bool(asked):
+    due_range: dict[str, Any] = {name: value for name, value in times.items() if value is not None}
+    if bool(ids) == bool(due_range):
         fail("give ids, or --due-from and --due-to", 2)
-    answer = call(url, "POST", path(topic, "cancel"), {"ids": ids} if ids else asked)
+    answer = call(url, "POST", path(topic, "cancel"), {"ids": ids} if ids else due_range)
     if as_json:
         print_json(answer)
     else:

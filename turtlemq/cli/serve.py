@@ -1,4 +1,4 @@
-"""`turtlemq serve`: the server, with its configuration from flags, environment and file."""
+"""`turtlemq serve`: run the server, configured by flags, environment and a TOML file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ File = Annotated[Path | None, typer.Option("--config", envvar=CONFIG, help="A TO
 
 
 def flags_of(data: Path | None, host: str | None, port: int | None) -> dict[str, Any]:
-    """Flags by the names of their settings."""
+    """The values of the flags by the names of their settings."""
     return {"data": None if data is None else str(data), "host": host, "port": port}
 
 
 def serve(data: Data = None, host: Host = None, port: Port = None, config: File = None) -> None:
     """Run the server until SIGTERM or Ctrl-C; then it drains, syncs and ends.
 
-    Every setting can also be given as TURTLEMQ_NAME in the environment; 'turtlemq config' shows what is in force.
+    Every setting can also be given as TURTLEMQ_NAME in the environment; 'turtlemq config' shows the values in force.
     """
     raise typer.Exit(start(flags_of(data, host, port), None if config is None else str(config)))

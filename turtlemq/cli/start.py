@@ -1,6 +1,7 @@
-"""The way of `turtlemq serve` into the server, and a short cut to it: after a crash everybody waits for this process to answer.
+"""Start of the server, with a fast path for `turtlemq serve`: after a crash, all clients wait for this process.
 
-Flags that are plainly right need no parser: typer, with all it loads, takes longer than opening the data folder.
+Simple flags are parsed here, without typer: loading it takes longer than opening the data folder. `serve` is the verb for all
+other command lines.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _CERTIFICATES = "SSL_CERT_FILE"
 
 
 def parse_plain_flags(words: Sequence[str]) -> tuple[dict[str, Any], str | None] | None:
-    """Settings and the file of others, from `serve` and nothing but flags with values; of all else None: typer knows more.
+    """Settings and configuration file from a command line of `serve` with plain `--flag value` pairs.
+
+    Returns None for every other command line, which is left to typer.
 
     >>> parse_plain_flags(["serve", "--data", "there", "--port", "0"])
     ({'data': 'there', 'port': 0}, None)
@@ -26,20 +29,20 @@ def parse_plain_flags(words: Sequence[str]) -> tuple[dict[str, Any], str | None]
     """
     if words[:1] != ["serve"] or len(words) % 2 == 0:
         return None
-    told: dict[str, Any] = dict(zip(words[1::2], words[2::2], strict=True))
-    if not _FLAGS.issuperset(told) or not all(value and value[0] != "-" for value in told.values()):
+    flags: dict[str, Any] = dict(zip(words[1::2], words[2::2], strict=True))
+    if not _FLAGS.issuperset(flags) or not all(value and value[0] != "-" for value in flags.values()):
         return None
-    if (port := told.get("--port")) is not None:
+    if (port := flags.get("--port")) is not None:
         if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65_535:
             return None
-        told["--port"] = int(port)
-    file = told.pop("--config", None) or os.environ.get(CONFIG) or None
-    return {flag.removeprefix("--"): value for flag, value in told.items()}, file
+        flags["--port"] = int(port)
+    file = flags.pop("--config", None) or os.environ.get(CONFIG) or None
+    return {flag.removeprefix("--"): value for flag, value in flags.items()}, file
 
 
 def start(flags: dict[str, Any], file: str | None) -> int:
-    """Run the server until it is stopped. Returns the process's exit code."""
-    gc.disable()  # it would look at all that is imported again and again, a tenth of the time
+    """Run the server until it is stopped. Returns the exit code of the process."""
+    gc.disable()  # collections during the imports would take a tenth of the start
     with _no_certificates():
         from turtlemq.server.run import serve
     from pathlib import Path
@@ -47,12 +50,12 @@ def start(flags: dict[str, Any], file: str | None) -> int:
     from turtlemq.errors import InvalidArgument
     from turtlemq.server.config import load
 
-    gc.freeze()  # nothing of this will go
+    gc.freeze()  # imported modules live as long as the process
     gc.enable()
     try:
         return serve(load(flags, os.environ, None if file is None else Path(file)))
     except InvalidArgument as error:
-        from turtlemq.cli.output import print_error  # and typer with it
+        from turtlemq.cli.output import print_error  # not at the top: loads typer
 
         print_error(str(error))
         return 2
@@ -60,7 +63,11 @@ def start(flags: dict[str, Any], file: str | None) -> int:
 
 @contextmanager
 def _no_certificates() -> Iterator[None]:
-    """aiohttp's client reads all certificates of the system while it is imported: 0.05 s, and a server is no such client."""
+    """Let aiohttp be imported without the certificates of the system.
+
+    Its client module makes a TLS context at import, which reads them all: 0.05 s of every start, for a context that a server
+    never uses.
+    """
     before = os.environ.get(_CERTIFICATES)
     os.environ[_CERTIFICATES] = os.devnull
     try:

@@ -1,4 +1,4 @@
-"""Client verbs that look at a topic: stats, forecast."""
+"""`turtlemq stats` and `turtlemq forecast`: figures of a topic and its groups, and the number of messages by due time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turtlemq.cli.times import format_time
 from turtlemq.cli.topics import groups_table
 
 BAR = " ▏▎▍▌▋▊▉█"
-LINES = 24  # of a forecast, where the bucket is not said
+LINES = 24  # of a forecast without --bucket
 
 
 def stats(
@@ -31,12 +31,12 @@ def stats(
     turtlemq stats orders --watch
     """
     if not watch:
-        found = call(url, "GET", path(topic))
+        answer = call(url, "GET", path(topic))
         if as_json:
-            print_json(found)
+            print_json(answer)
         else:
-            for made in _tables(found, None, 0):
-                print_table(made)
+            for table in _tables(answer, None, 0):
+                print_table(table)
         return
     try:
         _watch(url, topic, max(every, 0.1), as_json)
@@ -52,27 +52,27 @@ def _watch(url: str, topic: str, every: float, as_json: bool) -> None:
     at = time.monotonic()
     with Live(console=console(), refresh_per_second=4, auto_refresh=not as_json) as live:
         while True:
-            found = call(url, "GET", path(topic))
+            answer = call(url, "GET", path(topic))
             now = time.monotonic()
             if as_json:
-                print_json(found)
+                print_json(answer)
             else:
-                live.update(Group(*_tables(found, before, now - at)))
-            before, at = found, now
+                live.update(Group(*_tables(answer, before, now - at)))
+            before, at = answer, now
             time.sleep(every)
 
 
-def _tables(found: dict[str, Any], before: dict[str, Any] | None, passed_s: float) -> list[Any]:
-    figures = found["stats"]
-    made = new_table("topic", found["topic"], *(["a second"] if before else []))
-    for name, value in figures.items():
+def _tables(answer: dict[str, Any], before: dict[str, Any] | None, passed_s: float) -> list[Any]:
+    """The figures of a topic and of its groups; rates too if there is an answer of `passed_s` seconds before."""
+    table = new_table("topic", answer["topic"], *(["a second"] if before else []))
+    for name, value in answer["stats"].items():
         text = format_time(value) if name.endswith("_ms") else format_bytes(value) if name == "bytes" else f"{value:,}"
         row = [name, text]
         if before is not None and isinstance(value, int) and not name.endswith("_ms"):
             rate = (value - (before["stats"].get(name) or 0)) / max(passed_s, 0.001)
             row.append(f"{rate:+,.0f}" if round(rate) else "")
-        made.add_row(*row)
-    return [made, groups_table(found["groups"])] if found["groups"] else [made]
+        table.add_row(*row)
+    return [table, groups_table(answer["groups"])] if answer["groups"] else [table]
 
 
 def forecast(
@@ -87,26 +87,26 @@ def forecast(
     turtlemq forecast orders --hours 24 --bucket 1h
     """
     size = bucket if bucket is not None else max(round(hours * 3600 / LINES, 3), 0.001)
-    found = call(url, "GET", path(topic, "forecast", hours=hours, bucket=size))
+    answer = call(url, "GET", path(topic, "forecast", hours=hours, bucket=size))
     if as_json:
-        print_json(found)
+        print_json(answer)
         return
     out = console()
-    top = max([*found["counts"], 1])
-    if found["overdue"]:
-        out.print(f"overdue {found['overdue']:,}", style="red")
-    for i, count in enumerate(found["counts"]):
-        at, drawn = format_time(found["from_ms"] + i * found["bucket_ms"])[:19], bar(count / top, 50)
+    largest = max([*answer["counts"], 1])
+    if answer["overdue"]:
+        out.print(f"overdue {answer['overdue']:,}", style="red")
+    for i, count in enumerate(answer["counts"]):
+        at, drawn = format_time(answer["from_ms"] + i * answer["bucket_ms"])[:19], bar(count / largest, 50)
         out.print(f"{at}  {count:>10,}" + (f"  [green]{drawn}" if drawn else ""), markup=True)
-    if found["beyond"]:
-        print(f"later {found['beyond']:,}")
+    if answer["beyond"]:
+        print(f"later {answer['beyond']:,}")
 
 
-def bar(part: float, width: int) -> str:
-    """A bar that is this part of a width, to the eighth of a character.
+def bar(fraction: float, width: int) -> str:
+    """A bar over this fraction of a width, precise to an eighth of a character.
 
     >>> bar(0.5, 4), bar(0.03, 4), bar(0, 4)
     ('██', '▏', '')
     """
-    eighths = max(round(part * width * 8), 1 if part > 0 else 0)
+    eighths = max(round(fraction * width * 8), 1 if fraction > 0 else 0)
     return ("█" * (eighths // 8) + BAR[eighths % 8]).rstrip()

@@ -1,4 +1,4 @@
-"""Times as people write them on a command line, and as they like to read them."""
+"""Times and durations as text: parsing them on the command line, formatting them for output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIME_HELP = "epoch milliseconds, 2030-01-31T08:00 (your zone, or with +02:00 or 
 
 
 def parse_duration(text: str | float) -> float:
-    """A duration: seconds, or with a unit.
+    """Parse a duration into seconds: a number, with or without a unit.
 
     >>> parse_duration("1.5"), parse_duration("30m"), parse_duration("250ms"), parse_duration("3d")
     (1.5, 1800.0, 0.25, 259200.0)
@@ -26,7 +26,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def parse_time(text: str | int) -> int:
-    """A time, in epoch milliseconds.
+    """Parse a time into epoch milliseconds. The clock is read for relative times such as +30m.
 
     >>> parse_time("1893456000000"), parse_time("2030-01-01T00:00Z")
     (1893456000000, 1893456000000)
@@ -35,8 +35,8 @@ def parse_time(text: str | int) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     if text[:1] in "+-" and text[1:]:
-        away = parse_duration(text[1:]) * 1000
-        return round(time.time() * 1000 + (away if text[0] == "+" else -away))
+        offset_ms = parse_duration(text[1:]) * 1000
+        return round(time.time() * 1000 + (offset_ms if text[0] == "+" else -offset_ms))
     try:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
     except (ValueError, OverflowError):
@@ -44,12 +44,12 @@ def parse_time(text: str | int) -> int:
 
 
 def format_time(at_ms: int | None) -> str:
-    """A time for people, in their own zone."""
+    """A time in the local time zone."""
     return "-" if at_ms is None else datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "milliseconds")
 
 
 def format_duration(ms: float) -> str:
-    """How long, in the largest unit that fits.
+    """A duration in the largest unit that fits.
 
     >>> format_duration(0), format_duration(850), format_duration(2_500), format_duration(5_400_000), format_duration(259_200_000)
     ('0 ms', '850 ms', '2.5 s', '1.5 h', '3 d')

@@ -1,4 +1,4 @@
-"""`turtlemq topics …` and `turtlemq groups …`: what there is, and its settings."""
+"""`turtlemq topics …` and `turtlemq groups …`: list, create, change and delete topics and consumer groups."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ def list_topics(url: Url = URL, as_json: AsJson = False) -> None:
 
 
 def _list(url: str, as_json: bool) -> None:
-    found = call(url, "GET", path())["topics"]
+    topics = call(url, "GET", path())["topics"]
     if as_json:
-        print_json(found)
+        print_json(topics)
         return
-    made = new_table("topic", *STATES, "size")
-    for one in found:
-        made.add_row(one["topic"], *(f"{one['stats'][state]:,}" for state in STATES), format_bytes(one["stats"]["bytes"]))
-    print_table(made)
-    if not found:
+    table = new_table("topic", *STATES, "size")
+    for topic in topics:
+        stats = topic["stats"]
+        table.add_row(topic["topic"], *(f"{stats[state]:,}" for state in STATES), format_bytes(stats["bytes"]))
+    print_table(table)
+    if not topics:
         print("no topics yet; the first put makes one: turtlemq put orders hello")
 
 
@@ -59,7 +60,7 @@ def create(topic: Topic, settings: Settings = None, url: Url = URL, as_json: AsJ
 
     turtlemq topics create orders ttr=30 max_attempts=5
     """
-    if any(one["topic"] == topic for one in call(url, "GET", path())["topics"]):
+    if any(other["topic"] == topic for other in call(url, "GET", path())["topics"]):
         fail(f"there is a topic {topic!r} already; change it with: turtlemq topics set {topic} NAME=VALUE")
     _put(url, topic, settings or [], as_json)
 
@@ -71,7 +72,7 @@ def set_(topic: Topic, settings: Settings = None, url: Url = URL, as_json: AsJso
     turtlemq topics set orders backoff.base=2 backoff.max=600 delivery=at-most-once
     """
     if settings:
-        call(url, "GET", path(topic))  # it must be there: a misspelt name makes no topic
+        call(url, "GET", path(topic))  # fails if the topic does not exist: a misspelt name must not create one
         _put(url, topic, settings, as_json)
         return
     _print_settings(call(url, "GET", path(topic)), as_json)
@@ -82,16 +83,16 @@ def _put(url: str, topic: str, settings: list[str], as_json: bool) -> None:
 
 
 def nested(settings: list[str]) -> dict[str, Any]:
-    """Settings of a command line as the server takes them.
+    """Settings of the command line as the nested object of the HTTP interface.
 
     >>> nested(["ttr=30", "backoff.base=2", "backoff.jitter=full"])
     {'ttr': 30, 'backoff': {'base': 2, 'jitter': 'full'}}
     """
     out: dict[str, Any] = {}
-    for one in settings:
-        name, sign, text = one.partition("=")
+    for setting in settings:
+        name, sign, text = setting.partition("=")
         if not sign or not name:
-            fail(f"{one!r} is no setting; write NAME=VALUE, such as ttr=30", 2)
+            fail(f"{setting!r} is no setting; write NAME=VALUE, such as ttr=30", 2)
         try:
             value = json.loads(text)
         except ValueError:
@@ -104,15 +105,15 @@ def nested(settings: list[str]) -> dict[str, Any]:
     return out
 
 
-def _print_settings(found: dict[str, Any], as_json: bool) -> None:
+def _print_settings(topic: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(topic)
         return
-    made = new_table("setting", found["topic"], left=2)
-    for name, value in found["settings"].items():
-        for inner, one in value.items() if isinstance(value, dict) else [("", value)]:
-            made.add_row(f"{name}.{inner}" if inner else name, str(one))
-    print_table(made)
+    table = new_table("setting", topic["topic"], left=2)
+    for name, value in topic["settings"].items():
+        for inner, inner_value in value.items() if isinstance(value, dict) else [("", value)]:
+            table.add_row(f"{name}.{inner}" if inner else name, str(inner_value))
+    print_table(table)
 
 
 @app.command()
@@ -135,20 +136,17 @@ def list_groups(topic: Topic, url: Url = URL, as_json: AsJson = False) -> None:
 
     turtlemq groups list orders
     """
-    found = call(url, "GET", path(topic))["groups"]
-    if as_json:
-        print_json(found)
-        return
-    print_table(groups_table(found))
+    stats_by_group = call(url, "GET", path(topic))["groups"]
+    print_json(stats_by_group) if as_json else print_table(groups_table(stats_by_group))
 
 
-def groups_table(found: dict[str, Any]) -> Any:
-    """Groups with their figures."""
+def groups_table(stats_by_group: dict[str, Any]) -> Any:
+    """A table of groups with their figures."""
     columns = ("ready", "reserve", "history", "dead", "lag")
-    made = new_table("group", *columns)
-    for name, one in found.items():
-        made.add_row(name, *(f"{one[key]:,}" for key in columns))
-    return made
+    table = new_table("group", *columns)
+    for name, stats in stats_by_group.items():
+        table.add_row(name, *(f"{stats[column]:,}" for column in columns))
+    return table
 
 
 @groups.command()
@@ -165,8 +163,8 @@ def place(
 
     turtlemq groups place orders audit --start latest
     """
-    where = start if start in ("earliest", "latest") else {"ready_ms": parse_time(start)}
-    answer = call(url, "PUT", path(topic, "groups", group), {"start": where})
+    position = start if start in ("earliest", "latest") else {"ready_ms": parse_time(start)}
+    answer = call(url, "PUT", path(topic, "groups", group), {"start": position})
     stats = answer["stats"]
     print_json(answer) if as_json else print(f"{group} stands at {stats['offset']:,}, {stats['lag']:,} before the end")
 
@@ -179,7 +177,7 @@ def replay(
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Let a group see again what became ready since a time, as far as history is kept.
+    """Let a group see again all messages that became ready since a time, as far as history is kept.
 
     turtlemq groups replay orders audit --since -2h
     """

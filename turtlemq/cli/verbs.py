@@ -1,4 +1,7 @@
-"""All verbs, put together. What a verb does is in the module of its kind, which is loaded when the verb is asked for."""
+"""The table of all verbs, and the typer application made from it.
+
+A verb lives in the module of its kind, which is loaded only when that verb is called.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from turtlemq.cli import credentials
 from turtlemq.cli.output import print_json
 from turtlemq.cli.parameters import AsJson
 
-VERBS = {  # where each lives, below this package
+VERBS = {  # verb: module.attribute below this package
     "serve": "serve.serve",
     "put": "queue.put",
     "fetch": "queue.fetch",
@@ -38,7 +41,7 @@ VERBS = {  # where each lives, below this package
     "token": "config.token",
     "version": "verbs.version",
 }
-_SETTINGS: dict[str, dict[str, Any]] = {
+_TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},
     "groups": {"help": "Consumer groups of a topic: list, place, replay, delete."},
     "dead": {"help": "Dead letters: list, count, requeue, delete, export.", "no_args_is_help": True},
@@ -46,7 +49,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def command_line(verb: str = "") -> typer.Typer:
-    """The one verb that was asked for, for each takes a few milliseconds; all of them for help, completion and what is none."""
+    """The application with one verb, since each takes milliseconds to load; with all for help, completion and unknown names."""
     app = typer.Typer(
         name="turtlemq",
         help="TurtleMQ: a delayed message queue in plain files.",
@@ -63,21 +66,21 @@ def command_line(verb: str = "") -> typer.Typer:
 
 def _add(app: typer.Typer, name: str) -> None:
     module, _, attribute = VERBS[name].partition(".")
-    found = getattr(import_module(f"turtlemq.cli.{module}"), attribute)
-    if isinstance(found, typer.Typer):
-        app.add_typer(found, name=name, **_SETTINGS.get(name, {}))
+    target = getattr(import_module(f"turtlemq.cli.{module}"), attribute)
+    if isinstance(target, typer.Typer):
+        app.add_typer(target, name=name, **_TYPER_OPTIONS.get(name, {}))
     else:
-        app.command(name, **_SETTINGS.get(name, {}))(found)
+        app.command(name, **_TYPER_OPTIONS.get(name, {}))(target)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"turtlemq {__version__}")
         raise typer.Exit
 
 
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which.")] = False,
 ) -> None:
     """TurtleMQ: a delayed message queue in plain files."""
 
@@ -91,5 +94,5 @@ def version(as_json: AsJson = False) -> None:
 
     from turtlemq.segment.format import VERSION
 
-    told = {"turtlemq": __version__, "format": VERSION, "python": platform.python_version()}
-    print_json(told) if as_json else print(f"turtlemq {__version__}, file format {VERSION}, Python {told['python']}")
+    versions = {"turtlemq": __version__, "format": VERSION, "python": platform.python_version()}
+    print_json(versions) if as_json else print(f"turtlemq {__version__}, file format {VERSION}, Python {versions['python']}")
