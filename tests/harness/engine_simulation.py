@@ -273,7 +273,7 @@ class Sim(Ground):
             match told["state"]:
                 case "reserve":
                     lease, i = self.broker.groups[name].slot(self.broker.groups[name].ids[id_])
-                    offset = int(lease.held.offsets[i])
+                    offset = int(lease.messages.offsets[i])
                     story.docs.setdefault((id_, offset), (int(str(told["attempt"])), at.left))
                     story.at[id_] = At("reserve", int(str(told["attempt"])), lease.until_ms, offset)
                 case "ready" if "due_ms" in told:
