@@ -12,7 +12,7 @@ from benchmarks.model import Figure, Size
 from benchmarks.run import Benchmark, Run
 from turtlemq.index import seal as seals
 from turtlemq.settings import Settings
-from turtlemq.topic.topic import MAINTENANCE_BUDGET
+from turtlemq.topic.maintenance import STEP_SLEEPERS
 
 
 def _seal(run: Run) -> Iterator[Figure]:
@@ -46,7 +46,7 @@ seal = Benchmark("seal", "rewrite a full segment in due order with its index, in
 
 def _compact(run: Run) -> Iterator[Figure]:
     found = run.child("compacting", compact_one, folder=run.folder("compact"), size=run.shape)
-    note = f"{found['moved']:,} of {run.size.compact:,}; in the background {MAINTENANCE_BUDGET} a step"
+    note = f"{found['moved']:,} of {run.size.compact:,}; in the background {STEP_SLEEPERS} a step"
     yield Figure("sleepers moved", found["moved"] / found["seconds"], "msg/s", note=note)
     yield Figure("a step, p99", 1e3 * found["p99"], "ms", limit=run.limits.sync_s * 1e3, limit_of="fdatasync of 4 KiB")
 
@@ -68,7 +68,7 @@ def compact_one(folder: str, size: dict[str, Any]) -> dict[str, float]:
     times, moved = [], 0
     while moved < left:
         begin = time.perf_counter()
-        moved += server.index.maintenance.compact(0, MAINTENANCE_BUDGET)
+        moved += server.index.maintenance.compact(0, STEP_SLEEPERS)
         times.append(time.perf_counter() - begin)
     assert (moved, server.sleepers) == (left, left), "each was moved once"
     return {"moved": moved, "seconds": sum(times), "p99": probe.percentile(times, 0.99)}

@@ -47,7 +47,8 @@ from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Worker
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
-from turtlemq.topic.topic import MAINTENANCE_MS, Topic
+from turtlemq.topic.maintenance import MAINTENANCE_MS
+from turtlemq.topic.topic import Topic
 from turtlemq.topic.wake_queue import WakeQueue
 
 GROUP = "default"

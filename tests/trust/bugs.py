@@ -70,13 +70,9 @@ BUGS = (
     ),
     Bug(
         "the Index lets go of what was handed off before that is synced",
-        "topic/topic.py",
-        "        self.index.advance(due)\n        self.maintain_soon(now_ms)\n",
-        (
-            "        self.index.advance(due)\n"
-            "        self.index.release(self.broker.ready.progress)\n"
-            "        self.maintain_soon(now_ms)\n"
-        ),
+        "topic/handoff.py",
+        "        index.advance(due)\n",
+        "        index.advance(due)\n        index.release(broker.ready.progress)\n",
         _CRASH,
     ),
     Bug(
@@ -411,23 +407,23 @@ BUGS = (
     ),
     Bug(
         "no beat comes after the clock went back",
-        "topic/topic.py",
-        "not now_ms < self._checkpoint_at <= now_ms + self.broker.settings.beat_ms",
-        "self._checkpoint_at <= now_ms",
+        "topic/checkpoints.py",
+        "not now_ms < self._due_ms <= now_ms + self._stores.settings.beat_ms",
+        "self._due_ms <= now_ms",
         "engine_trust",
     ),
     Bug(
         "nobody keeps house after the clock went back",
-        "topic/topic.py",
-        "self._maintain_at is not None and not now_ms < self._maintain_at <= now_ms + MAINTENANCE_MS\n",
-        "self._maintain_at is not None and self._maintain_at <= now_ms\n",
+        "topic/maintenance.py",
+        "self.due_ms is not None and not now_ms < self.due_ms <= now_ms + MAINTENANCE_MS\n",
+        "self.due_ms is not None and self.due_ms <= now_ms\n",
         "engine_trust",
     ),
     Bug(
         "nothing is retained away after the clock went back",
-        "topic/topic.py",
-        "        if not now_ms < self._retention_at <= now_ms + RETENTION_MS:\n",
-        "        if self._retention_at <= now_ms:\n",
+        "topic/maintenance.py",
+        "        if not now_ms < self.due_ms <= now_ms + RETENTION_MS:\n",
+        "        if self.due_ms <= now_ms:\n",
         "engine_trust",
     ),
     Bug(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tests.trust.simulation_auditor import Fetch
 from tests.trust.simulation_review import Review
 from turtlemq.index.firing_small import FEW
-from turtlemq.topic.topic import MAINTENANCE_MS
+from turtlemq.topic.maintenance import MAINTENANCE_MS
 
 if TYPE_CHECKING:
     from tests.trust.simulation_story import Story

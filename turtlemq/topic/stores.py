@@ -4,12 +4,12 @@ Index and Broker do not know each other. Here are the writes that concern two of
 an Index, and documents that another store's journal has already ended. Rule: the store that takes a message over has it durably
 before the store that gave it removes it, so a crash in between leaves two copies, never none; `recover` resolves these.
 
-What does not live here: when anything happens (`topic`), and what a message's copies add up to (`standing`, `listing`).
+Not here: the schedule (`topic`), and the state of a message, given all its copies (`standing`, `listing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from turtlemq.model import Damage
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
+from turtlemq.storage.workers import Worker
 from turtlemq.topic.dead_letters import DeadLetters, for_group
 
 
@@ -36,8 +37,8 @@ class Stores:
     index: Index
     dead_letters: DeadLetters
 
-    def __init__(self, name: str, folder: Path, door: Door) -> None:
-        self.name, self.folder, self.door = name, folder, door
+    def __init__(self, name: str, folder: Path, door: Door, settings: Settings) -> None:
+        self.name, self.folder, self.door, self.settings = name, folder, door, settings
         self.missing: list[Damage] = []  # files and dead letters that were there at the last stop
         self.superseded_retries: list[f.Document] = []  # retries of cancelled messages that still sleep in the Index
         self.requeued_letters: list[f.Document] = []  # dead letters that sleep again
@@ -46,7 +47,7 @@ class Stores:
     def open(cls, name: str, folder: Path, door: Door, settings: Settings, clean: dict[str, Any]) -> tuple[Stores, Opened]:
         """Open the stores of a topic, or create them. Returns what `recover` has to resolve, too. `clean`: the mark that
         `Topic.close` returned at the last proper stop, if it was one."""
-        self, gone = cls(name, folder, door), {*clean.get("files", ())} - {*logs(door, folder)}
+        self, gone = cls(name, folder, door, settings), {*clean.get("files", ())} - {*logs(door, folder)}
         self.missing = [Damage(file, 0, 0, "the file is missing") for file in gone]
         callbacks = (self._store_dead_letters, self._schedule_retries, self._newest_seq)
         opened = open_broker(door, folder, name, settings, *callbacks, clean.get("broker"))
@@ -54,6 +55,25 @@ class Stores:
         self.index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
         self.dead_letters = DeadLetters(door, folder, name, settings, clean.get("dead"))
         return self, opened
+
+    def use(self, flusher: Worker, make_room: Callable[[], bool]) -> None:
+        """Let `flusher` write tables, and let the journals call `make_room` before they refuse an event for a full disk."""
+        self.index.use_flusher(flusher)
+        self.dead_letters.index.use_flusher(flusher)
+        self.broker.reserve_log.relief = self.broker.history.relief = make_room
+
+    def configure(self, settings: Settings) -> None:
+        """Use these settings from now on."""
+        self.settings = settings
+        self.index.configure(settings)
+        self.dead_letters.configure(settings)
+        self.broker.settings = self.broker.ready.settings = settings
+        self.broker.reserve_log.settings = self.broker.history.settings = settings
+
+    @property
+    def has_superseded(self) -> bool:
+        """Are there documents for `remove_superseded`?"""
+        return bool(self.superseded_retries or self.requeued_letters)
 
     def remove_superseded(self) -> None:
         """End the documents of `superseded_retries` and `requeued_letters`. The journal already says that they are over, so they
@@ -94,6 +114,12 @@ class Stores:
         return self.index.last_seq
 
     # State
+
+    def refuse_if_stopped(self) -> None:
+        """Raise after a failed sync of a journal or of the dead letters: a message may have moved without an event of it, so
+        nothing more is written about any message."""
+        for part in (self.broker.reserve_log, self.broker.history, self.dead_letters.index):
+            part.refuse_if_stopped()
 
     def damage(self) -> list[Damage]:
         """All damage found so far."""

@@ -1,0 +1,42 @@
+"""Cancelling in a topic: sleepers in the Index, and messages that are ready or wait for another attempt in every group.
+
+A cancel of a sleeper is a tombstone in the Index, a cancel of any other message an event of the Broker (`broker.cancel`). Here
+both are joined: the ready log learns the ids of cancelled sleepers, and sleeping retries of cancelled messages are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turtlemq.broker.cancel import CANCELLED, cancel
+from turtlemq.errors import DiskFull
+from turtlemq.segment import format as f
+from turtlemq.topic import requeue, retries
+from turtlemq.topic.stores import Stores
+
+
+def note_cancelled_ids(stores: Stores, ids: Sequence[str], now_ms: int) -> None:
+    """Write the ids of cancelled sleepers into the ready log, where a lookup finds them. If it fails, no message is lost, only
+    the answer "cancelled" to such a lookup."""
+    count = len(ids)
+    texts = [id_.encode() for id_ in ids]
+    raw, lengths = f.encode(texts, [b""] * count, [now_ms] * count, 0, 0, [f.NOTICE] * count)
+    stores.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
+
+
+def cancel_awake(stores: Stores, ids: Sequence[str], now_ms: int) -> dict[str, str]:
+    """Cancel messages that are ready or wait for another attempt, in every group. Durable.
+
+    Returns for each id `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`."""
+    dead = requeue.dead_in_any_group(stores, ids)
+    others = [id_ for id_ in ids if id_ not in dead]
+    sleeping = retries.sleeping(stores, others)
+    outcome = cancel(stores.broker, others, now_ms, sleeping.keys())
+    stores.superseded_retries += [document for (_, id_), document in sleeping.items() if outcome[id_] == CANCELLED]
+    try:
+        stores.remove_superseded()
+    except DiskFull:
+        pass  # done before the next handoff, which needs room, too
+    return {id_: state or "unknown" for id_, state in outcome.items()} | dict.fromkeys(dead, "dead")

@@ -1,0 +1,144 @@
+"""Checkpoints of a topic: when the next one is due (setting `beat_ms`), and the steps of writing it.
+
+A checkpoint syncs the ready log and the journals, then replaces the file from which the next opening starts. The syncs take long,
+so a flusher does them while the event loop goes on; the loop polls until they are done. The content of the file is described in
+`broker.checkpoint`, how it is saved in `broker.save`.
+
+Before a checkpoint, documents that the journal has already ended are removed (`Stores.remove_superseded`): the journal that says
+so is left behind by it. After a checkpoint, the Index may drop the documents that were handed off.
+"""
+
+from __future__ import annotations
+
+from turtlemq.broker.save import Save, begin_save, end_save
+from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.storage.ballast import Ballast
+from turtlemq.storage.workers import Inline, Job, Worker
+from turtlemq.topic.stores import Stores
+
+POLL_MS = 2  # first poll after a checkpoint has begun; later polls wait for as long as it has taken so far
+POLL_MS_MAX = 1_000
+
+
+class Checkpoints:
+    """The checkpoint under way, if there is one, and the time of the next. Called by one thread."""
+
+    def __init__(self, stores: Stores, flusher: Worker, ballast: Ballast) -> None:
+        self._stores, self._flusher, self._ballast = stores, flusher, ballast
+        self._due_ms: int | None = None  # None: nothing to sync
+        self._saving: tuple[Save, Job] | None = None  # the checkpoint under way
+        self._begun_ms = self._poll_ms = 0  # when it began, and when to poll it
+        self._recovered_unsaved = False  # recovery found a state that the journals alone do not tell
+
+    # When
+
+    def due_soon(self, now_ms: int) -> None:
+        """Something was journaled: the next checkpoint is due within `beat_ms`, or now if replaying the journals would take
+        long."""
+        if self._stores.broker.unsaved:
+            self._due_ms = now_ms
+        elif self._due_ms is None:
+            self._due_ms = now_ms + self._stores.settings.beat_ms
+
+    def due_now(self, now_ms: int) -> None:
+        """The clock went back, so the age of unsynced events is unknown: if there are any, the next checkpoint is due."""
+        if self._due_ms is not None:
+            self._due_ms = min(self._due_ms, now_ms)
+
+    @property
+    def is_needed(self) -> bool:
+        """Is there something to sync?"""
+        return self._due_ms is not None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Has the flusher a checkpoint to write?"""
+        return self._saving is not None
+
+    @property
+    def wake_ms(self) -> int | None:
+        """When `write_if_due` may have something to do; None: not before `due_soon`."""
+        return self._due_ms if self._saving is None else self._poll_ms
+
+    # What
+
+    def write(self) -> None:
+        """Write a checkpoint and wait for it. If the disk is full, the ballast gives its room."""
+        self.finish()
+        try:
+            self._begin(Inline())
+            self.finish()
+        except DiskFull:
+            if not self._ballast.throw():
+                raise
+            self._begin(Inline())
+            self.finish()
+
+    def write_if_due(self, now_ms: int) -> None:
+        """Begin a checkpoint if one is due, and finish one that the flusher has written. Never waits."""
+        self._finish_if_done()
+        late = self._due_ms is not None and not now_ms < self._due_ms <= now_ms + self._stores.settings.beat_ms
+        if self._saving is None and (late or self._stores.broker.unsaved):
+            self._begin(self._flusher)
+            self._begun_ms = now_ms
+            self._finish_if_done()
+        self._poll_ms = now_ms + max(POLL_MS, min(now_ms - self._begun_ms, POLL_MS_MAX))
+
+    def _begin(self, worker: Worker) -> None:
+        self._stores.remove_superseded()
+        save = begin_save(self._stores.broker, self._stores.folder)
+        self._due_ms = None
+        self._saving = save, worker.submit(save.run, self._stores.door.fresh())
+
+    def _finish_if_done(self) -> None:
+        if self._saving is not None and self._saving[1].done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way, if there is one. Then the Index may drop documents that were handed off."""
+        if self._saving is None:
+            return
+        (save, job), self._saving = self._saving, None
+        stores = self._stores
+        try:
+            job.result()
+            end_save(stores.broker, save)
+        except BaseException:
+            self._due_ms = 0  # overdue until there is room, or for good
+            raise
+        stores.index.release(stores.broker.ready.durable)
+        stores.index.rest()
+        stores.dead_letters.index.rest()
+
+    def abandon(self) -> None:
+        """Wait for the checkpoint under way, and ignore its result: it must not write into a folder that belongs to another topic
+        by then."""
+        if self._saving is not None:
+            (_, job), self._saving = self._saving, None
+            try:
+                job.result()
+            except (TurtleError, OSError):
+                return
+
+    # After recovery
+
+    def save_recovered(self, odd: bool) -> None:
+        """Save the state that opening has worked out. Otherwise the next opening would have to work it out again, when other
+        documents may have the same offsets. `odd`: the journals alone do not tell this state, so it is written into them, too.
+
+        If the disk is full, `retry_recovered` tries again."""
+        self._recovered_unsaved = odd
+        try:
+            if odd:
+                self.retry_recovered()
+            else:
+                self.write()
+        except DiskFull:
+            return
+
+    def retry_recovered(self) -> None:
+        """Write an odd state of recovery that is not on the disk yet. Required before each handoff."""
+        if self._recovered_unsaved:
+            self._stores.broker.reserve_log.note_state()
+            self.write()
+            self._recovered_unsaved = False
