@@ -12,9 +12,9 @@ from aiohttp import web
 
 from tests.harness.server_process import Server, running
 from turtlemq.server import auth, listen, trace
+from turtlemq.server.aiohttp_internals import ROUTES_MAX
 from turtlemq.server.config import Config
 from turtlemq.server.http import SERVICE
-from turtlemq.server.listen import PATHS_MAX
 from turtlemq.server.outgoing.reply import Reply
 from turtlemq.server.rate_limit import Flow
 from turtlemq.server.service import Service
@@ -124,14 +124,14 @@ def test_paths_are_remembered_up_to_a_number() -> None:
         site = listen.Site(runner, Config(port=0), None)
         await site.start()
         reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
-        for n in [*range(PATHS_MAX + 10), *range(PATHS_MAX, PATHS_MAX + 10)]:
+        for n in [*range(ROUTES_MAX + 10), *range(ROUTES_MAX, ROUTES_MAX + 10)]:
             writer.write(b"GET /n%d HTTP/1.1\r\nHost: x\r\n\r\n" % n)
             head = await reader.readuntil(b"\r\n\r\n")
             size = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
             assert await reader.readexactly(size) == b"n%d" % n
         writer.close()
         await runner.cleanup()
-        return len(site.switch.known)
+        return len(site.dispatcher.cache)
 
     assert asyncio.run(story()) == 10
 

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from turtlemq.engine import GROUP, Engine
 from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
 from turtlemq.index.validate import check_ids
+from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.auth import name_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import (

@@ -8,8 +8,7 @@ import resource
 import ssl
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +17,12 @@ from aiohttp import HttpVersion11, web
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs, trace
+from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Dispatcher, open_connections
 from turtlemq.server.auth import AUTH, networks_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.http import SERVICE, SLOWEST
-from turtlemq.server.outgoing.reply import Reply
+from turtlemq.server.outgoing.reply import Answered, Reply
 
 BACKLOG = 4_096  # whoever finds no place in it tries again after 1 s, 3 s, 7 s, …: a crowd would not begin at once
 KEEPALIVE_S = 75  # a head must have come within this time after the connection, or after the last answer
@@ -30,8 +30,6 @@ LINGER_S = 5  # the rest of a body that was refused is read so long, so that the
 HANDSHAKE_S = 10  # of TLS
 ANSWER_S = 30  # for a client to take a large answer, and a second more for each 64 KiB of it
 ANSWER_SMALL_BYTES = 64 << 10
-WHOLE_BYTES = 4 << 10  # of a body that is copied behind its head, to be sent in one go
-PATHS_MAX = 1_000  # of which is remembered where they lead
 REFUSE_S = 1  # a connection that is one too many is held so long, to be told
 HEAD_LINE_BYTES, HEAD_FIELD_BYTES, HEAD_FIELDS = 8_190, 8_190, 100
 FILES_KEPT = 512  # of the open files that the system grants: for segments, not for connections
@@ -51,36 +49,6 @@ _LIMITS: dict[str, Any] = {
 def runner_for(app: web.Application, drain_s: float) -> web.AppRunner:
     """The application with limits on what a client may send before anything of ours runs."""
     return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=drain_s, **_LIMITS)
-
-
-class Switch:
-    """Leads requests to their handlers. Finding the way takes 40 µs, so it is remembered for paths that were asked for before."""
-
-    def __init__(self, app: web.Application) -> None:
-        self._app = app
-        self.known: dict[tuple[str, str], tuple[web.UrlMappingMatchInfo, Callable[[web.Request], Awaitable[Any]]]] = {}
-
-    async def __call__(self, request: web.Request) -> Any:
-        """The answer to a request."""
-        path = request.method, request.raw_path
-        found = self.known.get(path)
-        if found is None or "Expect" in request.headers:
-            try:
-                return await self._app._handle(request)
-            finally:
-                self._remember(path, request._match_info)
-        request._match_info = found[0]
-        return await found[1](request)
-
-    def _remember(self, path: tuple[str, str], match: web.UrlMappingMatchInfo | None) -> None:
-        if match is None or match.http_exception is not None or "?" in path[1]:
-            return
-        handler: Callable[..., Awaitable[Any]] = match.handler
-        for around in reversed(self._app.middlewares):
-            handler = partial(around, handler=handler)
-        if len(self.known) >= PATHS_MAX:
-            self.known.clear()
-        self.known[path] = match, handler
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
@@ -111,49 +79,27 @@ def _no_password() -> str:
 # Connections
 
 
-class Handler(web.RequestHandler):
-    """A connection. What is no HTTP is refused in the shape of every error; who is not allowed in cannot hold the door open."""
+class Connection(AiohttpConnection):
+    """A client's connection: refuses requests that are no HTTP in the shape of every error, and limits the time of an answer."""
 
     __slots__ = ("_allows",)
 
-    def __init__(self, server: web.Server, switch: Switch, allows: Callable[[str], bool]) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), **_LIMITS)
+    def __init__(self, server: web.Server, dispatcher: Dispatcher, allows: Callable[[str], bool]) -> None:
+        super().__init__(server, dispatcher, _LIMITS)
         self._allows = allows
-        self._request_handler = cast(Any, switch)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody is there."""
+        """Begin. A client that is not allowed in gets REFUSE_S to send a request and read its refusal."""
         super().connection_made(transport)
         if not self._allows((transport.get_extra_info("peername") or ("",))[0]):
             asyncio.get_running_loop().call_later(REFUSE_S, transport.close)
 
     async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse | Reply, start_time: float | None
-    ) -> tuple[Any, bool]:
-        """Send an answer. A client that does not take a large one in time is left alone with what it has."""
-        if not isinstance(resp, Reply):
-            return await self._finish_held(request, resp, start_time)
-        lost, answered = True, cast(Any, resp)
-        service = cast(web.Request, request).app[SERVICE]
-        size = 2 * len(resp.body)  # with what it was made from, which `undo` keeps
-        service.flow.answers.add(size)
-        try:
-            if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
-                lost = not await self._send(resp.head(request), resp.body)
-            else:
-                answered, lost = await self._finish(request, resp.usual(), start_time)
-            return answered, lost
-        finally:
-            if service.flow.answers.full:
-                service.serve_waiters_soon()  # whoever waits may be answered now
-            service.flow.answers.give(size)
-            if lost and resp.undo is not None:
-                resp.undo()
-
-    async def _finish_held(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+        self, request: web.BaseRequest, resp: Answered, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """A listing may be as large as what a fetch brings."""
+        """Send an answer, and count its bytes while it is sent. Returns the answer, and whether the client is gone."""
+        if isinstance(resp, Reply):
+            return await self._finish_reply(request, resp, start_time)
         if (size := resp.content_length or 0) < ANSWER_SMALL_BYTES:
             return await self._finish(request, resp, start_time)
         service = cast(web.Request, request).app[SERVICE]
@@ -161,35 +107,31 @@ class Handler(web.RequestHandler):
         try:
             return await self._finish(request, resp, start_time)
         finally:
-            if service.flow.answers.full:
-                service.serve_waiters_soon()  # whoever waits may be answered now
-            service.flow.answers.give(size)
+            service.answer_sent(size)
 
-    async def _send(self, head: bytes, body: bytes | bytearray | memoryview) -> bool:
-        """Whether somebody took it, or the system for him."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return False
-        if len(body) < WHOLE_BYTES:
-            transport.write(head + body)
-        else:
-            transport.writelines((head, body))
-        if not self._paused:
-            return True
+    async def _finish_reply(
+        self, request: web.BaseRequest, reply: Reply, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        lost, answered = True, cast(web.StreamResponse, reply)  # aiohttp reads its `keep_alive` only
+        service = cast(web.Request, request).app[SERVICE]
+        size = 2 * len(reply.body)  # `undo` holds the messages that the body was made from
+        service.flow.answers.add(size)
         try:
-            async with asyncio.timeout(ANSWER_S + len(body) / SLOWEST):
-                await self._drain_helper()
-            return True
-        except TimeoutError:
-            transport.abort()  # closing would wait for what is still to be sent
-        except ConnectionError:
-            pass
-        return False
+            if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
+                lost = not await self.send(reply.head(request), reply.body, ANSWER_S + len(reply.body) / SLOWEST)
+            else:
+                answered, lost = await self._finish(request, reply.usual(), start_time)
+            return answered, lost
+        finally:
+            service.answer_sent(size)
+            if lost and reply.undo is not None:
+                reply.undo()
 
     async def _finish(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        if isinstance(resp, web.HTTPExpectationFailed):  # raised before anything of ours runs
+        """Let aiohttp send an answer. A client that does not read a large one in time is cut off."""
+        if isinstance(resp, web.HTTPExpectationFailed):  # raised before any handler runs
             resp = _refused(request, InvalidArgument("the only Expect that is understood here is 100-continue"), resp.status)
         size = resp.content_length or 0
         if size < ANSWER_SMALL_BYTES:  # it fits into the buffers of the system
@@ -199,7 +141,7 @@ class Handler(web.RequestHandler):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             if (transport := self.transport) is not None:
-                transport.abort()  # closing would wait for what is still to be sent
+                transport.abort()  # closing would wait for the rest to be sent
             return resp, True
 
     def handle_error(
@@ -223,8 +165,8 @@ def _body(error: TurtleError) -> bytes:
     return msgspec.json.encode({"error": {"code": error.code, "message": str(error), **error.details}})
 
 
-class Refusal(asyncio.Protocol):
-    """A connection that is one too many: it is told so, and closed."""
+class RefusedConnection(asyncio.Protocol):
+    """A connection beyond `max_connections`: its first request is answered with 429, then it is closed."""
 
     def __init__(self, rejected: Counter[str]) -> None:
         self._rejected = rejected
@@ -246,29 +188,25 @@ class Refusal(asyncio.Protocol):
         self._timer.cancel()
 
 
-class Site(web.TCPSite):
-    """Where clients connect: not more of them than allowed."""
+class Site(AiohttpSite):
+    """The listening socket, with a limit on the number of connections."""
 
     def __init__(self, runner: web.AppRunner, config: Config, tls: ssl.SSLContext | None) -> None:
         super().__init__(runner, config.host, config.port, ssl_context=tls, backlog=BACKLOG)
-        self._most, self._allows = connections_of(config), runner.app[AUTH].allows
-        self.switch, self._service = Switch(runner.app), runner.app[SERVICE]
+        self._app_runner, self._most, self._allows = runner, connections_of(config), runner.app[AUTH].allows
+        self.dispatcher, self._service = Dispatcher(runner.app), runner.app[SERVICE]
 
     async def start(self) -> None:
-        """Listen. As in the parent, but with a count."""
-        await web.BaseSite.start(self)
-        server, loop, allows = self._runner.server, asyncio.get_running_loop(), self._allows
-        assert server is not None
-        rejected, switch, connections = self._service.meter.rejected, self.switch, server._connections
+        """Listen."""
+        server, dispatcher, allows = self._app_runner.server, self.dispatcher, self._allows
+        assert server is not None, "the runner is set up"
+        rejected, connections = self._service.meter.rejected, open_connections(server)
         self._service.connections = connections.__len__
 
         def admitted() -> asyncio.Protocol:
-            return Handler(server, switch, allows) if len(connections) < self._most else Refusal(rejected)
+            return Connection(server, dispatcher, allows) if len(connections) < self._most else RefusedConnection(rejected)
 
-        handshake = HANDSHAKE_S if self._ssl_context else None
-        self._server = await loop.create_server(
-            admitted, self._host, self._port, ssl=self._ssl_context, backlog=self._backlog, ssl_handshake_timeout=handshake
-        )
+        await self.listen(admitted, HANDSHAKE_S)
 
 
 def connections_of(config: Config) -> int:

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from turtlemq import __version__, backup
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
 from turtlemq.server import logs
+from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.app import make_app
 from turtlemq.server.config import Config
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open

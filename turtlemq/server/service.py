@@ -251,6 +251,13 @@ class Service:
             self.engine.give_back(want.topic, want.group, out.ids, now_ms(), out.lease_ends)
             self.serve_waiters_soon(want.topic)
 
+    def answer_sent(self, size: int) -> None:
+        """An answer of so many bytes was taken, or given up. If answers filled their budget, long polls may be answered again."""
+        answers = self.flow.answers
+        if answers.full:
+            self.serve_waiters_soon()
+        answers.give(size)
+
     def _leave(self, waiter: Waiter) -> None:
         topic, group = waiter.want.topic, waiter.want.group
         groups = self.waiting.get(topic, {})

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.helpers import rfc822_formatted_time
 
+from turtlemq.server.aiohttp_internals import http_date
 from turtlemq.server.media_types import JSON
 from turtlemq.server.outgoing.fetch import Buffer
 from turtlemq.server.trace import HEADER, REQUEST_ID
@@ -39,7 +39,7 @@ class Reply:
     def head(self, request: web.BaseRequest) -> bytes:
         """Everything before the body."""
         return (
-            f"{_STATUS[self.status]}{self.kind}\r\nContent-Length: {len(self.body)}\r\nDate: {rfc822_formatted_time()}\r\n"
+            f"{_STATUS[self.status]}{self.kind}\r\nContent-Length: {len(self.body)}\r\nDate: {http_date()}\r\n"
             f"{HEADER}: {request[REQUEST_ID]}\r\n\r\n"
         ).encode()
 

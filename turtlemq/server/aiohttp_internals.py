@@ -1,0 +1,106 @@
+"""aiohttp's private and undocumented names: every use of one is in this file.
+
+They buy speed (answers without a `web.Response`, remembered routes) and limits that aiohttp does not offer (connections, TLS
+handshakes). tests/test_aiohttp_internals.py states what each name is relied on for and fails when an upgrade changes it.
+Policy does not live here: limits, refusals and byte budgets are in `listen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Sized
+from functools import partial
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.helpers import rfc822_formatted_time as http_date
+from aiohttp.http_exceptions import HttpProcessingError
+
+__all__ = ["AiohttpConnection", "AiohttpSite", "Dispatcher", "HttpProcessingError", "http_date", "open_connections"]
+
+ROUTES_MAX = 1_000  # paths whose handler is remembered
+JOIN_BYTES = 4 << 10  # a smaller body is copied behind its head, so that both are sent with one system call
+
+
+class Dispatcher:
+    """Calls the handler of a request. Finding it takes aiohttp 40 µs, so the match is remembered for paths without a query."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self.cache: dict[tuple[str, str], tuple[web.UrlMappingMatchInfo, Callable[[web.Request], Awaitable[Any]]]] = {}
+
+    async def __call__(self, request: web.Request) -> Any:
+        """The answer to a request."""
+        path = request.method, request.raw_path
+        known = self.cache.get(path)
+        if known is None or "Expect" in request.headers:
+            try:
+                return await self._app._handle(request)
+            finally:
+                self._remember(path, request._match_info)
+        request._match_info = known[0]
+        return await known[1](request)
+
+    def _remember(self, path: tuple[str, str], match: web.UrlMappingMatchInfo | None) -> None:
+        if match is None or match.http_exception is not None or "?" in path[1]:
+            return
+        handler: Callable[..., Awaitable[Any]] = match.handler
+        for middleware in reversed(self._app.middlewares):
+            handler = partial(middleware, handler=handler)
+        if len(self.cache) >= ROUTES_MAX:
+            self.cache.clear()
+        self.cache[path] = match, handler
+
+
+class AiohttpConnection(web.RequestHandler):
+    """A connection whose requests go to a `Dispatcher`, and which can send an answer without a `web.Response`."""
+
+    __slots__ = ()
+
+    def __init__(self, server: web.Server, dispatcher: Dispatcher, limits: dict[str, Any]) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **limits)
+        self._request_handler = cast(Any, dispatcher)
+
+    async def send(self, head: bytes, body: bytes | bytearray | memoryview, timeout_s: float) -> bool:
+        """Write an answer, and wait until the system has taken most of it. False: the client is gone, or was too slow."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return False
+        if len(body) < JOIN_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        if not self._paused:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._drain_helper()
+            return True
+        except TimeoutError:
+            transport.abort()  # closing would wait for the rest to be sent
+        except ConnectionError:
+            pass
+        return False
+
+
+def open_connections(server: web.Server) -> Sized:
+    """The open connections, for `len`: `Server.connections` copies them all."""
+    return server._connections
+
+
+class AiohttpSite(web.TCPSite):
+    """A listening socket that makes its connections with a factory of the caller."""
+
+    async def listen(self, factory: Callable[[], asyncio.Protocol], tls_handshake_s: float) -> None:
+        """Do what `TCPSite.start` does, but with `factory`, and with a limit on the time of a TLS handshake."""
+        await web.BaseSite.start(self)
+        tls: ssl.SSLContext | None = self._ssl_context
+        self._server = await asyncio.get_running_loop().create_server(
+            factory,
+            self._host,
+            self._port,
+            ssl=tls,
+            backlog=self._backlog,
+            ssl_handshake_timeout=tls_handshake_s if tls else None,
+        )
