@@ -235,7 +235,7 @@ def test_a_second_run_reads_only_new_data_and_agrees(spark: Any, tmp_path: Path,
 
 
 def planned(root: Path, known: dict[str, Any]) -> increments.Increment:
-    with pins.take_snapshot(root, sorted(os.listdir(root / "topic")), pins.ORDER) as moment:
+    with pins.take_snapshot(root, sorted(os.listdir(root / "topic")), pins.PIN_ORDER) as moment:
         return increments.plan_increment(
             {name: TopicLogs(pinned) for name, pinned in moment.topics.items()}, increments.read_positions(known)
         )

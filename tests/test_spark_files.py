@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -22,8 +23,8 @@ pytest.importorskip("pyspark", reason=NOT_RUN)
 
 from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq import plan as plans  # noqa: E402
-from pyspark_turtlemq.columns import KINDS  # noqa: E402
 from pyspark_turtlemq.documents import DocumentSplit  # noqa: E402
+from pyspark_turtlemq.kinds import KINDS  # noqa: E402
 from pyspark_turtlemq.options import OPTION_NAMES, parse_options  # noqa: E402
 from pyspark_turtlemq.predicates import Predicates, push_filter  # noqa: E402
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
@@ -259,7 +260,7 @@ def test_conditions_in_words_are_kept_to_exactly(life: tuple[Engine, Path]) -> N
 
 
 def test_slices_for_any_number_of_tasks_hold_every_document_once(life: tuple[Engine, Path], monkeypatch: Any) -> None:
-    monkeypatch.setattr(plans, "_LEAST", 1)
+    monkeypatch.setattr(plans, "_SPLIT_BYTES_MIN", 1)
     for kind in ("delay", "ready", "dead", "history"):
         whole = read_table(life[1], kind=kind)
         for tasks in (2, 7, 50):
@@ -396,8 +397,11 @@ def test_ids_that_hold_documents_split_nothing(tmp_path: Path) -> None:
 
 def test_the_page_names_every_column_and_every_option() -> None:
     page = (Path(__file__).parent.parent / "docs" / "SPARK.md").read_text()
-    for kind, columns in KINDS.items():
-        line = next(line for line in page.splitlines() if line.startswith(f"| `{kind}` | `topic`"))
-        assert line.split("|")[2].strip() == " ".join(f"`{name}`" for name in columns)
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    for name, kind in KINDS.items():
+        first, second = [row for row in cells if row[0].split()[0] == f"`{name}`" and len(row) in (2, 3)][:2]
+        assert re.findall(r"`(\w+)`", first[2]) == list(kind.states), name
+        assert second[1] == " ".join(f"`{column}`" for column in kind.columns)
+    assert {name for name, kind in KINDS.items() if kind.streams} == set(re.findall(r"`(\w+)`", page.split("Of kind ")[1][:30]))
     for name in OPTION_NAMES:
         assert f"`{name}`" in page, name

@@ -56,14 +56,14 @@ def test_a_due_range_of_a_growing_segment_reads_only_itself(tmp_path: Path, monk
     wanted = [(f"m{n}", due[n]) for n in range(1_000) if NOW + 1_100 <= due[n] < NOW + 1_200]
     where = f"due_ms >= {NOW + 1_100} and due_ms < {NOW + 1_200}"
     looked: list[int] = []
-    judge = Chunk._judge
+    judge = Chunk._read_prefixes
 
     def counted(self: Chunk, starts: Any, *more: Any) -> Any:
         looked.append(len(starts))
         return judge(self, starts, *more)
 
-    monkeypatch.setattr(Chunk, "_judge", counted)
-    monkeypatch.setattr(plans, "_LEAST", 1)
+    monkeypatch.setattr(Chunk, "_read_prefixes", counted)
+    monkeypatch.setattr(plans, "_SPLIT_BYTES_MIN", 1)
     for tasks in (1, 4):
         looked.clear()
         found = rows(tmp_path / "data", columns="id,due_ms,state", where=where, numPartitions=tasks)

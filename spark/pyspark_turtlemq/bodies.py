@@ -1,4 +1,4 @@
-"""Stretches of a mapped file as Arrow columns: ids, and bodies as bytes, text or JSON."""
+"""Byte ranges of a mapped file as Arrow columns: ids, and bodies as bytes, text or JSON (a struct or a variant)."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ from turtlemq.model import I64, Mask
 from turtlemq.segment import fields as v
 
 
-def text_column(view: memoryview, starts: I64, ends: I64, type_: pa.DataType) -> pa.Array:
-    """[start, end) of each row, rising. Where all are of one length, gathered; else one array over the raw bytes, rows and what
-    lies between them, and every second one of that. 15 ns and 35 ns each."""
+def range_column(view: memoryview, starts: I64, ends: I64, type_: pa.DataType) -> pa.Array:
+    """The bytes [start, end) of each row. Requires: sorted, non-overlapping.
+
+    Ranges of one length are gathered (15 ns each). Otherwise one array covers the ranges and the gaps between them, and
+    every second element of it is taken (35 ns each)."""
     count = len(starts)
     if not count:
         return pa.array([], type_)
     sizes = ends - starts
     width = int(sizes[0])
     if width and (sizes == width).all():
-        together = pa.py_buffer(v.stretches(view, starts, width))
-        places = pa.py_buffer(np.arange(0, (count + 1) * width, width, dtype=np.int32))
-        return pa.Array.from_buffers(type_, count, [None, places, together])
+        data = pa.py_buffer(v.stretches(view, starts, width))
+        offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+        return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(offsets), data])
     origin = int(starts[0])
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2], offsets[1::2] = starts - origin, ends - origin
     raw = pa.py_buffer(view[origin : int(ends[-1])])
-    everything = pa.Array.from_buffers(type_, 2 * count - 1, [None, pa.py_buffer(offsets), raw])
-    return everything.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+    with_gaps = pa.Array.from_buffers(type_, 2 * count - 1, [None, pa.py_buffer(offsets), raw])
+    return with_gaps.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
 
-def body_column(view: memoryview, starts: I64, ends: I64, how: str, json: Mask, type_: pa.DataType) -> pa.Array:
-    """Bodies as `binary`; as `string`, with marks for bytes that are no text; as `json`: null where the body is none."""
-    raw = text_column(view, starts, ends, pa.binary())
-    if how == "binary":
+def body_column(view: memoryview, starts: I64, ends: I64, form: str, json: Mask, type_: pa.DataType) -> pa.Array:
+    """Bodies in the form of option `body`: `binary`; `string`, with U+FFFD for invalid UTF-8; `json`, null if it is not JSON."""
+    raw = range_column(view, starts, ends, pa.binary())
+    if form == "binary":
         return raw
-    if how == "string":
+    if form == "string":
         return _text(raw)
     return _parsed(raw, json, type_)
 
 
 def _text(raw: pa.Array) -> pa.Array:
-    """Most bodies are plain ASCII, which the sight of all their bytes at once tells, 5 ns a body; else each is checked, 50 ns."""
-    places, together = raw.buffers()[1:]
-    if not raw.offset and together.size and np.frombuffer(together, np.uint8).max() < 128:
-        return pa.Array.from_buffers(pa.string(), len(raw), [None, places, together])
+    """Bodies as text. Most are ASCII, which one pass over all bytes proves (5 ns a body); otherwise each is decoded (50 ns)."""
+    offsets, data = raw.buffers()[1:]
+    if not raw.offset and data.size and np.frombuffer(data, np.uint8).max() < 128:
+        return pa.Array.from_buffers(pa.string(), len(raw), [None, offsets, data])
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
@@ -54,47 +56,48 @@ def _text(raw: pa.Array) -> pa.Array:
 
 
 def _parsed(raw: pa.Array, json: Mask, type_: pa.DataType) -> pa.Array:
-    """With a schema as a struct, else as a variant. 2 µs and 15 µs a body."""
+    """JSON bodies as structs, if there is a schema (2 µs a body), else as variants (15 µs)."""
     if _is_variant(type_):
         return _variants(raw, json, type_)
     decode = msgspec.json.decode
-    found: list[Any] = []
+    values: list[Any] = []
     for body, is_json in zip(raw.to_pylist(), json.tolist(), strict=True):
         try:
             value = decode(body) if is_json else None
         except msgspec.DecodeError:
             value = None
-        found.append(value if isinstance(value, dict) else None)
+        values.append(value if isinstance(value, dict) else None)
     try:
-        return pa.array(found, type_)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # some value is of another type than the schema says: that one is null
-        return pa.array([_fitting(value, type_) for value in found], type_)
+        return pa.array(values, type_)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([_matching_fields(value, type_) for value in values], type_)
 
 
-def _fitting(value: Any, type_: pa.DataType) -> Any:
+def _matching_fields(value: Any, type_: pa.DataType) -> Any:
+    """The fields of the schema; null for each of another type than the schema says."""
     if value is None:
         return None
-    out = {}
-    for one in type_:
+    fields = {}
+    for field in type_:
         try:
-            out[one.name] = pa.scalar(value.get(one.name), one.type).as_py()
+            fields[field.name] = pa.scalar(value.get(field.name), field.type).as_py()
         except (pa.ArrowInvalid, pa.ArrowTypeError):
-            out[one.name] = None
-    return out
+            fields[field.name] = None
+    return fields
 
 
 def _is_variant(type_: pa.DataType) -> bool:
-    return pa.types.is_struct(type_) and {one.name for one in type_} == {"value", "metadata"}
+    return pa.types.is_struct(type_) and {field.name for field in type_} == {"value", "metadata"}
 
 
 def _variants(raw: pa.Array, json: Mask, type_: pa.DataType) -> pa.Array:
     from pyspark.sql.types import VariantVal
 
-    found: list[dict[str, bytes] | None] = []
+    variants: list[dict[str, bytes] | None] = []
     for body, is_json in zip(raw.to_pylist(), json.tolist(), strict=True):
         try:
             parsed = VariantVal.parseJson(body.decode()) if is_json else None
         except ValueError:
             parsed = None
-        found.append(None if parsed is None else {"value": bytes(parsed.value), "metadata": bytes(parsed.metadata)})
-    return pa.array(found, type_)
+        variants.append(None if parsed is None else {"value": bytes(parsed.value), "metadata": bytes(parsed.metadata)})
+    return pa.array(variants, type_)

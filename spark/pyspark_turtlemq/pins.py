@@ -1,20 +1,23 @@
-"""Pins: the files of a data folder as they are at one moment, so that nothing is pulled from under a query.
+"""Pins: hard links that keep the files of one snapshot, so that no query loses a file while it runs.
 
-A pin is a hard link in `READERS/{name}/` beside the data, and the file's length when it was made. Segments only grow at their end
-or are replaced whole, so link and length are that moment for ever, whatever is sealed, compacted or removed meanwhile. Where
-links cannot be made (a read-only mount, another file system) files are read where they lie; a read says so if one has changed.
+A pin is a hard link in `READERS/{name}/` beside the data, and the length of the file when the link was made. A segment only
+grows at its end or is replaced as a whole, so link and length keep their content under seals, compaction and retention. Where
+links cannot be made (a read-only mount, another file system), files are read in place, and a read fails if one was replaced.
 
-Files of a topic are pinned givers first: whoever takes a message over has it durably before the one that gave it lets go, so a
-message that moves meanwhile is seen at its old place or at the new one, never at none. Sleepers come before the ready log, an
-older segment before a newer one. Dead letters can be requeued: if they changed in between, the topic is pinned again.
+Order: the log that a message leaves is pinned before the log that takes it over. The taking log has the message durably before
+the other one lets it go, so a message that moves meanwhile is in one of the two pinned logs, never in none. The delay log comes
+before the ready log, an older segment before a newer one. Dead letters can be requeued into the delay log: if they changed
+meanwhile, the topic is pinned again.
 
-Pins are removed by `release`, by the next one who pins once the session that made them is gone, or after `PIN_SECONDS`.
+Pins are removed by `release`, by the next snapshot after the session that made them has ended, or after `PIN_SECONDS`.
+Not here: reading logs (`parts`), and the public function `turtlemq_snapshot` (`snapshot`).
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import shutil
 import tempfile
@@ -27,14 +30,12 @@ from turtlemq.storage import names
 
 FOLDER = "READERS"
 OWNER = "OWNER"
-MANIFEST = "MANIFEST.json"  # what is pinned, with lengths; written last
+MANIFEST = "MANIFEST.json"  # names and lengths of the pinned files; written last
 PIN_SECONDS = 6 * 3600
-_ROUNDS = 5
+_ROUNDS = 5  # attempts to pin a topic while its dead letters change
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EROFS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSPC)
-ORDER = ("dead", "delay", "ready", "reserve", "history")  # givers first; dead letters once more at the end
-NEEDED = {"delay": ("delay", "ready"), "ready": ("ready",), "reserve": ("reserve",), "history": ("history",), "dead": ("dead",)}
-NEEDED |= {"forecast": NEEDED["delay"], "messages": ORDER}
-DEAD = "dead"  # the folder of dead letters in a topic's
+PIN_ORDER = ("dead", "delay", "ready", "reserve", "history")  # dead letters are checked once more at the end
+DEAD = "dead"  # the folder of dead letters in a topic's folder
 
 
 class Vanished(Exception):
@@ -44,7 +45,7 @@ class Vanished(Exception):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it was: `path` is where to read it, `size` how much of it counts. `inode` is 0 where it is pinned."""
+    """A file of a snapshot. Only the first `size` bytes belong to it. `inode` is 0 if the file is pinned."""
 
     path: str
     size: int
@@ -55,16 +56,14 @@ class File:
         return Path(self.path).name
 
     def map(self) -> memoryview:
-        """Its bytes, mapped. Checks that it is still the same file, where it could not be pinned."""
-        import mmap
-
+        """The bytes, mapped. Raises `Vanished` if the file was replaced, which can only happen to one that is not pinned."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise Vanished(f"{self.path}: {Vanished.__doc__}") from None
         try:
-            found = os.fstat(fd)
-            if (self.inode and found.st_ino != self.inode) or found.st_size < self.size:
+            stat = os.fstat(fd)
+            if (self.inode and stat.st_ino != self.inode) or stat.st_size < self.size:
                 raise Vanished(f"{self.path}: {Vanished.__doc__}")
             if not self.size:
                 return memoryview(b"")
@@ -73,7 +72,7 @@ class File:
             os.close(fd)
 
     def sync(self) -> bool:
-        """Make what is in it durable, whoever wrote it. False where that cannot be done from here."""
+        """Make the content durable, also that of another process. Returns False if the file system refuses it here."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -87,22 +86,22 @@ class File:
 
 @dataclass(slots=True)
 class TopicFiles:
-    """Files of one topic by log (`delay`, `ready`, …, `dead`) and name, and the folder of the pins, None where there is none."""
+    """Files of one topic in a snapshot, by log (`delay`, `ready`, …, `dead`) and name."""
 
     topic: str
     source: Path  # the topic's folder in the data folder
-    folder: Path | None
+    folder: Path | None  # of the pins; None if the files are read in place
     files: dict[str, dict[str, File]]
     offset: File | None = None  # the checkpoint
 
     def segments(self, log: str) -> list[tuple[int, File]]:
-        """Segments of a log with their bases, in order."""
-        known = [(names.parse(name), file) for name, file in self.files.get(log, {}).items()]
-        return sorted(((at.base, file) for at, file in known if at is not None and at.what == "bson"), key=lambda one: one[0])
+        """Segments of a log with their bases, in order of the base."""
+        parsed = [(names.parse(name), file) for name, file in self.files.get(log, {}).items()]
+        return sorted(((at.base, file) for at, file in parsed if at is not None and at.what == "bson"), key=lambda pair: pair[0])
 
 
 class Snapshot:
-    """One moment of a data folder. Made by `take`; also a context manager that lets go at the end."""
+    """The files of a data folder at one moment, made by `take_snapshot`. As a context manager it releases its pins."""
 
     def __init__(self, root: Path, name: str, folder: Path | None) -> None:
         self.root, self.name, self.folder = root, name, folder
@@ -115,114 +114,115 @@ class Snapshot:
         self.release()
 
     def release(self) -> None:
-        """Let go, so that room can be freed."""
+        """Remove the pins, so that the server can free the space of removed files. The snapshot cannot be read afterwards."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             _remove_if_empty(self.root / FOLDER)
 
 
 def take_snapshot(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: bool = True) -> Snapshot:
-    """Pin the logs of these topics. 20 µs a file."""
+    """Pin these logs of these topics; with `pin=False` only note the files. 20 µs a file."""
     remove_stale(root)
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:12]}"
-    pins = Snapshot(root, name, _make(root, name) if pin else None)
+    snapshot = Snapshot(root, name, _make_folder(root, name) if pin else None)
     for topic in topics:
-        pins.topics[topic] = _topic(pins, topic, logs)
-    if pins.folder is not None:
-        told = {
+        snapshot.topics[topic] = _pin_topic(snapshot, topic, logs)
+    if snapshot.folder is not None:
+        sizes = {
             topic: {log: {name: file.size for name, file in files.items()} for log, files in pinned.files.items()}
-            for topic, pinned in pins.topics.items()
+            for topic, pinned in snapshot.topics.items()
         }
-        offsets = [topic for topic, pinned in pins.topics.items() if pinned.offset is not None]
-        (pins.folder / MANIFEST).write_text(json.dumps({"topics": told, "offsets": offsets}))
-    return pins
+        offsets = [topic for topic, pinned in snapshot.topics.items() if pinned.offset is not None]
+        (snapshot.folder / MANIFEST).write_text(json.dumps({"topics": sizes, "offsets": offsets}))
+    return snapshot
 
 
 def load_snapshot(root: Path, name: str) -> Snapshot:
-    """A moment that somebody has pinned before, under its name."""
+    """An existing snapshot, from its manifest. Raises `Vanished` if it was released."""
     folder = root / FOLDER / name
     try:
-        told = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         raise Vanished(
             f"there is no snapshot {name!r} in {root / FOLDER}. It was released, or is too old: take another."
         ) from None
-    pins = Snapshot(root, name, folder)
-    for topic, logs in told["topics"].items():
-        place = folder / names.TOPICS / topic
-        found = TopicFiles(topic, root / names.TOPICS / topic, place, {})
-        for log, files in logs.items():
-            inside = place / DEAD if log == DEAD else place
-            found.files[log] = {name: File(str(inside / name), size) for name, size in files.items()}
-        if topic in told["offsets"]:
-            found.offset = File(str(place / "offset"), (place / "offset").stat().st_size)
-        pins.topics[topic] = found
-    return pins
+    snapshot = Snapshot(root, name, folder)
+    for topic, logs in manifest["topics"].items():
+        pins = folder / names.TOPICS / topic
+        pinned = TopicFiles(topic, root / names.TOPICS / topic, pins, {})
+        for log, sizes in logs.items():
+            inside = pins / DEAD if log == DEAD else pins
+            pinned.files[log] = {name: File(str(inside / name), size) for name, size in sizes.items()}
+        if topic in manifest["offsets"]:
+            pinned.offset = File(str(pins / "offset"), (pins / "offset").stat().st_size)
+        snapshot.topics[topic] = pinned
+    return snapshot
 
 
-def _make(root: Path, name: str) -> Path | None:
+def _make_folder(root: Path, name: str) -> Path | None:
+    """A folder for the pins of a snapshot; None if none can be made."""
     folder = root / FOLDER / name
     for attempt in range(_ROUNDS):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / OWNER).write_text(session_label())
-            _note(root)
+            _note_root(root)
             return folder
         except OSError as error:
             if error.errno in _NO_LINKS:
                 return None
-            if error.errno != errno.ENOENT or attempt == _ROUNDS - 1:  # another one has just removed the empty folder
+            if error.errno != errno.ENOENT or attempt == _ROUNDS - 1:  # another reader has just removed the empty folder
                 raise
     return None
 
 
-def _topic(pins: Snapshot, topic: str, logs: tuple[str, ...]) -> TopicFiles:
-    source = pins.root / names.TOPICS / topic
-    folder = None if pins.folder is None else pins.folder / names.TOPICS / topic
-    found = TopicFiles(topic, source, folder, {})
+def _pin_topic(snapshot: Snapshot, topic: str, logs: tuple[str, ...]) -> TopicFiles:
+    source = snapshot.root / names.TOPICS / topic
+    folder = None if snapshot.folder is None else snapshot.folder / names.TOPICS / topic
+    pinned = TopicFiles(topic, source, folder, {})
     for _ in range(_ROUNDS):
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
             (folder / DEAD).mkdir(parents=True)
-        found = TopicFiles(topic, source, folder, {})
-        for log in ORDER:
+        pinned = TopicFiles(topic, source, folder, {})
+        for log in PIN_ORDER:
             if log in logs:
-                found.files[log] = _log(source, folder, log)
+                pinned.files[log] = _pin_log(source, folder, log)
         if "reserve" in logs:
-            found.offset = _link(source, folder, "offset")
-        dead = found.files.get(DEAD)
-        if dead is None or len(logs) == 1 or all(_same(source / DEAD / name, file) for name, file in dead.items()):
+            pinned.offset = _link(source, folder, "offset")
+        dead = pinned.files.get(DEAD)
+        if dead is None or len(logs) == 1 or all(_same_size(source / DEAD / name, file) for name, file in dead.items()):
             break
-    return found
+    return pinned
 
 
-def _log(source: Path, folder: Path | None, log: str) -> dict[str, File]:
-    """All files of a log, the oldest first; those that come while we are at it, too."""
+def _pin_log(source: Path, folder: Path | None, log: str) -> dict[str, File]:
+    """All files of a log, the oldest first. Lists again until no file is new, so a roll or a flush meanwhile is included."""
     if log == DEAD:
         source, folder, log = source / DEAD, None if folder is None else folder / DEAD, "delay"
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     seen: set[str] = set()
-    while fresh := [name for name in _listed(source, log) if name not in seen]:
+    while fresh := [name for name in _list_log(source, log) if name not in seen]:
         for name in fresh:
             seen.add(name)
             file = _link(source, folder, name)
             if file is not None:
-                found[name] = file
-    return found
+                files[name] = file
+    return files
 
 
-def _listed(source: Path, log: str) -> list[str]:
-    """Segments and tables, those of one segment together, the segment first."""
+def _list_log(source: Path, log: str) -> list[str]:
+    """Names of segments and tables in order of the base, a segment before its tables."""
     try:
-        known = [(names.parse(name), name) for name in os.listdir(source)]
+        parsed = [(names.parse(name), name) for name in os.listdir(source)]
     except FileNotFoundError:
         return []
-    mine = [(at, name) for at, name in known if at is not None and at.kind == log and not at.suffix and at.what != "dead"]
-    return [name for _, name in sorted(mine, key=lambda one: (one[0].base, one[0].what != "bson", one[0].first or 0))]
+    files = [(at, name) for at, name in parsed if at is not None and at.kind == log and not at.suffix and at.what != "dead"]
+    return [name for _, name in sorted(files, key=lambda pair: (pair[0].base, pair[0].what != "bson", pair[0].first or 0))]
 
 
 def _link(source: Path, folder: Path | None, name: str) -> File | None:
-    """None: it is gone."""
+    """A file, linked if possible; None if it no longer exists."""
     path = source / name
     try:
         if folder is not None:
@@ -232,24 +232,24 @@ def _link(source: Path, folder: Path | None, name: str) -> File | None:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-        found = path.stat()
-        return File(str(path), found.st_size, found.st_ino)
+        stat = path.stat()
+        return File(str(path), stat.st_size, stat.st_ino)
     except FileNotFoundError:
         return None
 
 
-def _same(path: Path, file: File) -> bool:
+def _same_size(path: Path, file: File) -> bool:
     try:
         return path.stat().st_size == file.size
     except FileNotFoundError:
         return False
 
 
-# Who pinned, and letting go for those who are gone
+# Owners: the session that made a snapshot, and removal of the pins of sessions that have ended
 
 
 def session_label() -> str:
-    """The session that pins: the Java process above this one, or this one; with the time it began, for numbers come again."""
+    """The session of this process, as `process_label` writes it: the Java process above this one, or else this one."""
     pid = os.getpid()
     above = pid
     for _ in range(8):
@@ -264,38 +264,38 @@ def session_label() -> str:
 
 
 def process_label(pid: int) -> str:
-    """A process by machine, number and begin."""
+    """A process by host, pid and start time, since pids are reused."""
     stat = _stat(pid)
     return f"{os.uname().nodename} {pid} {stat[2] if stat else 0}"
 
 
-def _roots(told: str) -> Path:
-    """Where it is noted which data folders a session has pinned files of."""
-    return Path(tempfile.gettempdir()) / f"turtlemq-readers-{os.getuid()}-{'-'.join(told.split()[1:])}"
+def _roots_file(label: str) -> Path:
+    """A temporary file that lists the data folders in which a session has pins."""
+    return Path(tempfile.gettempdir()) / f"turtlemq-readers-{os.getuid()}-{'-'.join(label.split()[1:])}"
 
 
-def _note(root: Path) -> None:
-    path, line = _roots(session_label()), f"{root}\n"
+def _note_root(root: Path) -> None:
+    path, line = _roots_file(session_label()), f"{root}\n"
     try:
         if line not in (path.read_text() if path.exists() else ""):
             with path.open("a") as file:
                 file.write(line)
     except OSError:
-        return  # the next one who pins there cleans up
+        return  # the next snapshot of that data folder removes the pins
 
 
-def release_session(told: str) -> None:
-    """Let go of everything that a session has pinned."""
+def release_session(label: str) -> None:
+    """Remove all pins of a session, in every data folder."""
     try:
-        for root in _roots(told).read_text().splitlines():
-            remove_stale(Path(root), whose=told)
-        _roots(told).unlink()
+        for root in _roots_file(label).read_text().splitlines():
+            remove_stale(Path(root), owner=label)
+        _roots_file(label).unlink()
     except OSError:
         return
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """Name, parent and begin of a process; None where that cannot be known."""
+    """Name, parent and start time of a process; None if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -304,9 +304,9 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
     return name, int(rest[1]), int(rest[19])
 
 
-def _gone(told: str) -> bool:
-    """Is the session that wrote this surely over? Of one on another machine nobody knows."""
-    host, _, rest = told.partition(" ")
+def _has_ended(label: str) -> bool:
+    """True if a session has surely ended. One on another host counts as running: it cannot be checked from here."""
+    host, _, rest = label.partition(" ")
     if host != os.uname().nodename or _stat(os.getpid()) is None:
         return False
     pid, _, began = rest.partition(" ")
@@ -314,8 +314,8 @@ def _gone(told: str) -> bool:
     return stat is None or str(stat[2]) != began
 
 
-def remove_stale(root: Path, *, whose: str = "") -> int:
-    """Remove pins whose session is over, or that are too old, and those of the session `whose`. Returns how many."""
+def remove_stale(root: Path, *, owner: str = "") -> int:
+    """Remove snapshots whose session has ended, that are too old, or that belong to `owner`. Returns how many."""
     removed = 0
     try:
         folders = sorted((root / FOLDER).iterdir())
@@ -324,10 +324,10 @@ def remove_stale(root: Path, *, whose: str = "") -> int:
     for folder in folders:
         try:
             old = time.time() - folder.stat().st_mtime > PIN_SECONDS
-            told = (folder / OWNER).read_text() if not old else ""
+            label = (folder / OWNER).read_text() if not old else ""
         except OSError:
-            continue  # another one is being made, or removed
-        if old or _gone(told) or told == whose:
+            continue  # another reader is making or removing it
+        if old or _has_ended(label) or label == owner:
             shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     _remove_if_empty(root / FOLDER)

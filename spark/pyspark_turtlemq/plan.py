@@ -1,16 +1,22 @@
-"""The plan of a read: which files at which lengths, and which slices of them each task takes. Made once, at one moment."""
+"""The plan of a read: pins a snapshot once, opens its logs, and cuts the matching documents into partitions of equal size."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark_turtlemq import forecast, journals, message_states, pins
+from pyspark_turtlemq import pins
 from pyspark_turtlemq.documents import DocumentSplit, due_ranks
+from pyspark_turtlemq.forecast import forecast_split
+from pyspark_turtlemq.journals import JournalSplit
+from pyspark_turtlemq.kinds import KINDS
+from pyspark_turtlemq.message_states import MessagesSplit
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, Part, TopicLogs
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.splits import Split
 from turtlemq.backup import check_format
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, ORDINAL_BITS
@@ -19,29 +25,29 @@ from turtlemq.segment import table as t
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-Split = DocumentSplit | journals.JournalSplit | forecast.ForecastSplit | message_states.MessagesSplit
-_LEAST = 16 << 20  # bytes: what a task costs is not worth less
+_SPLIT_BYTES_MIN = 16 << 20  # a task for less costs more than it saves
 
 
 @dataclass(slots=True)
 class Plan:
-    """Pieces for each task, and the moment that they belong to."""
+    """Splits for each partition, and the snapshot that they read."""
 
     partitions: list[list[Split]]
-    snapshot: str = ""
     bytes: int = 0
     documents: int = 0
-    damaged: list[str] = field(default_factory=list)
-    pins: pins.Snapshot | None = None  # where they were taken for this plan alone
+    damage: list[str] = field(default_factory=list)
+    snapshot: pins.Snapshot | None = None  # only if it was taken for this plan
 
     def release(self) -> None:
-        """Let go of the files. Whoever reads a plan elsewhere leaves that to `pins.remove_stale`."""
-        if self.pins is not None:
-            self.pins.release()
+        """Release the snapshot. A plan that other processes read leaves that to `pins.remove_stale`."""
+        if self.snapshot is not None:
+            self.snapshot.release()
 
 
 def read_clean_marks(options: Options) -> dict[str, dict[str, object]]:
-    """What a proper stop said of each topic: then nothing is torn. Read first of all: a server removes it when it starts."""
+    """The clean-shutdown marks by topic: ends of logs of a stopped server, where nothing is torn. Empty if it runs or crashed.
+
+    Read before the files are listed, since a starting server removes the marks before it writes."""
     try:
         data = (options.path / names.CLEAN).read_bytes()
         return dict(f.decode_checked(data)[0]["topics"])
@@ -49,86 +55,87 @@ def read_clean_marks(options: Options) -> dict[str, dict[str, object]]:
         return {}
 
 
-def make_plan(options: Options, wanted: Predicates) -> Plan:
-    """Pin what is needed, open it, and cut it into slices of about total / tasks bytes."""
+def make_plan(options: Options, predicates: Predicates) -> Plan:
+    """Pin the logs of the kind, open them, and cut them into splits of about total / partitions bytes."""
     check_format(Door(), options.path)
-    topics = [topic for topic in options.topics() if wanted.allows("topic", topic)]
-    if wanted.matches_nothing:
+    topics = [topic for topic in options.topics() if predicates.allows("topic", topic)]
+    if predicates.matches_nothing:
         return Plan([])
     marks = read_clean_marks(options)
     if options.snapshot:
-        pinned = pins.load_snapshot(options.path, options.snapshot)
+        snapshot = pins.load_snapshot(options.path, options.snapshot)
     else:
-        pinned = pins.take_snapshot(options.path, topics, pins.NEEDED[options.kind], pin=options.pin)
-    pieces: list[Split] = []
-    plan = Plan([], pinned.name, pins=None if options.snapshot else pinned)
+        snapshot = pins.take_snapshot(options.path, topics, KINDS[options.kind].logs, pin=options.pin)
+    splits: list[Split] = []
+    plan = Plan([], snapshot=None if options.snapshot else snapshot)
     for topic in topics:
-        if topic in pinned.topics:
-            opener = TopicLogs(pinned.topics[topic], marks.get(topic))
+        if topic in snapshot.topics:
+            logs = TopicLogs(snapshot.topics[topic], marks.get(topic))
             try:
-                pieces += _pieces(opener, options, wanted, plan)
+                splits += _topic_splits(logs, options, predicates, plan)
             finally:
-                opener.close()
-    _report(plan, options)
-    plan.bytes = sum(piece.bytes for piece in pieces)
-    plan.documents = sum(piece.last - piece.first for piece in pieces if isinstance(piece, DocumentSplit))
-    plan.partitions = share_splits(pieces, options.partitions or len(os.sched_getaffinity(0)))
+                logs.close()
+    _report_damage(plan, options)
+    plan.bytes = sum(split.bytes for split in splits)
+    plan.documents = sum(split.last - split.first for split in splits if isinstance(split, DocumentSplit))
+    plan.partitions = share_splits(splits, options.partitions or len(os.sched_getaffinity(0)))
     return plan
 
 
-def _report(plan: Plan, options: Options) -> None:
-    if not plan.damaged:
+def _report_damage(plan: Plan, options: Options) -> None:
+    if not plan.damage:
         return
     if options.mode == "FAILFAST":
-        raise Corrupt(f"{plan.damaged[0]}. Restore the file from a backup, or read with mode PERMISSIVE.")
-    print(f"turtlemq: {len(plan.damaged)} damaged stretches, the first: {plan.damaged[0]}", file=sys.stderr)
+        raise Corrupt(f"{plan.damage[0]}. Restore the file from a backup, or read with mode PERMISSIVE.")
+    print(f"turtlemq: {len(plan.damage)} damaged stretches, the first: {plan.damage[0]}", file=sys.stderr)
 
 
-def _pieces(opener: TopicLogs, options: Options, wanted: Predicates, plan: Plan) -> list[Split]:
-    topic = opener.files.topic
+def _topic_splits(logs: TopicLogs, options: Options, predicates: Predicates, plan: Plan) -> Sequence[Split]:
+    topic = logs.files.topic
     if options.kind == "messages":
-        size = sum(file.size for files in opener.files.files.values() for file in files.values())
-        return [message_states.MessagesSplit(opener.files, opener.clean_mark, size)]
+        size = sum(file.size for files in logs.files.files.values() for file in files.values())
+        return [MessagesSplit(logs.files, logs.clean_mark, size)]
     if options.kind in ("reserve", "history"):
-        return [journals.JournalSplit(topic, options.kind, *found) for found in opener.journal(options.kind)]
+        return [JournalSplit(topic, options.kind, *file_range) for file_range in logs.journal(options.kind)]
     if options.kind == "ready":
-        log = opener.ready_log()
+        log = logs.ready_log()
     else:
-        log = opener.delay_log("dead" if options.kind == "dead" else "delay")
+        log = logs.delay_log("dead" if options.kind == "dead" else "delay")
         if options.kind != "dead":
-            log.progress = opener.ready_log().progress
+            log.progress = logs.ready_log().progress
     if options.kind == "forecast":
-        return [forecast.forecast_split(topic, log, options.bucket_ms)] if log.parts else []
-    plan.damaged += [f"{d.topic}/{d.file}: {d.length} bytes at position {d.position}: {d.reason}" for d in log.damage]
-    return [piece for part in log.parts if (piece := _slice(part, log, wanted)) is not None]
+        return [forecast_split(topic, log, options.bucket_ms)] if log.parts else []
+    plan.damage += [f"{d.topic}/{d.file}: {d.length} bytes at position {d.position}: {d.reason}" for d in log.damage]
+    return [split for part in log.parts if (split := _document_split(part, log, predicates)) is not None]
 
 
-def _slice(part: Part, log: LogSnapshot, wanted: Predicates) -> DocumentSplit | None:
-    """The documents of a part that can be wanted: in a sealed segment and in the ready log they lie together."""
+def _document_split(part: Part, log: LogSnapshot, predicates: Predicates) -> DocumentSplit | None:
+    """The documents of a part that can match: a contiguous range in a sealed segment and in the ready log, else the whole part
+    at the cost of the matching documents. None if no document can match."""
     first, last = 0, part.cover.documents
     table = part.open()
     if part.log == "ready":
-        first, last = _ready_range(part, table, wanted)
-    elif (ranks := due_ranks(part, table, wanted)) is not None:
+        first, last = _ready_range(part, table, predicates)
+    elif (ranks := due_ranks(part, table, predicates)) is not None:
         if part.sealed:
             first, last = ranks
         else:
-            return _sparse(part, table, log, ranks[1] - ranks[0] + last - len(table))
-    return _cut(part, table, log, first, last) if first < last else None
+            return _sparse_split(part, table, log, ranks[1] - ranks[0] + last - len(table))
+    return _range_split(part, table, log, first, last) if first < last else None
 
 
-def _sparse(part: Part, table: t.Table, log: LogSnapshot, count: int) -> DocumentSplit | None:
-    """So many documents, here and there: it costs what they have."""
-    whole = _cut(part, table, log, 0, part.cover.documents)
+def _sparse_split(part: Part, table: t.Table, log: LogSnapshot, count: int) -> DocumentSplit | None:
+    """A whole part of which only `count` documents are read."""
+    whole = _range_split(part, table, log, 0, part.cover.documents)
     return replace(whole, bytes=max(1, whole.bytes * count // part.cover.documents)) if count else None
 
 
-def _ready_range(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, int]:
-    """Offsets and ready times both rise."""
+def _ready_range(part: Part, table: t.Table, predicates: Predicates) -> tuple[int, int]:
+    """Documents [first, last) in the ranges of offset and ready time, both of which rise."""
     begin = part.cover.first_seq
-    low, high = wanted.range("offset")
+    low, high = predicates.range("offset")
     first, last = max(0, low - begin), min(part.cover.documents, high - begin + 1)
-    low, high = wanted.range("ready")
+    low, high = predicates.range("ready")
     if low > 0:
         first = max(first, table.rank(low << ORDINAL_BITS))
     if high < DUE_MS_MAX:
@@ -136,54 +143,55 @@ def _ready_range(part: Part, table: t.Table, wanted: Predicates) -> tuple[int, i
     return first, last
 
 
-def _cut(part: Part, table: t.Table, log: LogSnapshot, first: int, last: int) -> DocumentSplit:
+def _range_split(part: Part, table: t.Table, log: LogSnapshot, first: int, last: int) -> DocumentSplit:
+    """Documents [first, last) of a part, with only the ended documents among them."""
     size = table.span_of(last - 1)[1] - table.span_of(first)[0]
     dues = (0, DUE_MS_MAX)
     if part.sealed and len(log.ended.seqs):
         top = min(last, len(table)) - 1
         ends = [int(table.slice(rank, rank + 1)[0]) >> ORDINAL_BITS for rank in (first, top)] if top >= first else [0, -1]
         dues = (ends[0], ends[1])
-    ended = log.ended.within(part.cover.first_seq, part.cover.last_seq, dues) if part.log != "ready" else EndedDocuments()
+    ended = EndedDocuments() if part.log == "ready" else log.ended.within(part.cover.first_seq, part.cover.last_seq, dues)
     return DocumentSplit(part, first, last, size, ended, log.progress)
 
 
-# Tasks
+# Partitions
 
 
-def share_splits(pieces: list[Split], tasks: int) -> list[list[Split]]:
-    """Pieces in order, for so many tasks of like size."""
-    total = sum(piece.bytes for piece in pieces)
-    tasks = max(1, min(tasks, total // _LEAST + 1))
-    limit = max(1, -(-total // tasks))
-    found: list[list[Split]] = [[]]
+def share_splits(splits: Sequence[Split], count: int) -> list[list[Split]]:
+    """Deal out splits in order to at most `count` partitions of about the same size; document splits are cut where needed."""
+    total = sum(split.bytes for split in splits)
+    count = max(1, min(count, total // _SPLIT_BYTES_MIN + 1))
+    limit = max(1, -(-total // count))
+    partitions: list[list[Split]] = [[]]
     room = limit
-    for piece in pieces:
-        rest: Split | None = piece
+    for split in splits:
+        rest: Split | None = split
         while rest is not None:
-            if room <= 0 and len(found) < tasks:
-                found.append([])
+            if room <= 0 and len(partitions) < count:
+                partitions.append([])
                 room = limit
-            now, rest = _split(rest, room) if len(found) < tasks else (rest, None)
-            found[-1].append(now)
-            room -= now.bytes
-    return [task for task in found if task]
+            head, rest = _cut(rest, room) if len(partitions) < count else (rest, None)
+            partitions[-1].append(head)
+            room -= head.bytes
+    return [partition for partition in partitions if partition]
 
 
-def _split(piece: Split, room: int) -> tuple[Split, Split | None]:
-    """As much of a slice of documents as fits, one at least. Stretches of journals stay whole."""
-    if piece.bytes <= room + _LEAST // 4 or not isinstance(piece, DocumentSplit):
-        return piece, None
-    table = piece.part.open()
-    begin, end = table.span_of(piece.first)[0], table.span_of(piece.last - 1)[1]
-    scale = piece.bytes / (end - begin)  # below 1 where not all of them are wanted
-    low, high = piece.first + 1, piece.last
+def _cut(split: Split, room: int) -> tuple[Split, Split | None]:
+    """Cut a document split at about `room` bytes, after one document at least. Other splits stay whole."""
+    if split.bytes <= room + _SPLIT_BYTES_MIN // 4 or not isinstance(split, DocumentSplit):
+        return split, None
+    table = split.part.open()
+    begin, end = table.span_of(split.first)[0], table.span_of(split.last - 1)[1]
+    scale = split.bytes / (end - begin)  # below 1 if not all documents are read
+    low, high = split.first + 1, split.last
     while low < high:
         middle = (low + high) // 2
         if (table.span_of(middle - 1)[1] - begin) * scale < room:
             low = middle + 1
         else:
             high = middle
-    if low >= piece.last:
-        return piece, None
+    if low >= split.last:
+        return split, None
     size = max(1, int((table.span_of(low)[0] - begin) * scale))
-    return replace(piece, last=low, bytes=size), replace(piece, first=low, bytes=max(1, piece.bytes - size))
+    return replace(split, last=low, bytes=size), replace(split, first=low, bytes=max(1, split.bytes - size))

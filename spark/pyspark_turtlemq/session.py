@@ -1,4 +1,7 @@
-"""A Spark session that reads TurtleMQ's files: Java found, Python set, logs quiet, filters pushed down."""
+"""A Spark session for TurtleMQ's files: finds Java, sets Python and paths, quiets the logs, enables filter pushdown.
+
+Any other session works too if it can import `pyspark_turtlemq`; see docs/SPARK.md.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ CONF = {
 
 
 def environment() -> dict[str, str]:
-    """What Spark's processes need: Java, this Python, an address of this machine, and where the packages are."""
-    places = [str(Path(__file__).resolve().parent.parent), str(_home("turtlemq"))]
-    known = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    """Environment variables for Spark's processes: Java, this Python, an address of this host, the paths of the packages."""
+    packages = [str(Path(__file__).resolve().parent.parent), str(_home("turtlemq"))]
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
         "JAVA_HOME": java.find(),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*places, *known])),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*packages, *inherited])),
     }
 
 
@@ -39,8 +42,8 @@ def _home(package: str) -> Path:
 
 
 def turtlemq_session(name: str = "turtlemq", master: str | None = None, conf: dict[str, str] | None = None) -> Any:
-    """The session, made if there is none. `master` is all cores of this machine unless given; `conf` comes on top. When the
-    program ends, so do the session's pins.
+    """The current session, or a new one. `master` defaults to all cores of this host; `conf` overrides the settings here.
+    The pins of the session are removed when the program ends.
 
         spark = turtlemq_session()
         spark.read.format("turtlemq").load("data").groupBy("topic", "state").count().show()
@@ -49,7 +52,7 @@ def turtlemq_session(name: str = "turtlemq", master: str | None = None, conf: di
 
     os.environ.update(environment())
     cores = len(os.sched_getaffinity(0))
-    told = {
+    settings = {
         "spark.sql.shuffle.partitions": str(max(2, cores)),
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
@@ -58,14 +61,14 @@ def turtlemq_session(name: str = "turtlemq", master: str | None = None, conf: di
         **(conf or {}),
     }
     builder = SparkSession.builder.appName(name).master(master or os.environ.get("SPARK_MASTER", f"local[{cores}]"))
-    for key, value in told.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     process = getattr(session.sparkContext._gateway, "proc", None)
-    if process is not None and process.pid not in _ENDING:
-        _ENDING.add(process.pid)
+    if process is not None and process.pid not in _RELEASED_AT_EXIT:
+        _RELEASED_AT_EXIT.add(process.pid)
         atexit.register(pins.release_session, pins.process_label(process.pid))
     return session
 
 
-_ENDING: set[int] = set()  # Java processes whose pins go when this one ends
+_RELEASED_AT_EXIT: set[int] = set()  # pids of Java processes

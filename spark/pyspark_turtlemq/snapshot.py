@@ -1,23 +1,24 @@
-"""One moment of a data folder for many reads, held until it is let go:
+"""A snapshot of a data folder that several reads share, pinned until it is released:
 
-with turtlemq_snapshot("data") as moment:
-    sleepers = spark.read.format("turtlemq").option("snapshot", moment.name).load("data")
-    settled = spark.read.format("turtlemq").option("snapshot", moment.name).option("kind", "history").load("data")
+with turtlemq_snapshot("data") as snapshot:
+    sleepers = spark.read.format("turtlemq").option("snapshot", snapshot.name).load("data")
+    settled = spark.read.format("turtlemq").option("snapshot", snapshot.name).option("kind", "history").load("data")
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark_turtlemq import options, pins
+from pyspark_turtlemq import pins
+from pyspark_turtlemq.options import parse_options
 
 
 def turtlemq_snapshot(path: str | Path, topic: str = "*") -> pins.Snapshot:
-    """Pin all logs of the topics, at one moment. Needs a data folder that can be written to."""
-    told = options.parse_options({"path": str(path), "topic": topic})
-    found = pins.take_snapshot(told.path, told.topics(), pins.ORDER)
-    if found.folder is None:
+    """Pin all logs of the topics at one moment. Requires a data folder that can be written to."""
+    options = parse_options({"path": str(path), "topic": topic})
+    snapshot = pins.take_snapshot(options.path, options.topics(), pins.PIN_ORDER)
+    if snapshot.folder is None:
         raise pins.Vanished(
-            f"no links can be made in {told.path / pins.FOLDER}: a snapshot needs a folder that can be written to"
+            f"no links can be made in {options.path / pins.FOLDER}: a snapshot needs a folder that can be written to"
         )
-    return found
+    return snapshot

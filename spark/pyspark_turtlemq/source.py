@@ -1,4 +1,7 @@
-"""The data source itself: what Spark calls. Reading is planned in `plan`, done in `documents`, `journals` and `lives`."""
+"""The data source as Spark sees it: schema, batch reader, stream reader, writers. Thin: every method hands on to another module.
+
+Reads are planned in `plan` and done by the readers of the splits (`splits`); streams live in `stream`, writes in `writer`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, Not
 from pyspark.sql.types import StructType
 
-from pyspark_turtlemq import columns as c
-from pyspark_turtlemq import options, plan
+from pyspark_turtlemq.kinds import available_columns
+from pyspark_turtlemq.options import Options, parse_options, schema_ddl
 from pyspark_turtlemq.partition import Partition, arrow_schema
+from pyspark_turtlemq.plan import make_plan
 from pyspark_turtlemq.predicates import push_filter
-from pyspark_turtlemq.table import rows
+from pyspark_turtlemq.splits import read_splits
 from turtlemq.errors import InvalidArgument
 
 
@@ -26,16 +30,16 @@ class Source(DataSource):
         return "turtlemq"
 
     def schema(self) -> str:
-        return options.schema_ddl(options.parse_options(self.options))
+        return schema_ddl(parse_options(self.options))
 
     def reader(self, schema: StructType) -> Reader:
-        told = options.parse_options(self.options)
-        return PushingReader(told, schema) if told.pushdown else Reader(told, schema)
+        options = parse_options(self.options)
+        return PushdownReader(options, schema) if options.pushdown else Reader(options, schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         from pyspark_turtlemq.stream import StreamReader
 
-        return StreamReader(checked(options.parse_options(self.options), schema), schema)
+        return StreamReader(check_schema(parse_options(self.options), schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from pyspark_turtlemq.writer import Writer, write_options
@@ -51,43 +55,43 @@ class Source(DataSource):
 class Reader(DataSourceReader):
     """A batch read."""
 
-    def __init__(self, told: options.Options, schema: StructType) -> None:
-        self.options, self.schema = checked(told, schema), schema
-        self.predicates = told.where
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options, self.schema = check_schema(options, schema), schema
+        self.predicates = options.where
 
     def partitions(self) -> list[InputPartition]:
-        made = plan.make_plan(self.options, self.predicates)
-        return [Partition(pieces) for pieces in made.partitions] or [Partition([])]
+        plan = make_plan(self.options, self.predicates)
+        return [Partition(splits) for splits in plan.partitions] or [Partition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
-        yield from rows(partition.splits, self.options, self.predicates, arrow_schema(self.schema))
+        yield from read_splits(partition.splits, self.options, self.predicates, arrow_schema(self.schema))
 
 
-class PushingReader(Reader):
-    """One that takes Spark's own filters (option `pushdown`). Not the default: Spark 4.3 keeps the plan of a filtered read with
-    the DataFrame that was filtered, and takes it again for one without a filter, which then lacks rows."""
+class PushdownReader(Reader):
+    """A batch read that takes Spark's own filters (option `pushdown`). Not the default: Spark 4.3 keeps the plan of a filtered
+    read with the DataFrame that was filtered, and uses it again for that DataFrame without the filter; rows are missing then."""
 
     def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802 - Spark's name
-        """Filters narrow what is read. All go back to Spark too, for they may let through more than was asked for."""
-        for one in filters:
-            if not isinstance(one, Not):
-                push_filter(self.predicates, type(one).__name__, tuple(one.attribute), getattr(one, "value", None))
-            yield one
+        """Narrow the read. Returns every filter to Spark, which applies them all again: predicates may keep too many rows."""
+        for filter_ in filters:
+            if not isinstance(filter_, Not):
+                push_filter(self.predicates, type(filter_).__name__, tuple(filter_.attribute), getattr(filter_, "value", None))
+            yield filter_
 
 
-def checked(told: options.Options, schema: StructType) -> options.Options:
-    """Options for the schema that was asked for: some of the columns that there are, with their types."""
-    body = told.body
+def check_schema(options: Options, schema: StructType) -> Options:
+    """Check a user's schema against the columns of the kind. Returns the options with the body form that the schema implies."""
+    body = options.body
     if "body" in schema.names and body == "none":
-        kinds = {"binary": "binary", "string": "string"}
-        body = kinds.get(schema["body"].dataType.simpleString(), "json")
-    told = replace(told, body=body)
-    there = c.available_columns(told.kind, told.body, told.body_schema)
-    for one in schema:
-        if one.name not in there:
-            raise InvalidArgument(f"kind {told.kind!r} has no column {one.name!r}; it has: {', '.join(there)}")
-        type_ = one.dataType.simpleString()
-        if type_ != there[one.name] and one.name != "body":
-            raise InvalidArgument(f"column {one.name!r} is of type {there[one.name]}, not {type_}")
-    return told
+        forms = {"binary": "binary", "string": "string"}
+        body = forms.get(schema["body"].dataType.simpleString(), "json")
+    options = replace(options, body=body)
+    available = available_columns(options.kind, options.body, options.body_schema)
+    for column in schema:
+        if column.name not in available:
+            raise InvalidArgument(f"kind {options.kind!r} has no column {column.name!r}; it has: {', '.join(available)}")
+        type_ = column.dataType.simpleString()
+        if type_ != available[column.name] and column.name != "body":
+            raise InvalidArgument(f"column {column.name!r} is of type {available[column.name]}, not {type_}")
+    return options

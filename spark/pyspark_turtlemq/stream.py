@@ -1,7 +1,7 @@
-"""Streams: new rows of the ready log or of the history journal, each once, over restarts and rolls of either side.
+"""Structured streaming: new rows of the ready log or of the history, each exactly once, over restarts and segment rolls.
 
-An offset is a place in a log, for each topic: the segment's base, the byte behind the last whole batch, the number of the next
-row. What is offered is durable: the log is synced before its end is told, so nothing that was read can be taken back.
+A stream offset holds, for each topic, a position in its log: the base of a segment, the byte behind the last whole batch, and
+the number of the next row. The log is synced before its end becomes an offset, so no row that was read can be lost by a crash.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_turtlemq import documents, journals, pins
+from pyspark_turtlemq import pins
+from pyspark_turtlemq.documents import DocumentSplit
+from pyspark_turtlemq.journals import JournalSplit
+from pyspark_turtlemq.kinds import KINDS
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.partition import Partition, arrow_schema
 from pyspark_turtlemq.parts import EndedDocuments, Part
 from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.predicates import Predicates
-from pyspark_turtlemq.table import rows
+from pyspark_turtlemq.splits import read_splits
 from turtlemq.broker.ready_batches import read_batches
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.model import Progress
@@ -39,7 +42,8 @@ from turtlemq.segment import table as t
 from turtlemq.segment.scan import scan
 from turtlemq.storage import names
 
-LogPosition = tuple[int, int, int]  # base, byte, number of the next row
+LogPosition = tuple[int, int, int]  # base of a segment, byte in it, number of the next row (-1: not known)
+_SPLIT_BYTES = 8 << 20
 
 
 class DataLoss(TurtleError):
@@ -61,90 +65,91 @@ class ReadySplit:
     def bytes(self) -> int:
         return self.end - self.start
 
-    def slice(self) -> documents.DocumentSplit:
-        """As the batch reader takes it, with a table made here."""
+    def document_split(self) -> DocumentSplit:
+        """These documents as a split of the batch reader, with a table that is made here."""
         view = self.file.map()
-        found = scan(view, self.start, self.end, sealed=True)
-        batches = read_batches(view, found, self.start, self.first, (self.end, self.last))
-        known = names.parse(self.file.name)
+        scanned = scan(view, self.start, self.end, sealed=True)
+        batches = read_batches(view, scanned, self.start, self.first, (self.end, self.last))
+        name = names.parse(self.file.name)
         count = len(batches.positions)
-        cover = t.Cover(known.base if known else 0, 0, 0, count, self.start, self.end, self.first, self.first + count - 1, 0)
+        cover = t.Cover(name.base if name else 0, 0, 0, count, self.start, self.end, self.first, self.first + count - 1, 0)
         keys, none = f.packed_keys(batches.ready_ms, np.arange(count)), np.empty(0, np.int64)
         data = b"".join(t.build(cover, keys, np.append(batches.positions, self.end), none.astype(np.uint64), none, none))
         part = Part(self.topic, "ready", self.file, False, data, cover)
-        return documents.DocumentSplit(part, 0, count, self.bytes, EndedDocuments(), Progress())
+        return DocumentSplit(part, 0, count, self.bytes, EndedDocuments(), Progress())
 
 
 class LogTail:
-    """The ends of whole batches in one topic's log, as far as it was looked at. Each byte is scanned once."""
+    """The ends of whole batches in one topic's log, known up to some position. Each byte is scanned once."""
 
     def __init__(self, folder: Path, topic: str, kind: str) -> None:
         self.folder, self.topic, self.kind = folder, topic, kind
         self.known: list[LogPosition] = []
 
-    def _segments(self) -> list[int]:
+    def _bases(self) -> list[int]:
         try:
-            found = [names.parse(name) for name in os.listdir(self.folder)]
+            files = [names.parse(name) for name in os.listdir(self.folder)]
         except FileNotFoundError:
             return []
-        return sorted(one.base for one in found if one and one.kind == self.kind and one.what == "bson" and not one.suffix)
+        return sorted(file.base for file in files if file and file.kind == self.kind and file.what == "bson" and not file.suffix)
 
     def _file(self, base: int) -> pins.File:
         path = self.folder / names.segment(self.kind, base)
         return pins.File(str(path), path.stat().st_size)
 
-    def _start(self, base: int) -> int:
+    def data_start(self, base: int) -> int:
+        """The byte at which the documents of a segment begin."""
         return len(f.encode_header(f.FileHeader(self.kind, self.topic, base)))
 
     def earliest(self) -> LogPosition | None:
-        """Where what is retained begins; None: there is nothing yet."""
-        for base in self._segments():
-            return base, self._start(base), self.first(base)
+        """The beginning of the oldest segment; None if there is none yet."""
+        for base in self._bases():
+            return base, self.data_start(base), self.first_row(base)
         return None
 
     def boundaries(self, begin: LogPosition, fail: bool) -> list[LogPosition]:
-        """Ends of batches behind `begin`, in order."""
+        """The ends of all batches behind `begin`, in order. Raises `DataLoss` if rows behind it are gone and `fail` is set."""
         if not self.known or self.known[0] > begin or begin not in self.known:
             self.known = [begin]
         self.known = self.known[self.known.index(begin) :]
-        bases = self._segments()
-        self._check(begin, bases, fail)
+        bases = self._bases()
+        self._check_loss(begin, bases, fail)
         at = self.known[-1]
         for i, base in enumerate(bases):
             if base < at[0]:
                 continue
-            position = at[1] if base == at[0] else self._start(base)
-            number = at[2]
-            self._look(base, position, number, last=i + 1 == len(bases))
+            position = at[1] if base == at[0] else self.data_start(base)
+            self._scan(base, position, at[2], last=i + 1 == len(bases))
             at = self.known[-1]
         return self.known[1:]
 
-    def _check(self, begin: LogPosition, bases: list[int], fail: bool) -> None:
-        """Is everything from `begin` on still there?"""
+    def _check_loss(self, begin: LogPosition, bases: list[int], fail: bool) -> None:
+        """Detect rows behind `begin` that retention removed, and a topic that was deleted and created again."""
         gone = begin[0] not in bases and begin[1] > 0
-        there = begin[0] in bases
-        short = there and self._file(begin[0]).size < begin[1]
-        rolled = not there and bool(bases) and begin[2] >= 0 and self.first(bases[0]) == begin[2]
+        exists = begin[0] in bases
+        short = exists and self._file(begin[0]).size < begin[1]
+        rolled = not exists and bool(bases) and begin[2] >= 0 and self.first_row(bases[0]) == begin[2]
         if (gone and not rolled and bases) or short:
-            what = "was removed by retention" if gone else "is shorter than what was read of it: the topic was made anew"
-            text = f"topic {self.topic!r}: {names.segment(self.kind, begin[0])} {what}"
+            reason = "was removed by retention" if gone else "is shorter than what was read of it: the topic was made anew"
+            text = f"topic {self.topic!r}: {names.segment(self.kind, begin[0])} {reason}"
             if fail:
                 raise DataLoss(
                     f"{text}, and rows from number {begin[2]} on are lost. To go on with what is there: failOnDataLoss=false"
                 )
             if short:
-                self.known = [(begin[0], self._start(begin[0]), self.first(begin[0]))]
+                self.known = [(begin[0], self.data_start(begin[0]), self.first_row(begin[0]))]
 
-    def first(self, base: int) -> int:
-        """The number of the first row of a segment, -1 if that cannot be told."""
-        head = bytes(self._file(base).map()[self._start(base) :][: f.PREFIX_BYTES])
+    def first_row(self, base: int) -> int:
+        """The number of the first row of a segment; -1 if its first document is missing or damaged."""
+        head = bytes(self._file(base).map()[self.data_start(base) :][: f.PREFIX_BYTES])
         if len(head) < f.PREFIX_BYTES:
             return -1
-        found = f.prefixes(head, np.zeros(1, np.int64))
-        sure = f.well_formed(found)[0] and (self.kind != "ready" or found["flags"][0] & f.HANDOFF)
-        return int(found["seq"][0]) if sure else -1
+        prefix = f.prefixes(head, np.zeros(1, np.int64))
+        valid = f.well_formed(prefix)[0] and (self.kind != "ready" or prefix["flags"][0] & f.HANDOFF)
+        return int(prefix["seq"][0]) if valid else -1
 
-    def _look(self, base: int, position: int, number: int, last: bool) -> None:
+    def _scan(self, base: int, position: int, number: int, last: bool) -> None:
+        """Add the ends of the batches (`ready`) or events (`history`) of a segment from `position` on to `known`."""
         file = self._file(base)
         if position >= file.size:
             return
@@ -152,34 +157,35 @@ class LogTail:
             file.sync()
         view = file.map()
         if self.kind == "ready":
-            found = scan(view, position, file.size, sealed=True)
-            batches = read_batches(view, found, position, number if number >= 0 else None)
-            heads = np.flatnonzero((found.flags & f.HANDOFF) != 0)
-            heads = heads[found.positions[heads] < batches.end]
-            ends = found.positions[heads[1:]].tolist()
-            self.known += [(base, at, seq) for at, seq in zip(ends, found.seq[heads[1:]].tolist(), strict=True)]
+            scanned = scan(view, position, file.size, sealed=True)
+            batches = read_batches(view, scanned, position, number if number >= 0 else None)
+            heads = np.flatnonzero((scanned.flags & f.HANDOFF) != 0)
+            heads = heads[scanned.positions[heads] < batches.end]
+            ends = scanned.positions[heads[1:]].tolist()
+            self.known += [(base, at, seq) for at, seq in zip(ends, scanned.seq[heads[1:]].tolist(), strict=True)]
             if len(heads):
                 self.known.append((base, batches.end, batches.first_offset + len(batches.positions)))
         else:
-            found = scan(view, position, file.size, sealed=not last)
-            ends, seqs = (found.positions + found.lengths).tolist(), found.seq.tolist()
+            scanned = scan(view, position, file.size, sealed=not last)
+            ends, seqs = (scanned.positions + scanned.lengths).tolist(), scanned.seq.tolist()
             self.known += [(base, end, seq + 1) for end, seq in zip(ends, seqs, strict=True)]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("turtlemq")`, of kind `ready` or `history`."""
 
-    def __init__(self, told: Options, schema: StructType) -> None:
-        if told.kind not in ("ready", "history"):
-            raise InvalidArgument(f"a stream is of kind ready or history, not {told.kind!r}: only these grow at their end")
-        self.options, self.schema = told, schema
+    def __init__(self, options: Options, schema: StructType) -> None:
+        if not KINDS[options.kind].streams:
+            kinds = " or ".join(name for name, kind in KINDS.items() if kind.streams)
+            raise InvalidArgument(f"a stream is of kind {kinds}, not {options.kind!r}: only these grow at their end")
+        self.options, self.schema = options, schema
         self.tails: dict[str, LogTail] = {}
-        self.target: dict[str, LogPosition] | None = None
-        self.pinned: list[pins.Snapshot] = []
+        self.target: dict[str, LogPosition] | None = None  # where trigger(availableNow) stops
+        self.snapshots: list[pins.Snapshot] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks need nothing of what the driver knows."""
-        return {**self.__dict__, "followers": {}, "pinned": [], "target": None}
+        """Tasks get the options and the schema; the rest belongs to the driver."""
+        return {**self.__dict__, "tails": {}, "snapshots": [], "target": None}
 
     def _tail(self, topic: str) -> LogTail:
         folder = self.options.path / names.TOPICS / topic
@@ -189,19 +195,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self.options.topics()
         except InvalidArgument:
-            return []  # it may come yet
+            return []  # a topic may be created later
 
     # Offsets
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        found: dict[str, LogPosition] = {}
-        for topic in self._topics():
-            follower = self._tail(topic)
-            begin = follower.earliest()
-            if begin is not None:
-                ends = follower.boundaries(begin, False) if self.options.starting == "latest" else []
-                found[topic] = ends[-1] if ends else begin
-        return _told(found)
+        latest = self.options.starting == "latest"
+        return _to_json(self._ends() if latest else self._begins())
+
+    def _begins(self) -> dict[str, LogPosition]:
+        """The earliest position of each topic that has a log."""
+        earliest = {topic: self._tail(topic).earliest() for topic in self._topics()}
+        return {topic: begin for topic, begin in earliest.items() if begin is not None}
+
+    def _ends(self) -> dict[str, LogPosition]:
+        """The latest position of each topic that has a log."""
+        return {topic: (self._tail(topic).boundaries(begin, False) or [begin])[-1] for topic, begin in self._begins().items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         if self.options.rows_max:
@@ -209,25 +218,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self.options.bytes_max) if self.options.bytes_max else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self.target = {}
-        for topic in self._topics():
-            follower = self._tail(topic)
-            begin = follower.earliest()
-            if begin is not None:
-                self.target[topic] = (follower.boundaries(begin, False) or [begin])[-1]
+        self.target = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Ends of whole batches, so far as the limit goes; one batch at least where there is one."""
-        places = _read(start)
+        """The end of the next micro-batch: whole batches up to the limit, but at least one if there is one."""
+        begins = _from_json(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        out, taken = dict(places), False
-        for topic in sorted({*self._topics(), *places}):
-            follower = self._tail(topic)
-            begin = places.get(topic) or follower.earliest()
+        latest, taken = dict(begins), False
+        for topic in sorted({*self._topics(), *begins}):
+            tail = self._tail(topic)
+            begin = begins.get(topic) or tail.earliest()
             if begin is None or (self.target is not None and topic not in self.target):
                 continue
-            ends = follower.boundaries(begin, self.options.fail_on_data_loss)
+            ends = tail.boundaries(begin, self.options.fail_on_data_loss)
             if self.target is not None:
                 ends = [end for end in ends if end[:2] <= self.target[topic][:2]]
             at = begin
@@ -239,87 +243,78 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 rows, size = None if rows is None else rows - cost_rows, None if size is None else size - cost_bytes
                 at, taken = end, True
             if at != begin:
-                out[topic] = at
-        return _told(out)
+                latest[topic] = at
+        return _to_json(latest)
 
     # Rows
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begins, ends = _read(start), _read(end)
-        changed = [topic for topic, place in ends.items() if begins.get(topic) != place]
+        begins, ends = _from_json(start), _from_json(end)
+        changed = [topic for topic, position in ends.items() if begins.get(topic) != position]
         if not changed:
             return [Partition([])]
-        pinned = pins.take_snapshot(self.options.path, changed, (self.options.kind,), pin=self.options.pin)
-        self.pinned.append(pinned)
-        pieces: list[Any] = []
+        snapshot = pins.take_snapshot(self.options.path, changed, (self.options.kind,), pin=self.options.pin)
+        self.snapshots.append(snapshot)
+        splits: list[Any] = []
         for topic in changed:
             begin = begins.get(topic) or self._tail(topic).earliest() or (0, 0, -1)
-            pieces += self._pieces(pinned.topics[topic], begin, ends[topic])
-        return [Partition(task) for task in share_splits(pieces, self.options.partitions or len(os.sched_getaffinity(0)))]
+            splits += self._splits(snapshot.topics[topic], begin, ends[topic])
+        shared = share_splits(splits, self.options.partitions or len(os.sched_getaffinity(0)))
+        return [Partition(partition) for partition in shared]
 
-    def _pieces(self, pinned: pins.TopicFiles, begin: LogPosition, end: LogPosition) -> Iterator[Any]:
-        """Stretches of the log between two places, cut where tables end or batches that are known."""
-        follower = self._tail(pinned.topic)
-        files = dict(pinned.segments(self.options.kind))
-        if end[0] not in files:
+    def _splits(self, files: pins.TopicFiles, begin: LogPosition, end: LogPosition) -> Iterator[ReadySplit | JournalSplit]:
+        """The log between two positions: segment by segment, the ready log also cut at known ends of batches."""
+        tail = self._tail(files.topic)
+        segments = dict(files.segments(self.options.kind))
+        if end[0] not in segments:
             raise DataLoss(
-                f"topic {pinned.topic!r}: {names.segment(self.options.kind, end[0])} was removed by retention meanwhile"
+                f"topic {files.topic!r}: {names.segment(self.options.kind, end[0])} was removed by retention meanwhile"
             )
-        for base, file in files.items():
+        for base, file in segments.items():
             if not begin[0] <= base <= end[0]:
                 continue
-            low = begin[1] if base == begin[0] else follower._start(base)
+            low = begin[1] if base == begin[0] else tail.data_start(base)
             high = end[1] if base == end[0] else file.size
             if self.options.kind == "history":
-                yield from [journals.JournalSplit(pinned.topic, "history", file, low, high)] if low < high else []
+                yield from [JournalSplit(files.topic, "history", file, low, high)] if low < high else []
                 continue
-            later = [other for other in files if other > base]
-            first = begin[2] if base == begin[0] and begin[2] >= 0 else follower.first(base)
-            last = end[2] if base == end[0] else follower.first(min(later))
-            cuts = [(at, number) for other, at, number in follower.known if other == base and low < at < high]
-            yield from self._runs(pinned.topic, file, [(low, first), *cuts, (high, last)])
-
-    def _runs(self, topic: str, file: pins.File, cuts: list[tuple[int, int]]) -> Iterator[ReadySplit]:
-        """Batches that lie together, some megabytes at a time."""
-        at = cuts[0]
-        for i, cut in enumerate(cuts[1:], 1):
-            if i + 1 == len(cuts) or cut[0] - at[0] >= _RUN_BYTES:
-                if at[0] < cut[0] and at[1] < cut[1]:
-                    yield ReadySplit(topic, file, *_pair(at, cut))
-                at = cut
+            later = [other for other in segments if other > base]
+            first = begin[2] if base == begin[0] and begin[2] >= 0 else tail.first_row(base)
+            last = end[2] if base == end[0] else tail.first_row(min(later))
+            cuts = [(at, number) for other, at, number in tail.known if other == base and low < at < high]
+            yield from _ready_splits(files.topic, file, [(low, first), *cuts, (high, last)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
-        for piece in partition.splits:
-            pieces = [piece.slice()] if isinstance(piece, ReadySplit) else [piece]
-            yield from rows(pieces, self.options, Predicates(), arrow_schema(self.schema))
+        for split in partition.splits:
+            document_split = split.document_split() if isinstance(split, ReadySplit) else split
+            yield from read_splits([document_split], self.options, Predicates(), arrow_schema(self.schema))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to there was read."""
-        for pinned in self.pinned[:-1]:
-            pinned.release()
-        self.pinned = self.pinned[-1:]
+        """Spark has processed the stream up to `end`: release all snapshots but the newest, which may still be read."""
+        for snapshot in self.snapshots[:-1]:
+            snapshot.release()
+        self.snapshots = self.snapshots[-1:]
 
     def stop(self) -> None:
-        for pinned in self.pinned:
-            pinned.release()
-        self.pinned = []
+        for snapshot in self.snapshots:
+            snapshot.release()
+        self.snapshots = []
 
 
-_RUN_BYTES = 8 << 20
+def _ready_splits(topic: str, file: pins.File, cuts: list[tuple[int, int]]) -> Iterator[ReadySplit]:
+    """Splits of at least `_SPLIT_BYTES` between cuts, which are (byte, row) at ends of batches; the last one may be smaller."""
+    start, first = cuts[0]
+    for i, (end, last) in enumerate(cuts[1:], 1):
+        if i + 1 == len(cuts) or end - start >= _SPLIT_BYTES:
+            if start < end and first < last:
+                yield ReadySplit(topic, file, start, end, first, last)
+            start, first = end, last
 
 
-def _pair(low: tuple[int, int], high: tuple[int, int]) -> tuple[int, int, int, int]:
-    """
-    >>> _pair((1, 10), (2, 20))
-    (1, 2, 10, 20)
-    """
-    return low[0], high[0], low[1], high[1]
+def _to_json(positions: dict[str, LogPosition]) -> dict[str, Any]:
+    return {topic: {"base": base, "position": at, "number": number} for topic, (base, at, number) in sorted(positions.items())}
 
 
-def _told(places: dict[str, LogPosition]) -> dict[str, Any]:
-    return {topic: {"base": base, "position": at, "number": number} for topic, (base, at, number) in sorted(places.items())}
-
-
-def _read(offset: dict[str, Any]) -> dict[str, LogPosition]:
+def _from_json(offset: dict[str, Any]) -> dict[str, LogPosition]:
     return {topic: (int(at["base"]), int(at["position"]), int(at["number"])) for topic, at in (offset or {}).items()}

@@ -52,7 +52,7 @@ def report(spark: SparkSession, asked: ReportOptions, step: Step = lambda _: Non
         found.first = not kept.tables
         step("snapshot")
         marks = plan.read_clean_marks(told)
-        moment = stack.enter_context(pins.take_snapshot(told.path, found.topics, pins.ORDER))
+        moment = stack.enter_context(pins.take_snapshot(told.path, found.topics, pins.PIN_ORDER))
         found.pinned = moment.folder is not None
         openers = {topic: TopicLogs(pinned, marks.get(topic)) for topic, pinned in moment.topics.items()}
         for opener in openers.values():

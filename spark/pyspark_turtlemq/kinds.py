@@ -1,0 +1,152 @@
+"""Kinds of a read: one table with the columns, states, logs and filters of each. Everything else is derived from it.
+
+Rules: columns stand in the order in which a DataFrame has them, with Spark's types. A time has two columns, a timestamp and
+epoch milliseconds (`_ms`). docs/SPARK.md shows this table to users; a test compares the two.
+Not here: reading a column (`documents`, `journals`, `message_states`, `forecast`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark_turtlemq.pins import PIN_ORDER
+
+_TIME, _MS, _TEXT, _NUMBER = "timestamp", "bigint", "string", "bigint"
+BODY_TYPES = {"binary": "binary", "string": "string", "json": "variant"}  # by option `body`
+DEFAULT_KIND = "delay"
+DAMAGE = "damage"  # on request: the reason why a document cannot be read (mode PERMISSIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of a read."""
+
+    columns: dict[str, str]  # Spark's types by name
+    logs: tuple[str, ...]  # logs that a snapshot needs
+    states: tuple[str, ...] = ()  # values of the column `state`
+    where: tuple[str, ...] = ()  # columns that the option `where` compares; times without `_ms`
+    has_body: bool = False
+    has_damage: bool = True
+    streams: bool = False
+
+
+def _times(*names: str) -> dict[str, str]:
+    """
+    >>> _times("due")
+    {'due': 'timestamp', 'due_ms': 'bigint'}
+    """
+    return {column: type_ for name in names for column, type_ in ((name, _TIME), (f"{name}_ms", _MS))}
+
+
+_MESSAGE = {
+    **_times("due", "created"),
+    "seq": _NUMBER,
+    "ttr_ms": _MS,
+    "priority": _TEXT,
+    "json": "boolean",
+    **_times("expires"),
+    "attempt": "int",
+    "error": _TEXT,
+    "headers": "map<string,string>",
+    "body_bytes": "int",
+    "segment": _TEXT,
+    "position": _NUMBER,
+}
+KINDS = {
+    "delay": Kind(  # sleepers; `group` is set for a sleeping retry
+        {"topic": _TEXT, "id": _TEXT, "group": _TEXT, "state": _TEXT, **_MESSAGE},
+        logs=("delay", "ready"),
+        states=("sleep", "handed_off", "cancelled", "replaced"),
+        where=("topic", "id", "group", "state", "due", "seq"),
+        has_body=True,
+    ),
+    "ready": Kind(  # the ready log; a notice says that a sleeper was cancelled
+        {"topic": _TEXT, "offset": _NUMBER, "id": _TEXT, "group": _TEXT, "state": _TEXT, **_times("ready"), **_MESSAGE},
+        logs=("ready",),
+        states=("ready", "notice"),
+        where=("topic", "id", "group", "state", "due", "seq", "offset", "ready"),
+        has_body=True,
+        streams=True,
+    ),
+    "dead": Kind(  # dead letters; `due` is the due time that the producer asked for
+        {"topic": _TEXT, "id": _TEXT, "group": _TEXT, "state": _TEXT, **_times("dropped"), "offset": _NUMBER, **_MESSAGE},
+        logs=("dead",),
+        states=("dead", "deleted", "replaced"),
+        where=("topic", "id", "group", "state", "dropped", "seq"),
+        has_body=True,
+    ),
+    "reserve": Kind(  # events of leases and retries: one row for each message of an event
+        {
+            "topic": _TEXT,
+            "number": _NUMBER,
+            "event": _TEXT,
+            "group": _TEXT,
+            **_times("at"),
+            "epoch": _NUMBER,
+            "consumer": _TEXT,
+            "offset": _NUMBER,
+            "seq": _NUMBER,
+            "attempt": "int",
+            **_times("until"),
+            "error": _TEXT,
+        },
+        logs=("reserve",),
+    ),
+    "history": Kind(  # events that end a message: one row for each message of an event
+        {
+            "topic": _TEXT,
+            "number": _NUMBER,
+            "event": _TEXT,
+            "outcome": _TEXT,
+            "group": _TEXT,
+            **_times("at"),
+            "epoch": _NUMBER,
+            "offset": _NUMBER,
+            "seq": _NUMBER,
+            "id": _TEXT,
+            **_times("due", "ready", "reserved"),
+            "attempt": "int",
+            "error": _TEXT,
+        },
+        logs=("history",),
+        streams=True,
+    ),
+    "forecast": Kind(  # number of sleepers by due time, from the tables alone
+        {"topic": _TEXT, **_times("due"), "messages": _NUMBER}, logs=("delay", "ready"), has_damage=False
+    ),
+    "messages": Kind(  # the life of a message: one row for each group that it concerns
+        {
+            "topic": _TEXT,
+            "id": _TEXT,
+            "group": _TEXT,
+            "state": _TEXT,
+            "outcome": _TEXT,
+            **_times("created", "due", "ready", "reserved", "settled"),
+            "late_ms": _MS,
+            "wait_ms": _MS,
+            "work_ms": _MS,
+            "attempt": "int",
+            "error": _TEXT,
+            "consumer": _TEXT,
+            "offset": _NUMBER,
+            "seq": _NUMBER,
+            "priority": _TEXT,
+            "ttr_ms": _MS,
+            "body_bytes": "int",
+        },
+        logs=PIN_ORDER,
+        states=("sleep", "ready", "reserve", "history", "dead", "cancelled"),
+        has_damage=False,
+    ),
+}
+TIMES = frozenset(name for kind in KINDS.values() for name, type_ in kind.columns.items() if type_ == _TIME)
+
+
+def available_columns(kind: str, body: str, body_schema: str = "") -> dict[str, str]:
+    """All columns that a read can have, with Spark's types: those of the kind, the body if asked for, and `damage`."""
+    columns = dict(KINDS[kind].columns)
+    if KINDS[kind].has_body and body in BODY_TYPES:
+        columns["body"] = f"struct<{body_schema}>" if body == "json" and body_schema else BODY_TYPES[body]
+    if KINDS[kind].has_damage:
+        columns[DAMAGE] = _TEXT
+    return columns
