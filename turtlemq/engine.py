@@ -46,8 +46,9 @@ from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Worker
 from turtlemq.topic.dead_letters import DeadLetter
-from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
 from turtlemq.topic.maintenance import MAINTENANCE_MS
+from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.stats import GroupStats, TopicStats
 from turtlemq.topic.topic import Topic
 from turtlemq.topic.wake_queue import WakeQueue
 

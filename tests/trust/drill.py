@@ -24,7 +24,7 @@ from turtlemq import backup as b
 from turtlemq.engine import Engine
 from turtlemq.model import Message, Priority
 from turtlemq.topic.dead_letters import Filter
-from turtlemq.topic.listing import GroupStats
+from turtlemq.topic.stats import GroupStats
 
 NOW = 1_794_810_562_123
 BLOCK = 4096

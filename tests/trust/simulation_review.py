@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tests.trust.simulation_auditor import Auditor
 from tests.trust.simulation_ledger import FRESH, GONE, OVER, At, Sent, Side
 from turtlemq.topic.dead_letters import DeadLetter
-from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
+from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.stats import GroupStats, TopicStats
 
 _AS_TOLD = {"reserve": ("leased",), "ready": ("fresh", "waits"), "sleep": ("fresh", "waits"), "dead": ("dead",)}
 

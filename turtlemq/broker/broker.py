@@ -19,7 +19,7 @@ from sortedcontainers import SortedSet
 from turtlemq.broker import delivery, failures
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.failures import EndedDelivery
-from turtlemq.broker.group import NO_MESSAGES, Group, Lease, MessageColumns, moved
+from turtlemq.broker.group import NO_MESSAGES, Group, Lease, MessageColumns
 from turtlemq.broker.journal import Journal, pack
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.results import Acked, DeadRemoval, Reserved, split_acks
@@ -29,6 +29,7 @@ from turtlemq.model import DUE_MS_MAX, I64, U64, Due
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.settings import Settings
+from turtlemq.standing import add_move
 
 _UNSAVED_BYTES_MAX = 32 << 20  # of journals between two checkpoints: replaying them takes half a second
 _UNSAVED_DOCUMENTS_MAX = 500_000  # of the ready log: counting them takes as long
@@ -119,7 +120,7 @@ class Broker:
         self.reserve_log.append(now_ms, name, fields)
         group = self.groups.get(name) or Group(name, born=epoch)
         group.start(offset)
-        group.epoch, group.moves, group.changed_ms = epoch, moved(group.moves, newest, offset), now_ms
+        group.epoch, group.moves, group.changed_ms = epoch, add_move(group.moves, newest, offset), now_ms
         group.seen_ms = now_ms
         group.unfetched = self.count_visible(name, group, offset, self.ready.next_offset)
         self.groups[name] = group

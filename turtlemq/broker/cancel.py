@@ -1,140 +1,112 @@
-"""Cancelling what is no longer asleep for the first time: messages that are ready, or wait to be tried again, in every group.
+"""Cancelling messages that have come due: those that are ready, or wait for another attempt, in every group.
 
-A message that some group holds in reserve, has settled or has among its dead is not cancelled in any: a group either sees a
-message through or never sees the end of it.
-"""
+`standing.cancel_answer` decides; a message is cancelled in all groups or in none. Sleepers that no group has seen yet are
+cancelled by the Index. The journal has the cancellation, synced, before anything else changes; retries that sleep in the Index
+are named there, so that recovery can end them if the topic did not come to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from turtlemq.broker import delivery
+from turtlemq import standing
+from turtlemq.broker.broker import Broker
+from turtlemq.broker.facts import Located, Pairs, facts, is_unfetched, locate
 from turtlemq.broker.group import Group
 from turtlemq.broker.journal import pack
-from turtlemq.segment import format as f
-from turtlemq.segment.ids import hash_id
-
-if TYPE_CHECKING:
-    from turtlemq.broker.broker import Broker
 
 CANCELLED = "cancelled"
-BEFORE = "cancelled before"  # an answer, not a state: it was cancelled already when somebody asked
 
 
-def cancel(broker: Broker, ids: Sequence[str], now_ms: int, asleep: Set[tuple[str, str]]) -> dict[str, str | None]:
-    """Cancel messages, durably. For each id: `CANCELLED`, `BEFORE`, or the state that does not allow it; None: unknown.
+@dataclass(slots=True)
+class Cancellation:
+    """Documents and retries that a cancellation ends."""
 
-    `asleep`: (group, id) of those that sleep for another attempt. Whoever knows them ends them when this returns."""
-    base, own = find(broker, ids), own_retries(broker, ids)
-    out: dict[str, str | None] = {}
-    ended: dict[int, list[Group]] = {}  # what ends, and the groups that would have seen it
-    again: set[int] = set()  # which of these are a group's own retries
-    naps: dict[str, list[str]] = {}
+    documents: dict[int, list[Group]] = field(default_factory=dict)  # ready offset → the groups that would have seen it
+    retries: set[int] = field(default_factory=set)  # those of `documents` that are a group's own retry
+    asleep: dict[str, list[str]] = field(default_factory=dict)  # group → ids for which its retry sleeps in the Index
+    removed: list[str] = field(default_factory=list)  # ids whose own document retention has removed: only retries are left
+
+
+def cancel(
+    broker: Broker, ids: Sequence[str], now_ms: int, asleep: Pairs, dead: Set[str]
+) -> tuple[dict[str, str | None], list[str]]:
+    """Cancel messages, durably. Returns the answer for each id: `CANCELLED`, `standing.CANCELLED_BEFORE`, the state that
+    forbids it, None if the id is unknown; and the cancelled ids that the ready log does not hold.
+
+    `asleep`: pairs of group and id for which a valid retry sleeps in the Index; the caller ends those of cancelled ids when this
+    returns. `dead`: ids with a dead letter in any group, even one that is gone."""
+    located = locate(broker, ids)
+    answers: dict[str, str | None] = {}
+    ending = Cancellation()
     for id_ in dict.fromkeys(ids):
-        offset = base.get(id_)
-        retries = [(group, own[group.name, id_]) for group in broker.groups.values() if (group.name, id_) in own]
-        napping = any((name, id_) in asleep for name in broker.groups)
-        if offset is None and not retries and not napping:
-            out[id_] = None
-            continue
-        out[id_] = blocked(broker, id_, offset, {group.name: at for group, at in retries}, asleep)
-        if out[id_] == CANCELLED:
-            if offset is not None:
-                ended[offset] = list(broker.groups.values())
-            for name in broker.groups:
-                if (name, id_) in asleep:
-                    naps.setdefault(name, []).append(id_)
-            for group, at in retries:
-                if fresh(broker, group, at):
-                    ended[at] = [group]
-                    again.add(at)
-    if ended or naps:
-        _journal(broker, ended, again, naps, now_ms)
-    return out
+        answers[id_] = _answer(broker, id_, located, asleep, dead)
+        if answers[id_] == CANCELLED:
+            _collect(broker, id_, located, asleep, ending)
+    if ending.documents or ending.asleep:
+        _journal(broker, ending, now_ms)
+    return answers, ending.removed
 
 
-def find(broker: Broker, ids: Sequence[str]) -> dict[str, int]:
-    """The newest ready offset of each id that has one."""
-    usable = [id_ for id_ in ids if id_.isprintable()]
-    hashes = np.array([hash_id(id_) for id_ in usable], np.uint64)
-    found = broker.ready.find_many([id_.encode() for id_ in usable], hashes) if usable else {}
-    return {usable[i]: offset for i, offset in found.items()}
+def _answer(broker: Broker, id_: str, located: Located, asleep: Pairs, dead: Set[str]) -> str | None:
+    offset, names = located.documents.get(id_), broker.groups
+    retried = any((name, id_) in located.retries or (name, id_) in asleep for name in names)
+    if offset is None and not retried and id_ not in dead:
+        return None
+    cancelled = offset is not None and broker.is_cancelled(offset)
+    every = [facts(broker, group, id_, located, asleep, frozenset(), cancelled) for group in names.values()]
+    if id_ in dead:
+        every.append(standing.LETTER)
+    elif not names:
+        every.append(standing.CANCELLED if cancelled else standing.UNCLAIMED)
+    return standing.cancel_answer(every)
 
 
-def own_retries(broker: Broker, ids: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Where in the ready log the groups' own retries of messages are, as (group, id) → offset, without those that are void."""
-    if not broker.specials:
-        return {}
-    found: dict[tuple[str, str], int] = {}
+def _collect(broker: Broker, id_: str, located: Located, asleep: Pairs, ending: Cancellation) -> None:
+    """Note everything of a message that its cancellation ends."""
+    offset = located.documents.get(id_)
+    if offset is None:
+        ending.removed.append(id_)
+    else:
+        ending.documents[offset] = list(broker.groups.values())
     for group in broker.groups.values():
-        skip = len(group.name) + 1
-        for key, offset in find(broker, [f"{group.name}/{id_}" for id_ in ids]).items():
-            read, _ = broker.ready.read(np.array([offset]))
-            if offset not in broker.cancelled and not delivery.void(group, delivery.document(read, 0)):
-                found[group.name, key[skip:]] = offset
-    return found
+        pair = (group.name, id_)
+        if pair in asleep:
+            ending.asleep.setdefault(group.name, []).append(id_)
+        retry = located.retries.get(pair)
+        if retry is not None and (retry in group.waiting or is_unfetched(broker, group, retry)):
+            ending.documents[retry] = [group]
+            ending.retries.add(retry)
 
 
-def blocked(broker: Broker, id_: str, offset: int | None, own: dict[str, int], asleep: Set[tuple[str, str]]) -> str:
-    """`CANCELLED` if nothing keeps a message from being cancelled; else the state that does."""
-    if offset is not None and broker.is_cancelled(offset):
-        return BEFORE
-    states = set()
-    for group in broker.groups.values():
-        if id_ in group.ids:
-            return "reserve"
-        again = (group.name, id_) in asleep or (group.name in own and fresh(broker, group, own[group.name]))
-        states.add(again or (offset is not None and (skipped(group, offset) or fresh(broker, group, offset))))
-    return CANCELLED if False not in states else "history"
-
-
-def skipped(group: Group, offset: int) -> bool:
-    """Did a group begin behind this document, and was never moved back to it? Then it never had it, and never ended it."""
-    return bool(group.moves) and offset < group.moves[0][1]
-
-
-def fresh(broker: Broker, group: Group, offset: int) -> bool:
-    """Is this document still to be delivered to a group?"""
-    if offset in group.waiting:
-        return True
-    if offset < min(group.cursors.values()):
-        return False
-    if offset >= max(group.cursors.values()):
-        return True
-    read, _ = broker.ready.read(np.array([offset]))
-    level = int(read.heads["flags"][0]) & f.PRIORITY
-    return offset >= group.cursors[level]
-
-
-def _journal(broker: Broker, ended: dict[int, list[Group]], again: set[int], naps: dict[str, list[str]], now_ms: int) -> None:
-    """The event names the groups that had not fetched a document yet: it counts for them, and then no more. And those for which
-    a message sleeps for another attempt, so that this ends as well if the process does not live to see it."""
-    offsets = np.array(sorted(ended), np.int64)
+def _journal(broker: Broker, ending: Cancellation, now_ms: int) -> None:
+    """Write the event and apply it. It names the groups that had not fetched a document yet, because their counts change, and the
+    retries that sleep in the Index, because they have to end as well if the process ends now."""
+    offsets = np.array(sorted(ending.documents), np.int64)
     read, _ = broker.ready.read(offsets)
     unfetched: dict[str, list[int]] = {}
-    for offset, groups in ended.items():
+    for offset, groups in ending.documents.items():
         for group in groups:
-            if offset not in group.waiting and fresh(broker, group, offset):
+            if offset not in group.waiting and is_unfetched(broker, group, offset):
                 unfetched.setdefault(group.name, []).append(offset)
     fields = {
         "event": "cancel",
         "offsets": pack(offsets),
         "seqs": pack(read.heads["seq"].astype(np.int64)),
-        "again": pack(sorted(again)),
+        "again": pack(sorted(ending.retries)),
         "unfetched": {name: pack(some) for name, some in unfetched.items()},
-        "naps": {name: "\0".join(some).encode() for name, some in naps.items()},
+        "naps": {name: "\0".join(ids).encode() for name, ids in ending.asleep.items()},
     }
     broker.history.append(now_ms, "", fields)
     broker.sync()
-    broker.cancelled |= set(ended)
-    broker.cancelled_retries |= again
+    broker.cancelled |= set(ending.documents)
+    broker.cancelled_retries |= ending.retries
     for name, some in unfetched.items():
         broker.groups[name].unfetched -= len(some)
-    for offset, groups in ended.items():
+    for offset, groups in ending.documents.items():
         for group in groups:
             group.waiting.pop(offset, None)
-    broker.cancels += len(ended) - len(again)
+    broker.cancels += len(ending.documents) - len(ending.retries)
     broker.recount()

@@ -19,6 +19,7 @@ from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.model import I64, Mask, Priority
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.standing import is_void
 
 FETCH_BYTES_MAX = 32 << 20
 EXPIRED_MAX = 1_000  # messages that one fetch buries: each costs 30 µs
@@ -215,9 +216,8 @@ def _foreign(name: str, place: Position, read: log.Documents) -> Mask:
 
 
 def void(place: Position, retry: f.Document) -> bool:
-    """A retry of another group that had the same name, or from before this one was moved to where its message came again."""
-    left, epoch = int(retry.meta["offset"]), int(retry.meta["epoch"])
-    return epoch < place.born or any(retry.order <= seq and first <= left for seq, first in place.moves)
+    """Is a retry void for the group that it names? `standing.is_void` has the rule."""
+    return is_void(place.born, place.moves, int(retry.meta["epoch"]), retry.order, int(retry.meta["offset"]))
 
 
 def _void(place: Position, read: log.Documents, i: int) -> bool:

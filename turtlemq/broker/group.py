@@ -94,16 +94,6 @@ class Waiting:
     error: str
 
 
-def moved(moves: list[tuple[int, int]], newest_seq: int, offset: int) -> list[tuple[int, int]]:
-    """Where a group has been moved to, as (newest arrival then, offset), rising in both. Retries from before a move are void if
-    what they are about lies behind that offset, for then it comes again by itself. A later move further back implies others.
-
-    >>> moved([(5, 0), (9, 70)], 12, 50)
-    [(5, 0), (12, 50)]
-    """
-    return [*((seq, first) for seq, first in moves if first < offset), (newest_seq, offset)]
-
-
 @dataclass(slots=True)
 class Group:
     """See the module."""
@@ -111,7 +101,7 @@ class Group:
     name: str
     epoch: int = 0  # rises when the group is made or moved: older events say nothing of what it holds now
     born: int = 0  # the epoch in which it was made: older events are of another group with the same name
-    moves: list[tuple[int, int]] = field(default_factory=list)  # see `moved`
+    moves: list[tuple[int, int]] = field(default_factory=list)  # see `standing.add_move`
     cursors: dict[int, int] = field(default_factory=dict)  # next offset of each priority
     credits: dict[int, float] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from turtlemq.broker import checkpoint as c
 from turtlemq.broker import delivery
 from turtlemq.broker.broker import Broker
 from turtlemq.broker.failures import EndedDelivery
-from turtlemq.broker.group import LEVELS, Group, MessageColumns, Waiting, moved
+from turtlemq.broker.group import LEVELS, Group, MessageColumns, Waiting
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.ready_recover import Clean, open_ready
@@ -27,6 +27,7 @@ from turtlemq.broker.save import state
 from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
+from turtlemq.standing import add_move
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
@@ -285,7 +286,7 @@ def _recover_lease(broker: Broker, mark: c.GroupMark | None, event: Event, ended
 def _start(broker: Broker, saved: c.Checkpoint, event: Event) -> None:
     epoch, offset = int(event.fields["epoch"]), min(int(event.fields["offset"]), broker.ready.next_offset)
     mark = saved.groups.setdefault(event.group, c.GroupMark(born=epoch))
-    mark.epoch, mark.moves = epoch, moved(mark.moves, int(event.fields["since"]), offset)
+    mark.epoch, mark.moves = epoch, add_move(mark.moves, int(event.fields["since"]), offset)
     mark.cursors, mark.open = [offset] * len(LEVELS), {}
     mark.changed_ms = event.at_ms
     first = max(offset, broker.ready.first_offset)

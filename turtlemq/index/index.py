@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 import xxhash
 
+from turtlemq import lifecycle
 from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
 from turtlemq.index import build, check, firing, repair
 from turtlemq.index.browse import browse, forecast
@@ -350,7 +351,7 @@ class Index:
         if hit is None or hit[2].flags & f.META:
             raise UnknownMessage(f"{id_!r}: {UnknownMessage.__doc__}")
         old = hit[2]
-        if self._state(old) is State.READY:
+        if lifecycle.target(self._state(old), "reschedule") is None:
             raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=State.READY.value)
         kind = old.flags & f.JSON if json is None else f.JSON * json
         message = Message(

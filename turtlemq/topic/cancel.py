@@ -13,7 +13,7 @@ import numpy as np
 from turtlemq.broker.cancel import CANCELLED, cancel
 from turtlemq.errors import DiskFull
 from turtlemq.segment import format as f
-from turtlemq.topic import requeue, retries
+from turtlemq.topic import facts, retries
 from turtlemq.topic.stores import Stores
 
 
@@ -26,17 +26,18 @@ def note_cancelled_ids(stores: Stores, ids: Sequence[str], now_ms: int) -> None:
     stores.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
 
 
-def cancel_awake(stores: Stores, ids: Sequence[str], now_ms: int) -> dict[str, str]:
+def cancel_awake(stores: Stores, ids: Sequence[str], now_ms: int) -> tuple[dict[str, str], list[str]]:
     """Cancel messages that are ready or wait for another attempt, in every group. Durable.
 
-    Returns for each id `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`."""
-    dead = requeue.dead_in_any_group(stores, ids)
-    others = [id_ for id_ in ids if id_ not in dead]
-    sleeping = retries.sleeping(stores, others)
-    outcome = cancel(stores.broker, others, now_ms, sleeping.keys())
-    stores.superseded_retries += [document for (_, id_), document in sleeping.items() if outcome[id_] == CANCELLED]
+    Returns for each id `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`; and the cancelled ids
+    that the ready log does not hold, because retention has removed all but retries: they are to be noted, as those of
+    sleepers."""
+    asleep = retries.sleeping(stores, ids)
+    dead = {id_ for _, id_ in facts.dead_letters(stores, ids)}
+    answers, removed = cancel(stores.broker, ids, now_ms, asleep.keys(), dead)
+    stores.superseded_retries += [document for (_, id_), document in asleep.items() if answers[id_] == CANCELLED]
     try:
         stores.remove_superseded()
     except DiskFull:
         pass  # done before the next handoff, which needs room, too
-    return {id_: state or "unknown" for id_, state in outcome.items()} | dict.fromkeys(dead, "dead")
+    return {id_: answer or "unknown" for id_, answer in answers.items()}, removed

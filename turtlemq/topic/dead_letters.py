@@ -98,7 +98,7 @@ class DeadLetters:
     def get(self, group: str, id_: str) -> DeadLetter | None:
         """One of them."""
         found = self.index.find(f"{group}/{id_}")
-        return None if found is None else _letter(found)
+        return None if found is None else read_letter(found)
 
     def page(self, asked: Filter, limit: int = 100, cursor: str | None = None) -> tuple[list[DeadLetter], str | None]:
         """Dead letters in the order in which they died, a page at a time. It may be short, or empty, where few match: there is
@@ -107,7 +107,7 @@ class DeadLetters:
         for _ in range(_PAGES_MAX):
             documents, cursor = self.index.browse_documents(asked.from_ms, asked.to_ms, max(limit, 100), cursor)
             for document in documents:
-                letter = _letter(document)
+                letter = read_letter(document)
                 if asked.matches(letter):
                     found.append(letter)
                 if len(found) == limit:
@@ -157,7 +157,8 @@ class DeadLetters:
         return self.index.close()
 
 
-def _letter(document: f.Document) -> DeadLetter:
+def read_letter(document: f.Document) -> DeadLetter:
+    """The dead letter that a document of this Index holds."""
     if not document.meta.keys() >= {"due", "attempt", "error"}:
         raise Corrupt(f"dead/: {document.id!r} is no dead letter: a file stands where it does not belong. Move it back.")
     group, _, id_ = document.id.partition("/")

@@ -1,5 +1,7 @@
-"""Dead letters go: they sleep again, or are deleted. Noted by the Broker before it is done, so that a crash between leaves
-nothing half done (see `unfinished`); and noted again where a full disk lets nobody go.
+"""Dead letters leave: requeued letters sleep again in the Index for their group, deleted ones are gone.
+
+The intent is journaled first, so recovery can finish it (`recover`); if the disk is full, a second event withdraws it. The stores
+themselves are in `dead_letters` and `retries`.
 """
 
 from __future__ import annotations
@@ -7,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turtlemq.broker import cancel
 from turtlemq.broker.failures import EndedDelivery
 from turtlemq.broker.results import DeadRemoval
 from turtlemq.errors import DiskFull, InvalidFireAt
 from turtlemq.model import DUE_MS_MAX
-from turtlemq.topic import retries
+from turtlemq.standing import is_pending
+from turtlemq.topic import facts
 from turtlemq.topic.dead_letters import DeadLetter, for_group
 from turtlemq.topic.stores import Stores
 
@@ -20,21 +22,30 @@ from turtlemq.topic.stores import Stores
 def requeue(
     stores: Stores, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
 ) -> int:
-    """They sleep again first, and are removed from the dead then: a crash between brings one back, it loses none. One that its
-    group has again in any case, since it was moved, is only removed: nobody gets it twice at once."""
+    """Let dead letters sleep until `due_ms` (None: now), `per_s` of them a second (None: all at once). Returns how many left.
+
+    A letter sleeps, durably, before it is removed: after a crash in between it may be there twice, never not at all. A letter
+    whose message its group gets in any case, because it was moved back, is only removed: the group must not have a message
+    twice."""
     start = now_ms if due_ms is None else due_ms
     last = start + (int(max(0, len(letters) - 1) * 1000 / per_s) if per_s else 0)
     if not 0 <= start <= last <= DUE_MS_MAX:
         raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
     letters = _still_dead(stores, letters)
-    _bring_back(stores, {letter.group for letter in letters}, now_ms)
-    still = [(letter, _goes_on(stores, letter)) for letter in letters]
-    letters, moved = ([letter for letter, goes_on in still if goes_on is which] for which in (False, True))
-    if moved:
-        stores.broker.sync()  # that its group has it is durable before the letter goes
-        delete(stores, moved, now_ms)
-    if not letters:
-        return len(moved)
+    _restore_groups(stores, {letter.group for letter in letters}, now_ms)
+    pending = _pending(stores, letters)
+    if pending:
+        stores.broker.sync()  # a move that gives the message back is durable before the letter is removed
+        delete(stores, [letter for letter in letters if (letter.group, letter.id) in pending], now_ms)
+        letters = [letter for letter in letters if (letter.group, letter.id) not in pending]
+    if letters:
+        dues = [start + (int(i * 1000 / per_s) if per_s else 0) for i in range(len(letters))]
+        _sleep(stores, letters, dues, reset_attempts, now_ms)
+    return len(letters) + len(pending)
+
+
+def _sleep(stores: Stores, letters: Sequence[DeadLetter], dues: Sequence[int], reset_attempts: bool, now_ms: int) -> None:
+    """Letters become sleeping retries of their groups."""
     ended = [
         EndedDelivery(
             letter.group,
@@ -42,34 +53,33 @@ def requeue(
             letter.document,
             letter.attempts,
             letter.error,
-            start + (int(i * 1000 / per_s) if per_s else 0),
+            due,
             letter.due_ms,
             int(letter.document.meta["offset"]),
             stores.broker.groups[letter.group].epoch,
         )
-        for i, letter in enumerate(letters)
+        for letter, due in zip(letters, dues, strict=True)
     ]
     attempts = [1 if reset_attempts else letter.attempts + 1 for letter in letters]
     with stores.taking_over(stores.index):
         first = stores.index.next_seq(now_ms)
-        leaving = _note_removal(stores, letters, now_ms, range(first, first + len(letters)))
+        noted = _note_removal(stores, letters, now_ms, range(first, first + len(letters)))
         try:
             stores.index.store(for_group(ended, attempts), first)
         except DiskFull:
-            _undo_removal(stores, leaving, now_ms)
+            _undo_removal(stores, noted, now_ms)
             raise
     stores.dead_letters.requeued += len(letters)
     stores.requeued_letters += [letter.document for letter in letters]
     try:
         stores.remove_superseded()
     except DiskFull:
-        pass  # they sleep, and that counts; the letters go with a later tick, when there is room
-    return len(letters) + len(moved)
+        pass  # they sleep, and that counts; the letters are removed by a later tick, when there is room
 
 
-def _bring_back(stores: Stores, names: set[str], now_ms: int) -> None:
-    """A group that is gone, but is to get letters, is there again, durably, and begins at the end: whoever cancels such a message
-    sees that it is to come."""
+def _restore_groups(stores: Stores, names: set[str], now_ms: int) -> None:
+    """Create groups again that are gone but get letters, durably, at the end of the ready log: a cancel must see that the message
+    is to be delivered."""
     gone = sorted(names - stores.broker.groups.keys())
     for name in gone:
         stores.broker.move_group(name, stores.broker.ready.next_offset, now_ms)
@@ -77,65 +87,56 @@ def _bring_back(stores: Stores, names: set[str], now_ms: int) -> None:
         stores.broker.sync()
 
 
-def _goes_on(stores: Stores, letter: DeadLetter) -> bool:
-    """Is its group to get this message again, or has it, whatever becomes of the letter?"""
-    group, offset = stores.broker.groups[letter.group], int(letter.document.meta["offset"])
-    if letter.id in group.ids or cancel.fresh(stores.broker, group, offset):
-        return True
-    if letter.document.meta["epoch"] == group.epoch:
-        return False  # it was not moved since
-    key = (letter.group, letter.id)
-    again = cancel.own_retries(stores.broker, [letter.id]).get(key)
-    return key in retries.sleeping(stores, [letter.id]) or (again is not None and cancel.fresh(stores.broker, group, again))
+def _pending(stores: Stores, letters: Sequence[DeadLetter]) -> set[tuple[str, str]]:
+    """The pairs of group and id that the group gets, or has, whatever becomes of the letter. Only letters from before the last
+    move of their group can be such, so the facts of all others are not gathered."""
+    moved = [letter for letter in letters if letter.document.meta["epoch"] != stores.broker.groups[letter.group].epoch]
+    gathered = facts.gather(stores, list(dict.fromkeys(letter.id for letter in moved)))
+    pairs = [(letter.group, letter.id) for letter in moved]
+    return {pair for pair in pairs if is_pending(facts.group_facts(stores, *pair, gathered))}
 
 
 def delete(stores: Stores, letters: Sequence[DeadLetter], now_ms: int) -> int:
-    """Remove them, durably."""
+    """Remove dead letters, durably. Returns how many were still there."""
     letters = _still_dead(stores, letters)
-    leaving = _note_removal(stores, letters, now_ms, [0] * len(letters))
+    noted = _note_removal(stores, letters, now_ms, [0] * len(letters))
     try:
         stores.dead_letters.remove([letter.document for letter in letters])
     except DiskFull:  # all are still there
-        _undo_removal(stores, leaving, now_ms)
+        _undo_removal(stores, noted, now_ms)
         raise
     return len(letters)
 
 
-def dead_in_any_group(stores: Stores, ids: Sequence[str]) -> set[str]:
-    """Which of these are dead in some group, be it one that was moved or forgotten since: a requeue would deliver them, so they
-    cannot be over."""
-    asked = [(name, id_) for name in stores.broker.groups_with_dead_letters for id_ in ids]
-    gone = {document.seq for document in stores.requeued_letters}
-    return {asked[i][1] for i, letter in stores.dead_letters.holds(asked).items() if letter.seq not in gone}
-
-
 def _still_dead(stores: Stores, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-    """They may have gone, or been copied by compaction, since somebody looked."""
-    found = {(letter.group, letter.id): letter for letter in letters}
-    gone, held = {document.seq for document in stores.requeued_letters}, stores.dead_letters.holds(list(found))
-    still = {i: document for i, document in held.items() if document.seq not in gone}
-    return [replace(letter, document=still[i]) for i, letter in enumerate(found.values()) if i in still]
+    """Each letter once, with its document as it is now: it may have left, or compaction may have copied it, since it was read."""
+    given = {(letter.group, letter.id): letter for letter in letters}
+    requeued = {document.seq for document in stores.requeued_letters}
+    held = stores.dead_letters.holds(list(given))
+    still = {i: document for i, document in held.items() if document.seq not in requeued}
+    return [replace(letter, document=still[i]) for i, letter in enumerate(given.values()) if i in still]
 
 
 def _note_removal(
-    stores: Stores, letters: Sequence[DeadLetter], now_ms: int, became: Sequence[int]
+    stores: Stores, letters: Sequence[DeadLetter], now_ms: int, requeued_seqs: Sequence[int]
 ) -> dict[str, list[DeadRemoval]]:
-    """Note that letters are about to go, by group."""
-    found: dict[str, list[DeadRemoval]] = {}
-    for letter, seq in zip(letters, became, strict=True):
-        found.setdefault(letter.group, []).append(DeadRemoval(letter.group, letter.id, letter.document.seq, seq))
+    """Journal that letters are about to be removed; returns them by group. `requeued_seqs`: of the documents as which they sleep
+    again, 0 for those that are deleted."""
+    removals: dict[str, list[DeadRemoval]] = {}
+    for letter, seq in zip(letters, requeued_seqs, strict=True):
+        removals.setdefault(letter.group, []).append(DeadRemoval(letter.group, letter.id, letter.document.seq, seq))
     noted: dict[str, list[DeadRemoval]] = {}
     try:
-        for group, some in found.items():
-            stores.broker.note_dead_removed(group, some, now_ms)
-            noted[group] = some
+        for group, of_group in removals.items():
+            stores.broker.note_dead_removed(group, of_group, now_ms)
+            noted[group] = of_group
     except DiskFull:
         _undo_removal(stores, noted, now_ms)
         raise
-    return found
+    return removals
 
 
-def _undo_removal(stores: Stores, leaving: dict[str, list[DeadRemoval]], now_ms: int) -> None:
-    """Note that these letters do not go after all."""
-    for group, some in leaving.items():
-        stores.broker.note_dead_removed(group, some, now_ms, stay=True)
+def _undo_removal(stores: Stores, noted: dict[str, list[DeadRemoval]], now_ms: int) -> None:
+    """Journal that letters stay after all."""
+    for group, of_group in noted.items():
+        stores.broker.note_dead_removed(group, of_group, now_ms, stay=True)

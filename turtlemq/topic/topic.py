@@ -25,13 +25,14 @@ from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
-from turtlemq.topic import cancel, listing, recover, requeue, retries
+from turtlemq.topic import cancel, facts, listing, message_view, recover, requeue, stats
 from turtlemq.topic.check import check_topic
 from turtlemq.topic.checkpoints import Checkpoints
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.handoff import Handoff
-from turtlemq.topic.listing import GroupStats, MessageView, TopicStats
 from turtlemq.topic.maintenance import Maintenance, Retention
+from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.stats import GroupStats, TopicStats
 from turtlemq.topic.stores import Stores
 
 
@@ -75,7 +76,7 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        known = partial(retries.known_ids, self.stores) if self.broker.ready.next_offset else None
+        known = partial(facts.known_ids, self.stores) if self.broker.ready.next_offset else None
         receipt = self.index.stage(batch, now_ms, known)
         self._maintenance.due_soon(now_ms)
         return receipt
@@ -101,9 +102,11 @@ class Topic:
         """Finish a cancel after its commit: messages that did not sleep are cancelled if they are ready, or wait for another
         attempt, in every group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`."""
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
-        out |= cancel.cancel_awake(self.stores, [id_ for id_ in outcome if id_ not in out], now_ms)
+        answers, removed = cancel.cancel_awake(self.stores, [id_ for id_ in outcome if id_ not in out], now_ms)
+        if removed:
+            self._note_cancelled_ids(removed, now_ms)
         self._maintenance.due_soon(now_ms)
-        return out
+        return out | answers
 
     # Dead letters
 
@@ -125,15 +128,15 @@ class Topic:
     def stats(self, oldest: bool = True) -> TopicStats:
         """Figures of this topic, exact. O(segments + groups). `oldest=False` leaves out the time of the oldest ready message,
         which is read from its file and costs four times as much as all the rest."""
-        return listing.topic_stats(self.stores, oldest)
+        return stats.topic_stats(self.stores, oldest)
 
     def groups(self) -> dict[str, GroupStats]:
         """Figures of every group."""
-        return listing.group_stats(self.stores)
+        return stats.group_stats(self.stores)
 
     def message(self, id_: str) -> MessageView | None:
         """One message wherever it is: its state, in every group, and its history."""
-        return listing.message(self.stores, id_)
+        return message_view.message(self.stores, id_)
 
     def browse(
         self, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from aiohttp import web
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from turtlemq.broker.cancel import BEFORE, CANCELLED
+from turtlemq.broker.cancel import CANCELLED
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.validate import check_ids
@@ -41,6 +41,7 @@ from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
 from turtlemq.server.outgoing.reply import Reply
 from turtlemq.server.service import Service, Want, now_ms
+from turtlemq.standing import CANCELLED_BEFORE
 
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
 Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
@@ -315,7 +316,7 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         await service.landed(found)
         outcome |= engine.cancelled(found, staged, now_ms())
     service.serve_waiters_soon()
-    missed = {id_: "cancelled" if state == BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
+    missed = {id_: "cancelled" if state == CANCELLED_BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
     return len(outcome) - len(missed), missed
 
 

@@ -24,7 +24,7 @@ from turtlemq.server.exposition import Labels
 from turtlemq.server.http import SERVICE
 from turtlemq.server.meter import in_slices
 from turtlemq.server.service import Service, now_ms
-from turtlemq.topic.listing import GroupStats, TopicStats
+from turtlemq.topic.stats import GroupStats, TopicStats
 from turtlemq.topic.topic import Topic
 
 TOPICS_MAX = 100

@@ -11,7 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.topic_settings import TopicSettings
-from turtlemq.topic.listing import GroupStats, Moment, TopicStats
+from turtlemq.topic.message_view import Moment
+from turtlemq.topic.stats import GroupStats, TopicStats
 
 StateName = Literal["sleep", "ready", "reserve", "history", "dead", "cancelled"]
 PriorityName = Literal["high", "normal", "low"]

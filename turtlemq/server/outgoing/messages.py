@@ -16,7 +16,7 @@ from turtlemq.broker.results import Reserved
 from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
 from turtlemq.topic.dead_letters import DeadLetter
-from turtlemq.topic.listing import MessageView
+from turtlemq.topic.message_view import MessageView
 
 PRIORITY_NAMES = {0: "normal", 1: "high", 2: "low", 3: "normal"}
 _NO_HEADERS: dict[str, str] = {}

@@ -1,0 +1,174 @@
+"""The view of one message: its state in every group, and a timeline of its events.
+
+`turtlemq.standing` decides the states; here the details of each state are read from the store that has them. Pages of
+messages are in `listing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from turtlemq.broker import delivery
+from turtlemq.segment import format as f
+from turtlemq.standing import shown
+from turtlemq.topic import facts
+from turtlemq.topic.dead_letters import read_letter
+from turtlemq.topic.facts import Gathered
+from turtlemq.topic.stores import Stores
+
+_EVENTS_MAX = 2_000  # of the history, read for one message: about 100 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to a message."""
+
+    at_ms: int
+    event: str
+    group: str = ""
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class MessageView:
+    """Everything known of one message."""
+
+    id: str
+    state: str
+    due_ms: int
+    created_ms: int
+    attempt: int
+    body: bytes
+    json: bool
+    headers: dict[str, str]
+    ttr_ms: int
+    priority: int
+    expires_ms: int | None
+    groups: dict[str, dict[str, object]] = field(default_factory=dict)
+    timeline: list[Moment] = field(default_factory=list)
+
+
+def view_of(document: f.Document, state: str) -> MessageView:
+    """A message as its document tells it, in a given state. The id and due time of a retry or a dead letter are the message's."""
+    own = bool(document.flags & f.META)
+    view = MessageView(
+        id=document.id.partition("/")[2] if own else document.id,
+        state=state,
+        due_ms=int(document.meta["due"]) if own else document.due_ms,
+        created_ms=document.created_ms,
+        attempt=0,
+        body=document.body,
+        json=bool(document.flags & f.JSON),
+        headers=document.headers,
+        ttr_ms=document.ttr_ms,
+        priority=document.flags & f.PRIORITY,
+        expires_ms=document.expires_ms,
+    )
+    if not document.flags & f.NOTICE:
+        view.timeline = [Moment(document.created_ms, "created"), Moment(view.due_ms, "due")]
+    return view
+
+
+def message(stores: Stores, id_: str) -> MessageView | None:
+    """One message wherever it is, or None if it is unknown. The history is read, newest event first, only for groups that have
+    settled the message."""
+    if not id_.isprintable() or "/" in id_:  # no id is like that
+        return None
+    sleeper = stores.index.find(id_)
+    if sleeper is not None and not stores.index.is_handed_off(sleeper):
+        return view_of(sleeper, "sleep")
+    gathered = facts.gather(stores, [id_])
+    offset = gathered.located.documents.get(id_)
+    if offset is None:
+        left = _left_document(stores, gathered)
+        return None if left is None else _complete(stores, view_of(left, ""), gathered, None)
+    read, times = stores.broker.ready.read(np.array([offset]))
+    if not read.good[0]:
+        return None
+    document, became_ready_ms = delivery.document(read, 0), int(times[0])
+    view = view_of(document, "")
+    if document.flags & f.NOTICE:
+        view.state, view.timeline = "cancelled", [Moment(became_ready_ms, "cancelled")]
+        return view
+    view.timeline.append(Moment(became_ready_ms, "ready"))
+    return _complete(stores, view, gathered, offset)
+
+
+def _left_document(stores: Stores, gathered: Gathered) -> f.Document | None:
+    """A retry or a dead letter of a message whose own document retention has removed."""
+    for retry in gathered.asleep.values():
+        return retry
+    for offset in gathered.located.retries.values():
+        read, _ = stores.broker.ready.read(np.array([offset]))
+        if read.good[0]:
+            return delivery.document(read, 0)
+    return next(iter(gathered.letters.values()), None)
+
+
+def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int | None) -> MessageView:
+    """Add the state in every group and over all of them. `offset`: of the message in the ready log, if it is there."""
+    cancelled = offset is not None and offset in stores.broker.cancelled
+    standings = facts.standings(stores, view.id, gathered, cancelled)
+    view.state = facts.state(stores, view.id, gathered, cancelled, standings)
+    for name, standing in standings.items():
+        view.groups[name] = {"state": shown(standing), **_details(stores, name, shown(standing), view, gathered, offset)}
+    if cancelled and offset is not None:
+        view.timeline += _cancellation(stores, offset)
+        return view
+    view.attempt = max((int(str(entry.get("attempt", 0))) for entry in view.groups.values()), default=0)
+    view.timeline.sort(key=lambda moment: moment.at_ms)
+    return view
+
+
+def _details(
+    stores: Stores, name: str, state: str, view: MessageView, gathered: Gathered, offset: int | None
+) -> dict[str, object]:
+    """The details of a state in a group. Adds to the timeline of the view."""
+    if state == "reserve":
+        group = stores.broker.groups[name]
+        lease, i = group.slot(group.ids[view.id])
+        view.timeline.append(Moment(lease.reserved_ms, "reserved", name, lease.consumer))
+        attempt = int(lease.messages.attempts[i])
+        return {"attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
+    if state == "sleep":
+        return {"due_ms": gathered.asleep[name, view.id].due_ms}
+    if state == "ready":
+        return _waiting(stores, name, (gathered.located.retries.get((name, view.id)), offset))
+    if state == "dead":
+        letter = read_letter(gathered.letters[name, view.id])
+        view.timeline.append(Moment(letter.dropped_ms, "dead", name, letter.error))
+        return {"attempt": letter.attempts, "error": letter.error}
+    return _settled(stores, name, view) if state == "history" else {}
+
+
+def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) -> dict[str, object]:
+    """Details of a message that is ready, at one of these offsets."""
+    for offset in offsets:
+        waiting = None if offset is None else stores.broker.groups[name].waiting.get(offset)
+        if waiting is not None:
+            return {"attempt": waiting.attempt - 1, "due_ms": waiting.when_ms, "error": waiting.error}
+    return {"attempt": 0}
+
+
+def _settled(stores: Stores, name: str, view: MessageView) -> dict[str, object]:
+    """How a group settled the message, if the event is among the newest of the history."""
+    mark = f"\0{view.id}\0".encode()
+    for event in islice(stores.broker.history.events(), _EVENTS_MAX):
+        if event.group != name or event.fields["event"] != "settle" or mark not in b"\0" + event.fields["ids"] + b"\0":
+            continue
+        i = event.fields["ids"].decode().split("\0").index(view.id)
+        view.timeline.append(Moment(int(event.array("reserved")[i]), "reserved", name))
+        view.timeline.append(Moment(event.at_ms, str(event.fields["outcome"]), name, str(event.fields["error"])))
+        return {"attempt": int(event.array("attempts")[i]), "settled_ms": event.at_ms}
+    return {"attempt": 0}
+
+
+def _cancellation(stores: Stores, offset: int) -> list[Moment]:
+    """When the message at a ready offset was cancelled."""
+    for event in islice(stores.broker.history.events(), _EVENTS_MAX):
+        if event.fields["event"] == "cancel" and offset in event.array("offsets"):
+            return [Moment(event.at_ms, "cancelled")]
+    return []
