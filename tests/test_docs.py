@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import cli_reference
+from tests.harness import cli_reference, module_map
 from tests.harness.doc_pages import DATA, RUN, Block, Reader, blocks, commands, malformed, matches, pages
 from tests.harness.server_process import ROOT
 
@@ -161,3 +161,10 @@ def test_a_page_that_lies_is_caught(tmp_path: Path) -> None:
     page.write_text("```console\n$ turtlemq put t 1 --id a\nb\n```\n")
     with pytest.raises(AssertionError, match=r"LIE\.md:1"):
         Reader(tmp_path).read(page)
+
+
+def test_architecture_md_has_the_current_modules() -> None:
+    page = module_map.PAGE.read_text("utf-8")
+    assert module_map.written(page) == page, "docs/ARCHITECTURE.md is behind the tree: run python -m tests.harness.module_map"
+    long = [line for line in page.splitlines() if line.startswith("| `") and len(line) > module_map.SENTENCE_CHARS_MAX]
+    assert long == [], "a module's first sentence fits into a table"
