@@ -328,7 +328,7 @@ def test_an_id_is_known_at_every_moment_of_its_cancel(tmp_path: Path) -> None:
     assert view is not None
     assert view.state == "cancelled"
     assert again() == [False]
-    assert engine.cancelled(topic, staged, 2) == {"a": "cancelled"}
+    assert engine.finish_cancel(topic, staged, 2) == {"a": "cancelled"}
     engine.tick(2_000_000)
     assert engine.reserve("t", "g", 10, 2_000_000).ids == []
     engine.close()

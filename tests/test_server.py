@@ -238,6 +238,15 @@ def test_cancelling(server: Server, topic: str) -> None:
     assert [message["id"] for message in left["messages"]] == ["m2", "m3", "m4", "m8", "m9"]
 
 
+def test_cancel_of_a_range_passes_over_sleeping_retries(server: Server, topic: str) -> None:
+    server.put(topic, {"body": 1, "id": "again"}, {"body": 2, "id": "new", "due_ms": FAR_MS})
+    assert [message["id"] for message in server.fetch(topic, wait=5)] == ["again"]
+    assert server.ack(topic, "-again", retry_delay=3600)["failed"] == 1
+    assert server.ok("POST", f"/v1/topics/{topic}/cancel", {"due_from_ms": 0}) == {"cancelled": 1, "missed": {}}
+    left = server.ok("GET", f"/v1/topics/{topic}/messages?state=sleep")
+    assert [message["id"] for message in left["messages"]] == ["again"]
+
+
 def test_browsing_and_forecast(server: Server, topic: str) -> None:
     server.put(topic, *({"body": i, "id": f"m{i}", "delay": 30 + 60 * i} for i in range(5)))
     first = server.ok("GET", f"/v1/topics/{topic}/messages?state=sleep&limit=2")

@@ -27,13 +27,12 @@ from typing import Any
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.data_folder import check_format, read_settings, take_clean_mark, write_settings
 from turtlemq.errors import (
-    Conflict,
     Corrupt,
     DiskFull,
     InvalidArgument,
     TurtleError,
     Unavailable,
-    UnknownMessage,
+    UnknownGroup,
     UnknownTopic,
 )
 from turtlemq.index.columns import as_batch
@@ -174,7 +173,7 @@ class Engine:
     def submit(self, topic: str, messages: Sequence[Message] | Batch, now_ms: int) -> Receipt:
         """Store messages: all or none, durable when this returns."""
         found, receipt = self.stage(topic, messages if isinstance(messages, Batch) else as_batch(messages), now_ms)
-        found.index.commit()
+        found.commit()
         self.changed(found, now_ms)
         return receipt
 
@@ -189,55 +188,38 @@ class Engine:
 
     def get(self, topic: str, id_: str) -> StoredMessage | None:
         """A message that sleeps, by its id."""
-        return self.topic(topic).index.get(id_)
+        return self.topic(topic).get(id_)
 
     def cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> dict[str, str]:
         """End messages that sleep or are ready and untouched, durably: cancelled, the state it is in, or unknown."""
         found, outcome = self.stage_cancel(topic, ids, now_ms)
-        found.index.commit()
-        return self.cancelled(found, outcome, now_ms)
+        found.commit()
+        return self.finish_cancel(found, outcome, now_ms)
 
     def stage_cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> tuple[Topic, dict[str, State]]:
         """The part of `cancel` before the commit."""
         found = self.topic(topic)
         return found, found.stage_cancel(ids, now_ms)
 
-    def cancelled(self, topic: Topic, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
+    def finish_cancel(self, topic: Topic, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
         """The part of `cancel` behind the commit: what did not sleep may be ready."""
         if self.topics.get(topic.name) is not topic:
             raise UnknownTopic(f"topic {topic.name!r} was deleted meanwhile")
-        out = topic.cancelled(outcome, now_ms)
+        out = topic.finish_cancel(outcome, now_ms)
         self.changed(topic, now_ms)
         return out
-
-    def cancel_range(self, topic: str, from_ms: int, to_ms: int, now_ms: int) -> int:
-        """End every sleeper due in [from_ms, to_ms] that came due for nobody yet: retries of a group are passed over. Returns how
-        many."""
-        count, cursor = 0, None
-        while True:
-            page, cursor = self.browse(topic, from_ms, to_ms, limit=1_000, cursor=cursor)
-            outcome = self.cancel(topic, [message.id for message in page if not message.group], now_ms)
-            count += sum(state == "cancelled" for state in outcome.values())
-            if cursor is None:
-                return count
 
     def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` or `headers`, durably."""
         found, message = self.stage_reschedule(topic, id_, now_ms, **changes)
-        found.index.commit()
+        found.commit()
         self.changed(found, now_ms)
         return message
 
     def stage_reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> tuple[Topic, StoredMessage]:
         """The part of `reschedule` before the commit."""
         found = self.topic(topic)
-        try:
-            return found, found.index.stage_reschedule(id_, now_ms, **changes)
-        except (Conflict, UnknownMessage):
-            known = found.message(id_)
-            if known is None:
-                raise
-            raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=known.state) from None
+        return found, found.stage_reschedule(id_, now_ms, **changes)
 
     # Consuming
 
@@ -255,7 +237,7 @@ class Engine:
         """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
         found = self.topic(topic)
         try:
-            out = found.broker.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+            out = found.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
         except BaseException:
             self._touched(found, now_ms)  # there may be leases already: they must end
             raise
@@ -275,14 +257,14 @@ class Engine:
     ) -> Acked:
         """A grouped list, `["MsgID1", "-MsgID2"]`: the first was handled, the second failed."""
         found = self.topic(topic)
-        out = found.broker.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
+        out = found.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
         self._touched(found, now_ms, None if out.failed or out.dead else group)
         return out
 
     def extend(self, topic: str, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
         """More time for messages in reserve: how many, and the ids that the group does not hold."""
         found = self.topic(topic)
-        out = found.broker.extend(group, ids, ttr_ms, now_ms)
+        out = found.extend(group, ids, ttr_ms, now_ms)
         self._touched(found, now_ms)
         return out
 
@@ -292,7 +274,7 @@ class Engine:
         """Messages that no consumer was told of come again at once, and their delivery does not count: how many, and the ids that
         the group does not hold. `ends`: of the leases under which they were held; others' are left alone."""
         found = self.topic(topic)
-        out = found.broker.give_back(group, ids, now_ms, ends)
+        out = found.give_back(group, ids, now_ms, ends)
         self._touched(found, now_ms)
         return out
 
@@ -300,21 +282,14 @@ class Engine:
         """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the
         ready offset where it stands."""
         found = self.topic(topic, create=True)
-        ready = found.broker.ready
-        if isinstance(start, int):
-            offset = ready.offset_at(start)
-        elif start in ("earliest", "latest"):
-            offset = ready.first_offset if start == "earliest" else ready.next_offset
-        else:
-            raise InvalidArgument(f"a group starts at earliest, latest or a time in epoch milliseconds, not {start!r}")
-        found.broker.move_group(names.check_group(group), offset, now_ms)
+        offset = found.move_group(names.check_group(group), start, now_ms)
         self._touched(found, now_ms)
         return offset
 
     def drop_group(self, topic: str, group: str, now_ms: int) -> None:
         """Forget a group, so that it holds nothing back."""
         found = self.topic(topic)
-        found.broker.forget(group, now_ms)
+        found.drop_group(group, now_ms)
         self._touched(found, now_ms)
 
     # Dead letters
@@ -349,11 +324,11 @@ class Engine:
         self, topic: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
     ) -> tuple[list[StoredMessage], str | None]:
         """Sleepers by due time, a page at a time."""
-        return self.topic(topic).index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
+        return self.topic(topic).sleepers(from_ms, to_ms, limit, cursor)
 
     def forecast(self, topic: str, now_ms: int, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:
         """How much comes due when, from the index alone."""
-        return self.topic(topic).index.forecast(now_ms, bucket_ms=bucket_ms, buckets=buckets)
+        return self.topic(topic).forecast(now_ms, bucket_ms, buckets)
 
     def stats(self, topic: str) -> TopicStats:
         """Figures of a topic, exact. O(segments + groups)."""
@@ -362,6 +337,13 @@ class Engine:
     def groups(self, topic: str) -> dict[str, GroupStats]:
         """Figures of every group of a topic."""
         return self.topic(topic).groups()
+
+    def group(self, topic: str, group: str) -> GroupStats:
+        """Figures of one group. Raises `UnknownGroup`."""
+        found = self.groups(topic).get(group)
+        if found is None:
+            raise UnknownGroup(f"there is no group {group!r}")
+        return found
 
     def message(self, topic: str, id_: str) -> MessageView | None:
         """One message wherever it is: its state, in every group, and what happened to it when."""
@@ -408,7 +390,7 @@ class Engine:
 
     def changed(self, topic: Topic, now_ms: int) -> None:
         """A topic got work: see that it is looked at in time."""
-        due_ms = topic.index.next_due()
+        due_ms = topic.next_due()
         self._wake_queue.schedule_earlier(
             topic.name, now_ms + MAINTENANCE_MS if due_ms is None else min(due_ms, now_ms + MAINTENANCE_MS)
         )

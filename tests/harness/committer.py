@@ -55,7 +55,7 @@ class Server:
     async def cancel(self, id_: str, now_ms: int = 0) -> str:
         found, staged = self.engine.stage_cancel("t", [id_], now_ms)
         await self.committer.landed(found)
-        return self.engine.cancelled(found, staged, now_ms)[id_]
+        return self.engine.finish_cancel(found, staged, now_ms)[id_]
 
     async def move(self, id_: str, due_ms: int) -> None:
         found, _ = self.engine.stage_reschedule("t", id_, 0, due_ms=due_ms)

@@ -39,10 +39,10 @@ class Committer:
     async def landed(self, topic: Topic, here: bool = False) -> None:
         """Returns when everything that was staged in a topic up to now is durable and visible; raises if it was not stored.
         With `here`, no thread is asked if nothing is under way: everybody else waits meanwhile."""
-        group = topic.index.pending
+        group = topic.pending_commit
         if group is None:
             return
-        if here and topic.index.take() is group:
+        if here and topic.take_commit() is group:
             start = perf_counter()
             group.run()
             self._publish(topic, group, perf_counter() - start)
@@ -71,7 +71,7 @@ class Committer:
 
     def _take(self, topic: Topic) -> None:
         self._soon.discard(topic)
-        group = topic.index.take()
+        group = topic.take_commit()
         if group is None:
             return
         ran = threading.Lock()
@@ -102,7 +102,7 @@ class Committer:
 
     def _publish(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         try:
-            topic.index.land(group)
+            topic.land_commit(group)
         except TurtleError:
             pass  # those who wait have heard of it
         self._loop.call_soon(self._tell, topic, group, seconds)  # behind those who were waiting: they are answered first

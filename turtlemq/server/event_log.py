@@ -83,7 +83,7 @@ class EventLog:
         for one in damage[known.damage :][:DAMAGE_MAX]:
             logs.error("damage", topic=name, file=one.file, position=one.position, length=one.length, reason=one.reason)
         known.damage = len(damage)
-        counters = topic.index.counters
+        counters = topic.totals()
         if counters.seals > known.seals:
             logs.info("sealed", topic=name, segments=counters.seals - known.seals)
         if counters.segments_dropped > known.segments_dropped:
@@ -95,17 +95,16 @@ class EventLog:
             counters.segments_dropped,
             counters.bytes_dropped,
         )
-        if topic.dead.dropped > known.dropped_dead:
-            logs.warning("dead_letters_dropped", topic=name, count=topic.dead.dropped - known.dropped_dead)
-            known.dropped_dead = topic.dead.dropped
+        if counters.dead_dropped > known.dropped_dead:
+            logs.warning("dead_letters_dropped", topic=name, count=counters.dead_dropped - known.dropped_dead)
+            known.dropped_dead = counters.dead_dropped
         for base in list(topic.unsealable)[known.unsealable :]:
             logs.error("seal_failed", topic=name, segment=base, error=topic.unsealable[base])
         known.unsealable = len(topic.unsealable)
-        for group in topic.broker.groups.values():
-            died = group.tally.dead
-            if died > known.dead.get(group.name, 0):
-                logs.warning("dead_letters", topic=name, group=group.name, count=died - known.dead.get(group.name, 0))
-            known.dead[group.name] = died
+        for group, tally in topic.tallies().items():
+            if tally.dead > known.dead.get(group, 0):
+                logs.warning("dead_letters", topic=name, group=group, count=tally.dead - known.dead.get(group, 0))
+            known.dead[group] = tally.dead
 
     def _stalled(self) -> None:
         lag = self._service.meter.lag

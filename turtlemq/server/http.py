@@ -246,7 +246,7 @@ def settings_of(request: web.Request, topic: str) -> Settings:
     """The settings of a topic, or those that it would have."""
     engine = engine_of(request)
     found = engine.topics.get(topic)
-    return engine.settings if found is None else found.broker.settings
+    return engine.settings if found is None else found.settings
 
 
 def throttle(request: web.Request, topic: str, count: int) -> None:
@@ -260,8 +260,8 @@ def group_of(request: web.Request, use: bool = False) -> str:
     """The group of the path, or the default one; with `use`, one that is there or for which there is room."""
     name = names.check_group(request.match_info.get("group", GROUP))
     topic = engine_of(request).topics.get(request.match_info["topic"]) if use else None
-    if topic is not None and name not in topic.broker.groups and len(topic.broker.groups) >= request.app[CONFIG].max_groups:
-        raise InvalidArgument(f"the topic has {len(topic.broker.groups):,} groups already, as many as max_groups allows")
+    if topic is not None and topic.group_count >= request.app[CONFIG].max_groups and not topic.has_group(name):
+        raise InvalidArgument(f"the topic has {topic.group_count:,} groups already, as many as max_groups allows")
     return name
 
 

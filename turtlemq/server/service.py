@@ -136,9 +136,9 @@ class Service:
             self._uncommitted -= size
 
     def _landed(self, topic: Topic) -> None:
-        if topic.index.stopped is not None and topic.name not in self._stopped:
+        if topic.stopped is not None and topic.name not in self._stopped:
             self._stopped.add(topic.name)
-            logs.error("topic_stopped", topic=topic.name, error=topic.index.stopped)
+            logs.error("topic_stopped", topic=topic.name, error=topic.stopped)
         if self._engine is not None and self._engine.topics.get(topic.name) is topic:
             self._engine.changed(topic, now_ms())
             self._tick_if_sooner(self._engine)
@@ -243,7 +243,7 @@ class Service:
 
     def _knows(self, want: Want) -> bool:
         """Is there this group already?"""
-        return want.group in self.engine.topic(want.topic).broker.groups
+        return self.engine.topic(want.topic).has_group(want.group)
 
     def give_back(self, want: Want, out: Reserved) -> None:
         """They come again at once, to whoever is there, and this was no attempt."""
@@ -269,7 +269,7 @@ class Service:
             self.waiting.pop(topic, None)
 
     def _reserve(self, want: Want) -> Reserved:
-        settings, now = self.engine.topic(want.topic).broker.settings, time.monotonic()
+        settings, now = self.engine.topic(want.topic).settings, time.monotonic()
         count = self.flow.room(want.topic, want.group, settings, want.count, now)
         if not count:
             return Reserved()
@@ -314,13 +314,10 @@ class Service:
         if found is None:
             return False
         clock = time.monotonic()
-        if pause := self.flow.pause(topic, name, found.broker.settings, clock):
+        if pause := self.flow.pause(topic, name, found.settings, clock):
             self._paused[topic] = min(self._paused.get(topic, math.inf), clock + pause)
             return False
-        group = found.broker.groups.get(name)
-        if group is None:
-            return found.broker.ready.next_offset > found.broker.ready.first_offset
-        return group.unfetched > 0 or (bool(group.waiting) and group.next_retry(now) is None)
+        return found.has_ready(name, now)
 
 
 def _time_is_up(future: asyncio.Future[Reserved]) -> None:

@@ -32,6 +32,24 @@ class TopicStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicTotals:
+    """Counters of a topic since it was opened."""
+
+    produced: int
+    duplicates: int
+    rescheduled: int
+    cancelled: int
+    handed_off: int
+    retried: int
+    moved: int  # by compaction
+    seals: int
+    segments_dropped: int
+    bytes_dropped: int
+    dead_requeued: int
+    dead_dropped: int  # by age or number
+
+
+@dataclass(frozen=True, slots=True)
 class GroupStats:
     """Figures of a group. `history` counts acknowledged deliveries; everything before `offset` is settled."""
 
@@ -65,6 +83,25 @@ def topic_stats(stores: Stores, oldest: bool = True) -> TopicStats:
         oldest_ready_ms=_oldest_ready(stores) if oldest and waiting else None,
         next_due_ms=index.next_due_ms,
         damaged=len(stores.damage()),
+    )
+
+
+def topic_totals(stores: Stores) -> TopicTotals:
+    """Counters of Index, Broker and dead letters, since the topic was opened."""
+    counters, dead_letters = stores.index.counters, stores.dead_letters
+    return TopicTotals(
+        produced=counters.appended,
+        duplicates=counters.duplicates,
+        rescheduled=counters.rescheduled,
+        cancelled=counters.cancelled + stores.broker.cancels,
+        handed_off=counters.handed_off,
+        retried=counters.retried,
+        moved=counters.moved,
+        seals=counters.seals,
+        segments_dropped=counters.segments_dropped,
+        bytes_dropped=counters.bytes_dropped,
+        dead_requeued=dead_letters.requeued,
+        dead_dropped=dead_letters.dropped,
     )
 
 

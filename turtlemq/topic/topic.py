@@ -16,11 +16,13 @@ from typing import Any
 from bson.int64 import Int64
 
 from turtlemq.broker.cancel import CANCELLED
+from turtlemq.broker.results import Acked, Reserved
 from turtlemq.broker.save import clean_mark
 from turtlemq.data_folder import logs
-from turtlemq.errors import DiskFull, TurtleError
-from turtlemq.histogram import Histogram
-from turtlemq.model import DUE_MS_MAX, Batch, Damage, Receipt, State
+from turtlemq.errors import Conflict, DiskFull, InvalidArgument, TurtleError, UnknownMessage
+from turtlemq.histogram import GroupTally, Histogram
+from turtlemq.index.writer import CommitGroup
+from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Receipt, State, StoredMessage
 from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
@@ -28,11 +30,11 @@ from turtlemq.storage.workers import Worker
 from turtlemq.topic import cancel, facts, listing, message_view, recover, requeue, stats
 from turtlemq.topic.check import check_topic
 from turtlemq.topic.checkpoints import Checkpoints
-from turtlemq.topic.dead_letters import DeadLetter
+from turtlemq.topic.dead_letters import DeadLetter, DeadLetters
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance, Retention
 from turtlemq.topic.message_view import MessageView
-from turtlemq.topic.stats import GroupStats, TopicStats
+from turtlemq.topic.stats import GroupStats, TopicStats, TopicTotals
 from turtlemq.topic.stores import Stores
 
 
@@ -98,7 +100,7 @@ class Topic:
             return
         self._checkpoints.due_soon(now_ms)
 
-    def cancelled(self, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
+    def finish_cancel(self, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
         """Finish a cancel after its commit: messages that did not sleep are cancelled if they are ready, or wait for another
         attempt, in every group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`."""
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
@@ -108,7 +110,103 @@ class Topic:
         self._maintenance.due_soon(now_ms)
         return out | answers
 
+    def stage_reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
+        """Give a sleeper another due time (`due_ms`), `body` or `headers` with the next commit."""
+        try:
+            return self.index.stage_reschedule(id_, now_ms, **changes)
+        except (Conflict, UnknownMessage):
+            known = self.message(id_)
+            if known is None:
+                raise
+            raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=known.state) from None
+
+    def commit(self) -> None:
+        """Make everything staged durable and visible. Raises if that failed."""
+        self.index.commit()
+
+    @property
+    def pending_commit(self) -> CommitGroup | None:
+        """The last group that is not durable yet: when it has landed, so has everything staged up to now."""
+        return self.index.pending
+
+    def take_commit(self) -> CommitGroup | None:
+        """The staged group, to be run by a committer and then landed; None while another one is under way."""
+        return self.index.take()
+
+    def land_commit(self, group: CommitGroup) -> None:
+        """Publish a group that was taken and has run, or drop it and raise the cause."""
+        self.index.land(group)
+
+    # Consuming. Every method journals, so `sync_soon` must follow.
+
+    def reserve(
+        self, group: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
+    ) -> Reserved:
+        """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
+        return self.broker.reserve(group, count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+
+    def ack(self, group: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
+        """Settle messages (`id`), or report them as failed (`-id`)."""
+        return self.broker.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
+
+    def extend(self, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
+        """Extend leases to `ttr_ms` from now. Returns how many, and the ids that the group does not hold."""
+        return self.broker.extend(group, ids, ttr_ms, now_ms)
+
+    def give_back(
+        self, group: str, ids: Sequence[str], now_ms: int, until_ms: Sequence[int] | None = None
+    ) -> tuple[int, list[str]]:
+        """Undo a delivery that no consumer has seen. Returns how many, and the ids that the group does not hold. `until_ms`: the
+        ends of the leases to undo; messages that are held under another lease by now are left alone."""
+        return self.broker.give_back(group, ids, now_ms, until_ms)
+
+    def move_group(self, group: str, start: str | int, now_ms: int) -> int:
+        """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the ready
+        offset where it stands."""
+        ready = self.broker.ready
+        if isinstance(start, int):
+            offset = ready.offset_at(start)
+        elif start in ("earliest", "latest"):
+            offset = ready.first_offset if start == "earliest" else ready.next_offset
+        else:
+            raise InvalidArgument(f"a group starts at earliest, latest or a time in epoch milliseconds, not {start!r}")
+        self.broker.move_group(group, offset, now_ms)
+        return offset
+
+    def drop_group(self, group: str, now_ms: int) -> None:
+        """Forget a group, so that it holds nothing back."""
+        self.broker.forget(group, now_ms)
+
+    def has_group(self, name: str) -> bool:
+        return name in self.broker.groups
+
+    @property
+    def group_count(self) -> int:
+        return len(self.broker.groups)
+
+    def has_ready(self, name: str, now_ms: int) -> bool:
+        """Would a fetch of a group bring anything? O(1)."""
+        group = self.broker.groups.get(name)
+        if group is None:
+            return self.broker.ready.next_offset > self.broker.ready.first_offset
+        return group.unfetched > 0 or (bool(group.waiting) and group.next_retry(now_ms) is None)
+
     # Dead letters
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """For looking only: `requeue` and `delete_dead` journal what they do."""
+        return self.stores.dead_letters
+
+    def letters_of(self, id_: str, group: str | None = None) -> list[DeadLetter]:
+        """The dead letters of a message: of one group, or of all."""
+        names = self.broker.groups_with_dead_letters if group is None else [group]
+        return [letter for name in names if (letter := self.dead_letters.get(name, id_)) is not None]
+
+    @property
+    def dead_group_count(self) -> int:
+        """The number of groups that have dead letters; they may be gone themselves."""
+        return len(self.broker.groups_with_dead_letters)
 
     def requeue(
         self, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
@@ -133,6 +231,32 @@ class Topic:
     def groups(self) -> dict[str, GroupStats]:
         """Figures of every group."""
         return stats.group_stats(self.stores)
+
+    def tallies(self) -> dict[str, GroupTally]:
+        """What happened in every group since the topic was opened."""
+        return {name: group.tally for name, group in self.broker.groups.items()}
+
+    def totals(self) -> TopicTotals:
+        """What happened since the topic was opened."""
+        return stats.topic_totals(self.stores)
+
+    @property
+    def activity(self) -> int:
+        """How much has happened since the topic was opened, plus the sleepers: for ranking topics."""
+        counters = self.index.counters
+        return counters.appended + counters.handed_off + self.index.stats().sleep
+
+    def get(self, id_: str) -> StoredMessage | None:
+        """A message that sleeps."""
+        return self.index.get(id_)
+
+    def sleepers(self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None) -> tuple[list[StoredMessage], str | None]:
+        """Sleepers by due time, a page at a time."""
+        return self.index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
+
+    def forecast(self, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
+        """How many messages come due when, from the index alone."""
+        return self.index.forecast(now_ms, bucket_ms=bucket_ms, buckets=buckets)
 
     def message(self, id_: str) -> MessageView | None:
         """One message wherever it is: its state, in every group, and its history."""
@@ -161,6 +285,16 @@ class Topic:
     def lateness(self) -> Histogram:
         """Delays of handoffs, in ms."""
         return self._handoff.lateness
+
+    @property
+    def wait(self) -> Histogram:
+        """Times from ready to the first delivery, in ms, over all groups."""
+        return self.broker.wait
+
+    @property
+    def unsynced_handoffs(self) -> int:
+        """Documents of the ready log that a power cut could take; their messages would come due again."""
+        return self.broker.ready.next_offset - self.broker.ready.durable_offset
 
     @property
     def unsealable(self) -> dict[int, str]:
@@ -203,6 +337,10 @@ class Topic:
         if handed:
             self._checkpoints.due_soon(now_ms)
         return None
+
+    def next_due(self) -> int | None:
+        """When the next sleeper comes due. O(1)."""
+        return self.index.next_due()
 
     def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
         """When `tick` may have something to do: due messages, checkpoints, maintenance, ends of leases and back-offs; with

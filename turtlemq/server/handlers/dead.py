@@ -68,7 +68,7 @@ async def pages(request: web.Request, topic: str, asked: Filter) -> AsyncIterato
     """All that match, in the order in which they died. Read without the filter, for one that seldom matches would hold all up."""
     cursor: str | None = None
     while True:
-        found, cursor = engine_of(request).topic(topic).dead.page(Filter(None, asked.from_ms, asked.to_ms), PAGE, cursor)
+        found, cursor = engine_of(request).topic(topic).dead_letters.page(Filter(None, asked.from_ms, asked.to_ms), PAGE, cursor)
         yield [one for one in found if asked.matches(one)]
         if cursor is None:
             return
@@ -79,7 +79,7 @@ async def list_dead(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/dead"""
     topic, asked = topic_of(request), query(request, Page)
     request.app[SERVICE].flow.answers.refuse_if_full()
-    found, cursor = engine_of(request).topic(topic).dead.page(_filter(asked), asked.limit, asked.cursor)
+    found, cursor = engine_of(request).topic(topic).dead_letters.page(_filter(asked), asked.limit, asked.cursor)
     return answer({"messages": [letter(one) for one in found], "cursor": cursor})
 
 
@@ -135,8 +135,7 @@ async def _named(
 ) -> AsyncIterator[list[DeadLetter]]:
     for at in range(0, len(ids), PAGE):
         found = engine_of(request).topic(topic)
-        groups = found.broker.groups_with_dead_letters if group is None else [group]
-        letters = {id_: [one for name in groups if (one := found.dead.get(name, id_))] for id_ in ids[at : at + PAGE]}
+        letters = {id_: found.letters_of(id_, group) for id_ in ids[at : at + PAGE]}
         unknown += [id_ for id_, some in letters.items() if not some]
         yield [one for some in letters.values() for one in some]
         await asyncio.sleep(0)
@@ -151,9 +150,9 @@ async def requeue(request: web.Request) -> web.Response:
     unknown, count = list[str](), 0
     letters = _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
-    most = min(
-        len(found.dead), len(found.dead) if asked.ids is None else len(asked.ids) * len(found.broker.groups_with_dead_letters)
-    )
+    most = len(found.dead_letters)
+    if asked.ids is not None:
+        most = min(most, len(asked.ids) * found.dead_group_count)
     if not 0 <= start + (most / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
         raise InvalidFireAt("the last of them would be due after May 2109, or the first before 1970")
     async for some in letters:

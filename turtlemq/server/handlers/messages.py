@@ -236,7 +236,7 @@ async def extend(request: web.Request) -> web.Response:
     topic, group = topic_of(request), group_of(request)
     asked = await read_as(request, Extend)
     engine = engine_of(request)
-    ttr_ms = engine.topic(topic).broker.settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
+    ttr_ms = engine.topic(topic).settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
     extended, unknown = engine.extend(topic, group, asked.ids, ttr_ms, now_ms())
     request.app[SERVICE].tick_soon()
     return answer({"extended": extended, "unknown": unknown})
@@ -314,7 +314,7 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         engine = service.engine
         found, staged = engine.stage_cancel(topic, ids[at : at + PAGE], now_ms())
         await service.landed(found)
-        outcome |= engine.cancelled(found, staged, now_ms())
+        outcome |= engine.finish_cancel(found, staged, now_ms())
     service.serve_waiters_soon()
     missed = {id_: "cancelled" if state == CANCELLED_BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
     return len(outcome) - len(missed), missed
@@ -349,7 +349,7 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
         page, cursor = engine.browse(topic, first, last, PAGE, cursor)
         found, staged = engine.stage_cancel(topic, [m.id for m in page if not m.group], now_ms())
         await request.app[SERVICE].landed(found)
-        outcome = engine.cancelled(found, staged, now_ms())
+        outcome = engine.finish_cancel(found, staged, now_ms())
         count += sum(state == "cancelled" for state in outcome.values())
         if cursor is None:
             return count

@@ -121,7 +121,7 @@ async def status(request: web.Request) -> web.Response:
     rows = await in_slices(_topic(engine, name, now) for name in names if name in engine.topics)
     meter, found = service.meter, [engine.topics[name] for name in visible if name in engine.topics]
     nothing = Histogram(LATENESS_MS)
-    late, wait = nothing.merge(topic.lateness for topic in found), nothing.merge(topic.broker.wait for topic in found)
+    late, wait = nothing.merge(topic.lateness for topic in found), nothing.merge(topic.wait for topic in found)
     return answer(
         Status(
             version=__version__,

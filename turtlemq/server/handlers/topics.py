@@ -37,7 +37,7 @@ def describe(engine: Engine, topic: str) -> dict[str, Any]:
     """A topic with its settings and figures."""
     return {
         "topic": topic,
-        "settings": to_nested(engine.topic(topic).index.settings),
+        "settings": to_nested(engine.topic(topic).settings),
         "stats": engine.stats(topic),
         "groups": engine.groups(topic),
     }
@@ -95,7 +95,7 @@ async def put_group(request: web.Request) -> web.Response:
     start = (await read_as(request, GroupStart)).start
     topic, group = topic_of(request, use=True), group_of(request, use=True)  # others may have made or deleted some since
     engine = engine_of(request)
-    known = topic in engine.topics and group in engine.topics[topic].broker.groups
+    known = topic in engine.topics and engine.topics[topic].has_group(group)
     if start is not None or not known:
         engine.move_group(topic, group, start.ready_ms if isinstance(start, At) else start or "earliest", now_ms())
         request.app[SERVICE].serve_waiters_soon()
@@ -105,9 +105,7 @@ async def put_group(request: web.Request) -> web.Response:
 async def get_group(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/groups/{group}"""
     topic, group = topic_of(request), group_of(request)
-    engine = engine_of(request)
-    engine.topic(topic).broker.group(group, now_ms(), create=False)
-    return answer({"topic": topic, "group": group, "stats": engine.groups(topic)[group]})
+    return answer({"topic": topic, "group": group, "stats": engine_of(request).group(topic, group)})
 
 
 async def drop_group(request: web.Request) -> web.Response:
