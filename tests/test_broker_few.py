@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turtlemq.broker import group as groups
+from turtlemq import small_batches
 from turtlemq.broker import ready_cache
 from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.broker.ready_cache import Recent
@@ -27,15 +27,14 @@ from turtlemq.settings import Settings
 SMALL = Settings(
     segment_bytes=8192, run_messages=16, max_attempts=3, ttr_ms=50, backoff_base_ms=10, max_in_flight=40, beat_ms=100
 )
-FEW = f.FEW
+FEW = small_batches.DOCUMENTS
 
 
 @contextmanager
 def few(count: int) -> Iterator[None]:
     """Arrays are used from this many messages on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f, "FEW", count)
-        patch.setattr(groups, "FEW", count)
+        patch.setattr(small_batches, "DOCUMENTS", count)
         yield
 
 

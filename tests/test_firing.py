@@ -17,7 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.harness.index_world import SMALL, World, abandon, documents
-from turtlemq.index import firing, firing_small
+from turtlemq import small_batches
+from turtlemq.index import firing
+from turtlemq.index.firing_small import SmallBatch
 from turtlemq.index.index import Index
 from turtlemq.index.parts import Singles, SinglesCursor
 from turtlemq.model import ORDINAL_BITS, Batch, Damage, Due
@@ -31,11 +33,11 @@ NEVER = -1
 @contextmanager
 def up_to(count: int) -> Iterator[None]:
     """So many are a few."""
-    before, firing_small.FEW = firing_small.FEW, count
+    before, small_batches.HANDOFF = small_batches.HANDOFF, count
     try:
         yield
     finally:
-        firing_small.FEW = before
+        small_batches.HANDOFF = before
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def told(due: Due | None) -> Any:
 def both(index: Index, now: int, **limits: int) -> tuple[Due | None, list[Damage]]:
     """What is due, found in both ways and compared, and the damage that was met."""
     found, shelf = [], index._segments
-    for count in (NEVER, firing_small.FEW, NEVER):  # the first may mend a table
+    for count in (NEVER, small_batches.HANDOFF, NEVER):  # the first may mend a table
         shelf._damaged.clear()
         shelf.counters.damage.clear()
         with up_to(count):
@@ -92,9 +94,9 @@ def test_single_keys_fire_from_the_list_that_gathers_them(world: World) -> None:
     memtable = world.index._segments.memtable
     (cursor,) = world.index._segments.due_cursors(5)
     assert isinstance(cursor, SinglesCursor)
-    assert taken_as(world.index, 5) is firing_small.SmallBatch
+    assert taken_as(world.index, 5) is SmallBatch
     assert drained(world.index, 5) == ["b", "a"]
-    assert (len(memtable.small), memtable.cursors, memtable.live, world.index.next_due()) == (1, [], 1, 9)
+    assert (len(memtable.single_keys), memtable.cursors, memtable.live, world.index.next_due()) == (1, [], 1, 9)
 
 
 def test_what_is_appended_between_due_and_advance_is_not_lost(world: World) -> None:
@@ -130,7 +132,7 @@ def test_equal_due_times_of_all_cursors_come_in_order_of_arrival(world: World) -
     world.seal(world.closed[0])
     world.adopt()
     assert len(world.index._segments.due_cursors(5)) == 3
-    assert taken_as(world.index, 5) is firing_small.SmallBatch
+    assert taken_as(world.index, 5) is SmallBatch
     assert drained(world.index, 5, count_max=5) == wanted
 
 
@@ -142,7 +144,7 @@ def test_copies_that_compaction_made_keep_their_places(world: World) -> None:
     due, _ = both(world.index, 5)
     assert due is not None
     assert [bool(document.flags & f.MOVED) for document in documents(due)].count(True) == 2
-    assert taken_as(world.index, 5) is firing_small.SmallBatch
+    assert taken_as(world.index, 5) is SmallBatch
     assert [document.id for document in documents(due)] == ["a", "b", "later", "c", "d"]
 
 
@@ -209,11 +211,11 @@ def test_no_byte_of_a_document_may_change(world: World) -> None:
 
 
 def test_more_than_a_few_go_as_arrays(world: World) -> None:
-    world.append(Batch([b"x"] * (firing_small.FEW + 1), [1] * firing_small.FEW + [2]), 0)
-    assert taken_as(world.index, 1) is firing_small.SmallBatch
-    assert taken_as(world.index, 2) is not firing_small.SmallBatch
-    assert firing_small.FEW < 64, "a slice of `firing._merge` holds at least so many"
-    assert len(drained(world.index, 2)) == firing_small.FEW + 1
+    world.append(Batch([b"x"] * (small_batches.HANDOFF + 1), [1] * small_batches.HANDOFF + [2]), 0)
+    assert taken_as(world.index, 1) is SmallBatch
+    assert taken_as(world.index, 2) is not SmallBatch
+    assert small_batches.HANDOFF < 64, "a slice of `firing._merge` holds at least so many"
+    assert len(drained(world.index, 2)) == small_batches.HANDOFF + 1
 
 
 @given(st.lists(st.integers(0, 99)), st.lists(st.integers(0, 99)))

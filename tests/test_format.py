@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turtlemq import small_batches
 from turtlemq.errors import Corrupt, NewerFormat, NotOurs, TooLarge
 from turtlemq.model import DUE_MS_MAX, ID_BYTES_MAX, ORDINAL_BITS, SEQ_COUNTER_BITS, SEQ_MAX, TTR_MS_MAX, Receipt
 from turtlemq.segment import format as f
@@ -123,7 +124,7 @@ def test_any_bson_tool_reads_every_document(given_: list[dict[str, Any]], first_
 
 
 def test_ids_and_times_at_their_limits_fit() -> None:
-    for count in (1, f.FEW):
+    for count in (1, small_batches.DOCUMENTS):
         ids = [("\U0001f422" * (ID_BYTES_MAX // 4)).encode()] * count
         data, _ = f.encode(ids, [b""] * count, [DUE_MS_MAX] * count, SEQ_MAX - count, TTR_MS_MAX, [f.USER_FLAGS] * count)
         found = scan(bytes(data), 0, len(data))
@@ -139,7 +140,7 @@ def test_headers_that_look_like_a_reference_stay_headers(headers: dict[str, str]
     assert f.decode(bytes(data)).headers == headers
 
 
-@pytest.mark.parametrize("count", [1, f.FEW])
+@pytest.mark.parametrize("count", [1, small_batches.DOCUMENTS])
 def test_a_document_that_no_scan_would_accept_is_not_written(count: int) -> None:
     bodies = [b""] * (count - 1) + [bytes(f.DOCUMENT_BYTES_MAX)]
     with pytest.raises(TooLarge, match="at most 16,777,216 bytes with all its fields, this one 16,777,290"):
@@ -151,7 +152,7 @@ def test_a_document_that_no_scan_would_accept_is_not_written(count: int) -> None
 
 @st.composite
 def columns(draw: st.DrawFn) -> tuple[list[bytes], list[bytes], list[int], list[int], list[int]]:
-    count = draw(st.integers(f.FEW, 3 * f.FEW))
+    count = draw(st.integers(small_batches.DOCUMENTS, 3 * small_batches.DOCUMENTS))
     width = draw(st.integers(1, 12))
     ids = st.binary(min_size=width, max_size=width) if draw(st.booleans()) else st.binary(min_size=1, max_size=20)
 
@@ -162,7 +163,7 @@ def columns(draw: st.DrawFn) -> tuple[list[bytes], list[bytes], list[int], list[
     return many(ids), many(st.binary(max_size=40)), many(dues), ttr, many(st.integers(0, (1 << 32) - 1))
 
 
-@given(columns(), seqs, st.integers(1, f.FEW - 1))
+@given(columns(), seqs, st.integers(1, small_batches.DOCUMENTS - 1))
 @settings(steady, max_examples=40)
 def test_many_encoded_at_once_are_few_encoded_one_after_the_other(
     given_: tuple[list[bytes], list[bytes], list[int], list[int], list[int]], first_seq: int, step: int
@@ -180,7 +181,7 @@ def test_many_encoded_at_once_are_few_encoded_one_after_the_other(
     assert list(lengths) == few_lengths
 
 
-@pytest.mark.parametrize("count", [1, f.FEW - 1, f.FEW, 100])
+@pytest.mark.parametrize("count", [1, small_batches.DOCUMENTS - 1, small_batches.DOCUMENTS, 100])
 def test_a_matrix_of_ids_is_a_list_of_ids(count: int) -> None:
     rows = server_id_rows(7, count)
     listed = [bytes(row) for row in rows]
@@ -191,7 +192,7 @@ def test_a_matrix_of_ids_is_a_list_of_ids(count: int) -> None:
 # ── ids that the server gives ────────────────────────────────────────────────────────────────────────────
 
 
-@given(seqs, st.integers(1, 3 * f.FEW))
+@given(seqs, st.integers(1, 3 * small_batches.DOCUMENTS))
 @steady
 def test_server_ids_name_their_seqs_and_sort_like_them(first: int, count: int) -> None:
     ids, rows = server_ids(first, count), server_id_rows(first, count)

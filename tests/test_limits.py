@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turtlemq import small_batches
 from turtlemq.engine import Engine
 from turtlemq.errors import (
     Conflict,
@@ -150,12 +151,12 @@ ITEMS: list[Bad] = [
 
 
 def swallowed(item: Bad, count: int) -> bool:
-    return count >= f.FEW and isinstance(item.bad, bool | np.bool_) and item.column != "ids"
+    return count >= small_batches.DOCUMENTS and isinstance(item.bad, bool | np.bool_) and item.column != "ids"
 
 
 CASES = [
     pytest.param(item, count, id=f"{item.column}-{item.bad!r:.20}-of-{count}")
-    for count in (2, f.FEW)
+    for count in (2, small_batches.DOCUMENTS)
     for item in ITEMS
     if not swallowed(item, count)
 ]
@@ -176,9 +177,9 @@ def test_a_bad_item_is_named_and_nothing_changes(index: Index, item: Bad, count:
 @pytest.mark.parametrize("bad", [True, False, np.True_])
 @pytest.mark.parametrize("column", ["due_ms", "ttr_ms", "flags", "expires_ms"])
 def test_a_bool_among_many_numbers_is_none(fresh: Index, column: str, bad: bool) -> None:
-    values, at = spoiled(1, bad, f.FEW)
+    values, at = spoiled(1, bad, small_batches.DOCUMENTS)
     with Unchanged(fresh), pytest.raises(TurtleError, match=f"^message {at}: {column} is a whole number"):
-        fresh.append(batch(f.FEW, **{column: values}), 2)
+        fresh.append(batch(small_batches.DOCUMENTS, **{column: values}), 2)
 
 
 # ── whole batches ────────────────────────────────────────────────────────────────────────────────────────

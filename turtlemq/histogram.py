@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.model import I64
 
-FEW = 32  # below this a loop is quicker than arrays
 LATENESS_MS = (1, 2, 3, 4, 5, 7, 10, 15, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
 
 
@@ -45,7 +45,7 @@ class Histogram:
 
     def add_many(self, values: I64) -> None:
         """A batch of values."""
-        if len(values) < FEW:
+        if len(values) < small_batches.HISTOGRAM:
             for value in values.tolist():
                 self.add(value)
             return

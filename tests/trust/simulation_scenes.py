@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.trust.simulation_auditor import Fetch
 from tests.trust.simulation_review import Review
-from turtlemq.index.firing_small import FEW
+from turtlemq import small_batches
 from turtlemq.topic.maintenance import MAINTENANCE_MS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def crowd(story: Story, name: str, audit: Review) -> None:
     """Many are due at one moment, some right before and behind it, and the clock stands at each of these."""
     chance = story.chance
     due = story.now + chance.choice([2, 300, 3_000])
-    dues = [*[due] * (FEW + chance.randint(1, 15)), due - 1, due + 1, due + 1]
+    dues = [*[due] * (small_batches.HANDOFF + chance.randint(1, 15)), due - 1, due + 1, due + 1]
     chance.shuffle(dues)
     batch = story.compose(dues, [0, 10])
     story.send(name, audit, batch)

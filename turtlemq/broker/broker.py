@@ -16,6 +16,7 @@ import numpy as np
 from bson.int64 import Int64
 from sortedcontainers import SortedSet
 
+from turtlemq import small_batches
 from turtlemq.broker import delivery, failures
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.failures import EndedDelivery
@@ -205,7 +206,7 @@ class Broker:
 
     def _lease(self, group: Group, held: MessageColumns, until: I64, consumer: str, now_ms: int) -> list[Lease]:
         """A lease for all of them, or one for each moment at which some end."""
-        few = len(held) < f.FEW
+        few = len(held) < small_batches.DOCUMENTS
         one = not few and bool((until == until[0]).all())
         moments = [int(until[0])] if one else sorted(set(until.tolist())) if few else np.unique(until).tolist()
         made = []

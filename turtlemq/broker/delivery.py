@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.broker.group import LEVELS, Group, MessageColumns, Waiting
 from turtlemq.broker.policy import shares
 from turtlemq.broker.ready_log import ReadyLog
@@ -111,7 +112,7 @@ def _pick_few(ready: ReadyLog, group: Group, cancelled: Set[int], count: int, no
     None: it is not so."""
     cursor = max(group.cursors[_NORMAL], ready.first_offset)
     end = min(cursor + count, ready.next_offset)
-    if end - cursor >= f.FEW or group.has_due_retries(now_ms):
+    if end - cursor >= small_batches.DOCUMENTS or group.has_due_retries(now_ms):
         return None
     picked = Picked(dict.fromkeys(_LEVELS, end), dict(group.credits), [])
     if end == cursor:

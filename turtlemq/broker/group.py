@@ -14,9 +14,9 @@ from itertools import repeat
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.histogram import GroupTally
 from turtlemq.model import I64, Mask, Priority
-from turtlemq.segment.format import FEW
 
 LEVELS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 _SLOT_BITS = 20  # a fetch hands out at most a million messages
@@ -183,7 +183,7 @@ class Group:
             return [], []
         if (whole := self.whole(ids)) is not None:
             return [whole], []
-        if len(ids) < FEW and (few := self._seek_few(ids)):
+        if len(ids) < small_batches.DOCUMENTS and (few := self._seek_few(ids)):
             return few, []
         found = np.fromiter(map(self.ids.get, ids, repeat(-1)), np.int64, len(ids))
         number = int(found[0]) >> _SLOT_BITS

@@ -19,6 +19,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.broker.ready_batches import encode_head, read_batches
 from turtlemq.broker.ready_cache import Recent
 from turtlemq.broker.ready_tail import Rows, Tail, owner
@@ -34,7 +35,6 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 KIND = "ready"
-_FEW_BYTES_MAX = 1 << 20
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -106,7 +106,7 @@ class ReadyLog(log.Stoppable):
         first = self.next_offset
         self._last_batch = (self.tail.count, segment.size)
         self.tail.add(segment.size + len(head), ready_ms, raw, starts, hashes)
-        if 0 < len(starts) < f.FEW:
+        if 0 < len(starts) < small_batches.DOCUMENTS:
             self.recent.add(first, ready_ms, raw, starts.tolist())
         segment.size += len(head) + len(raw)
         self.tail.end = segment.size
@@ -259,9 +259,9 @@ class ReadyLog(log.Stoppable):
         if found is not None or first < tail_first:
             return found
         places, times = self.tail.few(first - tail_first, last - tail_first)
-        if places[-1][1] - places[0][0] > _FEW_BYTES_MAX:
+        if places[-1][1] - places[0][0] > small_batches.READ_BYTES:
             return None
-        read = log.read_few(self.door, self.segments[-1].path, places)
+        read = log.read_small(self.door, self.segments[-1].path, places)
         found = [
             (one[3], ready_ms) for one, ready_ms in zip(read, times, strict=True) if one is not None and not one[2] & f.HANDOFF
         ]

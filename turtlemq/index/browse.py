@@ -94,9 +94,9 @@ def parse_cursor(cursor: str | None) -> tuple[int, int]:
 
 
 def _cursors(part: Part) -> list[Cursor]:
-    if not isinstance(part, Memtable) or not part.small:
+    if not isinstance(part, Memtable) or not part.single_keys:
         return part.cursors
-    return [*part.cursors, Cursor(part, Array(np.array(list(part.small), np.uint64)), part.first_seq)]
+    return [*part.cursors, Cursor(part, Array(np.array(list(part.single_keys), np.uint64)), part.first_seq)]
 
 
 def forecast(shelf: Segments, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:

@@ -86,7 +86,7 @@ def _check_segment(shelf: Segments, segment: Segment, found: Scan, ended: I64) -
             yield f"{shelf.topic}/{error}"
             continue
         if isinstance(part, Memtable):
-            keys.append(np.array(list(part.small), np.uint64))
+            keys.append(np.array(list(part.single_keys), np.uint64))
         joined = np.concatenate(keys) if keys else np.empty(0, np.uint64)
         ordinals = f.key_ordinals(joined)
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.index.parts import Part
 from turtlemq.model import I64, U8, U32, U64, Batch, Message, State, StoredMessage
 from turtlemq.segment import format as f
@@ -94,7 +95,7 @@ def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, fresh:
         every, given = every | given, None
     elif given is not None and count < len(batch.bodies):
         given = [given[i] for i in fresh]
-    if count < f.FEW:
+    if count < small_batches.DOCUMENTS:
         flags: Any = [every] * count if given is None else [flag | every for flag in given]
     else:
         flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
@@ -104,7 +105,7 @@ def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, fresh:
     if _has(batch.expires_ms) or _has(batch.headers):
         flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
         extras = [_extras(batch, i) for i in fresh]
-    if count >= f.FEW:
+    if count >= small_batches.DOCUMENTS:
         flags = np.asarray(flags, np.uint32)
     flags[-1] ^= f.CONTINUES
     ids, bodies, due_ms, ttr_ms, hashes = columns
@@ -144,7 +145,7 @@ def number_column(values: list[int]) -> list[int] | I64:
 
 def may_repeat(raw: list[bytes], hashes: U64) -> bool:
     """May two of these ids be equal? For many, equal hashes decide: sorting them costs a fifth of a set of the ids."""
-    if len(raw) < f.FEW:
+    if len(raw) < small_batches.DOCUMENTS:
         return len(set(raw)) < len(raw)
     ordered = np.sort(hashes)
     return bool((ordered[1:] == ordered[:-1]).any())

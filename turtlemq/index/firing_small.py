@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.index.parts import Cursor, Part
 from turtlemq.index.segments import Segments
 from turtlemq.model import I64, ORDINAL_BITS, Damage
@@ -17,7 +18,6 @@ from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.table import Damaged
 
-FEW = 60  # 3 µs a document here, while arrays cost 150 µs whatever their size; and fewer than `firing` takes from any cursor
 _PEEK = 8
 _ORDINAL = (1 << ORDINAL_BITS) - 1
 _NOTHING = (0, -1, 0, b"")  # in the place of a document that is cancelled or damaged
@@ -29,9 +29,9 @@ def small_keys(cursors: Sequence[Cursor], limit: int) -> list[tuple[int, int, in
     for i, cursor in enumerate(cursors):
         keys = cursor.following(_PEEK)
         if len(keys) == _PEEK and keys[-1] < limit:
-            keys = cursor.following(FEW + 1)
+            keys = cursor.following(small_batches.HANDOFF + 1)
         del keys[bisect_left(keys, limit) :]
-        if len(found) + len(keys) > FEW:
+        if len(found) + len(keys) > small_batches.HANDOFF:
             return None
         found += [(key >> ORDINAL_BITS, i, key & _ORDINAL) for key in keys]
     if len(cursors) > 1:
@@ -81,7 +81,7 @@ class SmallBatch:
     def _read(self, shelf: Segments, part: Part, places: dict[int, tuple[int, int]]) -> None:
         """Those of one cursor."""
         odd, stray, before = False, False, _NOTHING
-        for i, document in zip(places, log.read_few(shelf.door, part.path, list(places.values())), strict=True):
+        for i, document in zip(places, log.read_small(shelf.door, part.path, list(places.values())), strict=True):
             if document is not None:
                 self.documents[i] = document
                 odd |= document[0] != self.due_ms[i]

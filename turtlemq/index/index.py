@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 import xxhash
 
-from turtlemq import lifecycle
+from turtlemq import lifecycle, small_batches
 from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
 from turtlemq.index import build, check, firing, repair
 from turtlemq.index.browse import browse, forecast
@@ -161,13 +161,13 @@ class Index:
         """The part of `append` before the commit: check everything, find duplicates, encode. `held` tells which ids are known
         elsewhere."""
         count = len(batch.bodies)
-        if count >= f.FEW and isinstance(batch.due_ms, list):
+        if count >= small_batches.DOCUMENTS and isinstance(batch.due_ms, list):
             batch = replace(batch, due_ms=number_column(batch.due_ms))
         check_batch(batch)
         seq = self._writer.next_seq(now_ms)
         if batch.ids is None:
-            given: Any = server_id_rows(seq, count) if count >= f.FEW else server_ids(seq, count)
-            raw_ids: Any = given if count >= f.FEW else [id_.encode() for id_ in given]
+            given: Any = server_id_rows(seq, count) if count >= small_batches.DOCUMENTS else server_ids(seq, count)
+            raw_ids: Any = given if count >= small_batches.DOCUMENTS else [id_.encode() for id_ in given]
             self._writer.stage(batch_columns(batch, raw_ids, None), seq)
             return Receipt(given, [True] * count)
         self._filters.tend(self._writer.flusher)

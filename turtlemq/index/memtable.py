@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.index.parts import Array, Cursor, IdQuery, Part, Singles, SinglesCursor
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
@@ -20,7 +21,6 @@ from turtlemq.storage.door import Door
 
 _MERGED_MAX = 1 << 15  # keys of a run that is merged no more: whoever publishes would wait for it
 _ROOM = 64  # documents at first, then four times as many: every topic has two of these, and there may be thousands
-_SMALL_MAX = 512  # single keys gathered before they become a run: insort 0.3 µs, a run 20 µs
 
 
 class Memtable(Part):
@@ -31,7 +31,7 @@ class Memtable(Part):
         self.count = 0
         self.first_seq, self.last_seq, self.ended_by = next_seq, next_seq - 1, next_seq - 1  # what ends others comes after them
         self.cursors: list[Cursor] = []
-        self.small: list[int] = []  # newer than what is in `cursors`
+        self.single_keys: list[int] = []  # newer than what is in `cursors`
         self._singles: SinglesCursor | None = None  # over `small`, as it is now
         self.ids = IdMap()  # of own ids, over `hashes`
         self.live = 0
@@ -77,8 +77,8 @@ class Memtable(Part):
         self.hashes[first:last] = 0 if hashes is None else hashes
         if hashes is not None:
             self.ids.add(self.hashes, first, last)
-        if n < f.FEW:
-            return self._add_few(first, dues, flags)
+        if n < small_batches.DOCUMENTS:
+            return self._add_small(first, dues, flags)
         marked = self.flags[first:last]
         self._kills += (first + np.flatnonzero(marked & f.KILLS)).tolist()
         sleepers = np.flatnonzero((marked & f.TOMBSTONE) == 0)
@@ -86,8 +86,8 @@ class Memtable(Part):
         self.live += len(keys)
         return [c for c in (*self.spill(), *self._push(keys, int(self.seq[first]))) if c.alive]
 
-    def _add_few(self, first: int, dues: Sequence[int] | I64, flags: Sequence[int] | U32) -> list[Cursor]:
-        small = self.small
+    def _add_small(self, first: int, dues: Sequence[int] | I64, flags: Sequence[int] | U32) -> list[Cursor]:
+        small = self.single_keys
         self._forget_singles()
         for ordinal, (due, flag) in enumerate(zip(dues, flags, strict=True), first):
             if flag & f.KILLS:
@@ -95,7 +95,7 @@ class Memtable(Part):
             if not flag & f.TOMBSTONE:
                 insort(small, int(due) << ORDINAL_BITS | ordinal)
                 self.live += 1
-        return self.spill() if len(small) >= _SMALL_MAX else []
+        return self.spill() if len(small) >= small_batches.SINGLE_KEYS else []
 
     def _reserve(self, size: int) -> None:
         size = self._room = max(size, 4 * self._room)
@@ -107,17 +107,17 @@ class Memtable(Part):
 
     def spill(self) -> list[Cursor]:
         """Single keys become a run."""
-        if not self.small:
+        if not self.single_keys:
             return []
-        keys = np.array(self.small, dtype=np.uint64)
+        keys = np.array(self.single_keys, dtype=np.uint64)
         self._forget_singles()
-        self.small = []
+        self.single_keys = []
         return self._push(keys, int(self.seq[int(f.key_ordinals(keys).min())]))
 
     def singles(self) -> Cursor:
         """A cursor over single keys. It sorts behind all others."""
         if self._singles is None:
-            self._singles = SinglesCursor(self, Singles(self.small), self.last_seq)
+            self._singles = SinglesCursor(self, Singles(self.single_keys), self.last_seq)
         return self._singles
 
     def _forget_singles(self) -> None:
@@ -147,7 +147,7 @@ class Memtable(Part):
     def restart(self, handed: Mask) -> None:
         """Keep only the keys of documents that were not handed off: after recovery, when the columns are whole again."""
         self._forget_singles()
-        self.small = []
+        self.single_keys = []
         for cursor in self.cursors:
             cursor.alive = False
         self.cursors.clear()
@@ -168,8 +168,8 @@ class Memtable(Part):
         return sorted({ordinal, *older}, reverse=True)  # newest first
 
     def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
-        if wanted.small is not None:
-            return [(number, ordinal) for number, hash_ in wanted.small for ordinal in self.find(hash_)]
+        if wanted.pairs is not None:
+            return [(number, ordinal) for number, hash_ in wanted.pairs for ordinal in self.find(hash_)]
         found = self.ids.find_many(self.hashes, wanted.hashes)
         hits = np.flatnonzero(found >= 0)
         if not self.ids.older:
@@ -207,5 +207,5 @@ class Memtable(Part):
         return len(self._kills)
 
     def count_live(self) -> int:
-        small = np.array(self.small, dtype=np.uint64)
+        small = np.array(self.single_keys, dtype=np.uint64)
         return super().count_live() + int(self.alive(f.key_ordinals(small)).sum())

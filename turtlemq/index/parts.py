@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.model import I64, ORDINAL_BITS, U8, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -21,8 +22,6 @@ from turtlemq.segment.bloom import BloomFilter
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.table import Damaged, Table
 from turtlemq.storage.door import Door
-
-_TIES_MAX = 64
 
 
 class Bits:
@@ -151,30 +150,34 @@ class SinglesCursor(Cursor):
 class IdQuery:
     """Ids that are looked for in one part after the other: their numbers and their hashes, as arrays or, if few, one by one."""
 
-    __slots__ = ("small", "hashes", "numbers")
+    __slots__ = ("hashes", "numbers", "pairs")
 
     def __init__(self, numbers: I64, hashes: U64) -> None:
         self.numbers, self.hashes = numbers, hashes
-        self.small: list[tuple[int, int]] | None = None
-        if len(hashes) < f.FEW:
-            self.small = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
+        self.pairs: list[tuple[int, int]] | None = None
+        if len(hashes) < small_batches.DOCUMENTS:
+            self.pairs = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
 
     @classmethod
     def of(cls, hashes: U64) -> IdQuery:
         """All of them."""
-        return cls(np.arange(len(hashes)), hashes) if len(hashes) >= f.FEW else cls.these(list(enumerate(hashes.tolist())))
+        return (
+            cls(np.arange(len(hashes)), hashes)
+            if len(hashes) >= small_batches.DOCUMENTS
+            else cls.these(list(enumerate(hashes.tolist())))
+        )
 
     @classmethod
     def these(cls, few: list[tuple[int, int]]) -> IdQuery:
         """Without arrays, each of which takes a microsecond."""
         wanted = cls.__new__(cls)
-        wanted.small = few
+        wanted.pairs = few
         return wanted
 
     def through(self, filter_: BloomFilter) -> IdQuery:
         """Those that pass a filter."""
-        if self.small is not None:
-            return IdQuery.these([one for one in self.small if filter_.may_hold_one(one[1])])
+        if self.pairs is not None:
+            return IdQuery.these([one for one in self.pairs if filter_.may_hold_one(one[1])])
         some = filter_.may_hold(self.hashes)
         return IdQuery(self.numbers[some], self.hashes[some])
 
@@ -309,7 +312,7 @@ class TablePart(Part):
         return self.table.find(hash_)
 
     def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
-        find, some = self.table.find, wanted.small
+        find, some = self.table.find, wanted.pairs
         if some is None:
             maybe = np.flatnonzero(self.table.may_hold(wanted.hashes))
             some = list(zip(wanted.numbers[maybe].tolist(), wanted.hashes[maybe].tolist(), strict=True))
@@ -325,7 +328,7 @@ class TablePart(Part):
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
         """The ordinal of the document with this due time and seq. Keys with equal due times are in the order of their seqs."""
         first, last = self.table.rank(due_ms << ORDINAL_BITS), self.table.rank((due_ms + 1) << ORDINAL_BITS)
-        if last - first > _TIES_MAX:
+        if last - first > small_batches.TIES:
             behind = bisect_seq(door, self, self.table, first, last, seq)
             first, last = max(first, behind - 1), behind
         ordinals = f.key_ordinals(self.table.slice(first, last))

@@ -127,8 +127,8 @@ class Segments:
         while heap and not _current(heap[0]):
             heappop(heap)
         first = heap[0][0] if heap else None
-        if self._memtable is not None and self._memtable.small:
-            head = self._memtable.small[0] >> ORDINAL_BITS
+        if self._memtable is not None and self._memtable.single_keys:
+            head = self._memtable.single_keys[0] >> ORDINAL_BITS
             return head if first is None or head < first else first
         return first
 
@@ -146,7 +146,7 @@ class Segments:
             self.push(due)
             if len(due) > 1:
                 due.sort(key=lambda cursor: (cursor.order, not cursor.late))
-        if memtable.small and memtable.small[0] >> ORDINAL_BITS <= now_ms:
+        if memtable.single_keys and memtable.single_keys[0] >> ORDINAL_BITS <= now_ms:
             due.append(memtable.singles())
         return due
 

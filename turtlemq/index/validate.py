@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.errors import InvalidArgument, InvalidFireAt, InvalidId, InvalidMessage, TooLarge
 from turtlemq.model import (
     BATCH_BYTES_MAX,
@@ -94,7 +95,7 @@ def _check_range(values: Any, low: int, high: int, error: type[InvalidMessage | 
 
 
 def _in_range(values: Any, low: int, high: int) -> bool:
-    if len(values) < f.FEW:
+    if len(values) < small_batches.DOCUMENTS:
         return set(map(type, values)) == {int} and min(values) >= low and max(values) <= high
     if not isinstance(values, np.ndarray) and set(map(type, values)) != {int}:
         return False

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index import build
 from turtlemq.index.columns import Columns
@@ -119,7 +120,7 @@ class Writer:
         if not group.batches and not self._unsynced:
             columns.flags[0] |= f.BARRIER
         count = len(columns.bodies)
-        seqs = range(first_seq, first_seq + count) if count < f.FEW else np.arange(first_seq, first_seq + count)
+        seqs = range(first_seq, first_seq + count) if count < small_batches.DOCUMENTS else np.arange(first_seq, first_seq + count)
         data, lengths = f.encode(
             columns.ids, columns.bodies, columns.due_ms, first_seq, columns.ttr_ms, columns.flags, columns.extras
         )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
+from turtlemq import small_batches
 from turtlemq.model import I64, U32
 from turtlemq.segment import format as f
 
@@ -22,14 +23,18 @@ _ROWS = 1024  # documents taken at once
 _LENGTH_MAX = 2048  # of a document; longer ones gain little
 _LENGTHS = 16  # for which there is a table, of 132 KiB each
 _TRIES = 32  # stretches of a length that come before its table is made, which takes 5 ms, or 14 for the longest
-_COUNT_MIN = 64  # documents that pay for this
 _seen: dict[int, int] = {}
 
 
 def all_match(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> bool:
     """Are all these documents as written? False: not, or they are not alike, or it is not known."""
     length, count = int(heads["len"][0]), len(starts)
-    if count < _COUNT_MIN or length > _LENGTH_MAX or (heads["len"] != length).any() or (np.diff(starts) != length).any():
+    if (
+        count < small_batches.BULK_CHECKSUM
+        or length > _LENGTH_MAX
+        or (heads["len"] != length).any()
+        or (np.diff(starts) != length).any()
+    ):
         return False
     if _seen.get(length, 0) < _TRIES:
         if len(_seen) > _LENGTHS:

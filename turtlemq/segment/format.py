@@ -18,7 +18,7 @@ import numpy as np
 from bson.int64 import Int64
 from zlib_ng.zlib_ng import crc32
 
-from turtlemq import model
+from turtlemq import model, small_batches
 from turtlemq.errors import Corrupt, NewerFormat, NotOurs, TooLarge
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_COUNTER_BITS, U8, U32, U64, Mask
 
@@ -63,10 +63,7 @@ _HEAD = Struct("<i5sI")
 _TAIL = Struct("<5sq5sq5sII4si")
 _MIDDLE = Struct("<7siB")  # the id's NUL, the body's type and name, its length, its binary subtype
 _END_OF_ID = b"\0" + _BODY
-FEW = 24  # below this many documents, loops beat arrays
-_SHARE_SUMS = 64  # checksums by length pay where this many documents share one
 _SUMS_AT_ONCE = 4096  # documents copied at once for that
-_WIDTHS_SHARE = 16  # gathering by length pays where this many documents share one
 _BLANK = _HEAD.pack(0, _CRC, 0) + _TAIL.pack(_DUE, 0, _SEQ, 0, _OPT, 0, 0, _ID, 0)
 _TEMPLATE = np.frombuffer(_BLANK, np.uint8)
 _TEMPLATE_MIDDLE = np.frombuffer(_MIDDLE.pack(_END_OF_ID, 0, 0), np.uint8)
@@ -99,8 +96,8 @@ def encode(
 
     0.3 µs a document of 100 B in a batch of equal lengths, half of it the checksum; 0.6 µs of any lengths; 0.8 µs one by one or
     with extras."""
-    if extras is not None or len(bodies) < FEW:
-        return _encode_few(ids, bodies, due_ms, first_seq, ttr_ms, flags, extras)
+    if extras is not None or len(bodies) < small_batches.DOCUMENTS:
+        return _encode_small(ids, bodies, due_ms, first_seq, ttr_ms, flags, extras)
     count = len(bodies)
     id_bytes = np.full(count, ids.shape[1]) if isinstance(ids, np.ndarray) else np.fromiter(map(len, ids), np.int64, count)
     body_bytes = np.fromiter(map(len, bodies), np.int64, count)
@@ -162,9 +159,9 @@ def _sums(view: memoryview, starts: I64, ends: I64) -> list[int] | U32:
     """Checksums of the documents in [start, end). 0.07 µs each where many have one length, else 0.15 µs, most of it Python's."""
     first, sizes = starts + CHECKED_FROM, ends - starts - CHECKED_FROM
     widths: list[int] = []
-    if len(starts) >= _SHARE_SUMS and int(ends.max()) <= len(view):
+    if len(starts) >= small_batches.EQUAL_CHECKSUMS and int(ends.max()) <= len(view):
         widths = [int(sizes[0])] if (sizes == sizes[0]).all() else np.unique(sizes).tolist()
-    if not widths or len(widths) * _SHARE_SUMS > len(starts):
+    if not widths or len(widths) * small_batches.EQUAL_CHECKSUMS > len(starts):
         return [crc32(view[a:b]) for a, b in zip(first.tolist(), ends.tolist(), strict=True)]
     sums = np.empty(len(starts), np.uint32)
     if len(widths) == 1 and (np.diff(first) == (step := int(first[1] - first[0]))).all() and step >= widths[0]:
@@ -182,7 +179,7 @@ def _sums(view: memoryview, starts: I64, ends: I64) -> list[int] | U32:
     return sums
 
 
-def _encode_few(
+def _encode_small(
     ids: Sequence[bytes] | U8,
     bodies: Sequence[bytes],
     due_ms: Sequence[int] | I64,
@@ -308,7 +305,7 @@ def gather(buffer: bytes | bytearray | memoryview, at: I64, lengths: I64) -> byt
     if len(lengths) and (lengths == lengths[0]).all():
         return _windows(buffer, int(lengths[0]))[at].tobytes()
     widths = np.unique(lengths).tolist()
-    if len(widths) * _WIDTHS_SHARE > len(lengths):
+    if len(widths) * small_batches.EQUAL_WIDTHS > len(lengths):
         view = memoryview(buffer)
         return b"".join([view[a:b] for a, b in zip(at.tolist(), (at + lengths).tolist(), strict=True)])
     ends = np.cumsum(lengths)

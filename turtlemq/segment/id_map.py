@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.model import I64, U32, U64
 
 _ROOM = 4  # slots for each entry at least: most chains have one link, and a stranger mostly meets a free slot at once
 _SLOTS = 64  # at first; a power of two
 _GROWTH = 4
-_FEW = 24  # below this many, loops beat arrays
 
 
 class IdMap:
@@ -43,7 +43,7 @@ class IdMap:
             old = np.sort(self._slots[self._slots > 0])
             self._slots = np.zeros(size, np.uint32)
             self._enter(column, old, column[old.astype(np.int64) - 1])
-        if last - first < _FEW:
+        if last - first < small_batches.ID_MAP:
             for ordinal in range(first, last):
                 self._enter_one(column, int(column[ordinal]), ordinal + 1)
         else:
@@ -54,7 +54,7 @@ class IdMap:
         if not hashes.all():
             entries, hashes = entries[hashes != 0], hashes[hashes != 0]
         at = (hashes & np.uint64(mask)).view(np.int64)
-        while len(entries) >= _FEW:
+        while len(entries) >= small_batches.ID_MAP:
             free = np.flatnonzero(slots[at] == 0)
             slots[at[free]] = entries[free]
             there = slots[at]
@@ -98,7 +98,7 @@ class IdMap:
         there = slots[at]
         open_ = np.flatnonzero(there)
         at, there, hashes = at[open_], there[open_], hashes[open_]
-        while len(open_) >= _FEW:
+        while len(open_) >= small_batches.ID_MAP:
             ordinals = there.astype(np.int64) - 1
             same = column[ordinals] == hashes
             found[open_[same]] = ordinals[same]

@@ -122,7 +122,7 @@ def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
     return Documents(buffer, at, heads, good)
 
 
-def read_few(door: Door, path: Path, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, bytes] | None]:
+def read_small(door: Door, path: Path, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, bytes] | None]:
     """`read_documents` without arrays: (due, seq, flags, document) for each place, None where it is not what was written. 1.5 µs
     each where one pread gets all of them, else 2.5 µs."""
     low, high = min(places)[0], max(places)[1]

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
+from turtlemq import small_batches
 from turtlemq.model import I64, U32, Mask
 from turtlemq.segment import format as f
 
 _LENGTH = Struct("<i").unpack_from
 _CHUNK = 1 << 16  # documents decoded at once: 4 MB of prefixes
-_EVEN_MIN = 16  # documents of one length in a row: then perhaps all have it
 _CHUNK_MIN = 64  # after a hole: little is walked in vain where holes are many
 _SIGHT = re.compile(re.escape(f.MARK) + b"|" + re.escape(f.BODY))  # what every document holds, wherever it begins
 _SEQ_ANY = -1
@@ -212,10 +212,10 @@ def _walk(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
 
 def _walk_evenly(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
     """As far as all documents have the length of the first: 0.01 µs each. Nowhere if the next few have not."""
-    length = _LENGTH(view, pos)[0] if size - pos >= f.DOCUMENT_BYTES_MIN and count > _EVEN_MIN else 0
+    length = _LENGTH(view, pos)[0] if size - pos >= f.DOCUMENT_BYTES_MIN and count > small_batches.EVEN_WALK else 0
     if f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX:
         found = np.ndarray((min(count, (size - pos) // length),), "<i4", view, pos, (length,))
-        if (found[:_EVEN_MIN] == length).all():
+        if (found[: small_batches.EVEN_WALK] == length).all():
             other = np.flatnonzero(found != length)
             even = int(other[0]) if len(other) else len(found)
             return np.arange(pos, pos + even * length, length), pos + even * length

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.errors import DiskFull
-from turtlemq.histogram import FEW, LATENESS_MS, Histogram
+from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import SEQ_COUNTER_BITS, Due
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_ids
@@ -59,7 +60,7 @@ class Handoff:
         return replace(due, raw=raw, starts=np.cumsum(lengths) - lengths, due_ms=due.due_ms[keep], seq=due.seq[keep], hashes=None)
 
     def _note_lateness(self, due: Due, now_ms: int) -> None:
-        if len(due) >= FEW:
+        if len(due) >= small_batches.HISTOGRAM:
             self.lateness.add_many((now_ms - due.due_ms)[due.due_ms > due.seq >> SEQ_COUNTER_BITS])
             return
         for due_ms, seq in zip(due.due_ms.tolist(), due.seq.tolist(), strict=True):

@@ -19,6 +19,7 @@ import numpy as np
 from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, TypeRegistry
 from msgspec import UNSET
 
+from turtlemq import small_batches
 from turtlemq.errors import InvalidMessage, TooLarge
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, Mask
 from turtlemq.segment import format as f
@@ -26,7 +27,6 @@ from turtlemq.server.errors import InvalidBson
 from turtlemq.server.incoming.columns import PRIORITIES, Columns, Common, extend, in_order, of_messages, refused
 
 LAYOUTS_MAX = 8  # looked for in one slice; a layout costs 60 µs
-_ARRAYS_FROM = 48  # documents that pay for a layout: the library takes 1 µs for each
 _BYTES_MIN = 5  # of a document
 _INT32 = Struct("<i").unpack_from
 
@@ -103,7 +103,7 @@ def columns(data: bytes, bounds: I64, first: int = 0, layouts: int = LAYOUTS_MAX
     places: list[I64] = []
     parts: list[Columns] = []
     for _ in range(layouts):
-        if len(rest) < _ARRAYS_FROM:
+        if len(rest) < small_batches.BSON_LAYOUT:
             break
         layout = _layout(data, int(starts[rest[0]]), int(ends[rest[0]]))
         found = None if layout is None else _read(data, starts[rest], ends[rest], layout)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidId, InvalidMessage, TurtleError
 from turtlemq.model import I64, Priority
-from turtlemq.segment import format as f
 from turtlemq.server.errors import InvalidJson
 from turtlemq.server.http import index_in
 
@@ -77,7 +77,7 @@ def _or_none(column: list[Any]) -> list[Any] | None:
 
 def or_array(column: list[Any], kind: type[np.generic]) -> Any:
     """A column; an array, if it is long and has something everywhere."""
-    if len(column) >= f.FEW and None not in column:
+    if len(column) >= small_batches.DOCUMENTS and None not in column:
         try:
             return np.array(column, kind)
         except OverflowError:  # a number beyond all times

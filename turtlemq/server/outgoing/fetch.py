@@ -17,6 +17,7 @@ import bson
 import msgspec
 import numpy as np
 
+from turtlemq import small_batches
 from turtlemq.broker.delivery import Piece
 from turtlemq.broker.results import Reserved
 from turtlemq.model import I64, SEQ_COUNTER_BITS, U8, Mask
@@ -24,8 +25,6 @@ from turtlemq.segment import format as f
 from turtlemq.server.outgoing import messages
 
 Buffer = bytes | bytearray | memoryview
-_ARRAYS_FROM = 64  # messages that pay for arrays, which cost 0.1 ms
-_WIDTHS_SHARE = 16  # copying by width pays where this many pieces share one
 _encode = msgspec.json.Encoder().encode
 
 
@@ -57,7 +56,7 @@ class _Form:
 def _texts(piece: Piece, until: I64, form: _Form) -> list[Buffer]:
     """The messages of one read, in order: by arrays what they can do, the rest one by one."""
     count = len(piece.which)
-    if count < _ARRAYS_FROM:
+    if count < small_batches.ANSWER:
         return [form.one(message) for message in messages.of_piece(piece, until)]
     plain = _plain(piece, form.plain_id)
     if plain.all():
@@ -153,7 +152,7 @@ def _woven(parts: Sequence[_Spans]) -> tuple[Buffer, I64]:
 
 def _has_many_widths(sizes: I64 | int) -> bool:
     """So many that each piece is better copied alone."""
-    return not isinstance(sizes, int) and bool(np.count_nonzero(np.bincount(sizes)) * _WIDTHS_SHARE > len(sizes))
+    return not isinstance(sizes, int) and bool(np.count_nonzero(np.bincount(sizes)) * small_batches.EQUAL_WIDTHS > len(sizes))
 
 
 def _copied(parts: Sequence[_Spans]) -> _Spans:
