@@ -196,7 +196,7 @@ def test_equal_due_times_keep_their_order_through_seal_and_compaction(world: Wor
 
 
 def test_a_copy_is_the_message_it_was(world: World) -> None:
-    full = Batch([b"b"], [9], ["a"], [5], [f.JSON | 1], [77], [{"h": "v"}])
+    full = Batch([b"b"], [9], ["a"], [5], [f.JSON | 1], expires_ms=[77], headers=[{"h": "v"}])
     world.append(full, 3)
     world.append(Batch([b"server"], [9]), 4)
     for _ in range(2):

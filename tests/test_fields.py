@@ -53,8 +53,9 @@ def test_located_fields_are_those_of_decode(given_: list[dict[str, object]]) -> 
         assert bytes(view[found.body[i] : found.body_end[i]]) == document.body
         assert (found.arrived[i], found.order[i]) == (document.arrived, document.order)
         assert (found.of[i], found.was[i]) == (document.of or (v.ABSENT, v.ABSENT))
-        assert found.expires[i] == (v.ABSENT if document.expires_ms is None else document.expires_ms)
-        assert (v.subdocument(view, int(found.headers[i])) if found.headers[i] >= 0 else {}) == document.headers
+        assert found.optional["expires"][i] == (v.ABSENT if document.expires_ms is None else document.expires_ms)
+        at_headers = int(found.optional["headers"][i])
+        assert (v.subdocument(view, at_headers) if at_headers >= 0 else {}) == document.headers
         assert (v.subdocument(view, int(found.meta[i])) if found.meta[i] >= 0 else {}) == document.meta
 
 

@@ -85,7 +85,7 @@ def messages(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def extras_of(message: dict[str, Any]) -> bytes:
-    return f.extra_elements(*(message[name] for name in ("of", "arrived", "order", "expires_ms", "headers")))
+    return f.extra_elements(**{name: message[name] for name in ("of", "arrived", "order", "expires_ms", "headers")})
 
 
 @given(st.lists(messages(), min_size=1, max_size=4), seqs)

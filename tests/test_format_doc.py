@@ -74,7 +74,7 @@ def test_types_and_names_stand_where_the_text_says() -> None:
 
 def test_optional_fields_are_written_in_the_order_of_the_table() -> None:
     stated = [name for name, *_ in rows("## A document", "field, type, there if, meaning", 1)]
-    everything = f.extra_elements((1, 2), 3, 4, 5, {"a": "b"}, {"c": 1})
+    everything = f.extra_elements((1, 2), 3, 4, {"c": 1}, expires_ms=5, headers={"a": "b"})
     data, _ = f.encode([b"x"], [b"body"], [5], 6, 7, [8], [everything])
     assert list(bson.decode(bytes(data)))[5:] == stated
 
@@ -92,7 +92,7 @@ def test_the_checksum_is_that_of_zlib() -> None:
 
 # ── flags, head, limits ──────────────────────────────────────────────────────────────────────────────────
 
-COMBINED = {"KILLS", "USER_FLAGS"}
+COMBINED = {"KILLS", "USER_FLAGS", "OPTIONAL"}
 
 
 def test_the_flags_table_is_complete() -> None:

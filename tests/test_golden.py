@@ -43,13 +43,20 @@ def test_the_good_one_gives_back_everything(engine: Engine) -> None:
     headers = {"kind": "order", "$ref": "x", "empty": ""}
     assert engine.browse("good") == (
         [
-            StoredMessage("t1hf7yau010000", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20), 0, 1, b"given-1", None, {}),
+            StoredMessage("t1hf7yau010000", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20), 0, 1, b"given-1"),
+            StoredMessage("t1hf7yau010001", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20) + 1, 30_000, 4, b'{"n":2}'),
+            StoredMessage("a", State.SLEEP, NOW + 2_000, NOW, seq + (3 << 20), 0, 0, b"changed"),
             StoredMessage(
-                "t1hf7yau010001", State.SLEEP, NOW + 500, NOW + 1, seq + (1 << 20) + 1, 30_000, 4, b'{"n":2}', None, {}
-            ),
-            StoredMessage("a", State.SLEEP, NOW + 2_000, NOW, seq + (3 << 20), 0, 0, b"changed", None, {}),
-            StoredMessage(
-                "b-é\U0001f422", State.SLEEP, NOW + 3_000, NOW + 2, seq + (2 << 20), 0, 0, b"rich", NOW + 9_000, headers
+                "b-é\U0001f422",
+                State.SLEEP,
+                NOW + 3_000,
+                NOW + 2,
+                seq + (2 << 20),
+                0,
+                0,
+                b"rich",
+                expires_ms=NOW + 9_000,
+                headers=headers,
             ),
         ],
         None,

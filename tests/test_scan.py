@@ -45,7 +45,8 @@ def tombstone(seq: int, of: int) -> bytes:
 
 
 INSIDE = batch(2_000_000, b"x") + batch(2_000_001, b"yy", b"z")  # newer than all around them, each of the two with a BARRIER
-RICH = f.extra_elements((1 << 62, 1 << 41), (1 << 63) - 1, 0xFFFFFFF0, DUE_MS_MAX, {"kind": "order", "empty": ""})
+_HEADERS = {"kind": "order", "empty": ""}
+RICH = f.extra_elements((1 << 62, 1 << 41), (1 << 63) - 1, 0xFFFFFFF0, expires_ms=DUE_MS_MAX, headers=_HEADERS)
 LOGS = {
     "one document": batch(1, b"alone"),
     "batches of several sizes": batch(1, b"a") + batch(2, b"", b"b" * 40, b"c") + batch(5, b"d", b"e"),

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from turtlemq.message_fields import OptionalColumns, OptionalFields, StoredFields
+
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
@@ -56,7 +58,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(OptionalFields):
     """One message as a producer gives it. Many of them travel as the columns of a `Batch`."""
 
     body: bytes
@@ -65,12 +67,10 @@ class Message:
     ttr_ms: int = 0  # time to run; 0: the topic's default
     priority: Priority = Priority.NORMAL
     json: bool = False  # the body is JSON text and is given back as that JSON value
-    expires_ms: int | None = None
-    headers: dict[str, str] | None = None
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(OptionalColumns):
     """Messages as columns, so that no object exists for each. Columns that are None hold their default everywhere."""
 
     bodies: Sequence[bytes]
@@ -78,8 +78,6 @@ class Batch:
     ids: Sequence[str | None] | None = None
     ttr_ms: Sequence[int] | None = None
     flags: Sequence[int] | int | None = None  # priority and JSON bits, see turtlemq.segment.format; one number: for all
-    expires_ms: Sequence[int | None] | None = None
-    headers: Sequence[dict[str, str] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -187,7 +185,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(StoredFields):
     """One message, decoded."""
 
     id: str
@@ -198,8 +196,6 @@ class StoredMessage:
     ttr_ms: int
     flags: int
     body: bytes
-    expires_ms: int | None
-    headers: dict[str, str]
     group: str = ""  # it sleeps for another attempt of this group alone
 
 

@@ -295,7 +295,7 @@ class Chunk:
     def expires(self) -> I64:
         if not (self.heads["flags"] & f.EXPIRES).any():
             return np.full(len(self.rows), v.ABSENT, np.int64)
-        return self.fields.expires
+        return self.fields.optional["expires"]
 
     def ready(self) -> I64:
         return self._ready_ms(self.ordinals, self.table)
@@ -373,7 +373,7 @@ class Chunk:
             return pa.nulls(len(self.rows), type_)
         maps: list[list[tuple[str, str]] | None] = [None] * len(self.rows)
         for i in which:
-            maps[i] = list(v.subdocument(self.view, int(self.fields.headers[i])).items())
+            maps[i] = list(v.subdocument(self.view, int(self.fields.optional["headers"][i])).items())
         return pa.array(maps, type_)
 
     def body_bytes(self) -> pa.Array:

@@ -31,7 +31,8 @@ def lived(root: Path) -> Engine:
     engine.configure("life", segment_messages=200, run_messages=50, max_attempts=2, backoff_base_ms=60_000, backoff_jitter="none")
     for n in range(0, 1_000, 20):
         engine.submit("life", messages(20, n), NOW + n)
-    extra = Message(b'{"rich": true}', NOW + 900_000, "rich", 30_000, Priority.HIGH, True, NOW + 999_000, {"kind": "order"})
+    rich, headers = b'{"rich": true}', {"kind": "order"}
+    extra = Message(rich, NOW + 900_000, "rich", 30_000, Priority.HIGH, True, expires_ms=NOW + 999_000, headers=headers)
     engine.submit("life", [extra, Message(b"given", NOW + 800_000)], NOW + 1_000)
     engine.cancel("life", [f"m{n}" for n in range(500, 530)], NOW + 1_001)
     for n in range(530, 540):

@@ -345,7 +345,7 @@ BUGS = (
     Bug(
         "compaction forgets when a message expires",
         "index/maintenance.py",
-        "    keep = f.USER_FLAGS | f.EXPIRES | f.HEADERS | f.META\n",
+        "    keep = f.USER_FLAGS | f.OPTIONAL | f.META\n",
         "    keep = f.USER_FLAGS | f.HEADERS | f.META\n",
         "engine_trust",
     ),

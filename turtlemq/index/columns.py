@@ -13,6 +13,7 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.index.parts import Part
+from turtlemq.message_fields import NAMES, flags_of, optional_of
 from turtlemq.model import I64, U8, U32, U64, Batch, Message, State, StoredMessage
 from turtlemq.segment import format as f
 
@@ -45,9 +46,8 @@ def stored_message(document: f.Document, state: State) -> StoredMessage:
         ttr_ms=document.ttr_ms,
         flags=document.flags & f.USER_FLAGS,
         body=document.body,
-        expires_ms=document.expires_ms,
-        headers=document.headers,
         group=group,
+        **optional_of(document),
     )
 
 
@@ -76,8 +76,7 @@ def as_batch(messages: Sequence[Message]) -> Batch:
         ids=[m.id for m in messages],
         ttr_ms=[m.ttr_ms for m in messages],
         flags=[m.priority | f.JSON * m.json for m in messages],
-        expires_ms=[m.expires_ms for m in messages],
-        headers=[m.headers for m in messages],
+        **{name: [getattr(m, name) for m in messages] for name in NAMES},
     )
 
 
@@ -102,9 +101,10 @@ def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, fresh:
     if isinstance(hashes, list) and 0 in hashes:
         flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
     extras = None
-    if _has(batch.expires_ms) or _has(batch.headers):
-        flags = [flag | _extra_flags(batch, i) for flag, i in zip(flags, fresh, strict=True)]
-        extras = [_extras(batch, i) for i in fresh]
+    if optional := {name: column for name in NAMES if _has(column := getattr(batch, name))}:
+        rows = [_row(optional, i) for i in fresh]
+        flags = [flag | flags_of(row) for flag, row in zip(flags, rows, strict=True)]
+        extras = [f.extra_elements(**row) for row in rows]
     if count >= small_batches.DOCUMENTS:
         flags = np.asarray(flags, np.uint32)
     flags[-1] ^= f.CONTINUES
@@ -116,20 +116,9 @@ def _has(column: Sequence[object] | None) -> bool:
     return column is not None and any(item is not None for item in column)
 
 
-def optional_flags(expires_ms: int | None, headers: dict[str, str] | None) -> int:
-    return (f.EXPIRES if expires_ms is not None else 0) | (f.HEADERS if headers else 0)
-
-
-def _extras(batch: Batch, i: int) -> bytes:
-    expires = batch.expires_ms[i] if batch.expires_ms is not None else None
-    headers = batch.headers[i] if batch.headers is not None else None
-    return f.extra_elements(None, None, None, expires, headers)
-
-
-def _extra_flags(batch: Batch, i: int) -> int:
-    return optional_flags(
-        batch.expires_ms[i] if batch.expires_ms is not None else None, batch.headers[i] if batch.headers is not None else None
-    )
+def _row(columns: dict[str, Sequence[Any]], i: int) -> dict[str, Any]:
+    """The optional fields that one message has, by name."""
+    return {name: value for name, column in columns.items() if (value := column[i]) is not None and value != {}}
 
 
 def number_column(values: list[int]) -> list[int] | I64:

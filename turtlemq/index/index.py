@@ -24,7 +24,6 @@ from turtlemq.index.columns import (
     batch_columns,
     may_repeat,
     number_column,
-    optional_flags,
     stored_message,
     tombstones,
 )
@@ -34,6 +33,7 @@ from turtlemq.index.parts import Part
 from turtlemq.index.segments import Segments
 from turtlemq.index.validate import check_batch
 from turtlemq.index.writer import CommitGroup, Writer
+from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import (
     DUE_MS_MAX,
     U64,
@@ -358,16 +358,14 @@ class Index:
             body=old.body if body is None else body,
             due_ms=old.due_ms if due_ms is None else due_ms,
             id=id_,
-            headers=old.headers if headers is None else headers,
+            **optional_of(old) | ({} if headers is None else {"headers": headers}),
         )
         check_batch(as_batch([message]))
         seq = self._writer.next_seq(now_ms)
         columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, [hash_id(id_)])
-        kept = old.flags & (f.PRIORITY | f.META)
-        columns.flags[0] = kept | kind | f.REPLACES | optional_flags(old.expires_ms, message.headers)
-        columns.extras = [
-            f.extra_elements((old.seq, old.due_ms), old.arrived, None, old.expires_ms, message.headers, old.meta),
-        ]
+        kept, optional = old.flags & (f.PRIORITY | f.META), optional_of(message)
+        columns.flags[0] = kept | kind | f.REPLACES | flags_of(optional)
+        columns.extras = [f.extra_elements((old.seq, old.due_ms), old.arrived, meta=old.meta, **optional)]
         columns.purpose = "rescheduled"
         columns.ends, columns.seen = [(old.seq, old.due_ms)], [hit[:2]]  # no read is left that could fail once it is durable
         self._note(self._writer.stage(columns, seq), [id_.encode()])  # or a put of the same id would take it for ended

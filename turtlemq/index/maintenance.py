@@ -21,6 +21,7 @@ from turtlemq.index.repair import repairing, retire
 from turtlemq.index.seal import Sealed, SealJob
 from turtlemq.index.segments import Segment, Segments, ended_path, table_path
 from turtlemq.index.writer import Writer
+from turtlemq.message_fields import optional_of
 from turtlemq.model import I64, SegmentLoad
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -279,14 +280,14 @@ def _ended_seqs(segments: Segments, segment: Segment) -> I64:
 
 def _copies(documents: list[f.Document]) -> Columns:
     """New versions of sleepers, each a batch of its own, that end the old ones."""
-    keep = f.USER_FLAGS | f.EXPIRES | f.HEADERS | f.META
+    keep = f.USER_FLAGS | f.OPTIONAL | f.META
     return Columns(
         ids=[d.id.encode() for d in documents],
         bodies=[d.body for d in documents],
         due_ms=[d.due_ms for d in documents],
         ttr_ms=[d.ttr_ms for d in documents],
         flags=[d.flags & keep | f.REPLACES | f.MOVED for d in documents],
-        extras=[f.extra_elements((d.seq, d.due_ms), d.arrived, d.order, d.expires_ms, d.headers, d.meta) for d in documents],
+        extras=[f.extra_elements((d.seq, d.due_ms), d.arrived, d.order, d.meta, **optional_of(d)) for d in documents],
         hashes=[hash_id(d.id) for d in documents],
         ends=[(d.seq, d.due_ms) for d in documents],
         purpose="moved",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidArgument, InvalidFireAt, InvalidId, InvalidMessage, TooLarge
+from turtlemq.message_fields import FIELDS, NAMES, Kind, OptionalField
 from turtlemq.model import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
@@ -16,13 +18,15 @@ from turtlemq.model import (
     DUE_MS_MAX,
     HEADERS_BYTES_MAX,
     ID_BYTES_MAX,
+    SEQ_MAX,
     TTR_MS_MAX,
     Batch,
 )
 from turtlemq.segment import format as f
 
-_HEADER_BYTES = 7  # what BSON adds to a name and its value: a document with a thousand tiny headers must not outgrow its limit
-_NOTHING_ELSE = (None,) * 4
+_TEXT_BYTES = 7  # what BSON adds to a name and its value: a document with a thousand tiny headers must not outgrow its limit
+_MAY_BE_NONE = attrgetter("ids", "ttr_ms", *NAMES)
+_NOTHING_ELSE = (None,) * len(("ids", "ttr_ms", *NAMES))
 _GOOD_FLAGS = frozenset(flag for flag in range(f.USER_FLAGS + 1) if flag & f.PRIORITY != f.PRIORITY)
 
 
@@ -33,7 +37,7 @@ def check_batch(batch: Batch) -> None:
         return
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise InvalidArgument(f"a batch holds 1 to {BATCH_MESSAGES_MAX:,} messages, this one {len(batch):,}")
-    for column in (batch.due_ms, batch.ids, batch.ttr_ms, batch.flags, batch.expires_ms, batch.headers):
+    for column in (batch.due_ms, batch.flags, *_MAY_BE_NONE(batch)):
         if column is not None and not isinstance(column, int) and len(column) != count:
             raise InvalidArgument(f"a column has {len(column)} entries for {len(batch)} messages")
     size = _check_bodies(batch.bodies)
@@ -42,19 +46,16 @@ def check_batch(batch: Batch) -> None:
         _check_range(batch.ttr_ms, 0, TTR_MS_MAX, InvalidMessage, "ttr_ms")
     if batch.flags is not None:
         _check_flags([batch.flags] if isinstance(batch.flags, int) else batch.flags)
-    if batch.expires_ms is not None:
-        _check_range([0 if e is None else e for e in batch.expires_ms], 0, DUE_MS_MAX, InvalidMessage, "expires_ms")
     if batch.ids is not None:
         check_ids(batch.ids)
-    if batch.headers is not None:
-        size += sum(_check_headers(headers, i) for i, headers in enumerate(batch.headers) if headers is not None)
+    size += sum(_check_optional(row, column) for row in FIELDS if (column := getattr(batch, row.name)) is not None)
     if size > BATCH_BYTES_MAX:
         raise TooLarge(f"a batch has at most {BATCH_BYTES_MAX:,} bytes of bodies and headers, this one {size:,}")
 
 
 def _is_simple(batch: Batch) -> bool:
     """One message that has nothing but a body, a due time and flags, all of them good. As most are that come alone."""
-    if (batch.ids, batch.ttr_ms, batch.expires_ms, batch.headers) != _NOTHING_ELSE or len(batch.due_ms) != 1:
+    if _MAY_BE_NONE(batch) != _NOTHING_ELSE or len(batch.due_ms) != 1:
         return False
     body, due_ms, flags = batch.bodies[0], batch.due_ms[0], batch.flags
     if type(body) is not bytes or len(body) > BODY_BYTES_MAX or type(due_ms) is not int or not 0 <= due_ms <= DUE_MS_MAX:
@@ -129,21 +130,29 @@ def check_ids(ids: Sequence[Any]) -> None:
             raise InvalidId(f"message {i}: an id has at most {ID_BYTES_MAX} bytes, this one {len(id_.encode())}", index=i)
 
 
-def _check_headers(headers: Any, i: int) -> int:
-    """How many bytes they take."""
-    if not isinstance(headers, dict):
-        raise InvalidMessage(f"message {i}: headers are text by name, not {type(headers).__name__}", index=i)
+def _check_optional(row: OptionalField, column: Sequence[Any]) -> int:
+    """Refuse a column of an optional field with a bad value. Returns the number of bytes that texts in it take."""
+    if row.kind is Kind.TEXTS:
+        return sum(_check_texts(row.name, texts, i) for i, texts in enumerate(column) if texts is not None)
+    low, high = (0, DUE_MS_MAX) if row.kind is Kind.TIME else (-SEQ_MAX, SEQ_MAX)
+    _check_range([0 if value is None else value for value in column], low, high, InvalidMessage, row.name)
+    return 0
+
+
+def _check_texts(field: str, texts: Any, i: int) -> int:
+    """Refuse bad texts by name, such as headers. Returns how many bytes they take."""
+    if not isinstance(texts, dict):
+        raise InvalidMessage(f"message {i}: {field} are text by name, not {type(texts).__name__}", index=i)
     size = 0
-    for name, value in headers.items():
+    for name, value in texts.items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "\0" in name:
-            raise InvalidMessage(f"message {i}: headers are text by name, without NUL in a name", index=i)
+            raise InvalidMessage(f"message {i}: {field} are text by name, without NUL in a name", index=i)
         try:
-            size += len(name.encode()) + len(value.encode()) + _HEADER_BYTES
+            size += len(name.encode()) + len(value.encode()) + _TEXT_BYTES
         except UnicodeEncodeError:
-            raise InvalidMessage(f"message {i}: a header is not valid text", index=i) from None
+            raise InvalidMessage(f"message {i}: a {field.removesuffix('s')} is not valid text", index=i) from None
     if size > HEADERS_BYTES_MAX:
         raise TooLarge(
-            f"message {i}: headers have at most {HEADERS_BYTES_MAX:,} bytes with {_HEADER_BYTES} for each, these {size:,}",
-            index=i,
+            f"message {i}: {field} have at most {HEADERS_BYTES_MAX:,} bytes with {_TEXT_BYTES} for each, these {size:,}", index=i
         )
     return size

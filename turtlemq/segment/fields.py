@@ -12,28 +12,27 @@ from typing import Any
 import bson
 import numpy as np
 
+from turtlemq.message_fields import FIELDS
 from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
 
 ABSENT = -1  # of a field that a document does not have
-_NUMBERS = {"of": 0x12, "was": 0x12, "arrived": 0x12, "order": 0x12, "expires": 0x09}
-_DOCUMENTS = {"headers": 0x03, "meta": 0x03}
-_WITH_MORE = f.KILLS | f.EXPIRES | f.HEADERS | f.MOVED | f.META
+_WITH_MORE = f.KILLS | f.OPTIONAL | f.MOVED | f.META
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Columns over documents. `headers`, `meta`: where the subdocument begins, or ABSENT. The body is [body, body_end)."""
+    """Columns over documents: numbers and times as values, subdocuments (meta, headers) as the position where they begin. ABSENT
+    in documents without the element. `optional`: the optional fields of messages by element. The body is [body, body_end)."""
 
     of: I64
     was: I64
     arrived: I64
     order: I64
-    expires: I64
-    headers: I64
     meta: I64
     body: I64
     body_end: I64
+    optional: dict[str, I64]
 
 
 _TOGETHER = 64  # prefixes that are compared with so many templates at once
@@ -60,21 +59,22 @@ def _named(heads: np.ndarray[Any, np.dtype[Any]]) -> bool:
 
 def locate(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> Fields:
     """Fields of checked documents. 10 ns each, 0.3 µs for one that has optional fields."""
-    found: dict[str, I64] = {name: np.full(len(starts), ABSENT, np.int64) for name in (*_NUMBERS, *_DOCUMENTS)}
+    found: dict[str, I64] = {name: np.full(len(starts), ABSENT, np.int64) for name in f.ELEMENTS}
     at: I64 = starts + (f.PREFIX_BYTES + heads["idlen"].astype(np.int64))
     found["arrived"], found["order"] = heads["seq"].copy(), heads["seq"].copy()
     more = np.flatnonzero(heads["flags"] & _WITH_MORE)
-    for name, kind in (*_NUMBERS.items(), *_DOCUMENTS.items()) if len(more) else ():
+    for name, kind in f.ELEMENTS.items() if len(more) else ():
         tag = bytes([kind]) + name.encode() + b"\0"
         here = more[_stands(buffer, at[more], tag)]
         value = at[here] + len(tag)
-        if name in _NUMBERS:
+        if kind in f.EIGHT_BYTES:
             found[name][here] = np.ndarray((len(buffer) - 7,), "<i8", buffer, strides=(1,))[value]
             at[here] = value + 8
         else:
             found[name][here] = value
             at[here] = value + f.lengths(buffer, value)
-    return Fields(**found, body=at + f.BODY_HEAD_BYTES, body_end=starts + heads["len"] - 1)
+    optional = {row.element: found.pop(row.element) for row in FIELDS}
+    return Fields(**found, optional=optional, body=at + f.BODY_HEAD_BYTES, body_end=starts + heads["len"] - 1)
 
 
 def _stands(buffer: memoryview, at: I64, tag: bytes) -> Mask:

@@ -8,7 +8,7 @@ Changing it: raise VERSION, keep reading every older one, add golden files for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -20,6 +20,7 @@ from zlib_ng.zlib_ng import crc32
 
 from turtlemq import model, small_batches
 from turtlemq.errors import Corrupt, NewerFormat, NotOurs, TooLarge
+from turtlemq.message_fields import FIELDS, FLAGS, Kind, StoredFields, flags_of
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_COUNTER_BITS, U8, U32, U64, Mask
 
 VERSION = 1
@@ -46,14 +47,15 @@ BARRIER = 1 << 4  # everything before this document was synced before it was wri
 TOMBSTONE = 1 << 5  # no message: it only ends the one named by `of` and `was`
 REPLACES = 1 << 6  # a message that also ends an older version of itself, named by `of` and `was`
 SERVER_ID = 1 << 7  # the id is server_id(seq)
-EXPIRES = 1 << 8  # has the field `expires`
-HEADERS = 1 << 9  # has the field `headers`
+EXPIRES = FLAGS["expires_ms"]  # has the field `expires`
+HEADERS = FLAGS["headers"]  # has the field `headers`
 MOVED = 1 << 10  # a later copy of the same message, made by compaction; has the field `order`
 HANDOFF = 1 << 11  # no message: the head of a batch in the ready log
 META = 1 << 12  # has the field `meta`: what the broker notes with a retry or a dead letter
 NOTICE = 1 << 13  # no message: the ready log's note that a sleeper was cancelled
 KILLS = TOMBSTONE | REPLACES
 USER_FLAGS = PRIORITY | JSON
+OPTIONAL = flags_of(FLAGS)
 
 _NAMES = ["len", "crc", "due", "seq", "ttr", "flags", "idlen"]
 _FORMATS = ["<i4", "<u4", "<i8", "<i8", "<u4", "<u4", "<i4"]
@@ -204,15 +206,15 @@ def _encode_small(
     return b"".join(out), lengths
 
 
+# The optional elements between id and body, in the order in which they are written, with their BSON types.
+ELEMENTS = dict.fromkeys(("of", "was", "arrived", "order"), 18) | {row.element: row.kind.value for row in FIELDS} | {"meta": 0x03}
+_TO_ELEMENT = {Kind.TIME: bson.datetime_ms.DatetimeMS, Kind.NUMBER: Int64, Kind.TEXTS: dict}
+
+
 def extra_elements(
-    of: tuple[int, int] | None = None,
-    arrived: int | None = None,
-    order: int | None = None,
-    expires_ms: int | None = None,
-    headers: dict[str, str] | None = None,
-    meta: dict[str, Any] | None = None,
+    of: tuple[int, int] | None = None, arrived: int | None = None, order: int | None = None, meta: Any = None, **optional: Any
 ) -> bytes:
-    """The optional fields between id and body, as BSON elements.
+    """The elements between id and body; `optional` are the optional fields of the message, by name.
 
     `of` and `was`: seq and due time of the document that this one ends. `arrived`: the seq under which the message first came,
     where this is a later version of it. `order`: the seq that decides among equal due times, where compaction made this copy."""
@@ -223,17 +225,16 @@ def extra_elements(
         fields["arrived"] = Int64(arrived)
     if order is not None:
         fields["order"] = Int64(order)
-    if expires_ms is not None:
-        fields["expires"] = bson.datetime_ms.DatetimeMS(expires_ms)
-    if headers:
-        fields["headers"] = headers
+    for row in FIELDS if optional else ():
+        if (value := optional.get(row.name)) is not None and value != {}:
+            fields[row.element] = _TO_ELEMENT[row.kind](value)
     if meta:
         fields["meta"] = meta
     return bson.encode(fields)[4:-1] if fields else b""
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Document(StoredFields):
     """One document, decoded. Not for hot paths: 10 µs."""
 
     length: int
@@ -245,8 +246,6 @@ class Document:
     of: tuple[int, int] | None
     arrived: int
     order: int
-    expires_ms: int | None
-    headers: dict[str, str]
     meta: dict[str, Any]
     body: bytes
 
@@ -263,7 +262,6 @@ def decode(raw: bytes | memoryview) -> Document:
     """The document in `raw`, which the caller has checked."""
     fields: dict[str, Any] = bson.decode(bytes(raw), codec_options=_RAW)
     opt = int(fields["opt"]) & 0xFFFFFFFFFFFFFFFF
-    expires = fields.get("expires")
     return Document(
         length=len(raw),
         due_ms=int(fields["due"]),
@@ -274,16 +272,18 @@ def decode(raw: bytes | memoryview) -> Document:
         of=(int(fields["of"]), int(fields["was"])) if "of" in fields else None,
         arrived=int(fields.get("arrived", fields["seq"])),
         order=int(fields.get("order", fields["seq"])),
-        expires_ms=None if expires is None else int(expires),
-        headers=_plain(fields.get("headers", {})),
         meta=fields.get("meta", {}),
         body=bytes(fields.get("body", b"")),
+        **{row.name: _FROM_ELEMENT[row.kind](fields[row.element]) for row in FIELDS if row.element in fields},
     )
 
 
 def _plain(fields: dict[str, Any] | bson.DBRef) -> dict[str, Any]:
     """A subdocument as it was given: PyMongo makes a reference of one with names `$ref` and `$id`."""
     return dict(fields.as_doc()) if isinstance(fields, bson.DBRef) else fields
+
+
+_FROM_ELEMENT: dict[Kind, Callable[[Any], Any]] = {Kind.TIME: int, Kind.NUMBER: int, Kind.TEXTS: _plain}
 
 
 def lengths(buffer: bytes | bytearray | memoryview, starts: I64) -> I64:

@@ -21,6 +21,7 @@ from turtlemq.index.columns import Columns, tombstones
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
+from turtlemq.message_fields import optional_of
 from turtlemq.model import DUE_MS_MAX, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_id
@@ -183,7 +184,7 @@ def for_group(
     """Messages of one group alone, as documents due at `when_ms`. Their ids are group/id, which no producer can use.
     `older`: by index, the documents that they end."""
     ids = [f"{e.group}/{e.id}" for e in ended]
-    keep = f.USER_FLAGS | f.EXPIRES | f.HEADERS
+    keep = f.USER_FLAGS | f.OPTIONAL
     flags = [e.document.flags & keep | f.META | f.CONTINUES for e in ended]
     flags[-1] &= ~f.CONTINUES
     extras = []
@@ -193,7 +194,7 @@ def for_group(
         document = e.document
         of = (older[i].seq, older[i].due_ms) if i in older else None
         flags[i] |= f.REPLACES if i in older else 0
-        extras.append(f.extra_elements(of, document.arrived, None, document.expires_ms, document.headers, meta))
+        extras.append(f.extra_elements(of, document.arrived, None, meta, **optional_of(document)))
     return Columns(
         ids=[id_.encode() for id_ in ids],
         bodies=[e.document.body for e in ended],
