@@ -23,8 +23,9 @@ from turtlemq.engine import Engine
 from turtlemq.histogram import Histogram
 from turtlemq.model import Message
 from turtlemq.server import logs
-from turtlemq.server.exposition import histogram
-from turtlemq.server.handlers import metrics
+from turtlemq.server.metrics.collect import GROUPS_MAX, TopicLabels, collect
+from turtlemq.server.metrics.exposition import histogram
+from turtlemq.server.metrics.families import topic_families
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
@@ -187,13 +188,14 @@ def _filled(folder: Path, topics: int) -> Engine:
     return engine
 
 
-async def _page(engine: Engine, shown: metrics.Shown) -> str:
-    return "\n".join(metrics.topics(await metrics.take(engine, await shown.names(engine)))) + "\n"
+async def _page(engine: Engine, labels: TopicLabels) -> str:
+    figures = await collect(engine, await labels.names(engine), time.time_ns() // 1_000_000)
+    return "\n".join(topic_families(figures)) + "\n"
 
 
 def test_topics_beyond_the_limit_are_one(tmp_path: Path) -> None:
     engine = _filled(tmp_path, 30)
-    shown = metrics.Shown(4)
+    shown = TopicLabels(4)
     samples = parsed(asyncio.run(_page(engine, shown)))
     names = {labels["topic"] for labels, _ in samples["turtlemq_messages"]}
     assert names == {"t007", "t000", "t001", "t002", "other"}  # the busiest, then by name
@@ -212,10 +214,10 @@ def test_groups_beyond_the_limit_are_one(tmp_path: Path) -> None:
     engine = _filled(tmp_path, 1)
     for i in range(25):
         engine.reserve("t000", f"g{i:02}", 1, 3_000)
-    samples = parsed(asyncio.run(_page(engine, metrics.Shown())))
+    samples = parsed(asyncio.run(_page(engine, TopicLabels())))
     delivered = {labels["group"]: n for labels, n in samples["turtlemq_delivered_total"]}
-    assert len(delivered) == metrics.GROUPS_MAX + 1
-    assert delivered["other"] == 26 - metrics.GROUPS_MAX
+    assert len(delivered) == GROUPS_MAX + 1
+    assert delivered["other"] == 26 - GROUPS_MAX
     engine.close()
 
 

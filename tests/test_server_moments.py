@@ -14,7 +14,7 @@ from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull
 from turtlemq.model import Message
 from turtlemq.server.errors import DeadlineExceeded
-from turtlemq.server.http import DEADLINE, check_deadline
+from turtlemq.server.request import DEADLINE, check_deadline
 from turtlemq.server.service import Service, Want, now_ms
 
 

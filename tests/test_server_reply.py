@@ -14,9 +14,9 @@ from tests.harness.server_process import Server, running
 from turtlemq.server import auth, listen, trace
 from turtlemq.server.aiohttp_internals import ROUTES_MAX
 from turtlemq.server.config import Config
-from turtlemq.server.http import SERVICE
 from turtlemq.server.outgoing.reply import Reply
 from turtlemq.server.rate_limit import Flow
+from turtlemq.server.request import SERVICE
 from turtlemq.server.service import Service
 
 

@@ -25,9 +25,9 @@ from turtlemq.server import listen
 from turtlemq.server.auth import Auth, Token, client_of, hash_of, new_token, pattern_of
 from turtlemq.server.config import Config, load
 from turtlemq.server.errors import Unauthenticated
-from turtlemq.server.http import SERVICE
 from turtlemq.server.listen import tls_of
 from turtlemq.server.openapi import document
+from turtlemq.server.request import SERVICE
 from turtlemq.server.service import Service
 
 PEOPLE: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {

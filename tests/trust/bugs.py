@@ -442,7 +442,7 @@ BUGS = (
     ),
     Bug(
         "a time budget that is spent is not looked at",
-        "server/http.py",
+        "server/request.py",
         "    if DEADLINE in request and time_left(request) <= 0:\n        raise DeadlineExceeded\n",
         "    return\n",
         "server_moments",

@@ -13,10 +13,12 @@ from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.event_log import EventLog
 from turtlemq.server.handlers import metrics, pages
-from turtlemq.server.http import CONFIG, SERVICE, answer, let_go, refusal, refuse_other_sites, set_deadline
+from turtlemq.server.incoming.body import release
+from turtlemq.server.metrics.collect import TopicLabels
 from turtlemq.server.operations import ACCESS, OPERATIONS, Handler
-from turtlemq.server.outgoing.reply import Answered
+from turtlemq.server.outgoing.reply import Answered, answer, refusal
 from turtlemq.server.rate_limit import Flow
+from turtlemq.server.request import CONFIG, SERVICE, check_origin, set_deadline
 from turtlemq.server.service import Service
 
 _PLAIN = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "INVALID_ARGUMENT", 415: "UNSUPPORTED_MEDIA_TYPE"}
@@ -30,7 +32,7 @@ def routes() -> list[web.RouteDef]:
 def make_app(service: Service, config: Config) -> web.Application:
     """The application around a service."""
     app = web.Application(middlewares=[cast(Any, _around)], client_max_size=config.max_body_bytes)
-    app[SERVICE], app[CONFIG], app[metrics.SHOWN] = service, config, metrics.Shown()
+    app[SERVICE], app[CONFIG], app[metrics.TOPIC_LABELS] = service, config, TopicLabels()
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.extend((service.meter.heartbeat, EventLog(service)))
@@ -50,14 +52,14 @@ async def _around(request: web.Request, handler: Handler) -> Answered:
         status = response.status
         return response
     finally:
-        let_go(request)
+        release(request)
         trace.finish(request, status)
 
 
 async def _answered(request: web.Request, handler: Handler) -> Answered:
     try:
         request.app[AUTH].admit(request)
-        refuse_other_sites(request)
+        check_origin(request)
         set_deadline(request)
         return await handler(request)
     except TurtleError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from turtlemq.engine import Engine
 from turtlemq.server import logs
-from turtlemq.server.meter import in_slices
+from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.service import Service
 from turtlemq.topic.topic import Topic
 

@@ -21,8 +21,9 @@ from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Di
 from turtlemq.server.auth import AUTH, networks_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import Overloaded
-from turtlemq.server.http import SERVICE, SLOWEST
+from turtlemq.server.incoming.body import SLOWEST
 from turtlemq.server.outgoing.reply import Answered, Reply
+from turtlemq.server.request import SERVICE
 
 BACKLOG = 4_096  # whoever finds no place in it tries again after 1 s, 3 s, 7 s, …: a crowd would not begin at once
 KEEPALIVE_S = 75  # a head must have come within this time after the connection, or after the last answer

@@ -16,13 +16,14 @@ from turtlemq import __version__, errors, settings
 from turtlemq.lifecycle import STATES
 from turtlemq.model import BATCH_MESSAGES_MAX, ID_BYTES_MAX
 from turtlemq.server import errors as shell_errors
-from turtlemq.server.http import BUDGET, encode
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON, TEXT
 from turtlemq.server.operations import MESSAGES, OPERATIONS, Operation
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.messages import Delivered
+from turtlemq.server.outgoing.reply import encode
+from turtlemq.server.request import BUDGET
 from turtlemq.server.trace import HEADER
 
 REF = "#/components/schemas/{name}"

@@ -19,7 +19,7 @@ from turtlemq.server import logs
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.fair_turns import FairTurns
-from turtlemq.server.meter import Meter
+from turtlemq.server.metrics.meter import Meter
 from turtlemq.server.rate_limit import Flow
 from turtlemq.server.timerfd import WallClockTimer
 from turtlemq.topic.topic import Topic

@@ -15,7 +15,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from turtlemq.server import logs
-from turtlemq.server.http import CONFIG, SERVICE
+from turtlemq.server.request import CONFIG, SERVICE
 
 T = TypeVar("T")
 

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from turtlemq import backup
 from turtlemq.errors import Unavailable
-from turtlemq.server.http import answer, engine_of
+from turtlemq.server.outgoing.reply import answer
+from turtlemq.server.request import engine_of
 
 log = logging.getLogger("turtlemq")
 _one_at_a_time = asyncio.Lock()

@@ -15,9 +15,11 @@ from turtlemq.segment import format as f
 from turtlemq.server.auth import ANY, AUTH, CONSUME, PRODUCE
 from turtlemq.server.errors import RequestTimeout
 from turtlemq.server.handlers.messages import cancel_ids, rules_of
-from turtlemq.server.http import CONFIG, SERVICE, answer, check_topics, engine_of, read_as, throttle
 from turtlemq.server.incoming.batches import check_due, due_time
+from turtlemq.server.incoming.body import read_as
 from turtlemq.server.outgoing.messages import delivered
+from turtlemq.server.outgoing.reply import answer
+from turtlemq.server.request import CONFIG, SERVICE, check_topics, engine_of, throttle
 from turtlemq.server.service import Service, Want, now_ms
 from turtlemq.storage import names
 

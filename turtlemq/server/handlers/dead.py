@@ -16,9 +16,11 @@ from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
 from turtlemq.index.validate import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.handlers.messages import rules_of
-from turtlemq.server.http import SERVICE, answer, engine_of, query, read_as, topic_of
 from turtlemq.server.incoming.batches import check_due, due_time
+from turtlemq.server.incoming.body import read_as
 from turtlemq.server.outgoing.messages import letter
+from turtlemq.server.outgoing.reply import answer
+from turtlemq.server.request import SERVICE, engine_of, query, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 

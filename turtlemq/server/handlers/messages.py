@@ -17,29 +17,26 @@ from turtlemq.index.validate import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX, Batch, Receipt
 from turtlemq.server import trace
 from turtlemq.server.errors import InvalidAckList
-from turtlemq.server.http import (
+from turtlemq.server.incoming.batches import DELAY_S_MAX, TYPES, Rules, check_due, decode_slices, due_time
+from turtlemq.server.incoming.body import read, read_as
+from turtlemq.server.incoming.decode import decode
+from turtlemq.server.media_types import BSON, JSON
+from turtlemq.server.outgoing import messages
+from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
+from turtlemq.server.outgoing.reply import Reply, answer, encode
+from turtlemq.server.request import (
     CONFIG,
     SERVICE,
-    answer,
     check_deadline,
-    decode,
-    encode,
     engine_of,
     group_of,
     id_of,
     query,
-    read,
-    read_as,
     settings_of,
     throttle,
     time_left,
     topic_of,
 )
-from turtlemq.server.incoming.batches import DELAY_S_MAX, TYPES, Rules, check_due, decode_slices, due_time
-from turtlemq.server.media_types import BSON, JSON
-from turtlemq.server.outgoing import messages
-from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
-from turtlemq.server.outgoing.reply import Reply
 from turtlemq.server.service import Service, Want, now_ms
 from turtlemq.standing import CANCELLED_BEFORE
 
@@ -119,7 +116,7 @@ def rules_of(request: web.Request, topic: str) -> Rules:
 
 async def produce(request: web.Request) -> Reply:
     """POST /v1/topics/{topic}/messages"""
-    topic, service = topic_of(request, use=True), request.app[SERVICE]
+    topic, service = topic_of(request, may_create=True), request.app[SERVICE]
     data = await read(request, TYPES)
     service.admit(len(data))
     if len(data) > HEAVY_BYTES:
@@ -131,7 +128,7 @@ async def produce(request: web.Request) -> Reply:
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
         check_deadline(request)
-    topic_of(request, use=True)  # others may have made or deleted topics since
+    topic_of(request, may_create=True)  # others may have made or deleted topics since
     found, receipt = service.engine.stage(topic, batch, now)
     await service.landed(found, len(data))
     service.meter.produce_batch.add(len(receipt))
@@ -167,10 +164,13 @@ async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) ->
 
 async def fetch(request: web.Request) -> Reply:
     """POST …/fetch"""
-    topic, group = topic_of(request, use=True), group_of(request, use=True)
+    topic, group = topic_of(request, may_create=True), group_of(request, may_create=True)
     asked = await read_as(request, Fetch)
     service = request.app[SERVICE]
-    topic, group = topic_of(request, use=True), group_of(request, use=True)  # others may have made or deleted some since
+    topic, group = (
+        topic_of(request, may_create=True),
+        group_of(request, may_create=True),
+    )  # others may have made or deleted some since
     service.engine.topic(topic, create=True)
     ttr_ms = None if asked.ttr is None else max(1, round(asked.ttr * 1000))
     want = Want(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto")

@@ -12,9 +12,11 @@ from turtlemq import __version__
 from turtlemq.engine import Engine
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.server.auth import AUTH
-from turtlemq.server.handlers.metrics import busiest, resident_bytes, row_of
-from turtlemq.server.http import SERVICE, answer, engine_of, query
-from turtlemq.server.meter import in_slices
+from turtlemq.server.fair_turns import in_slices
+from turtlemq.server.metrics.collect import busiest, figures_of
+from turtlemq.server.metrics.process import resident_bytes
+from turtlemq.server.outgoing.reply import answer
+from turtlemq.server.request import SERVICE, engine_of, query
 from turtlemq.server.service import now_ms
 
 _BEGUN = time.monotonic()
@@ -145,7 +147,7 @@ async def status(request: web.Request) -> web.Response:
 
 
 def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
-    row = row_of(engine, name, now)
+    row = figures_of(engine, name, now)
     stats: Any = row.stats
     trouble = engine.trouble.get(name) or engine.topics[name].stopped
     return TopicStatus(

@@ -11,8 +11,10 @@ from msgspec import Meta, Struct
 from turtlemq.engine import Engine
 from turtlemq.model import DUE_MS_MAX
 from turtlemq.server.auth import AUTH
-from turtlemq.server.http import SERVICE, answer, check_topics, engine_of, group_of, read_as, topic_of
-from turtlemq.server.meter import in_slices
+from turtlemq.server.fair_turns import in_slices
+from turtlemq.server.incoming.body import read_as
+from turtlemq.server.outgoing.reply import answer
+from turtlemq.server.request import SERVICE, check_topics, engine_of, group_of, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
@@ -91,9 +93,12 @@ async def compact(request: web.Request) -> web.Response:
 
 async def put_group(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}/groups/{group}"""
-    topic, group = topic_of(request, use=True), group_of(request, use=True)
+    topic, group = topic_of(request, may_create=True), group_of(request, may_create=True)
     start = (await read_as(request, GroupStart)).start
-    topic, group = topic_of(request, use=True), group_of(request, use=True)  # others may have made or deleted some since
+    topic, group = (
+        topic_of(request, may_create=True),
+        group_of(request, may_create=True),
+    )  # others may have made or deleted some since
     engine = engine_of(request)
     known = topic in engine.topics and engine.topics[topic].has_group(group)
     if start is not None or not known:

@@ -18,7 +18,7 @@ from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidId, InvalidMessage, TurtleError
 from turtlemq.model import I64, Priority
 from turtlemq.server.errors import InvalidJson
-from turtlemq.server.http import index_in
+from turtlemq.server.incoming.decode import index_in
 
 F64 = npt.NDArray[np.float64]
 PRIORITIES = {"normal": Priority.NORMAL, "high": Priority.HIGH, "low": Priority.LOW}

@@ -19,8 +19,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from turtlemq.errors import InvalidMessage
 from turtlemq.segment import format as f
-from turtlemq.server.http import check_text, whole_or
 from turtlemq.server.incoming.columns import Columns, Common, of_messages, or_array, refused
+from turtlemq.server.incoming.decode import check_text, whole_or
 
 SLICE_MESSAGES = 2_000  # read at once: 1 ms at most, if they are small
 _SLICED_BYTES = 256 << 10  # shorter JSON is read as a whole

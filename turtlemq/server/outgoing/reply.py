@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from turtlemq.errors import TurtleError
 from turtlemq.server.aiohttp_internals import http_date
+from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
 from turtlemq.server.outgoing.fetch import Buffer
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: " for status in (200, 201)}
 
 
@@ -34,7 +36,7 @@ class Reply:
     @classmethod
     def of(cls, value: Any, status: int = 200) -> Reply:
         """A JSON answer."""
-        return cls(_encode(value), status)
+        return cls(encode(value), status)
 
     def head(self, request: web.BaseRequest) -> bytes:
         """Everything before the body."""
@@ -49,3 +51,21 @@ class Reply:
 
 
 Answered = web.StreamResponse | Reply
+
+
+def answer(value: Any, status: int = 200) -> web.Response:
+    """A JSON answer."""
+    return web.Response(body=encode(value), status=status, content_type=JSON)
+
+
+def refusal(error: TurtleError, status: int | None = None) -> web.Response:
+    """An error as the contract shapes it."""
+    body = {"error": {"code": error.code, "message": str(error), **error.details}}
+    response = answer(body, status or error.status)
+    if isinstance(error, Unauthenticated):
+        response.headers["WWW-Authenticate"] = 'Bearer realm="turtlemq"'
+    elif isinstance(error, RequestTimeout):
+        response.force_close()
+    if "retry_after_ms" in error.details:
+        response.headers["Retry-After"] = str(-(-int(str(error.details["retry_after_ms"])) // 1000))
+    return response

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from time import perf_counter
-from typing import TypeVar
 
 from turtlemq.histogram import Histogram
-
-T = TypeVar("T")
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 FINE_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 MESSAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
 BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
 HEARTBEAT_S = 0.25
-SLICE_S = 0.002  # how long a page of figures may keep others waiting
 
 
 class Meter:
@@ -61,15 +57,3 @@ class Meter:
             wanted = perf_counter() + HEARTBEAT_S
             await asyncio.sleep(HEARTBEAT_S)
             self.lag.add(max(0.0, perf_counter() - wanted))
-
-
-async def in_slices(items: Iterable[T]) -> list[T]:
-    """All of them; others get their turn every few milliseconds."""
-    out: list[T] = []
-    end = perf_counter() + SLICE_S
-    for item in items:
-        out.append(item)
-        if perf_counter() >= end:
-            await asyncio.sleep(0)
-            end = perf_counter() + SLICE_S
-    return out

@@ -1,0 +1,95 @@
+"""Reading request bodies: within their limits of size, time and memory, decompressed, and decoded into a type."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TypeVar
+
+from aiohttp import web
+
+from turtlemq.errors import InvalidArgument, TooLarge
+from turtlemq.server.aiohttp_internals import HttpProcessingError
+from turtlemq.server.config import Config
+from turtlemq.server.errors import DeadlineExceeded, RequestTimeout, UnsupportedMediaType
+from turtlemq.server.incoming.decode import decode
+from turtlemq.server.incoming.decompress import ENCODINGS, unpacked
+from turtlemq.server.media_types import JSON
+from turtlemq.server.request import CONFIG, DEADLINE, SERVICE, check_deadline
+
+T = TypeVar("T")
+
+JSON_TYPES = (JSON, "")
+HELD = "held"  # bytes of a request that count against the byte budget
+SLOWEST = 64 << 10  # bytes a second: a body may take body_timeout_s, and a second more for each so many that came
+
+
+async def read(request: web.Request, types: tuple[str, ...] = JSON_TYPES) -> bytes:
+    """The body, unpacked, if it is of one of these types and not too large, and the caller still has time."""
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    packed = request.headers.get("Content-Encoding", "").strip().lower()
+    if packed not in ENCODINGS:
+        raise UnsupportedMediaType(f"Content-Encoding {packed!r:.80} is not understood; send zstd, gzip or the plain bytes")
+    if kind not in types and request.can_read_body:
+        wanted = ", ".join(name for name in types if name)
+        raise UnsupportedMediaType(f"Content-Type {kind!r:.80} is not understood here; send {wanted} (curl: --json, or -H)")
+    data = await _received(request)
+    if packed not in ("", "identity"):
+        data = await unpacked(data, packed, request.app[CONFIG].max_body_bytes, partial(_hold, request))
+    check_deadline(request)
+    return data
+
+
+async def _received(request: web.Request) -> bytes:
+    """The bytes of the body, if they are not too many and come fast enough. Most have come already, with the head."""
+    content, config = request.content, request.app[CONFIG]
+    if (request.content_length or 0) > config.max_body_bytes:
+        raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")
+    try:
+        if content.is_eof() and not content.exception():
+            data = content.read_nowait(-1)
+            _hold(request, len(data))
+        else:
+            data = await _arriving(request, config)
+    except (HttpProcessingError, web.RequestPayloadError) as error:
+        raise InvalidArgument(f"the body cannot be read: {error}") from None
+    if len(data) > config.max_body_bytes:
+        raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")
+    return data
+
+
+def _hold(request: web.Request, count: int) -> None:
+    """Count bytes of this request until it is answered."""
+    request.app[SERVICE].flow.bytes_held.take(count)
+    request[HELD] = request.get(HELD, 0) + count
+
+
+def release(request: web.Request) -> None:
+    """The request was answered: its bytes count no more."""
+    request.app[SERVICE].flow.bytes_held.give(request.get(HELD, 0))
+
+
+async def _arriving(request: web.Request, config: Config) -> bytes:
+    """The body, as it comes. A client that sends a byte now and then is not waited for."""
+    content, parts, size = request.content, [], 0
+    end = asyncio.get_running_loop().time() + config.body_timeout_s
+    budget = float(request.get(DEADLINE, float("inf")))
+    clock = asyncio.timeout_at(min(end, budget))
+    try:
+        async with clock:
+            while size <= config.max_body_bytes and (part := await content.readany()):
+                _hold(request, len(part))
+                parts.append(part)
+                size += len(part)
+                clock.reschedule(min(end + size / SLOWEST, budget))
+    except TimeoutError:
+        if clock.when() == budget:  # not by the time: a clock of the loop may ring a little early
+            raise DeadlineExceeded from None
+        content.feed_eof()  # the rest is not waited for either
+        raise RequestTimeout(f"the body came too slowly: {size:,} bytes in {config.body_timeout_s:g} s and more") from None
+    return b"".join(parts)
+
+
+async def read_as(request: web.Request, kind: type[T]) -> T:
+    """`read`, then `decode`."""
+    return decode(await read(request), kind)

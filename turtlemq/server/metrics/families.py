@@ -1,0 +1,105 @@
+"""The metric families of /metrics: names, help texts and samples. docs/OBSERVE.md lists them all.
+
+Pure formatting of figures that `collect`, `meter` and `process` hold; names and help texts are part of the interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from turtlemq import __version__
+from turtlemq.lifecycle import STATES
+from turtlemq.server.metrics import exposition
+from turtlemq.server.metrics.collect import GROUP_STATES, TopicFigures
+from turtlemq.server.metrics.exposition import Labels
+from turtlemq.server.service import Service
+
+# Name, help text, key of `TopicFigures.stats`. Figures that do not add up over topics are left out for `other`.
+GAUGES = (
+    ("turtlemq_bytes", "Bytes on disk.", "bytes"),
+    ("turtlemq_segments", "Segment files.", "segments"),
+    ("turtlemq_live_ratio", "Sleeping documents among all in the delay segments.", "live_ratio"),
+    ("turtlemq_damaged", "Stretches of files that are not what was written.", "damaged"),
+    ("turtlemq_trouble", "1 for a topic whose last tick failed.", "trouble"),
+    ("turtlemq_stopped", "1 for a topic that takes no more writes since one failed.", "stopped"),
+    ("turtlemq_ready_unsynced", "Messages at the end of the ready log that the next beat makes durable.", "ready_unsynced"),
+    (
+        "turtlemq_oldest_ready_seconds",
+        "For how long the oldest message that some group has not fetched is ready.",
+        "oldest_ready",
+    ),
+    ("turtlemq_next_due_timestamp_seconds", "When the next message is due.", "next_due"),
+)
+TOTALS = (
+    ("turtlemq_produced_total", "Messages stored.", "produced"),
+    ("turtlemq_duplicates_total", "Messages that were known already and not stored again.", "duplicates"),
+    ("turtlemq_handed_off_total", "Messages that came due.", "handed_off"),
+    ("turtlemq_cancelled_total", "Messages cancelled, asleep or ready.", "cancelled"),
+    ("turtlemq_rescheduled_total", "Sleepers that got another due time, body or headers.", "rescheduled"),
+    ("turtlemq_retried_asleep_total", "Messages put to sleep again: long back-offs and requeued dead letters.", "retried"),
+    ("turtlemq_dead_requeued_total", "Dead letters requeued.", "dead_requeued"),
+    ("turtlemq_dead_dropped_total", "Dead letters dropped for their age or number.", "dead_dropped"),
+    ("turtlemq_compaction_moved_total", "Sleepers moved out of segments that were mostly empty.", "moved"),
+    ("turtlemq_compaction_dropped_bytes_total", "Bytes of segments dropped.", "bytes_dropped"),
+    ("turtlemq_compaction_dropped_segments_total", "Segments dropped.", "segments_dropped"),
+    ("turtlemq_seals_total", "Segments rewritten in due order.", "seals"),
+)
+GROUP_TOTALS = (
+    ("turtlemq_delivered_total", "Messages given to consumers.", "delivered"),
+    ("turtlemq_acked_total", "Messages acknowledged.", "acked"),
+    ("turtlemq_failed_total", "Deliveries that a consumer reported as failed, or went away with.", "failed"),
+    ("turtlemq_timed_out_total", "Deliveries whose lease ended.", "timed_out"),
+    ("turtlemq_died_total", "Messages that became dead letters.", "dead"),
+)
+
+
+def topic_families(rows: dict[str, TopicFigures]) -> Iterator[str]:
+    """Everything that has a topic for a label."""
+    states = [({"topic": name, "state": state}, row.stats[state]) for name, row in rows.items() for state in STATES]
+    yield from exposition.family("turtlemq_messages", "gauge", "Messages by state; from ready on summed over the groups.", states)
+    for name, text, key in GAUGES:
+        yield from exposition.family(name, "gauge", text, [({"topic": t}, row.stats.get(key)) for t, row in rows.items()])
+    for name, text, key in TOTALS:
+        yield from exposition.family(name, "counter", text, [({"topic": t}, row.totals[key]) for t, row in rows.items()])
+    groups = [({"topic": t, "group": group}, found) for t, row in rows.items() for group, found in row.groups.items()]
+    held = [({**labels, "state": state}, found[f"now_{state}"]) for labels, found in groups for state in GROUP_STATES]
+    yield from exposition.family("turtlemq_group_messages", "gauge", "Messages of a group by state; reserve: in flight.", held)
+    lag = [(labels, found["now_lag"]) for labels, found in groups]
+    yield from exposition.family("turtlemq_group_lag", "gauge", "Ready offsets that a group has not settled.", lag)
+    for name, text, key in GROUP_TOTALS:
+        yield from exposition.family(name, "counter", text, [(labels, found[key]) for labels, found in groups])
+    late = [({"topic": t}, row.lateness) for t, row in rows.items()]
+    text = "From due to ready, of messages that were to sleep: the scheduler's part of lateness."
+    yield from exposition.histogram("turtlemq_scheduler_lateness_seconds", text, late, 0.001)
+    text = "From ready to the first delivery, in every group: the consumers' part of lateness."
+    yield from exposition.histogram(
+        "turtlemq_consumer_wait_seconds", text, [({"topic": t}, r.wait) for t, r in rows.items()], 0.001
+    )
+
+
+def server_families(service: Service) -> Iterator[str]:
+    """Everything that has none."""
+    meter, family, histogram = service.meter, exposition.family, exposition.histogram
+    none: Labels = {}
+    engine = service.engine if service.serving else None
+    waiting = service.waiters
+    yield from family("turtlemq_info", "gauge", "The version.", [({"version": __version__}, 1)])
+    yield from family("turtlemq_up", "gauge", "1 while it serves.", [(none, int(engine is not None))])
+    yield from family("turtlemq_topics", "gauge", "Topics.", [(none, len(engine.topics) if engine else None)])
+    yield from family("turtlemq_long_polls", "gauge", "Fetches that wait.", [(none, waiting)])
+    yield from family(
+        "turtlemq_requests_in_flight", "gauge", "Requests under way, long polls included.", [(none, meter.in_flight)]
+    )
+    counted = sorted(meter.requests.items())
+    samples = [({"method": m, "route": r, "status": str(s)}, n) for (m, r, s), n in counted]
+    yield from family("turtlemq_requests_total", "counter", "Answered requests.", samples)
+    refused = [({"code": code}, count) for code, count in sorted(meter.rejected.items())]
+    yield from family("turtlemq_rejected_total", "counter", "Refused requests, by error code.", refused)
+    routes = [({"route": route}, found) for route, found in sorted(meter.durations.items())]
+    yield from histogram("turtlemq_request_seconds", "From a request's head to its answer, a long poll's wait left out.", routes)
+    batches = [({"kind": kind}, getattr(meter, f"{kind}_batch")) for kind in ("produce", "fetch", "ack")]
+    yield from histogram("turtlemq_batch_messages", "Messages of one request.", batches)
+    yield from histogram("turtlemq_commit_seconds", "A group commit: one write and one fdatasync.", [(none, meter.commit)])
+    yield from histogram("turtlemq_commit_bytes", "Bytes of a group commit.", [(none, meter.commit_bytes)])
+    yield from histogram("turtlemq_tick_seconds", "One tick of the engine.", [(none, meter.tick)])
+    yield from histogram("turtlemq_loop_lag_seconds", "How late a timer of the event loop rings.", [(none, meter.lag)])

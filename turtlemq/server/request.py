@@ -1,0 +1,126 @@
+"""Helpers about one request: its application, deadline and origin, and the topic, group and id of its path.
+
+Bodies are read in `incoming.body`, answers are made in `outgoing.reply`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from turtlemq.engine import GROUP, Engine
+from turtlemq.errors import InvalidArgument
+from turtlemq.index.validate import check_ids
+from turtlemq.server.auth import name_of
+from turtlemq.server.config import Config
+from turtlemq.server.errors import (
+    DeadlineExceeded,
+    Forbidden,
+)
+from turtlemq.server.service import Service
+from turtlemq.settings import Settings
+from turtlemq.storage import names
+
+T = TypeVar("T")
+
+SERVICE = web.AppKey("service", Service)
+CONFIG = web.AppKey("config", Config)
+BUDGET = "X-Turtlemq-Budget-Ms"
+DEADLINE = "deadline"
+
+
+def check_origin(request: web.Request) -> None:
+    """Browsers say where a page is from that sends something; other clients say nothing. A page of ours has our own address."""
+    origin = request.headers.get("Origin")
+    if origin is not None and request.method not in ("GET", "HEAD") and origin.partition("://")[2] != request.host:
+        raise Forbidden
+
+
+def set_deadline(request: web.Request) -> None:
+    """Note until when the caller waits."""
+    text = request.headers.get(BUDGET)
+    if text is None:
+        return
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise InvalidArgument(f"{BUDGET} is a whole number of milliseconds, not {text!r:.80}")
+    request[DEADLINE] = asyncio.get_running_loop().time() + int(text) / 1000
+    if int(text) == 0:
+        raise DeadlineExceeded
+
+
+def check_deadline(request: web.Request) -> None:
+    """Refuse to begin what its caller does not wait for any more."""
+    if DEADLINE in request and time_left(request) <= 0:
+        raise DeadlineExceeded
+
+
+def time_left(request: web.Request) -> float:
+    """Seconds until the caller gives up; infinite if it did not say."""
+    return float(request.get(DEADLINE, float("inf"))) - asyncio.get_running_loop().time()
+
+
+def query(request: web.Request, kind: type[T]) -> T:
+    """The typed query string."""
+    given = {name: value for name, value in request.query.items() if value != ""}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as wrong:
+        raise InvalidArgument(f"query: {wrong}") from None
+
+
+# The path
+
+
+def engine_of(request: web.Request) -> Engine:
+    """The engine, if it serves."""
+    return request.app[SERVICE].engine
+
+
+def topic_of(request: web.Request, may_create: bool = False) -> str:
+    """The topic of the path, which must be there; with `may_create`, one that is not appears, where the server allows that."""
+    name = names.check_topic(request.match_info["topic"])
+    engine = engine_of(request)
+    if name not in engine.topics and not (may_create and request.app[CONFIG].auto_create_topics):
+        engine.topic(name)  # it says why not
+    check_topics(request, name)
+    return name
+
+
+def check_topics(request: web.Request, name: str) -> None:
+    """A topic that is there, or one for which there is room."""
+    topics, most = engine_of(request).topics, request.app[CONFIG].max_topics
+    if name not in topics and len(topics) >= most:
+        raise InvalidArgument(f"there are {len(topics):,} topics already, as many as max_topics allows; delete some first")
+
+
+def settings_of(request: web.Request, topic: str) -> Settings:
+    """The settings of a topic, or those that it would have."""
+    engine = engine_of(request)
+    found = engine.topics.get(topic)
+    return engine.settings if found is None else found.settings
+
+
+def throttle(request: web.Request, topic: str, count: int) -> None:
+    """Let so many messages of this client into a topic, or raise `RateLimited`. Free where no rate is set."""
+    flow, settings = request.app[SERVICE].flow, settings_of(request, topic)
+    if settings.rate_produce_per_s or flow.client_rate:
+        flow.produce(topic, settings, name_of(request), count, asyncio.get_running_loop().time())
+
+
+def group_of(request: web.Request, may_create: bool = False) -> str:
+    """The group of the path, or the default one; with `may_create`, one that is there or for which there is room."""
+    name = names.check_group(request.match_info.get("group", GROUP))
+    topic = engine_of(request).topics.get(request.match_info["topic"]) if may_create else None
+    if topic is not None and topic.group_count >= request.app[CONFIG].max_groups and not topic.has_group(name):
+        raise InvalidArgument(f"the topic has {topic.group_count:,} groups already, as many as max_groups allows")
+    return name
+
+
+def id_of(request: web.Request) -> str:
+    """The message id of the path."""
+    id_ = request.match_info["id"]
+    check_ids([id_])
+    return id_
