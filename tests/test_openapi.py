@@ -15,6 +15,7 @@ from tests.harness.server_process import ROOT, Server, running
 from tests.trust.interface import WORLD, world
 from turtlemq.server.app import routes
 from turtlemq.server.openapi import codes_by_status, document
+from turtlemq.server.openapi_texts import FIELDS, SCHEMAS
 
 DOCUMENT = document()
 OPERATIONS = [(path, method, found) for path, methods in DOCUMENT["paths"].items() for method, found in methods.items()]
@@ -35,6 +36,14 @@ def test_names_are_unique_and_every_reference_leads_somewhere() -> None:
         for part in reference.split("/"):
             found = found[part]
         assert found
+
+
+def test_texts_of_types_come_from_their_table() -> None:
+    """Not from docstrings, which are for readers of the code."""
+    schemas = DOCUMENT["components"]["schemas"]
+    assert {name: schema["description"] for name, schema in schemas.items()} == SCHEMAS
+    used = {name for schema in schemas.values() for name in schema["properties"]}
+    assert {name.rpartition(".")[2] for name in FIELDS} <= used, "texts of fields that are gone"
 
 
 def test_every_code_of_the_documentation_is_in_the_document() -> None:

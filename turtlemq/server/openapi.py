@@ -19,6 +19,7 @@ from turtlemq.server import errors as shell_errors
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON, TEXT
+from turtlemq.server.openapi_texts import ABOUT, FIELDS, SCHEMAS
 from turtlemq.server.operations import MESSAGES, OPERATIONS, Operation
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.messages import Delivered
@@ -63,43 +64,6 @@ LINKS: dict[str, dict[str, dict[str, str]]] = {  # what may follow a good answer
     "listDead": {"listDead": _PAGE, "requeueDead": {}, "deleteDead": {}, "exportDead": {}},
     "pinBackup": {"unpinBackup": {}},
 }
-WORDS = {
-    "acks": "Ids; `-` before each that failed.",
-    "attempt": "Deliveries, this one included.",
-    "body": "Any JSON value; it comes back as it was sent.",
-    "body_base64": "Instead of `body`, for bytes.",
-    "bucket": "Seconds in one count.",
-    "consumer": "A name for the record.",
-    "cursor": "Of the page before.",
-    "delay": "Seconds from now.",
-    "due_ms": "When it is due, in epoch milliseconds.",
-    "duplicates": "Ids that the topic knew already; they were not stored again.",
-    "error": "Why it failed.",
-    "expires_ms": "What is not delivered by then is dead.",
-    "from_ms": "From this time on, in epoch milliseconds.",
-    "headers": "Names and texts.",
-    "hours": "How far to look ahead.",
-    "JsonMessage.id": "Your own id; else the server gives one.",
-    "BsonMessage.id": "Your own id; else the server gives one.",
-    "index": "The first bad item.",
-    "lease_until_ms": "What is not acknowledged by then comes again; 0: it is settled already.",
-    "limit": "At most so many.",
-    "live_ratio": "Sleeping documents among all in the delay segments.",
-    "Fetch.max": "At most so many messages.",
-    "Backoff.max": "Seconds at most.",
-    "per_s": "So many a second.",
-    "priority": "`high` comes first, but never alone.",
-    "reset_attempts": "Count attempts from 1 again.",
-    "request_id": "Also in the header X-Request-Id, and in the log.",
-    "to_ms": "Up to this time, in epoch milliseconds.",
-    "ttr": "Seconds that a consumer may take.",
-    "wait": "Seconds to wait for the first message.",
-}
-ABOUT = """Messages that sleep until they are due, and are then fetched and acknowledged by groups of consumers.
-
-Times are epoch milliseconds in every field that ends in `_ms`; `delay`, `ttr` and `wait` are seconds. A refused batch changes
-nothing. Bodies may come with `Content-Encoding: gzip` or `zstd`. Every answer has an
-`X-Request-Id`; send your own to have it used."""
 
 
 @cache
@@ -181,11 +145,15 @@ def _renamed(schema: Any) -> Any:
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
-    for name, found in schema.get("properties", {}).items():
-        words = WORDS.get(f"{schema.get('title')}.{name}", WORDS.get(name))
-        if words and "$ref" not in found:
-            found.setdefault("description", words)
-    return schema
+    """A component with its texts."""
+    title = schema["title"]
+    for name, field in schema["properties"].items():
+        text = FIELDS.get(f"{title}.{name}", FIELDS.get(name))
+        if text and "$ref" not in field:
+            field.setdefault("description", text)
+    return {"title": title, "description": SCHEMAS[title]} | {
+        key: schema[key] for key in schema if key not in ("title", "description")
+    }
 
 
 # Operations

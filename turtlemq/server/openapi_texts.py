@@ -1,0 +1,109 @@
+"""Texts of the OpenAPI document about types and fields. Those of operations stand in `operations`.
+
+They are part of the interface, so docstrings of the Python classes are not used: these may be changed without a word to users.
+"""
+
+from __future__ import annotations
+
+ABOUT = """Messages that sleep until they are due, and are then fetched and acknowledged by groups of consumers.
+
+Times are epoch milliseconds in every field that ends in `_ms`; `delay`, `ttr` and `wait` are seconds. A refused batch changes
+nothing. Bodies may come with `Content-Encoding: gzip` or `zstd`. Every answer has an
+`X-Request-Id`; send your own to have it used."""
+
+# By name of the schema.
+SCHEMAS = {
+    "Delivered": "A message as a consumer gets it.",
+    "Error": "Every refusal.",
+    "Refusal": "What is wrong and what to do. `index` is the first bad item, `state` the one that a message is in; "
+    "others may come.",
+    "Letter": "A dead letter.",
+    "JsonMessage": "A message in JSON.",
+    "BsonMessage": "A message in BSON. Its body is a binary, or a value that JSON has as well.",
+    "Stored": "A batch is durable: ids in the order sent.",
+    "MessageAnswer": "Everything about one message.",
+    "TimelineEntry": "Something that happened to a message.",
+    "Patch": "What to change of a sleeper.",
+    "Changed": "A sleeper was changed.",
+    "Outcome": "What was done.",
+    "Cancel": "Which messages to cancel.",
+    "Cancelled": "Messages that will never come, and the state of each that could not be cancelled.",
+    "Fetch": "The body of a fetch.",
+    "Messages": "What a fetch brought; nothing is an empty list.",
+    "Ack": "The long form of an ack.",
+    "Acked": "The answer to a grouped ack list.",
+    "Extend": "The body of an extend.",
+    "Extended": "Leases that got more time.",
+    "Browse": "Which page of a listing.",
+    "Listing": "A page of messages; `cursor` asks for the next one. A page may be short, or empty, though there is a next one.",
+    "Listed": "A line of a listing; one that sleeps before another attempt of a group, or is dead in one, names it.",
+    "Outlook": "How far and how finely to look ahead.",
+    "Forecast": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
+    "Topics": "All topics.",
+    "TopicAnswer": "A topic.",
+    "Settings": "The body of PUT /v1/topics/{topic}: what is left out stays as it is.",
+    "Backoff": "How long a failed message waits: base × factor^n seconds, up to max.",
+    "Retention": "How long, and in how much room, settled messages are kept.",
+    "Dead": "How long, and how many, dead letters are kept.",
+    "Rate": "Messages a second: taken in (with a burst that was saved up), and given to each group. 0: no limit.",
+    "TopicStats": "Figures of a topic. ready, reserve and history are summed over groups; without any, "
+    "what is ready waits for the first.",
+    "GroupStats": "Figures of a group. `offset`: everything before it is settled.",
+    "Compacted": 'What compaction freed; "running": it goes on by itself.',
+    "GroupStart": "Where a group starts. Nothing: a new one at the oldest message, one that is there stays where it is.",
+    "GroupStartAt": "A group's start by time.",
+    "GroupAnswer": "A group.",
+    "Page": "A page of them.",
+    "Letters": "A page of dead letters.",
+    "DeadFilter": "Which dead letters: every field that is given must match. Times are when they died.",
+    "Causes": "Dead letters by error, the most common first.",
+    "DeadRequeue": "Which of them shall sleep again, until when.",
+    "Requeued": "Dead letters that sleep again.",
+    "DeadChoice": "Some of them, by id (in `group`, or in any) or by filter.",
+    "Deleted": "Dead letters that are gone.",
+    "Alive": "The process lives.",
+    "Ready": "It serves; topics that are not well are counted.",
+    "Look": "Which topics: so many of the busiest whose name holds `q`.",
+    "Status": "The whole server. `topics` are those asked for, `totals` of all of those; `damage` names the first few.",
+    "Lateness": "Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. "
+    "Differences of two looks\n    give the lateness of the time between.",
+    "TopicStatus": "A topic: messages in each state, totals since the start, its groups and how late it is.",
+    "DamageFound": "Damage.",
+    "Command": "One command.",
+    "CommandAnswer": "Its answer.",
+    "Pinned": "Files that are kept for a backup.",
+}
+
+# By name of the field, or by schema and field where the field has several meanings.
+FIELDS = {
+    "acks": "Ids; `-` before each that failed.",
+    "attempt": "Deliveries, this one included.",
+    "body": "Any JSON value; it comes back as it was sent.",
+    "body_base64": "Instead of `body`, for bytes.",
+    "bucket": "Seconds in one count.",
+    "consumer": "A name for the record.",
+    "cursor": "Of the page before.",
+    "delay": "Seconds from now.",
+    "due_ms": "When it is due, in epoch milliseconds.",
+    "duplicates": "Ids that the topic knew already; they were not stored again.",
+    "error": "Why it failed.",
+    "expires_ms": "What is not delivered by then is dead.",
+    "from_ms": "From this time on, in epoch milliseconds.",
+    "headers": "Names and texts.",
+    "hours": "How far to look ahead.",
+    "JsonMessage.id": "Your own id; else the server gives one.",
+    "BsonMessage.id": "Your own id; else the server gives one.",
+    "index": "The first bad item.",
+    "lease_until_ms": "What is not acknowledged by then comes again; 0: it is settled already.",
+    "limit": "At most so many.",
+    "live_ratio": "Sleeping documents among all in the delay segments.",
+    "Fetch.max": "At most so many messages.",
+    "Backoff.max": "Seconds at most.",
+    "per_s": "So many a second.",
+    "priority": "`high` comes first, but never alone.",
+    "reset_attempts": "Count attempts from 1 again.",
+    "request_id": "Also in the header X-Request-Id, and in the log.",
+    "to_ms": "Up to this time, in epoch milliseconds.",
+    "ttr": "Seconds that a consumer may take.",
+    "wait": "Seconds to wait for the first message.",
+}
