@@ -127,8 +127,8 @@ class Server:
 
     @property
     def unsealed(self) -> list[int]:
-        shelf = self.index._segments
-        return [segment.base for segment in shelf.by_base.values() if not segment.sealed and segment is not shelf.active]
+        segments = self.index._segments
+        return [segment.base for segment in segments.by_base.values() if not segment.sealed and segment is not segments.active]
 
     def fire(self) -> int:
         """Hand off a slice of everything that is due now. Returns how many messages that was."""

@@ -1,4 +1,4 @@
-"""Firing a few with lists and firing with arrays are one thing: the same shelf gives the same handoff either way, to the last
+"""Firing a few with lists and firing with arrays are one thing: the same segments gives the same handoff either way, to the last
 byte, the last mark and the last cursor, whatever state its files are in.
 """
 
@@ -59,12 +59,12 @@ def told(due: Due | None) -> Any:
 
 def both(index: Index, now: int, **limits: int) -> tuple[Due | None, list[Damage]]:
     """What is due, found in both ways and compared, and the damage that was met."""
-    found, shelf = [], index._segments
+    found, segments = [], index._segments
     for count in (NEVER, small_batches.HANDOFF, NEVER):  # the first may mend a table
-        shelf._damaged.clear()
-        shelf.counters.damage.clear()
+        segments._damaged.clear()
+        segments.counters.damage.clear()
         with up_to(count):
-            found.append((index.due(now, **limits), list(shelf.counters.damage)))
+            found.append((index.due(now, **limits), list(segments.counters.damage)))
     assert told(found[1][0]) == told(found[2][0])
     assert found[1][1] == found[2][1]
     return found[1]
@@ -229,7 +229,7 @@ def test_a_list_of_keys_answers_like_an_array(some: list[int], asked: list[int])
     assert max(some, default=0) < 1 << ORDINAL_BITS
 
 
-# Any shelf
+# Any segments
 
 ids = [f"{i:02}" for i in range(40)]
 picks = st.integers(0, 1 << 16)

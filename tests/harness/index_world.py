@@ -341,8 +341,8 @@ class World:
 
     @property
     def closed(self) -> list[int]:
-        shelf, flushing = self.index._segments, [memtable.base for memtable in self.index._writer.frozen]
-        return [base for base in shelf.by_base if base not in (shelf.active.base, self.busy, *flushing)]
+        segments, flushing = self.index._segments, [memtable.base for memtable in self.index._writer.frozen]
+        return [base for base in segments.by_base if base not in (segments.active.base, self.busy, *flushing)]
 
     @property
     def busy(self) -> int | None:

@@ -85,7 +85,7 @@ BUGS = (
     Bug(
         "what opening found is served without a sync",
         "index/recover.py",
-        "        shelf.door.sync(fd, segment.path)\n    finally",
+        "        segments.door.sync(fd, segment.path)\n    finally",
         "        pass\n    finally",
         _CRASH,
     ),

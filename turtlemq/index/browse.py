@@ -18,7 +18,7 @@ PAGE_BYTES = 16 << 20  # of documents on one page
 _STRIDE = 512  # keys looked at in one go, where many are cancelled
 
 
-def browse(shelf: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | None) -> tuple[list[f.Document], str | None]:
+def browse(segments: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | None) -> tuple[list[f.Document], str | None]:
     """Sleepers due in [from_ms, to_ms], ordered by (due, seq), and a cursor for the next page, None if this is the last. Where
     bodies are large, a page has less than `limit` of them. O(limit × segments)."""
     if not 1 <= limit <= LIMIT_MAX:
@@ -28,9 +28,9 @@ def browse(shelf: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | 
     after = parse_cursor(cursor)
     wanted, bytes_max = limit + 1, PAGE_BYTES
     while True:
-        parts, ordinals = _first_keys(shelf, max(from_ms, after[0]), to_ms, after, wanted)
-        taken = _fitting(shelf, parts, ordinals, bytes_max)
-        found = _read(shelf, parts[:taken], ordinals[:taken])
+        parts, ordinals = _first_keys(segments, max(from_ms, after[0]), to_ms, after, wanted)
+        taken = _fitting(segments, parts, ordinals, bytes_max)
+        found = _read(segments, parts[:taken], ordinals[:taken])
         more = taken < len(ordinals) or len(ordinals) >= wanted
         if len(found) > limit or (found and taken < len(ordinals)) or not more:
             break
@@ -39,13 +39,13 @@ def browse(shelf: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | 
     return page, f"{page[-1].due_ms}-{page[-1].seq}" if more or len(found) > limit else None
 
 
-def _first_keys(shelf: Segments, low: int, to_ms: int, after: tuple[int, int], wanted: int) -> tuple[I64, I64]:
+def _first_keys(segments: Segments, low: int, to_ms: int, after: tuple[int, int], wanted: int) -> tuple[I64, I64]:
     """The first `wanted` sleepers behind `after`: numbers of their parts, and their ordinals. Less only if there are no more."""
     found: list[tuple[int, U64]] = [(0, np.empty(0, np.uint64))]
-    for number, part in enumerate(shelf.parts):
+    for number, part in enumerate(segments.parts):
         for cursor in _cursors(part):
             behind = low == after[0] and after[1]
-            first = rank_behind(shelf.door, part, cursor.keys, *after) if behind else cursor.keys.rank(low << ORDINAL_BITS)
+            first = rank_behind(segments.door, part, cursor.keys, *after) if behind else cursor.keys.rank(low << ORDINAL_BITS)
             first, last = max(cursor.pos, first), cursor.keys.rank((to_ms + 1) << ORDINAL_BITS)
             left = wanted
             while first < last and left > 0:
@@ -61,21 +61,21 @@ def _first_keys(shelf: Segments, low: int, to_ms: int, after: tuple[int, int], w
     return parts[order], ordinals[order]
 
 
-def _fitting(shelf: Segments, parts: I64, ordinals: I64, bytes_max: int) -> int:
+def _fitting(segments: Segments, parts: I64, ordinals: I64, bytes_max: int) -> int:
     """How many of these documents, one at least, have this many bytes together."""
     sizes = np.zeros(len(ordinals), np.int64)
     for number in np.unique(parts).tolist():
-        starts, ends = shelf.parts[number].spans_of(ordinals[parts == number])
+        starts, ends = segments.parts[number].spans_of(ordinals[parts == number])
         sizes[parts == number] = ends - starts
     return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
 
 
-def _read(shelf: Segments, parts: I64, ordinals: I64) -> list[f.Document]:
+def _read(segments: Segments, parts: I64, ordinals: I64) -> list[f.Document]:
     """Documents in this order, without those that are damaged (reported)."""
     found: dict[int, f.Document] = {}
     for number in np.unique(parts).tolist():
         places = np.flatnonzero(parts == number)
-        documents = shelf.read_many(shelf.parts[number], ordinals[places])
+        documents = segments.read_many(segments.parts[number], ordinals[places])
         found |= {place: d for place, d in zip(places.tolist(), documents, strict=True) if d is not None}
     return [found[place] for place in sorted(found)]
 
@@ -99,7 +99,7 @@ def _cursors(part: Part) -> list[Cursor]:
     return [*part.cursors, Cursor(part, Array(np.array(list(part.single_keys), np.uint64)), part.first_seq)]
 
 
-def forecast(shelf: Segments, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
+def forecast(segments: Segments, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
     """Counts of sleepers by due time, from keys and dead bits alone."""
     if not 1 <= bucket_ms <= DUE_MS_MAX or not 1 <= buckets <= BUCKETS_MAX or not 0 <= now_ms <= DUE_MS_MAX:
         raise InvalidArgument(f"a forecast has 1 to {BUCKETS_MAX:,} buckets of at least a millisecond, from 1970 to May 2109")
@@ -107,7 +107,7 @@ def forecast(shelf: Segments, now_ms: int, bucket_ms: int, buckets: int) -> Fore
     keys = np.minimum(edges, DUE_MS_MAX + 1).astype(np.uint64) << np.uint64(ORDINAL_BITS)
     total = 0
     below = np.zeros(buckets + 1, np.int64)
-    for part in shelf.parts:
+    for part in segments.parts:
         for cursor in _cursors(part):
             counted, everything = _count(part, cursor, keys)
             below += counted

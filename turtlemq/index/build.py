@@ -36,7 +36,7 @@ class FlushJob:
     alive: Mask
 
 
-def flush_job(shelf: Segments, memtable: Memtable) -> FlushJob:
+def flush_job(segments: Segments, memtable: Memtable) -> FlushJob:
     """What tombstones have ended up to now is left out; what was handed off is not, for a crash may bring that back."""
     n = memtable.count
     cover = t.Cover(
@@ -48,10 +48,10 @@ def flush_job(shelf: Segments, memtable: Memtable) -> FlushJob:
         end=memtable.end,
         first_seq=memtable.first_seq,
         last_seq=memtable.last_seq,
-        killed_seq=shelf.memtable.last_seq,
+        killed_seq=segments.memtable.last_seq,
     )
     columns = (memtable.seq[:n], memtable.due[:n], memtable.starts[:n], memtable.flags[:n], memtable.hashes[:n])
-    return FlushJob(table_path(shelf.folder, cover.base, cover.first), cover, *columns, memtable.alive(np.arange(n)))
+    return FlushJob(table_path(segments.folder, cover.base, cover.first), cover, *columns, memtable.alive(np.arange(n)))
 
 
 def write_run(door: Door, job: FlushJob) -> None:
@@ -63,15 +63,15 @@ def write_run(door: Door, job: FlushJob) -> None:
     door.replace(job.path, b"".join(buffers), durable=False)
 
 
-def open_run(shelf: Segments, memtable: Memtable, job: FlushJob) -> TablePart:
+def open_run(segments: Segments, memtable: Memtable, job: FlushJob) -> TablePart:
     """The run that was written, to stand in the memtable's place: what was ended or handed off meanwhile is so there, too."""
-    opened = t.open_table(shelf.door, job.path)
+    opened = t.open_table(segments.door, job.path)
     if opened is None or opened.cover != job.cover:
         raise t.Damaged(f"{job.path.name}: what was written is not there any more.")
-    part = TablePart(shelf.folder, opened, memtable.path.name, False)
+    part = TablePart(segments.folder, opened, memtable.path.name, False)
     if memtable.ended is not None:
         part.ended, part.dirty = memtable.ended, True
-    shelf.set_cursors(part, memtable.seq)
+    segments.set_cursors(part, memtable.seq)
     part.live = part.count_live()
     return part
 
@@ -85,16 +85,16 @@ def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, 
     return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, kills)
 
 
-def _store(shelf: Segments, segment: Segment, cover: t.Cover, buffers: list[bytes]) -> TablePart:
-    path = table_path(shelf.folder, cover.base, None if segment.sealed else cover.first)
-    shelf.door.replace(path, b"".join(buffers), durable=False)
-    opened = t.open_table(shelf.door, path)
+def _store(segments: Segments, segment: Segment, cover: t.Cover, buffers: list[bytes]) -> TablePart:
+    path = table_path(segments.folder, cover.base, None if segment.sealed else cover.first)
+    segments.door.replace(path, b"".join(buffers), durable=False)
+    opened = t.open_table(segments.door, path)
     assert opened is not None, "just written"
-    return TablePart(shelf.folder, opened, segment.path.name, segment.sealed)
+    return TablePart(segments.folder, opened, segment.path.name, segment.sealed)
 
 
 def from_scan(
-    shelf: Segments, segment: Segment, buffer: memoryview, found: Scan, span: tuple[int, int], number: int, start: int
+    segments: Segments, segment: Segment, buffer: memoryview, found: Scan, span: tuple[int, int], number: int, start: int
 ) -> TablePart:
     """A part over documents [first, last) of a scan, from byte `start`; `number` is that of the first one in the segment."""
     first, last = span
@@ -114,10 +114,10 @@ def from_scan(
     alive = np.ones(last - first, np.bool_)
     buffers = tabulate(cover, found.due_ms[part], found.positions[part], found.flags[part], hashes, alive)
     try:
-        return _store(shelf, segment, cover, buffers)
+        return _store(segments, segment, cover, buffers)
     except (DiskFull, OSError):  # serve from memory; the file is only a cache
         data = memoryview(b"".join(buffers))
-        return TablePart(shelf.folder, t.parse_table(Path(segment.path.name), data), segment.path.name, segment.sealed)
+        return TablePart(segments.folder, t.parse_table(Path(segment.path.name), data), segment.path.name, segment.sealed)
 
 
 def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
@@ -134,23 +134,23 @@ def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
 # `killed_seq` of exactly those documents that a table covers, but for what was ended before and left out of that table.
 
 
-def write_ended_bits(shelf: Segments, parts: Sequence[Part], *, all_of_them: bool = False) -> None:
+def write_ended_bits(segments: Segments, parts: Sequence[Part], *, all_of_them: bool = False) -> None:
     """Keep the dead bits of table parts, a cache, as far as there is room. Only called when everything published is durable.
 
     `all_of_them`: also where no bit is new, so that the next opening need not read every tombstone since."""
     for part in parts:
-        behind = all_of_them and part.ended_by < shelf.last_ending_seq
-        if not isinstance(part, TablePart) or part in shelf.unintegrated or not (part.dirty or behind):
+        behind = all_of_them and part.ended_by < segments.last_ending_seq
+        if not isinstance(part, TablePart) or part in segments.unintegrated or not (part.dirty or behind):
             continue
-        killed_seq = shelf.memtable.last_seq
+        killed_seq = segments.memtable.last_seq
         fields: dict[str, Any] = {
             "cover": {name: Int64(value) for name, value in asdict(part.table.cover).items()},
             "killed_seq": Int64(killed_seq),
             "bits": b"" if part.ended is None else part.ended.data.tobytes(),
         }
-        path = ended_path(shelf.folder, part.base, None if part.sealed else part.first)
+        path = ended_path(segments.folder, part.base, None if part.sealed else part.first)
         try:
-            shelf.door.replace(path, f.encode_checked(fields), durable=False)
+            segments.door.replace(path, f.encode_checked(fields), durable=False)
         except (DiskFull, OSError):
             return
         part.dirty, part.ended_by = False, killed_seq

@@ -20,31 +20,31 @@ from turtlemq.segment.scan import Scan, scan
 from turtlemq.segment.table import Damaged
 
 
-def check(shelf: Segments) -> list[str]:
+def check(segments: Segments) -> list[str]:
     """Every broken invariant, a line each. Empty: all is well."""
-    scans = {base: _scan(shelf, segment) for base, segment in shelf.by_base.items()}
-    ended = np.array(sorted({seq for base in scans for seq in _ended(shelf, shelf.by_base[base], scans[base])}), np.int64)
+    scans = {base: _scan(segments, segment) for base, segment in segments.by_base.items()}
+    ended = np.array(sorted({seq for base in scans for seq in _ended(segments, segments.by_base[base], scans[base])}), np.int64)
     problems: list[str] = []
-    for base, segment in shelf.by_base.items():
-        problems += _check_segment(shelf, segment, scans[base], ended)
-    problems += _check_order(shelf)
-    due = [found.due_ms[asleep] for base, found in scans.items() if len(asleep := _asleep(shelf, found, ended))]
+    for base, segment in segments.by_base.items():
+        problems += _check_segment(segments, segment, scans[base], ended)
+    problems += _check_order(segments)
+    due = [found.due_ms[asleep] for base, found in scans.items() if len(asleep := _asleep(segments, found, ended))]
     first = min((int(d.min()) for d in due), default=None)
-    promised = shelf.next_due_ms()
+    promised = segments.next_due_ms()
     if first is not None and (promised is None or promised > first):
-        problems.append(f"{shelf.topic}: something is due at {first}, but the next tick is asked for at {promised}")
+        problems.append(f"{segments.topic}: something is due at {first}, but the next tick is asked for at {promised}")
     return problems
 
 
-def _scan(shelf: Segments, segment: Segment) -> Scan:
+def _scan(segments: Segments, segment: Segment) -> Scan:
     if segment.sealed:
-        return log.scan_file(shelf.door, segment.path)[1]  # its header says how long it must be
+        return log.scan_file(segments.door, segment.path)[1]  # its header says how long it must be
     rising = segment.generation >= 0
-    return scan(shelf.door.map(segment.path), segment.data_start, segment.size, sealed=True, rising=rising)
+    return scan(segments.door.map(segment.path), segment.data_start, segment.size, sealed=True, rising=rising)
 
 
-def _ended(shelf: Segments, segment: Segment, found: Scan) -> Iterator[int]:
-    view = shelf.door.map(segment.path)
+def _ended(segments: Segments, segment: Segment, found: Scan) -> Iterator[int]:
+    view = segments.door.map(segment.path)
     for i in np.flatnonzero(found.flags & f.KILLS).tolist():
         at = int(found.positions[i])
         document = f.decode(view[at : at + int(found.lengths[i])])
@@ -52,17 +52,17 @@ def _ended(shelf: Segments, segment: Segment, found: Scan) -> Iterator[int]:
             yield document.of[0]
 
 
-def _asleep(shelf: Segments, found: Scan, ended: I64) -> I64:
+def _asleep(segments: Segments, found: Scan, ended: I64) -> I64:
     """Numbers of the documents of a scan that must sleep."""
-    handed = shelf.progress.covers(found.due_ms, found.seq)
+    handed = segments.progress.covers(found.due_ms, found.seq)
     return np.flatnonzero(~handed & ~np.isin(found.seq, ended) & ((found.flags & f.TOMBSTONE) == 0))
 
 
-def _check_segment(shelf: Segments, segment: Segment, found: Scan, ended: I64) -> Iterator[str]:
-    name = f"{shelf.topic}/{segment.path.name}"
+def _check_segment(segments: Segments, segment: Segment, found: Scan, ended: I64) -> Iterator[str]:
+    name = f"{segments.topic}/{segment.path.name}"
     for damage in log.damage_of(segment.path, found):
-        yield f"{shelf.topic}/{damage}"
-    size = shelf.door.size(segment.path)
+        yield f"{segments.topic}/{damage}"
+    size = segments.door.size(segment.path)
     if size != segment.size:
         yield f"{name}: {size} bytes long, {segment.size} are known"
     if segment.sealed:
@@ -73,17 +73,17 @@ def _check_segment(shelf: Segments, segment: Segment, found: Scan, ended: I64) -
         yield f"{name}: documents are not in order of arrival"
     if (found.due_ms < 0).any():
         yield f"{name}: a due time is negative"
-    expected = np.sort(found.positions[_asleep(shelf, found, ended)])
+    expected = np.sort(found.positions[_asleep(segments, found, ended)])
     sleeping: list[I64] = [np.empty(0, np.int64)]
     for part in segment.parts:
         if part.live != part.count_live():
             yield f"{name}: {part.live} are said to sleep in a part where {part.count_live()} do"
         try:
             if isinstance(part, TablePart):
-                yield from _check_table(shelf, part, found)
+                yield from _check_table(segments, part, found)
             keys = [cursor.keys.slice(cursor.pos, len(cursor.keys)) for cursor in part.cursors]
         except Damaged as error:
-            yield f"{shelf.topic}/{error}"
+            yield f"{segments.topic}/{error}"
             continue
         if isinstance(part, Memtable):
             keys.append(np.array(list(part.single_keys), np.uint64))
@@ -92,7 +92,7 @@ def _check_segment(shelf: Segments, segment: Segment, found: Scan, ended: I64) -
         try:
             sleeping.append(part.spans_of(ordinals[part.alive(ordinals)])[0])
         except Damaged as error:
-            yield f"{shelf.topic}/{error}"
+            yield f"{segments.topic}/{error}"
     if not np.array_equal(np.sort(np.concatenate(sleeping)), expected):
         here, there = set(np.concatenate(sleeping).tolist()), set(expected.tolist())
         yield (
@@ -101,17 +101,17 @@ def _check_segment(shelf: Segments, segment: Segment, found: Scan, ended: I64) -
         )
 
 
-def _check_table(shelf: Segments, part: TablePart, found: Scan) -> Iterator[str]:
+def _check_table(segments: Segments, part: TablePart, found: Scan) -> Iterator[str]:
     """Every block; and every byte against a table that is made anew, or where documents are damaged, that keys and ids are those
     of the others."""
-    name, cover = f"{shelf.topic}/{part.table.path.name}", part.table.cover
+    name, cover = f"{segments.topic}/{part.table.path.name}", part.table.cover
     part.table.verify()
     keys = part.table.slice(0, len(part.table))
     low, high = np.searchsorted(found.positions, (cover.start, cover.end)).tolist()
     if high - low == cover.documents and (f.key_ordinals(keys) < cover.documents).all():
         span, alive = slice(low, high), np.zeros(cover.documents, np.bool_)
         alive[f.key_ordinals(keys)] = True  # that nobody is left out who sleeps is seen by our caller
-        hashes = build.scan_hashes(shelf.door.map(part.path), found, low, high)
+        hashes = build.scan_hashes(segments.door.map(part.path), found, low, high)
         fresh = build.tabulate(cover, found.due_ms[span], found.positions[span], found.flags[span], hashes, alive)
         if not part.table.is_made_of(fresh):
             yield f"{name}: it is not what its documents make. Remove it: it is made again."
@@ -126,14 +126,14 @@ def _check_table(shelf: Segments, part: TablePart, found: Scan) -> Iterator[str]
     known = (at < len(found)) & (found.positions[np.minimum(at, max(len(found) - 1, 0))] == starts) if len(found) else at < 0
     if not (found.due_ms[at[known]] == f.key_dues(keys)[known]).all():
         yield f"{name}: a key names another due time than its document"
-    hashes = build.scan_hashes(shelf.door.map(part.path), found, 0, len(found))
+    hashes = build.scan_hashes(segments.door.map(part.path), found, 0, len(found))
     if part.table.lacks(hashes[at[known]]):  # of two with one id, the newer is enough
         yield f"{name}: an id is missing"
     if not part.table.may_hold(hashes[at[known]]).all():
         yield f"{name}: the prints deny an id"
 
 
-def _check_order(shelf: Segments) -> Iterator[str]:
-    for before, after in zip(shelf.parts, shelf.parts[1:], strict=False):
+def _check_order(segments: Segments) -> Iterator[str]:
+    for before, after in zip(segments.parts, segments.parts[1:], strict=False):
         if before.last_seq >= after.first_seq and after.documents:
-            yield f"{shelf.topic}: parts overlap at seq {after.first_seq}"
+            yield f"{segments.topic}: parts overlap at seq {after.first_seq}"

@@ -61,26 +61,26 @@ class Making:
 
 
 class Filters:
-    """Has filters made for the parts of a shelf when there are many without."""
+    """Has filters made for the parts of a segments when there are many without."""
 
-    def __init__(self, shelf: Segments) -> None:
-        self._segments = shelf
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
         self._seen: list[Part] = []  # the parts when there was nothing to do
         self._making: Making | None = None
         self._job: Job | None = None
 
     def tend(self, worker: Worker) -> None:
         """Go on with what is to be done, by `worker`, a step at each call. Raises `Damaged` for a table that is."""
-        shelf = self._segments
+        segments = self._segments
         try:
             if self._job is None:
-                if self._seen is shelf.parts:
+                if self._seen is segments.parts:
                     return
-                self._seen = shelf.parts
-                if not (chosen := choose(shelf.parts)):
+                self._seen = segments.parts
+                if not (chosen := choose(segments.parts)):
                     return
-                name = names.filter_(KIND, shelf.active.base) + names.TMP
-                self._making = Making(shelf.door, shelf.folder / name, chosen)
+                name = names.filter_(KIND, segments.active.base) + names.TMP
+                self._making = Making(segments.door, segments.folder / name, chosen)
             elif not self._job.done():
                 return
             elif (made := self._job.result()) is not None:
@@ -93,7 +93,7 @@ class Filters:
         except BaseException as error:
             self.close()
             broken = error.details["table"] if isinstance(error, Damaged) else None
-            if broken is None or any(part.table is broken for part in shelf.parts if isinstance(part, TablePart)):
+            if broken is None or any(part.table is broken for part in segments.parts if isinstance(part, TablePart)):
                 raise  # else it has gone, and needs no mending
 
     def _put(self, made: bits.BloomFilter) -> None:

@@ -22,15 +22,15 @@ from turtlemq.segment.ids import hash_seqs
 from turtlemq.segment.table import Damaged
 
 
-def due(shelf: Segments, held_back: Set[int], now_ms: int, count_max: int, bytes_max: int) -> Due | None:
+def due(segments: Segments, held_back: Set[int], now_ms: int, count_max: int, bytes_max: int) -> Due | None:
     """See `Index.due`. `held_back`: seqs whose cancellation is being committed; firing stops before them."""
     now_ms = min(now_ms, DUE_MS_MAX)
-    cursors = shelf.due_cursors(now_ms)
+    cursors = segments.due_cursors(now_ms)
     if not cursors:
         return None
     taken, more = _take(cursors, now_ms, count_max)
     more |= taken.cut_to(bytes_max)
-    taken.read(shelf)
+    taken.read(segments)
     stop = taken.first_of(held_back) if held_back else taken.count
     known: Any = taken.known(stop)
     if stop < taken.count or more:
@@ -38,24 +38,24 @@ def due(shelf: Segments, held_back: Set[int], now_ms: int, count_max: int, bytes
         stop = int(known[-1]) + 1 if len(known) else (0 if stop < taken.count else stop)
     if not stop:
         return None
-    progress = shelf.progress
+    progress = segments.progress
     if not more:
-        progress = progress.add(Mark(shelf.memtable.last_seq, now_ms, SEQ_MAX))
+        progress = progress.add(Mark(segments.memtable.last_seq, now_ms, SEQ_MAX))
     elif len(known):
         last = known[-1]
-        progress = progress.add(Mark(shelf.memtable.last_seq, int(taken.due_ms[last]), int(taken.seq[last])))
+        progress = progress.add(Mark(segments.memtable.last_seq, int(taken.due_ms[last]), int(taken.seq[last])))
     raw, starts, dues, seqs, hashes = taken.join(known)
     return Due(raw, starts, dues, seqs, progress, more, taken.moves(stop), hashes)
 
 
-def advance(shelf: Segments, handed: Due) -> None:
+def advance(segments: Segments, handed: Due) -> None:
     """Move the cursors behind what was handed off. It is stored elsewhere already, so this never fails."""
-    shelf.progress = handed.progress
-    shelf.counters.handed_off += len(handed)
+    segments.progress = handed.progress
+    segments.counters.handed_off += len(handed)
     if not all(cursor.alive for cursor, _, _ in handed.moves):  # runs were merged, flushed or sealed since `due`
-        shelf.cursors_stale = True
+        segments.cursors_stale = True
         try:
-            shelf.set_all_cursors()
+            segments.set_all_cursors()
         except (Damaged, OSError):  # the next `due` tries again before it takes anything
             pass
         return
@@ -70,7 +70,7 @@ def advance(shelf: Segments, handed: Due) -> None:
             pass
         if not isinstance(cursor, SinglesCursor):
             moved.append(cursor)
-    shelf.push(moved)
+    segments.push(moved)
 
 
 def _take(cursors: list[Cursor], now_ms: int, count_max: int) -> tuple[_Taken | SmallBatch, bool]:
@@ -150,14 +150,14 @@ class _Taken:
             setattr(self, name, getattr(self, name)[: self.count])
         return cut
 
-    def read(self, shelf: Segments) -> None:
+    def read(self, segments: Segments) -> None:
         """Read the documents that are not cancelled, and check that each is what the index says."""
         buffers: list[bytes | bytearray] = []
         size = 0
         for part, mine in self._by_cursor():
             wanted = mine[self.alive[mine]]
-            read = part.read(shelf.door, self.ordinals[wanted])
-            shelf.report(part, read, self.ordinals[wanted])
+            read = part.read(segments.door, self.ordinals[wanted])
+            segments.report(part, read, self.ordinals[wanted])
             good = wanted[read.good]
             heads = read.heads[read.good]
             if (heads["due"] != self.due_ms[good]).any():
@@ -165,7 +165,7 @@ class _Taken:
             if not part.in_place(self.ordinals[good], heads["due"], heads["seq"]):
                 places = zip(read.starts[read.good].tolist(), heads["len"].tolist(), strict=True)
                 found = (f.decode(memoryview(read.buffer)[at : at + length]) for at, length in places)
-                stray = list(shelf.strays(part, zip(self.ordinals[good].tolist(), found, strict=True)))
+                stray = list(segments.strays(part, zip(self.ordinals[good].tolist(), found, strict=True)))
                 read.good[np.flatnonzero(read.good)[stray]] = False
                 good, heads = wanted[read.good], read.heads[read.good]
             self.seq[good], self.flags[good], self.length[good] = heads["seq"], heads["flags"], heads["len"]

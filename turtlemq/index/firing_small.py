@@ -66,7 +66,7 @@ class SmallBatch:
                     return cut
         return False
 
-    def read(self, shelf: Segments) -> None:
+    def read(self, segments: Segments) -> None:
         """Read the documents that are not cancelled, and check that each is what the index says."""
         self.documents = [_NOTHING] * self.count
         wanted: list[dict[int, tuple[int, int]]] = [{} for _ in self.cursors]
@@ -75,13 +75,13 @@ class SmallBatch:
                 wanted[source][i] = place
         for cursor, places in zip(self.cursors, wanted, strict=True):
             if places:
-                self._read(shelf, cursor.part, places)
+                self._read(segments, cursor.part, places)
         self.seq = [document[1] for document in self.documents]
 
-    def _read(self, shelf: Segments, part: Part, places: dict[int, tuple[int, int]]) -> None:
+    def _read(self, segments: Segments, part: Part, places: dict[int, tuple[int, int]]) -> None:
         """Those of one cursor."""
         odd, stray, before = False, False, _NOTHING
-        for i, document in zip(places, log.read_small(shelf.door, part.path, list(places.values())), strict=True):
+        for i, document in zip(places, log.read_small(segments.door, part.path, list(places.values())), strict=True):
             if document is not None:
                 self.documents[i] = document
                 odd |= document[0] != self.due_ms[i]
@@ -89,12 +89,12 @@ class SmallBatch:
                 before = document
             else:
                 start, end = places[i]
-                shelf.damage(Damage(part.path.name, start, end - start, "checksum does not match"))
+                segments.damage(Damage(part.path.name, start, end - start, "checksum does not match"))
         if odd:
             raise Damaged(f"{part.path.name}: its index names other due times than its documents.", part=part)
         if stray:
             good = [i for i in places if self.documents[i] is not _NOTHING]
-            for number in shelf.strays(part, [(self.ordinals[i], f.decode(self.documents[i][3])) for i in good]):
+            for number in segments.strays(part, [(self.ordinals[i], f.decode(self.documents[i][3])) for i in good]):
                 self.documents[good[number]] = _NOTHING
 
     def first_of(self, seqs: Set[int]) -> int:

@@ -1,7 +1,8 @@
-"""The Index of one topic: sleeping messages are appended, found when they come due, cancelled, rescheduled, looked at.
+"""The Index of one topic: append sleeping messages, find due ones, cancel, reschedule, list and count them.
 
-No clock, no threads: time is an argument, and whatever changes something returns when it is durable. `due` hands out what is
-due as raw documents; the caller stores them and calls `advance`. Made by `recover.open_index`; housekeeping is `care`.
+No clock and no threads: time is an argument. A change is durable when its call returns; `stage…` calls are durable after the next
+commit. `due` returns due messages as raw documents; the caller stores them and calls `advance`. Opened by `recover.open_index`.
+Not here: encoding and commit (`writer`), lookup (`segments`), firing (`firing`), seal and compaction (`maintenance`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from turtlemq.index.columns import (
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.parts import Part
-from turtlemq.index.segments import Segments
+from turtlemq.index.segments import Hit, Segments
 from turtlemq.index.validate import check_batch
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
@@ -55,25 +56,25 @@ from turtlemq.segment.table import Damaged
 from turtlemq.settings import Settings
 from turtlemq.storage.workers import Worker
 
-Held = Callable[[Sequence[bytes], U64], Iterable[int]]  # ids and their hashes in, indexes of those that are known out
+KnownIds = Callable[[Sequence[bytes], U64], Iterable[int]]  # from ids and their hashes to the indexes of known ids
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def repairing_method(method: Callable[Concatenate[Index, P], R]) -> Callable[Concatenate[Index, P], R]:
-    """Methods that only read until they stage: on meeting a damaged table they have it built again and begin anew."""
+    """A method that only reads until it stages. If it meets a damaged table, the table is rebuilt and the method runs again."""
 
     @wraps(method)
-    def mended(self: Index, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def repaired(self: Index, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return repair.repairing(self._segments, lambda: method(self, *args, **kwargs))
 
-    return mended
+    return repaired
 
 
 class Index:
-    """The sleeping messages of one topic. One thread; see the module.
+    """The sleeping messages of one topic. For one thread.
 
-    Private to this package: `_segments` (which documents there are) and `_writer` (appends to them). Tests may look at both."""
+    Private to the package: `_segments` (all documents and their lookup) and `_writer` (appends). Tests may look inside."""
 
     def __init__(self, segments: Segments, writer: Writer) -> None:
         self._segments, self._writer = segments, writer
@@ -86,26 +87,26 @@ class Index:
         return self._writer.settings
 
     def configure(self, settings: Settings) -> None:
-        """Settings for what comes from now on."""
+        """Use these settings from now on."""
         self._writer.settings = settings
 
     def use_flusher(self, flusher: Worker) -> None:
         """Let this worker write the tables of full memtables."""
         self._writer.flusher = flusher
 
-    # Writing: what is staged becomes durable and visible with the next commit
+    # Writing: staged documents become durable and visible with the next commit
 
     @property
     def pending(self) -> CommitGroup | None:
-        """The last group that is not durable yet: when it has landed, so has everything staged up to now."""
+        """The newest commit group that has not landed. When it lands, everything staged up to now is durable."""
         return self._writer.pending
 
     def take(self) -> CommitGroup | None:
-        """The staged group, to be run by a committer and then landed; None while another one is under way."""
+        """The staged commit group, to be run and then landed. None while another one is under way, or if nothing is staged."""
         return self._writer.take()
 
     def land(self, group: CommitGroup) -> None:
-        """Publish a group that was taken and has run, or drop it and raise the cause."""
+        """Publish a group from `take` after its run; after a failed run, drop it and raise the cause."""
         self._writer.land(group)
 
     def commit(self, sync: bool = True) -> None:
@@ -113,12 +114,12 @@ class Index:
         self._writer.commit(sync)
 
     def store(self, columns: Columns, first_seq: int | None = None) -> None:
-        """Append documents as they are, durably. `first_seq` is one that `next_seq` returned, if not the next."""
+        """Append documents durably, without checks. `first_seq`: a number from `next_seq`; None: the next one."""
         self._writer.stage(columns, self._writer.next_seq(0) if first_seq is None else first_seq)
         self._writer.commit()
 
     def next_seq(self, now_ms: int = 0) -> int:
-        """The seq of the next document if it is staged now."""
+        """The seq that a document staged now would get."""
         return self._writer.next_seq(now_ms)
 
     @property
@@ -128,11 +129,11 @@ class Index:
 
     @property
     def stopped(self) -> BaseException | None:
-        """Why nothing more is written until the topic is opened again; None: writes are accepted."""
+        """The error that ended all writing until the topic is opened again. None: writes are accepted."""
         return self._writer.stopped
 
     def refuse_if_stopped(self) -> None:
-        """Raise `Stopped` after a failed write with unknown result."""
+        """Raise `Stopped` if a write has failed with an unknown result."""
         self._writer.refuse_if_stopped()
 
     @property
@@ -141,25 +142,25 @@ class Index:
         return self._segments.active.base
 
     def sync(self) -> None:
-        """Make durable what was committed with `sync=False`."""
+        """Make commits with `sync=False` durable."""
         self._writer.sync()
 
     def rest(self) -> None:
-        """Hold no file open while there is nothing to write."""
+        """Close the segment file if nothing is staged. The next write opens it again."""
         self._writer.rest()
 
     # Producing
 
     def append(self, batch: Batch, now_ms: int, *, sync: bool = True) -> Receipt:
-        """Store a batch: all of it or none of it. Durable when this returns, unless `sync` is given up."""
+        """Store all messages of a batch, or none. Durable when this returns if `sync`."""
         receipt = self.stage(batch, now_ms)
         self._writer.commit(sync)
         return receipt
 
     @repairing_method
-    def stage(self, batch: Batch, now_ms: int, held: Held | None = None) -> Receipt:
-        """The part of `append` before the commit: check everything, find duplicates, encode. `held` tells which ids are known
-        elsewhere."""
+    def stage(self, batch: Batch, now_ms: int, known_elsewhere: KnownIds | None = None) -> Receipt:
+        """Check a batch, leave out duplicates, and stage the rest for the next commit. `known_elsewhere`: ids that count as
+        duplicates although the Index does not hold them."""
         count = len(batch.bodies)
         if count >= small_batches.DOCUMENTS and isinstance(batch.due_ms, list):
             batch = replace(batch, due_ms=number_column(batch.due_ms))
@@ -171,31 +172,32 @@ class Index:
             self._writer.stage(batch_columns(batch, raw_ids, None), seq)
             return Receipt(given, [True] * count)
         self._filters.tend(self._writer.flusher)
-        new = self._all_new(batch.ids, held)
+        new = self._all_new(batch.ids, known_elsewhere)
         if new is not None:
-            self._note(self._writer.stage(batch_columns(batch, *new), seq), new[0])
+            self._reserve_ids(self._writer.stage(batch_columns(batch, *new), seq), new[0])
             return Receipt(cast("list[str]", list(batch.ids)), [True] * count)
-        raw, hashes, fresh = self._dedup(batch.ids, seq, held)
-        for i, id_ in zip(fresh, server_ids(seq, len(fresh)), strict=True):
+        raw, hashes, new_indexes = self._without_duplicates(batch.ids, seq, known_elsewhere)
+        for i, id_ in zip(new_indexes, server_ids(seq, len(new_indexes)), strict=True):
             if not hashes[i]:
                 raw[i] = id_.encode()
-        if fresh:
-            group = self._writer.stage(batch_columns(batch, raw, hashes, fresh), seq)
-            self._note(group, [raw[i] for i in fresh if hashes[i]])
-        stored = set(fresh)
-        self._segments.counters.duplicates += count - len(fresh)
+        if new_indexes:
+            group = self._writer.stage(batch_columns(batch, raw, hashes, new_indexes), seq)
+            self._reserve_ids(group, [raw[i] for i in new_indexes if hashes[i]])
+        stored = set(new_indexes)
+        self._segments.counters.duplicates += count - len(new_indexes)
         return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
 
-    def _note(self, group: CommitGroup, own: list[bytes]) -> None:
-        """Own ids are taken from when they are staged."""
+    def _reserve_ids(self, group: CommitGroup, own: list[bytes]) -> None:
+        """Producers' own ids count as held as soon as they are staged."""
         group.ids.append(own)
         self._writer.staged_ids.update(own)
 
-    def _all_new(self, given: Sequence[str | None], elsewhere: Held | None) -> tuple[list[bytes], U64] | None:
-        """The usual case, without a loop: every id is given, looks like no server's and is new. Ids and hashes, else None."""
+    def _all_new(self, given: Sequence[str | None], known_elsewhere: KnownIds | None) -> tuple[list[bytes], U64] | None:
+        """Fast path without a loop: ids as bytes, and their hashes. None unless every message has an id, and each is new and
+        unlike a server-given one."""
         try:
             raw = list(map(str.encode, cast("Sequence[str]", given)))
-        except TypeError:  # some are to be given
+        except TypeError:  # a message without id
             return None
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), np.uint64, len(raw))
         if SERVER_ID_BYTES in set(map(len, raw)) or not hashes.all() or may_repeat(raw, hashes):
@@ -203,14 +205,14 @@ class Index:
         staged = self._writer.staged_ids
         if (staged and not staged.isdisjoint(raw)) or self._segments.find_many(raw, hashes):
             return None
-        if elsewhere is not None and len(list(elsewhere(raw, hashes))):
+        if known_elsewhere is not None and len(list(known_elsewhere(raw, hashes))):
             return None
         return raw, hashes
 
-    def _dedup(
-        self, given: Sequence[str | None], next_seq: int, elsewhere: Held | None
+    def _without_duplicates(
+        self, given: Sequence[str | None], next_seq: int, known_elsewhere: KnownIds | None
     ) -> tuple[list[bytes], list[int], list[int]]:
-        """Ids as bytes, their hashes (0 for ids still to be given), and the indexes of messages that are not there yet."""
+        """Ids as bytes, their hashes (0 for messages without id), and the indexes of messages that are not held yet."""
         raw = [b"" if id_ is None else id_.encode() for id_ in given]
         hashes = [xxhash.xxh3_64_intdigest(r) or 1 if r else 0 for r in raw]
         first: dict[bytes, int] = {}
@@ -226,80 +228,80 @@ class Index:
                 hashes[i] = hash_id(r.decode())
                 if self._segments.find(r.decode()) is not None:
                     held.add(i)
-        asked = [i for i in first.values() if i not in held]
-        texts, numbers = [raw[i] for i in asked], np.array([hashes[i] for i in asked], np.uint64)
-        held.update(asked[k] for k in self._segments.find_many(texts, numbers))  # also one whose end is under way: it may fail
-        if elsewhere is not None:
-            held.update(asked[k] for k in elsewhere(texts, numbers))
-        fresh = [i for i in range(len(raw)) if i not in held]
-        return raw, hashes, fresh
+        unsure = [i for i in first.values() if i not in held]
+        texts, numbers = [raw[i] for i in unsure], np.array([hashes[i] for i in unsure], np.uint64)
+        held.update(unsure[k] for k in self._segments.find_many(texts, numbers))  # also ids whose end is staged: that may fail
+        if known_elsewhere is not None:
+            held.update(unsure[k] for k in known_elsewhere(texts, numbers))
+        return raw, hashes, [i for i in range(len(raw)) if i not in held]
 
     # Firing
 
     @repairing_method
     def due(self, now_ms: int, *, count_max: int = 10_000, bytes_max: int = 16 << 20) -> Due | None:
-        """What is due and not handed off yet, in order of (due, arrival), or None. It may be empty where all were cancelled.
+        """Due messages that were not handed off, in order of (due time, seq). None: nothing is due. The result is empty if all
+        due messages were cancelled; it must be advanced all the same.
 
-        Nothing changes before `advance`; until then messages may be appended, but none may be cancelled or changed."""
+        Changes nothing. Until `advance`, messages may be appended, but not cancelled or rescheduled."""
         return firing.due(self._segments, self._writer.staged_ends, now_ms, count_max, bytes_max)
 
     def advance(self, due: Due) -> None:
-        """`due` is stored elsewhere: it is handed off from now on."""
+        """Count these messages as handed off. Requires: the receiver has stored them."""
         firing.advance(self._segments, due)
 
     @property
     def progress(self) -> Progress:
-        """The marks up to which messages were handed off."""
+        """Marks up to which messages were handed off."""
         return self._segments.progress
 
     def is_handed_off(self, document: f.Document) -> bool:
-        """Was this document handed off? False: it sleeps, unless it was ended."""
+        """Was this document handed off? If not, it sleeps, or was ended."""
         return self._segments.progress.covers_one(document.due_ms, document.seq)
 
     def release(self, progress: Progress) -> None:
-        """Everything up to `progress` is durable with the receiver, so its documents may go from here."""
+        """Messages up to `progress` are durable with the receiver; maintenance may drop their documents."""
         self._segments.durable = progress
 
     def next_due(self) -> int | None:
-        """When `due` may have something again. O(1)."""
+        """The earliest time at which `due` may return messages. O(1)."""
         return self._segments.next_due_ms()
 
     # One message
 
     @repairing_method
     def find(self, id_: str) -> f.Document | None:
-        """The newest document of an id that was not cancelled or replaced, as it is stored."""
+        """The newest stored document of an id, unless it was cancelled or replaced."""
         hit = self._segments.find(id_)
-        return None if hit is None else hit[2]
+        return None if hit is None else hit.document
 
     def find_many(self, ids: Sequence[str], after_seq: int = -1) -> dict[int, f.Document]:
-        """The newest documents of many ids, by index in `ids`; ids that are not held are left out. 0.2 µs for each of them.
+        """The newest documents of many ids, by index in `ids`. Ids that are not held are left out: 0.2 µs each.
 
-        `after_seq`: parts without a newer document are skipped, so older documents may be missing from the answer."""
+        Requires: ids unlike server-given ones, such as group/id. `after_seq`: parts without a newer document are skipped, so
+        older documents may be missing."""
         raw = [id_.encode() for id_ in ids]
         hashes = hash_texts(raw)
         held = repair.repairing(self._segments, lambda: self._segments.find_many(raw, hashes, after_seq))
         documents = {i: self.find(ids[i]) for i in held}
         return {i: document for i, document in documents.items() if document is not None}
 
-    @repairing_method
     def get(self, id_: str) -> StoredMessage | None:
-        """A message that sleeps, or that was handed off and is still in a file here."""
-        hit = self._segments.find(id_)
-        return None if hit is None or hit[2].flags & f.META else stored_message(hit[2], self._state(hit[2]))
+        """A message that sleeps, or that was handed off and whose document is not dropped yet."""
+        document = self.find(id_)
+        return None if document is None or document.flags & f.META else stored_message(document, self._state(document))
 
     def _state(self, document: f.Document) -> State:
         return State.READY if self.is_handed_off(document) else State.SLEEP
 
     def cancel(self, ids: Sequence[str]) -> dict[str, State]:
-        """End sleepers, durably. For each id: CANCELLED, READY if it was handed off before, or UNKNOWN."""
+        """End sleepers, durably. For each id: CANCELLED, READY if the message was handed off before, or UNKNOWN."""
         outcome = self.stage_cancel(ids)
         self._writer.commit()
         return outcome
 
     @repairing_method
     def stage_cancel(self, ids: Sequence[str]) -> dict[str, State]:
-        """The part of `cancel` before the commit."""
+        """Stage tombstones for sleepers. For each id: CANCELLED (with the next commit), READY or UNKNOWN."""
         outcome: dict[str, State] = {}
         ended: list[f.Document] = []
         seen: list[tuple[Part, int]] = []
@@ -307,33 +309,33 @@ class Index:
             if id_ in outcome:
                 continue
             hit = self._find_committed(id_)
-            if hit is None or hit[2].flags & f.META:  # a retry is the broker's own
+            if hit is None or hit.document.flags & f.META:  # a sleeping retry belongs to the Broker
                 outcome[id_] = State.UNKNOWN
-            elif self._state(hit[2]) is State.READY:
+            elif self.is_handed_off(hit.document):
                 outcome[id_] = State.READY
             else:
                 outcome[id_] = State.CANCELLED
-                ended.append(hit[2])
-                seen.append(hit[:2])
+                ended.append(hit.document)
+                seen.append((hit.part, hit.ordinal))
         if ended:
             columns = tombstones(ended)
             columns.seen = seen
             self._writer.stage(columns, self._writer.next_seq(0))
         return outcome
 
-    def _find_committed(self, id_: str) -> tuple[Part, int, f.Document] | None:
-        """The newest version of an id; where one that ends it is under way, that is waited for first."""
+    def _find_committed(self, id_: str) -> Hit | None:
+        """The newest version of an id. If the end of it is staged, that is committed first."""
         hit = self._segments.find(id_)
-        if hit is not None and hit[2].seq in self._writer.staged_ends:
+        if hit is not None and hit.document.seq in self._writer.staged_ends:
             self._writer.commit()
             hit = self._segments.find(id_)
         return hit
 
     def reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` (`json` or bytes) or `headers`, durably."""
-        found = self.stage_reschedule(id_, now_ms, **changes)
+        message = self.stage_reschedule(id_, now_ms, **changes)
         self._writer.commit()
-        return found
+        return message
 
     @repairing_method
     def stage_reschedule(
@@ -346,11 +348,11 @@ class Index:
         json: bool | None = None,
         headers: dict[str, str] | None = None,
     ) -> StoredMessage:
-        """The part of `reschedule` before the commit: a new version that ends the old one in the same write."""
+        """Stage a new version of a sleeper. The same document ends the old version, so a crash leaves one of the two."""
         hit = self._find_committed(id_)
-        if hit is None or hit[2].flags & f.META:
+        if hit is None or hit.document.flags & f.META:
             raise UnknownMessage(f"{id_!r}: {UnknownMessage.__doc__}")
-        old = hit[2]
+        old = hit.document
         if lifecycle.target(self._state(old), "reschedule") is None:
             raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=State.READY.value)
         kind = old.flags & f.JSON if json is None else f.JSON * json
@@ -367,8 +369,8 @@ class Index:
         columns.flags[0] = kept | kind | f.REPLACES | flags_of(optional)
         columns.extras = [f.extra_elements((old.seq, old.due_ms), old.arrived, meta=old.meta, **optional)]
         columns.purpose = "rescheduled"
-        columns.ends, columns.seen = [(old.seq, old.due_ms)], [hit[:2]]  # no read is left that could fail once it is durable
-        self._note(self._writer.stage(columns, seq), [id_.encode()])  # or a put of the same id would take it for ended
+        columns.ends, columns.seen = [(old.seq, old.due_ms)], [(hit.part, hit.ordinal)]  # no read can fail after the commit
+        self._reserve_ids(self._writer.stage(columns, seq), [id_.encode()])  # else a put of this id would find it ended
         headers = message.headers or {}
         return stored_message(
             replace(old, seq=seq, due_ms=message.due_ms, flags=columns.flags[0], body=message.body, headers=headers), State.SLEEP
@@ -379,7 +381,7 @@ class Index:
     def browse(
         self, from_ms: int = 0, to_ms: int = DUE_MS_MAX, *, limit: int = 100, cursor: str | None = None
     ) -> tuple[list[StoredMessage], str | None]:
-        """Sleepers in order of due time, a page at a time."""
+        """A page of sleepers in order of due time, and the cursor of the next page (None: this is the last)."""
         documents, following = self.browse_documents(from_ms, to_ms, limit, cursor)
         return [stored_message(document, State.SLEEP) for document in documents], following
 
@@ -387,12 +389,12 @@ class Index:
     def browse_documents(
         self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None
     ) -> tuple[list[f.Document], str | None]:
-        """Sleepers in order of due time as stored documents, and the cursor of the next page (None: this is the last)."""
+        """A page of sleepers as stored documents, and the cursor of the next page (None: this is the last)."""
         return browse(self._segments, from_ms, to_ms, limit, cursor)
 
     @repairing_method
     def forecast(self, now_ms: int, *, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:
-        """How many come due when, from the index alone: no document is read. O(buckets × segments)."""
+        """Counts of sleepers by due time. No document is read. O(buckets × segments)."""
         return forecast(self._segments, now_ms, bucket_ms, buckets)
 
     @property
@@ -406,9 +408,8 @@ class Index:
         return self._segments.counters.damage
 
     def stats(self) -> Stats:
-        """Figures. O(segments)."""
-        shelf, counters = self._segments, self._segments.counters
-        segments = shelf.by_base.values()
+        """Figures of the Index. O(segments)."""
+        segments, counters = self._segments.by_base.values(), self.counters
         documents, live = sum(s.documents for s in segments), sum(s.live for s in segments)
         return Stats(
             sleep=live,
@@ -417,24 +418,24 @@ class Index:
             bytes=sum(segment.size for segment in segments),
             segments=len(segments),
             live_ratio=live / documents if documents else 1.0,
-            next_due_ms=shelf.next_due_ms(),
+            next_due_ms=self.next_due(),
             damaged=len(counters.damage),
         )
 
     def check(self) -> list[str]:
-        """Read everything again and return every broken invariant, a line each; empty: all is well. 0.5 µs a document."""
+        """Every broken invariant, a line each, after a scan of all files. 0.5 µs a document."""
         return check.check(self._segments)
 
     def close(self) -> int:
-        """Commit what is staged and keep the dead bits. Returns where the active segment ends, for the clean-shutdown mark."""
+        """Commit, write the ended bits, close the file. Returns the size of the active segment, for the clean mark."""
         try:
             if self._writer.stopped is None:
                 self._writer.commit()
                 self._writer.sync()
             try:
-                self._writer.finish_flush(wait=True)  # also of one that is stopped: nothing may be written here later
+                self._writer.finish_flush(wait=True)  # even if stopped: nothing may be written after this returns
             except (TurtleError, OSError, Damaged):
-                pass  # opening makes that table
+                pass  # opening builds that table
             if self._writer.stopped is None:
                 build.write_ended_bits(self._segments, self._segments.parts, all_of_them=True)
         finally:

@@ -32,37 +32,37 @@ def open_index(
     """The Index in `folder`, made if there is none. `progress`: what the receiver holds durably. `clean_end`: where the active
     segment ended when it was closed properly; then nothing in it can be torn."""
     door.make_folder(folder)
-    shelf = Segments(door, folder, topic, progress)
+    segments = Segments(door, folder, topic, progress)
     bases = _tidy(door, folder)
     if clean_end is None:
         door.sync_folder(folder)  # a process that was killed may have left names that are not durable: all are relied on now
     for base in bases:
-        segment = _open_segment(shelf, base, base == bases[-1], clean_end)
+        segment = _open_segment(segments, base, base == bases[-1], clean_end)
         if segment is not None:
-            shelf.by_base[base] = segment
-            _open_parts(shelf, segment, settings, base == bases[-1], clean_end)
-    if not shelf.by_base or not isinstance(_last_part(shelf), Memtable):
-        _begin(shelf)
-    shelf.arrange()
-    for part in shelf.parts:
+            segments.by_base[base] = segment
+            _open_parts(segments, segment, settings, base == bases[-1], clean_end)
+    if not segments.by_base or not isinstance(_last_part(segments), Memtable):
+        _begin(segments)
+    segments.arrange()
+    for part in segments.parts:
         if isinstance(part, TablePart):
             build.read_ended_bits(door, folder, part)
-    repairing(shelf, partial(_settle, shelf))
-    return Index(shelf, Writer(shelf, settings, _last_seq(shelf)))
+    repairing(segments, partial(_settle, segments))
+    return Index(segments, Writer(segments, settings, _last_seq(segments)))
 
 
-def _settle(shelf: Segments) -> None:
+def _settle(segments: Segments) -> None:
     """Cursors where the receiver says, and everything ended that tombstones end."""
-    shelf.set_all_cursors()
-    shelf.apply_ends(shelf.parts)
-    for part in shelf.parts:
+    segments.set_all_cursors()
+    segments.apply_ends(segments.parts)
+    for part in segments.parts:
         part.live = part.count_live()
 
 
-def _last_seq(shelf: Segments) -> int:
+def _last_seq(segments: Segments) -> int:
     """The newest seq that any file speaks of. None is given twice, or a new tombstone could be taken for one worked in before."""
-    seqs = [max(part.last_seq, part.ended_by) for part in shelf.parts]
-    return max([shelf.progress.seq_max, *seqs, *(segment.ended_by for segment in shelf.by_base.values())])
+    seqs = [max(part.last_seq, part.ended_by) for part in segments.parts]
+    return max([segments.progress.seq_max, *seqs, *(segment.ended_by for segment in segments.by_base.values())])
 
 
 def _tidy(door: Door, folder: Path) -> list[int]:
@@ -78,125 +78,132 @@ def _tidy(door: Door, folder: Path) -> list[int]:
     return bases
 
 
-def _open_segment(shelf: Segments, base: int, last: bool, clean_end: int | None) -> Segment | None:
+def _open_segment(segments: Segments, base: int, last: bool, clean_end: int | None) -> Segment | None:
     """A segment as its header describes it. One that is last and whose header was never synced never held anything."""
-    path = shelf.folder / names.segment(KIND, base)
-    size = shelf.door.size(path)
-    blank = f.encode_header(f.FileHeader(KIND, shelf.topic, base))
-    torn = last and size <= len(blank) and log.never_synced(shelf.door.read_all(path), blank)
+    path = segments.folder / names.segment(KIND, base)
+    size = segments.door.size(path)
+    blank = f.encode_header(f.FileHeader(KIND, segments.topic, base))
+    torn = last and size <= len(blank) and log.never_synced(segments.door.read_all(path), blank)
     try:
-        header, start = log.try_header(shelf.door, path, KIND, shelf.topic, base)
+        header, start = log.try_header(segments.door, path, KIND, segments.topic, base)
     except NotOurs:
         if not torn:
             raise
         header, start = None, 0
     if header is None and torn:
         if clean_end is not None:
-            shelf.damage(Damage(path.name, size, clean_end - size, "the file is shorter than it was at the last proper stop"))
-        shelf.door.remove(path)
+            segments.damage(Damage(path.name, size, clean_end - size, "the file is shorter than it was at the last proper stop"))
+        segments.door.remove(path)
         return None
     if header is None:
-        shelf.damage(Damage(path.name, 0, len(blank), "its header is damaged"))
+        segments.damage(Damage(path.name, 0, len(blank), "its header is damaged"))
         return Segment(base, path, -1, False, size, start)
     return Segment(base, path, header.generation, header.sealed, size, start, header.killed_seq)
 
 
-def _open_parts(shelf: Segments, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:
+def _open_parts(segments: Segments, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:
     if segment.sealed:
-        _open_sealed(shelf, segment)
+        _open_sealed(segments, segment)
         return
     active = last and segment.generation >= 0  # behind a damaged header nothing more is written
     if segment.generation < 0:  # perhaps sealed once: in no order that runs could have
         settings = replace(settings, run_messages=SEGMENT_MESSAGES_MAX)
     position, number = segment.data_start, 0
-    while (part := _fitting_run(shelf, segment, position, number)) is not None:
+    while (part := _fitting_run(segments, segment, position, number)) is not None:
         segment.parts.append(part)
         position, number = part.table.cover.end, number + part.documents
     if position == segment.size and not last:
         return
-    view = shelf.door.map(segment.path)
+    view = segments.door.map(segment.path)
     whole = not last or clean_end is not None
     before = segment.parts[-1].last_seq if segment.parts else -1
     found = scan(view, position, segment.size, sealed=whole, rising=segment.generation >= 0, after=before)
     for damage in log.damage_of(segment.path, found):
-        shelf.damage(damage)
+        segments.damage(damage)
     if last and clean_end is not None and clean_end > segment.size:
         gone = clean_end - segment.size
-        shelf.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than it was at the last proper stop"))
+        segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than it was at the last proper stop"))
     if last:
-        _make_durable(shelf, segment, found.end)
-    _cover(shelf, segment, view, found, position, number, settings, active)
+        _make_durable(segments, segment, found.end)
+    _cover(segments, segment, view, found, position, number, settings, active)
 
 
-def _open_sealed(shelf: Segments, segment: Segment) -> None:
+def _open_sealed(segments: Segments, segment: Segment) -> None:
     """One table for all of it; where a crash cut the seal between its two renames, the second is made up for."""
-    path = table_path(shelf.folder, segment.base, None)
+    path = table_path(segments.folder, segment.base, None)
     unfinished = path.with_name(path.name + names.TMP)
-    header, _ = log.read_header(shelf.door, segment.path)
+    header, _ = log.read_header(segments.door, segment.path)
     odd = segment.size - (segment.data_start + header.bytes)
     if odd:  # said at every opening: a table that was made of what is left fits
         reason = f"the file is {'shorter' if odd < 0 else 'longer'} than its header says"
-        shelf.damage(Damage(segment.path.name, segment.size - max(odd, 0), abs(odd), reason))
+        segments.damage(Damage(segment.path.name, segment.size - max(odd, 0), abs(odd), reason))
     wanted = (segment.generation, segment.size, segment.ended_by)
     for candidate in (path, unfinished):
-        part = _open_part(shelf, segment, candidate)
+        part = _open_part(segments, segment, candidate)
         if part is None:
             continue
         cover = part.table.cover
         if (cover.generation, cover.end, cover.killed_seq) == wanted and cover.documents <= header.documents:
             if candidate is unfinished:
-                shelf.door.rename(unfinished, path)
+                segments.door.rename(unfinished, path)
             segment.parts = [part]
             return
-    shelf.door.remove(unfinished)
-    _, found = log.scan_file(shelf.door, segment.path)
+    segments.door.remove(unfinished)
+    _, found = log.scan_file(segments.door, segment.path)
     for damage in log.damage_of(segment.path, found):
-        shelf.damage(damage)
+        segments.damage(damage)
     if len(found):
-        view = shelf.door.map(segment.path)
-        segment.parts = [build.from_scan(shelf, segment, view, found, (0, len(found)), 0, segment.data_start)]
+        view = segments.door.map(segment.path)
+        segment.parts = [build.from_scan(segments, segment, view, found, (0, len(found)), 0, segment.data_start)]
 
 
-def _fitting_run(shelf: Segments, segment: Segment, position: int, number: int) -> TablePart | None:
+def _fitting_run(segments: Segments, segment: Segment, position: int, number: int) -> TablePart | None:
     """The run that goes on at this position, if it covers bytes that are there."""
-    path = table_path(shelf.folder, segment.base, number)
-    part = _open_part(shelf, segment, path)
+    path = table_path(segments.folder, segment.base, number)
+    part = _open_part(segments, segment, path)
     if part is None:
         return None
     cover = part.table.cover
     fits = (cover.base, cover.generation, cover.first, cover.start) == (segment.base, segment.generation, number, position)
     if fits and cover.end > segment.size:  # a table speaks of nothing that was not synced before
         gone = cover.end - segment.size
-        shelf.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than its index says"))
+        segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than its index says"))
     if not fits or cover.end > segment.size or not cover.documents:
-        shelf.door.remove(path)
+        segments.door.remove(path)
         return None
     return part
 
 
-def _open_part(shelf: Segments, segment: Segment, path: Path) -> TablePart | None:
+def _open_part(segments: Segments, segment: Segment, path: Path) -> TablePart | None:
     """The part of a segment that a table describes; None where there is none that can be used."""
     try:
-        table = t.open_table(shelf.door, path)
-        return None if table is None else TablePart(shelf.folder, table, segment.path.name, segment.sealed)
+        table = t.open_table(segments.door, path)
+        return None if table is None else TablePart(segments.folder, table, segment.path.name, segment.sealed)
     except t.Damaged:
-        shelf.door.remove(path)
+        segments.door.remove(path)
         return None
 
 
 def _cover(
-    shelf: Segments, segment: Segment, view: memoryview, found: Scan, position: int, number: int, settings: Settings, active: bool
+    segments: Segments,
+    segment: Segment,
+    view: memoryview,
+    found: Scan,
+    position: int,
+    number: int,
+    settings: Settings,
+    active: bool,
 ) -> None:
     """Runs over what no run covered, and in the active segment a memtable over the rest."""
     first = 0
     while len(found) - first >= (settings.run_messages if active else 1):
         span = (first, min(first + settings.run_messages, len(found)))
-        part = build.from_scan(shelf, segment, view, found, span, number, position)
+        part = build.from_scan(segments, segment, view, found, span, number, position)
         segment.parts.append(part)
         position, number, first = part.table.cover.end, number + part.documents, span[1]
     if not active:
         return
-    memtable = Memtable(segment.path, segment.base, number, position, _next_seq(shelf, segment))
+    memtable = Memtable(segment.path, segment.base, number, position, _next_seq(segments, segment))
     if first < len(found):
         given = (found.flags[first:] & (f.SERVER_ID | f.TOMBSTONE)) != 0
         own = None
@@ -208,38 +215,38 @@ def _cover(
     segment.parts.append(memtable)
 
 
-def _next_seq(shelf: Segments, segment: Segment) -> int:
+def _next_seq(segments: Segments, segment: Segment) -> int:
     """Behind everything that is there: where the range of an empty memtable begins."""
-    parts = [part for other in (*shelf.by_base.values(), segment) for part in other.parts]
+    parts = [part for other in (*segments.by_base.values(), segment) for part in other.parts]
     return max((part.last_seq for part in parts), default=-1) + 1
 
 
-def _make_durable(shelf: Segments, segment: Segment, end: int) -> None:
+def _make_durable(segments: Segments, segment: Segment, end: int) -> None:
     """Cut a torn tail. What is left may have been written by a process that was killed before its sync: sync it now, for from
     here on it is found, fired, and answered as a duplicate."""
-    fd = shelf.door.open_write(segment.path)
+    fd = segments.door.open_write(segment.path)
     try:
         if end < segment.size:
-            shelf.door.truncate(fd, segment.path, end)
-        shelf.door.sync(fd, segment.path)
+            segments.door.truncate(fd, segment.path, end)
+        segments.door.sync(fd, segment.path)
     finally:
-        shelf.door.close(fd)
+        segments.door.close(fd)
     segment.size = end
 
 
-def _last_part(shelf: Segments) -> object:
-    parts = shelf.active.parts
+def _last_part(segments: Segments) -> object:
+    parts = segments.active.parts
     return parts[-1] if parts else None
 
 
-def _begin(shelf: Segments) -> None:
+def _begin(segments: Segments) -> None:
     """The first segment, or a new one behind a last one that takes no more writes."""
-    base = shelf.active.base + shelf.active.size if shelf.by_base else 0
-    path = shelf.folder / names.segment(KIND, base)
-    shelf.parts = [part for segment in shelf.by_base.values() for part in segment.parts]
-    header = f.FileHeader(KIND, shelf.topic, base, killed_seq=max(_last_seq(shelf), 0))
-    shelf.door.close(log.create(shelf.door, path, header))
+    base = segments.active.base + segments.active.size if segments.by_base else 0
+    path = segments.folder / names.segment(KIND, base)
+    segments.parts = [part for segment in segments.by_base.values() for part in segment.parts]
+    header = f.FileHeader(KIND, segments.topic, base, killed_seq=max(_last_seq(segments), 0))
+    segments.door.close(log.create(segments.door, path, header))
     start = len(f.encode_header(header))
     segment = Segment(base, path, 0, False, start, start, header.killed_seq)
-    segment.parts = [Memtable(path, base, 0, start, _next_seq(shelf, segment))]
-    shelf.by_base[base] = segment
+    segment.parts = [Memtable(path, base, 0, start, _next_seq(segments, segment))]
+    segments.by_base[base] = segment

@@ -1,4 +1,4 @@
-"""The shelf: which segments and parts there are, the heap of cursors over them, and finding documents by id or by seq.
+"""The segments: which segments and parts there are, the heap of cursors over them, and finding documents by id or by seq.
 
 Parts stand in order of the seqs that they hold, ranges never overlap, the memtable comes last. A newer document of an id always
 stands behind the older ones, so the first hit from the end decides. Nothing here writes, but for copies of damaged bytes.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,6 +63,14 @@ class Segment:
         """Would a document of this segment come back without this tombstone?"""
         of = -1 if stone.of is None else stone.of[0]
         return stone.seq > self.ended_by and any(part.first_seq <= of <= part.last_seq for part in self.parts)
+
+
+class Hit(NamedTuple):
+    """A document that was found, and its place."""
+
+    part: Part
+    ordinal: int
+    document: f.Document
 
 
 class Segments:
@@ -172,7 +181,7 @@ class Segments:
         for at, length, good in zip(read.starts.tolist(), read.heads["len"].tolist(), read.good.tolist(), strict=True):
             yield f.decode(view[at : at + length]) if good else None
 
-    def find(self, id_: str) -> tuple[Part, int, f.Document] | None:
+    def find(self, id_: str) -> Hit | None:
         """The newest document of an id that was not cancelled or replaced. 2 µs a part, and a pread for the hit."""
         if not id_.isprintable():  # no id is, and some such text has no bytes
             return None
@@ -195,12 +204,12 @@ class Segments:
                 return hit
         return None
 
-    def _verify(self, part: Part, ordinals: Sequence[int], id_: str) -> tuple[Part, int, f.Document] | None:
+    def _verify(self, part: Part, ordinals: Sequence[int], id_: str) -> Hit | None:
         for ordinal in ordinals:
             if part.alive_one(ordinal):
                 document = self.read_one(part, ordinal)
                 if document is not None and document.id == id_:
-                    return part, ordinal, document
+                    return Hit(part, ordinal, document)
         return None
 
     def find_many(self, ids: Sequence[bytes], hashes: U64, after_seq: int = -1) -> dict[int, int]:

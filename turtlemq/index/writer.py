@@ -89,8 +89,8 @@ class CommitGroup:
 class Writer:
     """The one writer of a topic's delay log."""
 
-    def __init__(self, shelf: Segments, settings: Settings, last_seq: int) -> None:
-        self.segments, self.settings, self.door = shelf, settings, shelf.door
+    def __init__(self, segments: Segments, settings: Settings, last_seq: int) -> None:
+        self.segments, self.settings, self.door = segments, settings, segments.door
         self.last_seq = last_seq
         self.flusher: Worker = Inline()
         self.frozen: list[Memtable] = []  # full, and not on disk yet
@@ -100,8 +100,8 @@ class Writer:
         self._fd = -1
         self._group: CommitGroup | None = None
         self._flying: CommitGroup | None = None  # taken, neither published nor dropped yet
-        self._end = shelf.active.size  # where the next document goes
-        self._documents = shelf.active.documents  # of the active segment, staged ones included
+        self._end = segments.active.size  # where the next document goes
+        self._documents = segments.active.documents  # of the active segment, staged ones included
         self._unsynced = False
         self._flush_at = settings.run_messages
         self._flush: tuple[build.FlushJob, Job] | None = None  # under way
@@ -200,7 +200,7 @@ class Writer:
 
     def _publish_group(self, group: CommitGroup) -> None:
         """Let committed documents be found, fired and counted."""
-        shelf = self.segments
+        segments = self.segments
         self._flying = None
         try:
             for batch in group.batches:
@@ -214,23 +214,23 @@ class Writer:
         else:
             self.staged_ids.difference_update(*group.ids)
         group.finish(None)
-        if shelf.memtable.count >= self._flush_at or (self._flush is not None and self._flush[1].done()):
+        if segments.memtable.count >= self._flush_at or (self._flush is not None and self._flush[1].done()):
             self._flush_if_room()
 
     def _publish(self, batch: _Batch) -> None:
-        shelf, columns = self.segments, batch.columns
-        fresh = shelf.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes)
+        segments, columns = self.segments, batch.columns
+        fresh = segments.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes)
         if fresh:
-            shelf.push(fresh)
-        shelf.active.size = batch.end
+            segments.push(fresh)
+        segments.active.size = batch.end
         if columns.purpose == "appended":
-            shelf.counters.appended += len(batch.seqs)
+            segments.counters.appended += len(batch.seqs)
         else:
-            shelf.counters.add(columns.purpose, len(batch.seqs))
+            segments.counters.add(columns.purpose, len(batch.seqs))
         for (seq, due_ms), seen in zip_longest(columns.ends, columns.seen):
-            repairing(shelf, partial(shelf.end_document, seq, due_ms, seen))
+            repairing(segments, partial(segments.end_document, seq, due_ms, seen))
             self.staged_ends.discard(seq)
-            shelf.last_ending_seq = int(batch.seqs[-1])
+            segments.last_ending_seq = int(batch.seqs[-1])
 
     # Runs and rolls
 
