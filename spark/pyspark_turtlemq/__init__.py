@@ -1,6 +1,7 @@
-"""TurtleMQ's files as Spark DataFrames: `spark.read.format("turtlemq").load("data")`.
+"""A Spark data source for TurtleMQ's files: `spark.read.format("turtlemq").load("data")`.
 
-Spark finds this package by its name and looks for `DefaultSource`. See docs/SPARK.md.
+Spark finds this package by its name and looks for `DefaultSource`. Public: the names in `__all__`, and `table.read_table`.
+How to use it: docs/SPARK.md. Words: docs/GLOSSARY.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["DefaultSource", "turtlemq_session", "turtlemq_snapshot"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when asked for: finding Java needs no Spark."""
+    """Import lazily: `python -m pyspark_turtlemq.java` must work without Spark."""
     if name == "DefaultSource":
         from pyspark_turtlemq.source import Source
 

@@ -1,1 +1,4 @@
-"""What operators ask of a queue, as Spark jobs over TurtleMQ's files, and the page that shows the answers. See docs/REPORT.md."""
+"""The report for operators: Spark jobs over TurtleMQ's files, and an HTML page with their results.
+
+How to use it: docs/REPORT.md. Words: docs/GLOSSARY.md. Not here: the data source that reads the files (`pyspark_turtlemq`).
+"""

@@ -1,6 +1,7 @@
 """The report as a Spark application: `spark-submit --py-files turtlemq.zip __main__.py --data DIR --out DIR`.
 
-For one machine, `turtlemq report` does the same and finds Java itself."""
+On one machine `turtlemq report` is simpler: it finds Java itself.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from pathlib import Path
 
 
 def main(given: list[str] | None = None) -> int:
-    """Make a report in the session that spark-submit has set up. 0: done, 1: failed, 2: wrong use."""
+    """Make a report in the session of spark-submit. Returns the exit code: 0 done, 1 failed, 2 wrong use."""
     parser = argparse.ArgumentParser("turtlemq_report", description="Make a report of a TurtleMQ data folder.")
     parser.add_argument("--data", type=Path, default=Path("data"), help="the data folder, under the same path on every machine")
     parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes, on the driver")
     parser.add_argument("--topic", default="*", help="names or globs, with commas between them")
     parser.add_argument("--since-ms", type=int, help="leave out what happened before this time")
     parser.add_argument("--until-ms", type=int, help="leave out what happened after this time")
-    told = parser.parse_args(given)
+    arguments = parser.parse_args(given)
     from pyspark.sql import SparkSession
 
     from pyspark_turtlemq.session import CONF
@@ -31,7 +32,8 @@ def main(given: list[str] | None = None) -> int:
     for name, value in CONF.items():
         builder = builder.config(name, value)
     try:
-        made = report(builder.getOrCreate(), ReportOptions(told.data, told.out, told.topic, told.since_ms, told.until_ms))
+        options = ReportOptions(arguments.data, arguments.out, arguments.topic, arguments.since_ms, arguments.until_ms)
+        made = report(builder.getOrCreate(), options)
     except TurtleError as error:
         print(f"turtlemq: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
-"""Everything that executors need of TurtleMQ, in one file for `--py-files`: python -m turtlemq_report.bundle turtlemq.zip
+"""An archive of TurtleMQ's packages for executors (`--py-files`): python -m turtlemq_report.bundle turtlemq.zip
 
-Their Python must have numpy, pyarrow, pymongo, xxhash and the other packages that turtlemq itself needs."""
+Dependencies (numpy, pyarrow, pymongo, xxhash, …) are not included: the executors' Python must have them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ PACKAGES = ("turtlemq", "pyspark_turtlemq", "turtlemq_report")
 
 
 def bundle(into: Path) -> int:
-    """Write the archive. Returns how many files are in it."""
+    """Write the archive. Returns the number of files in it."""
     count = 0
     with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in PACKAGES:

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its pictures, the tables behind them, and how it was made. It loads nothing and runs no script."""
+"""The HTML page of a report: charts, the tables behind them, and how it was made. One file, without scripts or external links."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from turtlemq_report.model import Report
 
 Row = dict[str, Any]
-Shown = dict[str, tuple[str, Callable[[Any], str]]]  # columns of a table: their titles, and how to write a value
-TABLE_ROWS = 200  # shown of a table; all are in the Parquet file of its name
-BARS = 12
+Shown = dict[str, tuple[str, Callable[[Any], str]]]  # columns of a table: title and formatter
+TABLE_ROWS_MAX = 200  # of a table on the page; its Parquet file has all
+BARS_MAX = 12
 _LOGS = (("asleep", 0), ("ended, not freed yet", 1), ("ready", 2), ("journals", 4), ("dead letters", 3), ("tables", 5))
 
 
 def span(ms: float | None) -> str:
-    """How long, in the largest unit that fits.
+    """A time span in the largest unit that fits.
 
     >>> span(0), span(850), span(2_500), span(5_400_000), span(None)
     ('0 ms', '850 ms', '2.5 s', '1.5 h', '–')
@@ -59,93 +59,97 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-# Folding what is shown
+# Aggregation for charts
 
 
-def folded(rows: Iterable[Row], *keys: str, value: str = "messages") -> dict[Any, float]:
+def sums_by(rows: Iterable[Row], *keys: str, value: str = "messages") -> dict[Any, float]:
     """Sums by key.
 
-    >>> folded([{"a": 1, "messages": 2}, {"a": 1, "messages": 3}], "a")
+    >>> sums_by([{"a": 1, "messages": 2}, {"a": 1, "messages": 3}], "a")
     {1: 5}
     """
-    out: dict[Any, float] = {}
+    sums: dict[Any, float] = {}
     for row in rows:
         key = row[keys[0]] if len(keys) == 1 else tuple(row[name] for name in keys)
-        out[key] = out.get(key, 0) + (row[value] or 0)
-    return out
+        sums[key] = sums.get(key, 0) + (row[value] or 0)
+    return sums
 
 
 def stacked(
     rows: Sequence[Row], by: Callable[[Row], str], times: Sequence[int], order: Sequence[str] = (), at: str = "start_ms"
 ) -> list[Series]:
-    """Series over times for the greatest names, and one for all others. `order` gives a name the same colour everywhere."""
+    """Series over times for the largest names, and one for all others. `order` keeps the colour of a name on all charts."""
     named: dict[str, dict[int, float]] = {}
     for row in rows:
-        found = named.setdefault(by(row), {})
-        found[row[at]] = found.get(row[at], 0) + row["messages"]
+        values = named.setdefault(by(row), {})
+        values[row[at]] = values.get(row[at], 0) + row["messages"]
     ranked = list(order) or sorted(named, key=lambda name: (-sum(named[name].values()), name))
-    most = ranked if len(ranked) <= SERIES_MAX else ranked[: SERIES_MAX - 1]
-    out = [Series(name, [named[name].get(time, 0) for time in times], n) for n, name in enumerate(most) if name in named]
-    rest = [name for name in named if name not in most]
+    largest = ranked if len(ranked) <= SERIES_MAX else ranked[: SERIES_MAX - 1]
+    series = [Series(name, [named[name].get(time, 0) for time in times], n) for n, name in enumerate(largest) if name in named]
+    rest = [name for name in named if name not in largest]
     if rest:
         sums = [sum(named[name].get(time, 0) for name in rest) for time in times]
-        out.append(Series(rest[0] if len(rest) == 1 else f"{len(rest)} others", sums, SERIES_MAX - 1))
-    return out
+        series.append(Series(rest[0] if len(rest) == 1 else f"{len(rest)} others", sums, SERIES_MAX - 1))
+    return series
 
 
-def ranking(told: dict[str, list[Row]]) -> list[str]:
-    """Topics, those with the most messages first."""
-    counts = folded([row for row in told["throughput"] if row["what"] == "ready"], "topic")
-    for topic, count in folded([row for row in told["forecast"] if row["unit"] != "minute"], "topic").items():
+def ranking(tables: dict[str, list[Row]]) -> list[str]:
+    """Topics by their number of messages, the largest first."""
+    counts = sums_by([row for row in tables["throughput"] if row["what"] == "ready"], "topic")
+    for topic, count in sums_by([row for row in tables["forecast"] if row["unit"] != "minute"], "topic").items():
         counts[topic] = counts.get(topic, 0) + count
     return sorted(counts, key=lambda topic: (-counts[topic], topic))
 
 
-def slots(found: Report) -> list[int]:
-    """The times on the pictures of what has happened."""
-    if found.range_ms is None:
+def time_steps(report: Report) -> list[int]:
+    """The time steps of charts about the past."""
+    if report.range_ms is None:
         return []
-    first = found.range_ms[0] - found.range_ms[0] % found.width_ms
-    return list(range(first, found.range_ms[1], found.width_ms))
+    first = report.range_ms[0] - report.range_ms[0] % report.width_ms
+    return list(range(first, report.range_ms[1], report.width_ms))
 
 
 def clocks(times: Sequence[int], width_ms: int) -> list[str]:
-    """Times as short as they can be told apart."""
+    """Labels for times, as short as possible: with the date only if they span days."""
     days = len(times) * width_ms > 36 * jobs.HOUR_MS
     return [when(time, ("%d %b" if width_ms >= 24 * jobs.HOUR_MS else "%d %b %H:%M") if days else "%H:%M") for time in times]
 
 
-# Pieces of HTML
+# HTML elements
 
 
 def table(rows: Sequence[Row], name: str, shown: Shown) -> str:
-    """The figures behind a picture."""
+    """The table behind a chart, collapsed."""
     if not rows:
         return ""
     texts = [column for column in shown if isinstance(next((r[column] for r in rows if r[column] is not None), ""), str)]
     head = "".join(f"<th{'' if c in texts else ' class=n'}>{escape(title)}</th>" for c, (title, _) in shown.items())
     body = "".join(
         "<tr>"
-        + "".join(f"<td{'' if c in texts else ' class=n'}>{escape(tell(row[c]))}</td>" for c, (_, tell) in shown.items())
+        + "".join(f"<td{'' if c in texts else ' class=n'}>{escape(format_(row[c]))}</td>" for c, (_, format_) in shown.items())
         + "</tr>"
-        for row in rows[:TABLE_ROWS]
+        for row in rows[:TABLE_ROWS_MAX]
     )
-    more = f"<p class=quiet>{len(rows) - TABLE_ROWS:,} more in <code>{name}.parquet</code></p>" if len(rows) > TABLE_ROWS else ""
+    more = (
+        f"<p class=quiet>{len(rows) - TABLE_ROWS_MAX:,} more in <code>{name}.parquet</code></p>"
+        if len(rows) > TABLE_ROWS_MAX
+        else ""
+    )
     return (
         f'<details><summary>{len(rows):,} rows</summary><div class="scroll"><table id="table-{name}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}</details>"
     )
 
 
-def section(name: str, title: str, says: str, *parts: str) -> str:
+def section(name: str, title: str, intro: str, *parts: str) -> str:
     inside = "".join(parts) or "<p class=nothing>Nothing yet.</p>"
-    return f'<section id="{name}"><h2>{escape(title)}</h2><p class="quiet">{says}</p>{inside}</section>'
+    return f'<section id="{name}"><h2>{escape(title)}</h2><p class="quiet">{intro}</p>{inside}</section>'
 
 
-def figure(title: str, picture: str, names: Sequence[Series | tuple[str, int]] = ()) -> str:
-    told = [(one.name, one.colour) if isinstance(one, Series) else one for one in names]
-    keys = legend(told) if len(told) > 1 else ""
-    return f"<figure><figcaption>{escape(title)}{keys}</figcaption>{picture}</figure>"
+def figure(title: str, chart: str, names: Sequence[Series | tuple[str, int]] = ()) -> str:
+    entries = [(name.name, name.colour) if isinstance(name, Series) else name for name in names]
+    keys = legend(entries) if len(entries) > 1 else ""
+    return f"<figure><figcaption>{escape(title)}{keys}</figcaption>{chart}</figure>"
 
 
 def _text(value: Any) -> str:
@@ -159,39 +163,39 @@ def _named(row: Row) -> str:
 # Sections
 
 
-def _forecast(found: Report, rows: list[Row], order: Sequence[str]) -> str:
-    says = "Messages that sleep, by when they are due. From the index alone: no message is read."
-    pictures = []
+def _forecast(report: Report, rows: list[Row], order: Sequence[str]) -> str:
+    intro = "Messages that sleep, by when they are due. From the index alone: no message is read."
+    charts = []
     for unit, width, count, title in (
         ("minute", jobs.MINUTE_MS, jobs.MINUTES, "The next two hours, by minute"),
         ("hour", jobs.HOUR_MS, jobs.HOURS, "The next seven days, by hour"),
     ):
-        first = found.now_ms - found.now_ms % width
+        first = report.now_ms - report.now_ms % width
         times = [first + i * width for i in range(count)]
         series = stacked([row for row in rows if row["unit"] == unit], lambda row: str(row["topic"]), times, order)
         if series:
-            pictures.append(figure(title, columns(series, clocks(times, width), title), series))
-    other = folded((row for row in rows if row["unit"] in ("overdue", "later")), "unit")
-    tell = {"overdue": "are overdue: no server has handed them off", "later": "come due later than that"}
-    notes = " ".join(f"{number(count)} {tell[unit]}." for unit, count in sorted(other.items()))
+            charts.append(figure(title, columns(series, clocks(times, width), title), series))
+    other = sums_by((row for row in rows if row["unit"] in ("overdue", "later")), "unit")
+    texts = {"overdue": "are overdue: no server has handed them off", "later": "come due later than that"}
+    notes = " ".join(f"{number(count)} {texts[unit]}." for unit, count in sorted(other.items()))
     notes = f"<p>{notes}</p>" if notes else ""
     shown: Shown = {"unit": ("unit", _text), "start_ms": ("from (UTC)", lambda at: when(at) if at else "–"),
              "topic": ("topic", _text), "messages": ("messages", number)}  # fmt: skip
     return (
         section(
-            "forecast", "What comes due", says, '<div class="pair">', *pictures, "</div>", notes, table(rows, "forecast", shown)
+            "forecast", "What comes due", intro, '<div class="pair">', *charts, "</div>", notes, table(rows, "forecast", shown)
         )
         if rows
-        else section("forecast", "What comes due", says)
+        else section("forecast", "What comes due", intro)
     )
 
 
-def _lateness(found: Report, rows: list[Row]) -> str:
-    says = (
+def _lateness(report: Report, rows: list[Row]) -> str:
+    intro = (
         "Scheduler: from when a message was due until it was ready. Consumers: from then until one fetched it for the first "
         "time. Two causes, two cures: a busy server, or too few consumers."
     )
-    times, pictures = slots(found), []
+    times, charts = time_steps(report), []
     for part, title in (("scheduler", "Scheduler: ready − due"), ("consumer", "Consumers: reserved − ready")):
         over = {
             row["start_ms"]: row for row in rows if row["part"] == part and row["topic"] is None and row["start_ms"] is not None
@@ -199,7 +203,7 @@ def _lateness(found: Report, rows: list[Row]) -> str:
         if over:
             ranks = (("p50_ms", "half", 0), ("p90_ms", "90 %", 2), ("p99_ms", "99 %", 1), ("max_ms", "slowest", 3))
             series = [Series(name, [over[t][key] if t in over else None for t in times], n) for key, name, n in ranks]
-            pictures.append(figure(title, lines(series, clocks(times, found.width_ms), title, span), series))
+            charts.append(figure(title, lines(series, clocks(times, report.width_ms), title, span), series))
     whole = [row for row in rows if row["topic"] is not None and row["start_ms"] is None]
     shown: Shown = {
         "topic": ("topic", _text),
@@ -209,23 +213,23 @@ def _lateness(found: Report, rows: list[Row]) -> str:
     shown |= {
         key: (name, span) for key, name in (("p50_ms", "half"), ("p90_ms", "90 %"), ("p99_ms", "99 %"), ("max_ms", "slowest"))
     }
-    inside = ('<div class="pair">', *pictures, "</div>", table(whole, "lateness", shown)) if pictures else ()
-    return section("lateness", "How late", says, *inside)
+    inside = ('<div class="pair">', *charts, "</div>", table(whole, "lateness", shown)) if charts else ()
+    return section("lateness", "How late", intro, *inside)
 
 
 def _delays(rows: list[Row], order: Sequence[str]) -> str:
-    says = "How long messages were asked to sleep, of all that came due."
+    intro = "How long messages were asked to sleep, of all that came due."
     edges = [span(edge) if edge else "at once" for edge in jobs.DELAY_EDGES_MS] + [f"> {span(jobs.DELAY_EDGES_MS[-1])}"]
     labels = [edge if i in (0, len(edges) - 1) else f"≤ {edge}" for i, edge in enumerate(edges)]
     series = stacked(rows, lambda row: str(row["topic"]), range(len(labels)), order, "delay_class")
     shown: Shown = {"topic": ("topic", _text), "delay_class": ("delay", lambda n: labels[n]), "messages": ("messages", number)}
-    pictures = [figure("Messages by delay", columns(series, labels, "Messages by delay"), series)] if rows else []
-    return section("delays", "How long they sleep", says, *pictures, table(rows, "delays", shown))
+    charts = [figure("Messages by delay", columns(series, labels, "Messages by delay"), series)] if rows else []
+    return section("delays", "How long they sleep", intro, *charts, table(rows, "delays", shown))
 
 
-def _throughput(found: Report, rows: list[Row], order: Sequence[str]) -> str:
-    says = f"In steps of {span(found.width_ms)}: what came due in each topic, and what consumers settled in each group."
-    times, pictures = slots(found), []
+def _throughput(report: Report, rows: list[Row], order: Sequence[str]) -> str:
+    intro = f"In steps of {span(report.width_ms)}: what came due in each topic, and what consumers settled in each group."
+    times, charts = time_steps(report), []
     came = [row for row in rows if row["what"] == "ready"]
     done = [row for row in rows if row["what"] in ("acked", "dead", "expired")]
     both: list[tuple[str, list[Row], Callable[[Row], str], Sequence[str]]] = [
@@ -235,40 +239,42 @@ def _throughput(found: Report, rows: list[Row], order: Sequence[str]) -> str:
     for title, some, by, ranked in both:
         series = stacked(some, by, times, ranked)
         if series:
-            picture = columns(series, clocks(times, found.width_ms), title)
-            pictures.append(figure(title, picture, series))
-    sums = [{"topic": t, "group": g, "what": w, "messages": n} for (t, g, w), n in folded(rows, "topic", "group", "what").items()]
+            chart = columns(series, clocks(times, report.width_ms), title)
+            charts.append(figure(title, chart, series))
+    sums = [
+        {"topic": t, "group": g, "what": w, "messages": n} for (t, g, w), n in sums_by(rows, "topic", "group", "what").items()
+    ]
     shown: Shown = {
         "topic": ("topic", _text),
         "group": ("group", _text),
         "what": ("what", _text),
         "messages": ("messages", number),
     }
-    inside = ('<div class="pair">', *pictures, "</div>", table(sums, "throughput", shown)) if pictures else ()
-    return section("throughput", "How much goes through", says, *inside)
+    inside = ('<div class="pair">', *charts, "</div>", table(sums, "throughput", shown)) if charts else ()
+    return section("throughput", "How much goes through", intro, *inside)
 
 
 def _failures(rows: list[Row]) -> str:
-    says = "Errors by their kind: numbers, ids and quoted texts are left out, so that the same cause is one line."
+    intro = "Errors by their kind: numbers, ids and quoted texts are left out, so that the same cause is one line."
     kinds: dict[str, list[float]] = {}
     for row in rows:
         known = kinds.setdefault(row["error"], [0, 0])
         known[0] += row["retries"]
         known[1] += row["died"]
-    most = sorted(kinds.items(), key=lambda item: (-sum(item[1]), item[0]))[:BARS]
+    most = sorted(kinds.items(), key=lambda item: (-sum(item[1]), item[0]))[:BARS_MAX]
     names = (("tried again", 1), ("died", 3))
-    picture = bars([(e, v, f"{number(v[0])} again, {number(v[1])} died") for e, v in most], names, "Failures by error")
+    chart = bars([(e, v, f"{number(v[0])} again, {number(v[1])} died") for e, v in most], names, "Failures by error")
     order = sorted(rows, key=lambda row: -(row["retries"] + row["died"]))
     shown: Shown = {"error": ("error", _text), "topic": ("topic", _text), "group": ("group", _text),
                     "retries": ("tried again", number), "died": ("died", number),
                     "letters": ("dead letters now", number)}  # fmt: skip
     return section(
-        "failures", "What fails, and why", says, *([figure("", picture, names)] if most else []), table(order, "failures", shown)
+        "failures", "What fails, and why", intro, *([figure("", chart, names)] if most else []), table(order, "failures", shown)
     )
 
 
 def _storage(rows: list[Row]) -> str:
-    says = "The room that each topic takes. Ended messages leave it when their segment is sealed or compacted."
+    intro = "The room that each topic takes. Ended messages leave it when their segment is sealed or compacted."
     topics: dict[str, list[float]] = {}
     for row in rows:
         at = topics.setdefault(row["topic"], [0.0] * len(_LOGS))
@@ -276,14 +282,14 @@ def _storage(rows: list[Row]) -> str:
         at[place] += row["bytes"] - row["ended_bytes"]
         at[1] += row["ended_bytes"]
         at[5] += row["table_bytes"]
-    most = sorted(topics.items(), key=lambda item: (-sum(item[1]), item[0]))[:BARS]
-    picture = bars([(name, values, room(sum(values))) for name, values in most], _LOGS, "Room by topic", room)
+    most = sorted(topics.items(), key=lambda item: (-sum(item[1]), item[0]))[:BARS_MAX]
+    chart = bars([(name, values, room(sum(values))) for name, values in most], _LOGS, "Room by topic", room)
     segments = [row for row in rows if row["log"] == "delay"]
     advised = [row for row in segments if row["advice"] not in ("", "grows")]
     notes = "".join(
         f"<li><b>{escape(row['topic'])}</b> {escape(row['segment'])}: {row['live_ratio'] or 0:.0%} of {number(row['documents'])} "
         f"still asleep, {room(row['ended_bytes'])} to be freed: {escape(row['advice'])}</li>"
-        for row in sorted(advised, key=lambda row: -row["ended_bytes"])[:BARS]
+        for row in sorted(advised, key=lambda row: -row["ended_bytes"])[:BARS_MAX]
     )
     shown: Shown = {"topic": ("topic", _text), "log": ("log", _text), "segment": ("segment", _text), "bytes": ("bytes", number),
              "table_bytes": ("tables", number), "documents": ("documents", number), "live": ("asleep", number),
@@ -293,15 +299,15 @@ def _storage(rows: list[Row]) -> str:
     return section(
         "storage",
         "Who fills the disk",
-        says,
-        *([figure("", picture, _LOGS)] if most else []),
+        intro,
+        *([figure("", chart, _LOGS)] if most else []),
         advice,
         table(rows, "storage", shown),
     )
 
 
 def _consumers(rows: list[Row]) -> str:
-    says = (
+    intro = (
         "Who took how much, and how long they worked on it. Slow: three times the middle consumer of its group. Hot: more "
         "than twice its fair share. Failing: a fifth of its deliveries."
     )
@@ -312,31 +318,31 @@ def _consumers(rows: list[Row]) -> str:
             (row["acked"], row["failed"], row["lapsed"], row["holds"]),
             " · ".join(filter(None, (span(row["p50_ms"]), row["verdict"]))),
         )
-        for row in order[:BARS]
+        for row in order[:BARS_MAX]
     ]
     names = (("handled", 0), ("failed", 3), ("let the time run out", 1), ("holds now", 2))
     shown: Shown = {name: (name, _text) for name in ("topic", "group", "consumer")}
     shown |= {name: (name, number) for name in ("taken", "acked", "failed", "lapsed", "holds")}
     shown |= {"share": ("share", lambda share: f"{share or 0:.0%}"), "p50_ms": ("half", span), "p99_ms": ("99 %", span)}
     shown |= {"verdict": ("verdict", _text)}
-    picture = [figure("Deliveries, and the median of the work on one", bars(parts, names, "Consumers"), names)] if parts else []
-    return section("consumers", "Who does the work", says, *picture, table(order, "consumers", shown))
+    chart = [figure("Deliveries, and the median of the work on one", bars(parts, names, "Consumers"), names)] if parts else []
+    return section("consumers", "Who does the work", intro, *chart, table(order, "consumers", shown))
 
 
-# The whole
+# The page
 
 
-def headline(found: Report) -> list[tuple[str, str, bool]]:
-    """The figures at the top: a name, a value, and whether that is bad."""
-    told = {name: table.to_pylist() for name, table in found.tables.items()}
-    due = folded(told["forecast"], "unit")
-    now_hour = found.now_ms + jobs.HOUR_MS
-    soon = sum(row["messages"] for row in told["forecast"] if row["unit"] == "minute" and row["start_ms"] < now_hour)
+def headline(report: Report) -> list[tuple[str, str, bool]]:
+    """The figures at the top: name, value, and whether it is bad."""
+    tables = {name: table.to_pylist() for name, table in report.tables.items()}
+    due = sums_by(tables["forecast"], "unit")
+    now_hour = report.now_ms + jobs.HOUR_MS
+    soon = sum(row["messages"] for row in tables["forecast"] if row["unit"] == "minute" and row["start_ms"] < now_hour)
     asleep = due.get("hour", 0) + due.get("later", 0) + due.get("overdue", 0)
-    whole = {row["part"]: row for row in told["lateness"] if row["topic"] is None and row["start_ms"] is None}
-    ways = folded(told["throughput"], "what")
-    letters = sum(row["letters"] for row in told["failures"])
-    size = sum(row["bytes"] + row["table_bytes"] for row in told["storage"])
+    whole = {row["part"]: row for row in tables["lateness"] if row["topic"] is None and row["start_ms"] is None}
+    ways = sums_by(tables["throughput"], "what")
+    letters = sum(row["letters"] for row in tables["failures"])
+    size = sum(row["bytes"] + row["table_bytes"] for row in tables["storage"])
     return [
         ("asleep", number(asleep), False),
         ("due within the hour", number(soon), False),
@@ -346,47 +352,47 @@ def headline(found: Report) -> list[tuple[str, str, bool]]:
         ("consumers p99", span(whole.get("consumer", {}).get("p99_ms")), False),
         ("dead letters", number(letters), letters > 0),
         ("on disk", room(size), False),
-        ("damaged", number(found.damaged), found.damaged > 0),
+        ("damaged", number(report.damaged), report.damaged > 0),
     ]
 
 
-def _about(found: Report) -> str:
-    asked, ends = found.options, found.range_ms
-    what = f"{len(found.topics)} topics" + ("" if asked.topic == "*" else f" ({escape(asked.topic)})")
+def _about(report: Report) -> str:
+    asked, ends = report.options, report.range_ms
+    what = f"{len(report.topics)} topics" + ("" if asked.topic == "*" else f" ({escape(asked.topic)})")
     lasts = f"{when(ends[0])} to {when(ends[1])} UTC" if ends else "nothing has happened yet"
-    fresh = "everything was read" if found.first else "only what is new was read"
+    fresh = "everything was read" if report.first else "only what is new was read"
     return (
         f"<p><code>{escape(str(asked.data))}</code> · {what} · {lasts}</p>"
-        f"<p class=quiet>Made at {when(found.now_ms, '%Y-%m-%d %H:%M:%S')} UTC in {found.seconds:.1f} s; "
-        f"{fresh}: {room(found.read_bytes)}.</p>"
+        f"<p class=quiet>Made at {when(report.now_ms, '%Y-%m-%d %H:%M:%S')} UTC in {report.seconds:.1f} s; "
+        f"{fresh}: {room(report.read_bytes)}.</p>"
     )
 
 
-def _warnings(found: Report) -> str:
-    lines_ = [f"Damaged: {line}. `turtlemq check` reads every byte." for line in found.damage[:BARS]]
-    if found.damaged > len(found.damage):
-        lines_.append(f"{number(found.damaged - len(found.damage))} documents could not be read and are left out.")
-    lines_ += [f"Removed by retention before any report read it: {line}." for line in found.missed[:BARS]]
-    if not found.pinned:
+def _warnings(report: Report) -> str:
+    lines_ = [f"Damaged: {line}. `turtlemq check` reads every byte." for line in report.damage[:BARS_MAX]]
+    if report.damaged > len(report.damage):
+        lines_.append(f"{number(report.damaged - len(report.damage))} documents could not be read and are left out.")
+    lines_ += [f"Removed by retention before any report read it: {line}." for line in report.missed[:BARS_MAX]]
+    if not report.pinned:
         lines_.append("The data folder cannot be written to, so files were not pinned: the sections may be of different moments.")
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in lines_)
 
 
-def html(found: Report) -> str:
-    """The whole page."""
-    told = {name: table.to_pylist() for name, table in found.tables.items()}
+def html(report: Report) -> str:
+    """The page as HTML text."""
+    tables = {name: table.to_pylist() for name, table in report.tables.items()}
     cards = "".join(
         f'<div class="card{" bad" if bad else ""}"><div class="value">{escape(value)}</div>'
         f'<div class="name">{escape(name)}</div></div>'
-        for name, value, bad in headline(found)
+        for name, value, bad in headline(report)
     )
-    order = ranking(told)
+    order = ranking(tables)
     sections = (
-        _forecast(found, told["forecast"], order),
-        _lateness(found, told["lateness"]),
-        _throughput(found, told["throughput"], order),
-        '<div class="halves">' + _delays(told["delays"], order) + _failures(told["failures"]) + "</div>",
-        '<div class="halves">' + _consumers(told["consumers"]) + _storage(told["storage"]) + "</div>",
+        _forecast(report, tables["forecast"], order),
+        _lateness(report, tables["lateness"]),
+        _throughput(report, tables["throughput"], order),
+        '<div class="halves">' + _delays(tables["delays"], order) + _failures(tables["failures"]) + "</div>",
+        '<div class="halves">' + _consumers(tables["consumers"]) + _storage(tables["storage"]) + "</div>",
     )
     style = files("turtlemq_report").joinpath("page.css").read_text("utf-8")
     return (
@@ -394,8 +400,8 @@ def html(found: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
         f'<link rel="icon" href="data:,"><title>TurtleMQ report</title><style>{style}</style></head>'
-        f"<body><header>{_TURTLE}<div><h1>TurtleMQ report</h1>{_about(found)}</div></header>"
-        f'<main>{_warnings(found)}<div class="cards">{cards}</div>{"".join(sections)}</main>'
+        f"<body><header>{_TURTLE}<div><h1>TurtleMQ report</h1>{_about(report)}</div></header>"
+        f'<main>{_warnings(report)}<div class="cards">{cards}</div>{"".join(sections)}</main>'
         '<footer class="quiet">Every table is a Parquet file beside this page. Times are UTC.</footer></body></html>'
     )
 

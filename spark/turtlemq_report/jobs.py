@@ -1,9 +1,10 @@
 """The jobs: pure functions from DataFrames to DataFrames.
 
-Two kinds. *Partials* fold rows of a log into groups of five minutes with counts and sketches; partials of two runs are folded
-into one by `merged`, so that a second run reads only what is new. *Answers* are made from partials, and are small.
+*Partials* are partial aggregates: rows of a log in buckets of five minutes, with counts and sketches. `merged` combines those of
+two runs, so a run reads only the rows since the last one. *Results* are small tables made from partials.
 
-Percentiles come from KLL sketches, which can be merged: exact up to a few hundred values, beyond that off by about 1.3 % of rank.
+Percentiles come from KLL sketches, which can be merged: exact up to a few hundred values, beyond that within 1.3 % of rank.
+Not here: reading logs (`increments`), and the order of the jobs (`run`).
 """
 
 from __future__ import annotations
@@ -18,51 +19,51 @@ if TYPE_CHECKING:
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 BUCKET_MS = 5 * MINUTE_MS
-MINUTES, HOURS = 120, 168  # how far a forecast looks, minute by minute and hour by hour
+MINUTES, HOURS = 120, 168  # in a forecast: two hours by minute, a week by hour
 DELAY_EDGES_MS = (0, 1_000, 10_000, MINUTE_MS, 10 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, 24 * HOUR_MS, 168 * HOUR_MS, 720 * HOUR_MS)
-RETRY, DAMAGED = -1, -2  # in place of a delay class
+RETRY, DAMAGED = -1, -2  # values of delay_class for rows without a delay
 NO_ERROR = "(no error given)"
-LEASE_EXPIRED = "lease expired"  # what the broker writes where a consumer let its time run out
-ENOUGH = 20  # deliveries before anything is said of a consumer
-_ERROR_CHARS = 120
+LEASE_EXPIRED = "lease expired"  # the broker's error text for a lease that ran out
+VERDICT_DELIVERIES_MIN = 20
+_ERROR_CHARS_MAX = 120
 
-# What each partial is grouped by, and how its columns are folded.
+# Grouping columns of each partial, and the aggregates that merge its other columns.
 KEYS = {
     "ready": ("topic", "group", "bucket_ms", "delay_class", "error"),
     "history": ("topic", "group", "bucket_ms", "outcome", "error"),
     "reserve": ("topic", "group", "bucket_ms", "event"),
     "consumer": ("topic", "group", "bucket_ms", "consumer", "outcome", "error"),
 }
-_FOLDS = {"messages": F.sum, "first_ms": F.min, "last_ms": F.max}
+_MERGES = {"messages": F.sum, "first_ms": F.min, "last_ms": F.max}
 LEASES = ("topic", "number", "event", "group", "at_ms", "epoch", "consumer", "offset", "attempt", "error")
 SETTLED = ("topic", "event", "outcome", "group", "at_ms", "offset", "reserved_ms")
 _SKETCHES = {"ready": ("late",), "history": ("wait", "work"), "reserve": (), "consumer": ("work",)}
 
 
 def classified(error: Column) -> Column:
-    """The kind of an error: its first line without what differs from case to case (numbers, ids, quoted texts)."""
+    """The class of an error: its first line, with numbers, ids and quoted texts replaced."""
     first = F.trim(F.element_at(F.split(error, "\n"), 1))
     plain = F.regexp_replace(first, r"""(?<![A-Za-z])'[^']*'(?![A-Za-z])|"[^"]*\"""", "'…'")
     plain = F.regexp_replace(plain, r"\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}\b", "#")
     plain = F.regexp_replace(plain, r"\b0x[0-9a-fA-F]+\b|\b(?=[0-9a-f]*[0-9])[0-9a-f]{8,}\b|\d+(?:\.\d+)*", "#")
-    short = F.substring(F.regexp_replace(plain, r"\s+", " "), 1, _ERROR_CHARS)
+    short = F.substring(F.regexp_replace(plain, r"\s+", " "), 1, _ERROR_CHARS_MAX)
     return F.when(F.coalesce(F.length(short), F.lit(0)) == 0, F.lit(NO_ERROR)).otherwise(short)
 
 
 def delay_class(delay_ms: Column) -> Column:
-    """Which class of `DELAY_EDGES_MS` a delay is in: the first whose edge it does not pass."""
-    found = F.lit(len(DELAY_EDGES_MS))
+    """The number of the first edge in `DELAY_EDGES_MS` that a delay does not pass."""
+    number_of = F.lit(len(DELAY_EDGES_MS))
     for number, edge in reversed(list(enumerate(DELAY_EDGES_MS))):
-        found = F.when(delay_ms <= edge, F.lit(number)).otherwise(found)
-    return found
+        number_of = F.when(delay_ms <= edge, F.lit(number)).otherwise(number_of)
+    return number_of
 
 
 def _bucket(at_ms: Column, width_ms: int = BUCKET_MS) -> Column:
     return at_ms - F.pmod(at_ms, F.lit(width_ms))
 
 
-def _measured(name: str, value: Column) -> list[Column]:
-    """A sketch of a time span and its greatest value. Clocks may step back: nothing is ready before it is due."""
+def _sketched(name: str, value: Column) -> list[Column]:
+    """A sketch and the maximum of a time span. Negative spans count as 0: clocks may step back."""
     positive = F.when(value.isNotNull(), F.greatest(value, F.lit(0)))
     return [F.kll_sketch_agg_bigint(positive).alias(name), F.max(positive).alias(f"{name}_max")]
 
@@ -71,7 +72,7 @@ def _measured(name: str, value: Column) -> list[Column]:
 
 
 def ready_partial(ready: DataFrame) -> DataFrame:
-    """Of the ready log: how many came due when, how late, with what delay; retries that had slept, by their error."""
+    """The ready log: messages by time and class of delay, with their lateness; sleeping retries that came due, by error."""
     col = F.col
     own = col("group").isNotNull()
     kind = F.when(col("damage").isNotNull(), F.lit(DAMAGED)).when(own, F.lit(RETRY))
@@ -81,14 +82,14 @@ def ready_partial(ready: DataFrame) -> DataFrame:
         .withColumn("error", F.when(own, classified(col("error"))))
         .withColumn("bucket_ms", _bucket(F.coalesce(col("ready_ms"), F.lit(0))))
         .groupBy(*KEYS["ready"])
-        .agg(F.count("*").alias("messages"), *_measured("late", col("ready_ms") - col("due_ms")))
+        .agg(F.count("*").alias("messages"), *_sketched("late", col("ready_ms") - col("due_ms")))
     )
 
 
 def history_partial(history: DataFrame) -> DataFrame:
-    """Of the history: how messages ended, when and why; how long they had waited for a consumer, and how long that one worked.
+    """The history: messages by time, outcome and error, with `wait` (for a consumer) and `work` (of the consumer).
 
-    A retry's wait is mostly its back-off, so only first deliveries count for `wait`."""
+    Only first deliveries count for `wait`, since a retry mostly waits for its back-off."""
     col = F.col
     settled = col("event") == "settle"
     first = F.when(settled & (col("attempt") == 1) & (col("outcome") != "expired"), col("reserved_ms") - col("ready_ms"))
@@ -100,8 +101,8 @@ def history_partial(history: DataFrame) -> DataFrame:
         .groupBy(*KEYS["history"])
         .agg(
             F.count("*").alias("messages"),
-            *_measured("wait", first),
-            *_measured("work", F.when(settled & (col("outcome") != "expired"), col("at_ms") - col("reserved_ms"))),
+            *_sketched("wait", first),
+            *_sketched("work", F.when(settled & (col("outcome") != "expired"), col("at_ms") - col("reserved_ms"))),
             F.min("at_ms").alias("first_ms"),
             F.max("at_ms").alias("last_ms"),
         )
@@ -109,7 +110,7 @@ def history_partial(history: DataFrame) -> DataFrame:
 
 
 def reserve_partial(reserve: DataFrame) -> DataFrame:
-    """Of the leases: how many messages were handed out, given more time, put back to sleep."""
+    """The journal of leases: messages by time and event."""
     col = F.col
     return (
         reserve.withColumn("event", F.when(col("damage").isNotNull(), F.lit("damaged")).otherwise(col("event")))
@@ -120,9 +121,9 @@ def reserve_partial(reserve: DataFrame) -> DataFrame:
 
 
 def deliveries(leases: DataFrame, settled: DataFrame) -> DataFrame:
-    """Each delivery with its consumer and how it ended; `outcome` is null for those that are under way.
+    """Each delivery with its consumer and its outcome, which is null while the lease lasts.
 
-    A lease ends with what stands next for the same message in its journal, or with the settlement that names its time."""
+    A lease ends with the next event of its message in the journal, or with the settlement that names the lease's time."""
     col = F.col
     known = leases.where("event in ('lease', 'retry', 'moved', 'group', 'forget')")
     known = known.withColumn("offset", F.when(~col("event").isin("group", "forget"), col("offset")))
@@ -154,8 +155,9 @@ def deliveries(leases: DataFrame, settled: DataFrame) -> DataFrame:
 
 
 def consumer_partial(delivered: DataFrame) -> DataFrame:
-    """Of deliveries that have ended: how many each consumer took, how they ended, how long it worked; the error of those that
-    come again soon. (Of those that sleep first, the ready log tells it.)"""
+    """Finished deliveries by time, consumer and outcome, with `work`; errors only of short back-offs.
+
+    A retry after a long back-off sleeps in the delay log, and has its error in the ready log when it comes due."""
     again = F.col("next") == "retry"
     return (
         delivered.where("outcome is not null and outcome != 'expired'")
@@ -163,17 +165,17 @@ def consumer_partial(delivered: DataFrame) -> DataFrame:
         .withColumn("consumer", F.coalesce("consumer", F.lit("")))
         .withColumn("error", F.when(F.col("outcome").isin("failed", "lapsed") & again, classified(F.col("next_error"))))
         .groupBy(*KEYS["consumer"])
-        .agg(F.count("*").alias("messages"), *_measured("work", F.col("ended_ms") - F.col("at_ms")))
+        .agg(F.count("*").alias("messages"), *_sketched("work", F.col("ended_ms") - F.col("at_ms")))
     )
 
 
 def under_way(delivered: DataFrame) -> DataFrame:
-    """Leases that have not ended: kept, so that the next run can tell whose they were."""
+    """Leases that have not ended, saved for the next run."""
     return delivered.where("outcome is null").select(*LEASES)
 
 
 def unclaimed(settled: DataFrame, leases: DataFrame) -> DataFrame:
-    """Settlements whose leases are not there yet: the journal of leases was pinned a moment before the history."""
+    """Settlements without their leases, saved for the next run: the history is pinned a moment after the journal of leases."""
     keys = ["topic", "group", "offset", "reserved_ms"]
     seen = leases.groupBy("topic").agg(F.max("at_ms").alias("seen_ms"))
     young = settled.where("event = 'settle'").join(F.broadcast(seen), ["topic"], "left")
@@ -182,19 +184,19 @@ def unclaimed(settled: DataFrame, leases: DataFrame) -> DataFrame:
 
 
 def merged(partials: DataFrame, kind: str, *keys: str) -> DataFrame:
-    """Partials of a kind folded: those of several runs, or, with fewer `keys`, of several topics or times."""
-    folds = [fold(name).alias(name) for name, fold in _FOLDS.items() if name in partials.columns]
+    """Partials of one kind merged: of several runs, or, with fewer `keys`, of several topics or times."""
+    aggregates = [merge(name).alias(name) for name, merge in _MERGES.items() if name in partials.columns]
     for name in _SKETCHES[kind]:
-        folds += [F.kll_merge_agg_bigint(name).alias(name), F.max(f"{name}_max").alias(f"{name}_max")]
-    return partials.groupBy(*(keys or KEYS[kind])).agg(*folds)
+        aggregates += [F.kll_merge_agg_bigint(name).alias(name), F.max(f"{name}_max").alias(f"{name}_max")]
+    return partials.groupBy(*(keys or KEYS[kind])).agg(*aggregates)
 
 
-# Answers
+# Results
 
 
 def forecast(due: DataFrame, now_ms: int) -> DataFrame:
-    """What comes due: a row for each topic and minute of the next two hours, for each hour of the next week, for what should
-    have come due already (`overdue`), and for all that is later. `due`: counts by topic and minute, from the index."""
+    """Sleepers by due time: a row for each topic and minute of the next two hours, for each hour of the next week, for overdue
+    sleepers, and for all later ones. Requires `due`: counts by topic and minute, from the tables of the index."""
     this_minute, this_hour = now_ms - now_ms % MINUTE_MS, now_ms - now_ms % HOUR_MS
     col, at = F.col, F.col("due_ms")
     late = at < this_minute
@@ -221,10 +223,10 @@ def _percentiles(sketch: str) -> list[Column]:
 
 
 def lateness(ready: DataFrame, history: DataFrame, width_ms: int = BUCKET_MS) -> DataFrame:
-    """How late, split: `scheduler` (ready − due) and `consumer` (reserved − ready, of first deliveries).
+    """Percentiles of lateness in two parts: `scheduler` (ready − due) and `consumer` (reserved − ready, of first deliveries).
 
     A row for each topic and time, for each topic, for each time, and one for all; null means all."""
-    out = None
+    parts = None
     for part, partials, kind, sketch in (("scheduler", ready, "ready", "late"), ("consumer", history, "history", "wait")):
         if kind == "ready":
             partials = partials.where(F.col("delay_class") != DAMAGED)
@@ -237,9 +239,9 @@ def lateness(ready: DataFrame, history: DataFrame, width_ms: int = BUCKET_MS) ->
             .where("messages > 0")
             .select(F.lit(part).alias("part"), "topic", "start_ms", "messages", *_percentiles("sketch"), "max_ms")
         )
-        out = rows if out is None else out.union(rows)
-    assert out is not None
-    return out.withColumn("start", F.timestamp_millis("start_ms"))
+        parts = rows if parts is None else parts.union(rows)
+    assert parts is not None
+    return parts.withColumn("start", F.timestamp_millis("start_ms"))
 
 
 def _or_all(name: str) -> tuple[Column, Column]:
@@ -248,14 +250,14 @@ def _or_all(name: str) -> tuple[Column, Column]:
 
 
 def delays(ready: DataFrame) -> DataFrame:
-    """How long messages were asked to sleep: counts by topic and class, with the edge of the class (null: beyond all)."""
+    """Messages by topic and class of the delay that producers asked for; `upto_ms` is the upper edge (null: beyond all)."""
     edges = F.array(*(F.lit(edge).cast("bigint") for edge in DELAY_EDGES_MS))
     rows = ready.where("delay_class >= 0").groupBy("topic", "delay_class").agg(F.sum("messages").alias("messages"))
     return rows.withColumn("upto_ms", F.get(edges, F.col("delay_class")))
 
 
 def throughput(ready: DataFrame, history: DataFrame, width_ms: int = BUCKET_MS) -> DataFrame:
-    """How many came due (`ready`, without a group), and how many ended in which way in each group, over time."""
+    """Messages over time: due ones by topic (`what` = ready, no group), finished ones by group and outcome."""
     start = _bucket(F.col("bucket_ms"), width_ms).alias("start_ms")
     came = ready.where(F.col("delay_class") != DAMAGED).select("topic", F.lit(None).cast("string").alias("group"), start,
                                                               F.lit("ready").alias("what"), "messages")  # fmt: skip
@@ -265,31 +267,32 @@ def throughput(ready: DataFrame, history: DataFrame, width_ms: int = BUCKET_MS) 
 
 
 def failures(ready: DataFrame, history: DataFrame, consumer: DataFrame, letters: DataFrame) -> DataFrame:
-    """What fails and why: by topic, group and kind of error, how often it was tried again, how many died of it, and how many
-    of these lie among the dead letters now. A retry after a long back-off counts when it comes again."""
+    """Failures by topic, group and class of error: retries, deaths, and present dead letters.
+
+    A retry after a long back-off counts when it comes due again."""
     keys = ("topic", "group", "error")
-    none = F.lit(0).cast("bigint")
+    zero = F.lit(0).cast("bigint")
 
     def counted(rows: DataFrame, name: str) -> DataFrame:
-        return rows.select(*keys, *(F.col("messages").alias(n) if n == name else none.alias(n) for n in _FAILED))
+        return rows.select(*keys, *(F.col("messages").alias(n) if n == name else zero.alias(n) for n in _FAILURE_COUNTS))
 
-    soon = consumer.where("outcome in ('failed', 'lapsed') and error is not null").select(*keys, "messages")
-    again = soon.union(ready.where(F.col("delay_class") == RETRY).select(*keys, "messages"))
+    short = consumer.where("outcome in ('failed', 'lapsed') and error is not null").select(*keys, "messages")
+    retries = short.union(ready.where(F.col("delay_class") == RETRY).select(*keys, "messages"))
     died = history.where("outcome in ('dead', 'expired')")
-    lying = letters.where("state = 'dead'").withColumn("error", classified(F.col("error")))
-    lying = lying.groupBy(*keys).agg(F.count("*").alias("messages"))
-    rows = counted(again, "retries").union(counted(died, "died")).union(counted(lying, "letters"))
-    return rows.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in _FAILED))
+    present = letters.where("state = 'dead'").withColumn("error", classified(F.col("error")))
+    present = present.groupBy(*keys).agg(F.count("*").alias("messages"))
+    rows = counted(retries, "retries").union(counted(died, "died")).union(counted(present, "letters"))
+    return rows.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in _FAILURE_COUNTS))
 
 
-_FAILED = ("retries", "died", "letters")
+_FAILURE_COUNTS = ("retries", "died", "letters")
 
 
 def consumers(partials: DataFrame, open_: DataFrame) -> DataFrame:
-    """Who takes how much, how fast, and what of it fails; with a verdict: `slow`, `hot`, `failing` or ``.
+    """Deliveries of each consumer: counts by outcome, time spans, present leases, and a verdict (`slow`, `hot`, `failing` or ``).
 
     Slow: its median is three times that of its group's middle consumer. Hot: it takes more than twice its fair share. Failing:
-    a fifth of its deliveries fail. Nothing is said of who took fewer than 20."""
+    a fifth of its deliveries fail. No verdict below 20 deliveries."""
     col, keys = F.col, ("topic", "group", "consumer")
 
     def how_many(*outcomes: str) -> Column:
@@ -314,9 +317,9 @@ def consumers(partials: DataFrame, open_: DataFrame) -> DataFrame:
         .withColumn("others", F.count("*").over(group))
         .withColumn("middle_ms", F.percentile_approx("p50_ms", 0.5).over(group))
     )
-    many = (col("taken") >= ENOUGH) & (col("others") > 1)
+    many = (col("taken") >= VERDICT_DELIVERIES_MIN) & (col("others") > 1)
     verdict = (
-        F.when((col("taken") >= ENOUGH) & ((col("failed") + col("lapsed")) * 5 >= col("taken")), F.lit("failing"))
+        F.when((col("taken") >= VERDICT_DELIVERIES_MIN) & ((col("failed") + col("lapsed")) * 5 >= col("taken")), F.lit("failing"))
         .when(many & (col("p50_ms") > 3 * F.greatest(col("middle_ms"), F.lit(1))), F.lit("slow"))
         .when(many & (col("share") * col("others") > 2), F.lit("hot"))
         .otherwise(F.lit(""))
@@ -325,7 +328,7 @@ def consumers(partials: DataFrame, open_: DataFrame) -> DataFrame:
 
 
 def storage(files: DataFrame) -> DataFrame:
-    """Each segment of each log with the room it takes, tables included, how many of its sleepers live, and what to do about it.
+    """Each segment of each log with its size, its live sleepers, the bytes of ended ones, and advice by the server's rules.
 
     `files`: topic, log, segment, bytes, table_bytes, documents, live, sealed, last, compact_live_ratio; see `disk_usage.rows`."""
     col = F.col

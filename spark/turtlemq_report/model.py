@@ -32,12 +32,12 @@ class Report:
     now_ms: int
     topics: list[str] = field(default_factory=list)
     tables: dict[str, pa.Table] = field(default_factory=dict)
-    width_ms: int = jobs.BUCKET_MS
-    range_ms: tuple[int, int] | None = None  # of what has happened
+    width_ms: int = jobs.BUCKET_MS  # of a time step on charts
+    range_ms: tuple[int, int] | None = None  # of past events
     read_bytes: int = 0
-    first: bool = True  # nothing was kept from an earlier run
-    pinned: bool = True
+    first: bool = True  # no state of an earlier run was used
+    pinned: bool = True  # all tables show one moment
     damage: list[str] = field(default_factory=list)
-    damaged: int = 0
-    missed: list[str] = field(default_factory=list)
+    damaged: int = 0  # documents and events that could not be read
+    missed: list[str] = field(default_factory=list)  # removed by retention before a report read it
     seconds: float = 0.0

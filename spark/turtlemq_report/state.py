@@ -1,11 +1,11 @@
-"""What a report keeps in its folder for the next run: how far each log was read, and what was counted so far.
+"""The report's folder: results for users, and the state that the next run continues from.
 
-    report.html, {answer}.parquet     for people, and for whoever goes on with the figures
-    state/STATE.json                  places, and which folder of tables belongs to them; replaced as a whole
-    state/{number}/{table}.parquet    partials, and leases that are under way
-    state/LOCK                        held while a report is being made
+    report.html, {result}.parquet     the page, and the result tables
+    state/STATE.json                  read positions of all logs, and the folder of the tables that belong to them
+    state/{number}/{table}.parquet    partial aggregates, and leases that have not ended
+    state/LOCK                        locked while a report is being made
 
-A run that is killed leaves the state of the run before it.
+STATE.json is replaced atomically, after the tables that it names: a run that is killed leaves the state of the run before it.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ class Busy(TurtleError):
 
 @dataclass(slots=True)
 class ReportState:
-    """Everything that the next run must know."""
+    """The state between two runs."""
 
     data: str
-    number: int = 0
+    number: int = 0  # of the run, and of its folder
     positions: dict[str, Any] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     tables: dict[str, pa.Table] = field(default_factory=dict)
 
     def drop(self, topics: list[str]) -> None:
-        """Forget all about these topics."""
+        """Forget these topics."""
         for topic in topics:
             self.positions.pop(topic, None)
-        gone = pa.array(topics, pa.string())
+        dropped = pa.array(topics, pa.string())
         for name, table in self.tables.items():
-            self.tables[name] = table.filter(pc.invert(pc.is_in(table["topic"], gone)))
-        for kept in (self.damage, self.missed):
-            kept[:] = [line for line in kept if not line.startswith(tuple(f"{topic}{sign}" for topic in topics for sign in "/:"))]
+            self.tables[name] = table.filter(pc.invert(pc.is_in(table["topic"], dropped)))
+        prefixes = tuple(f"{topic}{sign}" for topic in topics for sign in "/:")
+        for lines in (self.damage, self.missed):
+            lines[:] = [line for line in lines if not line.startswith(prefixes)]
 
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Only one report at a time is written to a folder."""
+    """Lock the folder within a block. Raises `Busy` if another run holds the lock."""
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -77,30 +78,30 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def load(out: Path, data: Path) -> ReportState:
-    """The state of the last run; a new one where there is none, or none that can be used."""
+    """The state of the last run; an empty one if there is none, or if it is of another version or damaged."""
     fresh = ReportState(str(data))
     try:
-        told = json.loads((out / FOLDER / NAME).read_text("utf-8"))
+        saved = json.loads((out / FOLDER / NAME).read_text("utf-8"))
     except (OSError, ValueError):
         return fresh
-    if told.get("version") != VERSION:
+    if saved.get("version") != VERSION:
         return fresh
-    if told["data"] != str(data):
-        raise OtherData(f"{out} is about {told['data']}. {OtherData.__doc__}")
+    if saved["data"] != str(data):
+        raise OtherData(f"{out} is about {saved['data']}. {OtherData.__doc__}")
     try:
-        tables = {name: pq.read_table(out / FOLDER / str(told["number"]) / f"{name}.parquet") for name in told["tables"]}
+        tables = {name: pq.read_table(out / FOLDER / str(saved["number"]) / f"{name}.parquet") for name in saved["tables"]}
     except (OSError, pa.ArrowInvalid):
-        return ReportState(str(data), told["number"])
-    return ReportState(str(data), told["number"], told["places"], told["damage"], told["missed"], tables)
+        return ReportState(str(data), saved["number"])
+    return ReportState(str(data), saved["number"], saved["places"], saved["damage"], saved["missed"], tables)
 
 
 def save(out: Path, state: ReportState) -> None:
-    """Replace the state by a newer one."""
+    """Save the state of this run, then remove the tables of the run before it."""
     folder, before = out / FOLDER, state.number
     state.number += 1
     for name, table in state.tables.items():
         write(folder / str(state.number) / f"{name}.parquet", table)
-    told = {
+    saved = {
         "version": VERSION,
         "data": state.data,
         "number": state.number,
@@ -109,12 +110,12 @@ def save(out: Path, state: ReportState) -> None:
         "missed": state.missed,
         "tables": sorted(state.tables),
     }
-    replace(folder / NAME, json.dumps(told, indent=1).encode())
+    replace(folder / NAME, json.dumps(saved, indent=1).encode())
     shutil.rmtree(folder / str(before), ignore_errors=True)
 
 
 def write(path: Path, table: pa.Table) -> None:
-    """A table as Parquet, whole or not at all."""
+    """Write a table as Parquet, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.tmp")
     pq.write_table(table, fresh, compression="zstd")
@@ -122,7 +123,7 @@ def write(path: Path, table: pa.Table) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """A file with new content, whole or not at all."""
+    """Write a file atomically and durably."""
     fresh = path.with_name(f"{path.name}.tmp")
     with fresh.open("wb") as file:
         file.write(data)

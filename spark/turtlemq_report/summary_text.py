@@ -1,4 +1,4 @@
-"""A report in few words, for scripts and for the terminal."""
+"""The summary of a report, as `--json` prints it. The terminal's summary lives in `turtlemq.cli.report`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ if TYPE_CHECKING:
     from turtlemq_report.model import Report
 
 
-def summary(made: Report) -> dict[str, Any]:
-    """What `--json` prints."""
+def summary(report: Report) -> dict[str, Any]:
+    """Paths of the page and of the tables, the headline figures, and how the report was made."""
+    out = report.options.out
     return {
-        "page": str(made.options.out / "report.html"),
-        "tables": {
-            name: {"file": str(made.options.out / f"{name}.parquet"), "rows": len(rows)} for name, rows in made.tables.items()
-        },
-        "topics": made.topics,
-        "from_ms": made.range_ms[0] if made.range_ms else None,
-        "to_ms": made.range_ms[1] if made.range_ms else None,
-        "headline": {name: value for name, value, _ in headline(made)},
-        "read_bytes": made.read_bytes,
-        "incremental": not made.first,
-        "pinned": made.pinned,
-        "damaged": made.damaged,
-        "damage": made.damage,
-        "missed": made.missed,
-        "made_ms": made.now_ms,
-        "seconds": round(made.seconds, 1),
+        "page": str(out / "report.html"),
+        "tables": {name: {"file": str(out / f"{name}.parquet"), "rows": len(rows)} for name, rows in report.tables.items()},
+        "topics": report.topics,
+        "from_ms": report.range_ms[0] if report.range_ms else None,
+        "to_ms": report.range_ms[1] if report.range_ms else None,
+        "headline": {name: value for name, value, _ in headline(report)},
+        "read_bytes": report.read_bytes,
+        "incremental": not report.first,
+        "pinned": report.pinned,
+        "damaged": report.damaged,
+        "damage": report.damage,
+        "missed": report.missed,
+        "made_ms": report.now_ms,
+        "seconds": round(report.seconds, 1),
     }
