@@ -174,7 +174,7 @@ def test_too_much_waiting_is_refused(tmp_path: Path) -> None:
         service.start(Engine.open(tmp_path / "d", door=door))
         service.admit(UNCOMMITTED_MAX + 1)  # alone, anything goes that the limit on bodies let through
         found, _ = service.engine.stage("t", batch("a"), 0)
-        task = asyncio.create_task(service.landed(found, UNCOMMITTED_MAX))
+        task = asyncio.create_task(service.commit(found, UNCOMMITTED_MAX))
         await asyncio.sleep(0.05)
         with pytest.raises(Overloaded) as refused:
             service.admit(1)
@@ -199,7 +199,7 @@ def test_the_only_client_is_synced_for_on_the_loop(tmp_path: Path) -> None:
 
         async def put(id_: str) -> None:
             found, _ = service.engine.stage("t", batch(id_), 0)
-            await service.landed(found, 100)
+            await service.commit(found, 100)
 
         service.connections = lambda: 1
         await asyncio.wait_for(put("alone"), 10)
@@ -240,7 +240,7 @@ def test_the_only_client_hears_of_a_failure(tmp_path: Path, how: str, error: typ
         found, _ = server.engine.stage("t", batch("b"), 0)
         door.at, door.how = len(door.calls), how
         with pytest.raises(error):
-            await server.committer.landed(found, here=True)
+            await server.committer.commit(found, inline=True)
         assert door.failed is not None
         assert server.engine.get("t", "b") is None
         server.close()

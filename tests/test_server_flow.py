@@ -24,7 +24,7 @@ from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.config import load
 from turtlemq.server.errors import Overloaded, RateLimited
 from turtlemq.server.incoming.decompress import unpacked
-from turtlemq.server.rate_limit import Bucket, BucketTable, ByteBudget, Flow
+from turtlemq.server.rate_limit import Bucket, BucketTable, ByteBudget, FlowControl
 from turtlemq.settings import Settings, check_settings
 
 steady = hypothesis_settings(derandomize=True, deadline=None, max_examples=100, database=None)
@@ -62,12 +62,12 @@ def test_who_waits_as_long_as_it_is_told_passes(rate: float, burst: int, steps: 
 @steady
 @given(st.floats(0.1, 1000), Steps)
 def test_deliveries_keep_to_their_rate(rate: float, steps: list[tuple[float, int]]) -> None:
-    flow, settings, now, given_out = Flow(), Settings(rate_deliver_per_s=rate), 0.0, 0
+    flow, settings, now, given_out = FlowControl(), Settings(rate_deliver_per_s=rate), 0.0, 0
     for pause, count in steps:
         now += pause
-        room = flow.room("t", "g", settings, count, now)
+        room = flow.deliverable("t", "g", settings, count, now)
         assert room <= count
-        assert bool(room) == (flow.pause("t", "g", settings, now) == 0)
+        assert bool(room) == (flow.delivery_pause("t", "g", settings, now) == 0)
         flow.delivered("t", "g", settings, room, now)
         given_out += room
         assert given_out <= max(1, rate / 10) + rate * now + 1e-6
@@ -80,24 +80,24 @@ def test_a_clock_that_stands_or_goes_back_fills_nothing() -> None:
 
 
 def test_another_rate_holds_at_once() -> None:
-    flow, slow, fast = Flow(), Settings(rate_deliver_per_s=0.01), Settings(rate_deliver_per_s=1000)
-    flow.delivered("t", "g", slow, flow.room("t", "g", slow, 10, 0), 0)
-    assert flow.room("t", "g", slow, 10, 1) == 0
-    assert flow.pause("t", "g", slow, 1) == pytest.approx(99)
-    assert flow.pause("t", "g", fast, 1) < 0.001
-    assert flow.room("t", "other", slow, 10, 1) == 1, "each group has its own"
+    flow, slow, fast = FlowControl(), Settings(rate_deliver_per_s=0.01), Settings(rate_deliver_per_s=1000)
+    flow.delivered("t", "g", slow, flow.deliverable("t", "g", slow, 10, 0), 0)
+    assert flow.deliverable("t", "g", slow, 10, 1) == 0
+    assert flow.delivery_pause("t", "g", slow, 1) == pytest.approx(99)
+    assert flow.delivery_pause("t", "g", fast, 1) < 0.001
+    assert flow.deliverable("t", "other", slow, 10, 1) == 1, "each group has its own"
 
 
 def test_a_refusal_takes_from_no_bucket() -> None:
-    flow, settings = Flow(client_per_s=1, client_burst=5), Settings(rate_produce_per_s=1, rate_burst=10)
-    flow.produce("t", settings, "me", 5, 0)
+    flow, settings = FlowControl(client_per_s=1, client_burst=5), Settings(rate_produce_per_s=1, rate_burst=10)
+    flow.admit_produced("t", settings, "me", 5, 0)
     with pytest.raises(RateLimited, match="a client may send") as refused:
-        flow.produce("t", settings, "me", 5, 0)
+        flow.admit_produced("t", settings, "me", 5, 0)
     assert refused.value.details == {"retry_after_ms": 5000}
-    flow.produce("t", settings, "you", 5, 0)
+    flow.admit_produced("t", settings, "you", 5, 0)
     with pytest.raises(RateLimited, match="topic 't' takes"):
-        flow.produce("t", settings, "she", 1, 0)
-    flow.produce("elsewhere", Settings(), "she", 5, 0)
+        flow.admit_produced("t", settings, "she", 1, 0)
+    flow.admit_produced("elsewhere", Settings(), "she", 5, 0)
 
 
 def test_what_is_remembered_of_clients_is_bounded() -> None:
@@ -112,9 +112,9 @@ def test_what_is_remembered_of_clients_is_bounded() -> None:
 
 
 def test_without_a_rate_there_is_no_bucket() -> None:
-    flow = Flow()
-    flow.produce("t", Settings(), "me", 10**9, 0)
-    assert flow.room("t", "g", Settings(), 10_000, 0) == 10_000
+    flow = FlowControl()
+    flow.admit_produced("t", Settings(), "me", 10**9, 0)
+    assert flow.deliverable("t", "g", Settings(), 10_000, 0) == 10_000
     assert (len(flow._topics), len(flow._clients), len(flow._groups)) == (0, 0, 0)
 
 

@@ -14,8 +14,9 @@ from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull
 from turtlemq.model import Message
 from turtlemq.server.errors import DeadlineExceeded
+from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.request import DEADLINE, check_deadline
-from turtlemq.server.service import Service, Want, now_ms
+from turtlemq.server.service import Service, now_ms
 
 
 def test_a_duplicate_is_not_answered_before_what_it_repeats_is_durable(tmp_path: Path) -> None:
@@ -53,12 +54,12 @@ def test_messages_of_a_cut_off_poll_come_again_at_once(tmp_path: Path) -> None:
         service, engine = Service(), Engine.open(tmp_path / "d")
         engine.topic("t", create=True)
         service.start(engine)
-        want = Want("t", "g", 10)
+        want = FetchRequest("t", "g", 10)
         poll = asyncio.create_task(service.fetch(want, 20))
         await asyncio.sleep(0.1)
-        assert service.waiters == 1
+        assert service.polls == 1
         engine.submit("t", [Message(b"", 0, id="a")], now_ms())
-        service.serve_waiters_soon("t")
+        service.answer_polls_soon("t")
         service._tick()
         assert engine.stats("t").reserve == 1
         poll.cancel()

@@ -15,7 +15,7 @@ from turtlemq.server import auth, listen, trace
 from turtlemq.server.aiohttp_internals import ROUTES_MAX
 from turtlemq.server.config import Config
 from turtlemq.server.outgoing.reply import Reply
-from turtlemq.server.rate_limit import Flow
+from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.request import SERVICE
 from turtlemq.server.service import Service
 
@@ -176,9 +176,9 @@ def test_long_polls_are_served_when_a_large_answer_was_taken(kind: str) -> None:
 
     async def story() -> int:
         service, body = Service(), b"x" * (2 << 20)
-        service.flow = Flow(held_bytes_max=1 << 20)
+        service.flow = FlowControl(held_bytes_max=1 << 20)
         served = asyncio.Event()
-        service.serve_waiters_soon = lambda *topics: served.set()  # type: ignore[method-assign]
+        service.answer_polls_soon = lambda *topics: served.set()  # type: ignore[method-assign]
 
         async def large(request: web.Request) -> web.Response | Reply:
             request[trace.REQUEST_ID] = "x"
@@ -197,6 +197,6 @@ def test_long_polls_are_served_when_a_large_answer_was_taken(kind: str) -> None:
         await served.wait()
         writer.close()
         await runner.cleanup()
-        return service.flow.answers.bytes
+        return service.flow.answer_bytes.bytes
 
     assert asyncio.run(asyncio.wait_for(story(), 20)) == 0

@@ -22,7 +22,7 @@ from tests.harness.server_process import Answer, Server, run, running
 from turtlemq.errors import InvalidArgument
 from turtlemq.server import auth as guarding
 from turtlemq.server import listen
-from turtlemq.server.auth import Auth, Token, client_of, hash_of, new_token, pattern_of
+from turtlemq.server.auth import Auth, Token, client_network, hash_of, new_token, pattern_of
 from turtlemq.server.config import Config, load
 from turtlemq.server.errors import Unauthenticated
 from turtlemq.server.listen import tls_of
@@ -123,8 +123,8 @@ def test_a_page_of_a_foreign_domain_reads_nothing(narrow: Server) -> None:
 
 
 def test_one_client_is_an_address_or_a_network_of_ipv6() -> None:
-    assert client_of("10.0.0.1") == client_of("::ffff:10.0.0.1") != client_of("10.0.0.2")
-    assert client_of("2001:db8::1") == client_of("2001:db8::ffff:1") != client_of("2001:db8:0:1::1")
+    assert client_network("10.0.0.1") == client_network("::ffff:10.0.0.1") != client_network("10.0.0.2")
+    assert client_network("2001:db8::1") == client_network("2001:db8::ffff:1") != client_network("2001:db8:0:1::1")
 
 
 # Tokens

@@ -26,7 +26,8 @@ from tests.harness.server_process import Server, running, sockets
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.server.commit import THREADS
-from turtlemq.server.service import Service, Want, now_ms
+from turtlemq.server.long_polls import FetchRequest
+from turtlemq.server.service import Service, now_ms
 from turtlemq.storage.door import Door
 
 PATIENCE_S = 20  # what takes longer hangs
@@ -76,7 +77,7 @@ def more_than_buffers_hold(server: Server, topic: str) -> list[str]:
 
 def test_a_poll_whose_time_is_up_takes_no_message_with_it(tmp_path: Path) -> None:
     """It ends in the same turn of the loop in which a message is ready; with `auto` nothing can be given back."""
-    want = Want("t", "g", 1, auto=True)
+    want = FetchRequest("t", "g", 1, auto=True)
 
     def send_late(engine: Engine, id_: str) -> None:
         time.sleep(0.03)  # the poll's time is up, but nobody has looked at the clock yet
@@ -91,7 +92,7 @@ def test_a_poll_whose_time_is_up_takes_no_message_with_it(tmp_path: Path) -> Non
             await asyncio.sleep(0.005)
             send_late(engine, str(number))
             await asyncio.sleep(0)
-            service.serve_waiters_soon("t")
+            service.answer_polls_soon("t")
             got += (await poll).ids
             got += (await service.fetch(want, 0.2)).ids if str(number) not in got else []
         service.drain()

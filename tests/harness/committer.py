@@ -49,17 +49,17 @@ class Server:
 
     async def put(self, *ids: str, due_ms: int = 10**9, now_ms: int = 0, topic: str = "t") -> list[bool]:
         found, receipt = self.engine.stage(topic, batch(*ids, due_ms=due_ms), now_ms)
-        await self.committer.landed(found)
+        await self.committer.commit(found)
         return list(receipt.created)
 
     async def cancel(self, id_: str, now_ms: int = 0) -> str:
         found, staged = self.engine.stage_cancel("t", [id_], now_ms)
-        await self.committer.landed(found)
+        await self.committer.commit(found)
         return self.engine.finish_cancel(found, staged, now_ms)[id_]
 
     async def move(self, id_: str, due_ms: int) -> None:
         found, _ = self.engine.stage_reschedule("t", id_, 0, due_ms=due_ms)
-        await self.committer.landed(found)
+        await self.committer.commit(found)
 
     def close(self) -> None:
         self.committer.close()

@@ -436,8 +436,8 @@ BUGS = (
     Bug(
         "a poll that ends keeps the messages it was just given",
         "server/service.py",
-        "                self.give_back(want, waiter.future.result())  # it went",
-        "                pass  # it went",
+        "                self.give_back(fetch, poll.future.result())  # the client",
+        "                pass  # the client",
         "server_moments",
     ),
     Bug(

@@ -17,7 +17,7 @@ from turtlemq.server.incoming.body import release
 from turtlemq.server.metrics.collect import TopicLabels
 from turtlemq.server.operations import ACCESS, OPERATIONS, Handler
 from turtlemq.server.outgoing.reply import Answered, answer, refusal
-from turtlemq.server.rate_limit import Flow
+from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.request import CONFIG, SERVICE, check_origin, set_deadline
 from turtlemq.server.service import Service
 
@@ -37,8 +37,8 @@ def make_app(service: Service, config: Config) -> web.Application:
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.extend((service.meter.heartbeat, EventLog(service)))
     app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS)
-    service.flow = Flow(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
-    service.waiters_max = config.max_waiting
+    service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
+    service.polls_max = config.max_waiting
     app.add_routes(routes())
     return app
 

@@ -30,7 +30,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOOPBACK = ("127.0.0.0/8", "::1")
 HOSTS_MAX, TOKENS_MAX, PATTERNS_MAX = 1_000, 10_000, 100
-WHO = "who"  # a request's token; None where none is needed
+TOKEN_KEY = "who"  # a request's token; None where none is needed
 _TOKEN = re.compile(r"tmq_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _HASH = re.compile(r"sha256:([0-9a-f]{16}):([0-9a-f]{64})")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,200}")
@@ -158,7 +158,7 @@ def is_own_name(host: str) -> bool:
 
 
 @lru_cache(10_000)
-def client_of(remote: str) -> str:
+def client_network(remote: str) -> str:
     """What counts as one client: an address, or with IPv6 the network of 64 bits that is given to one customer."""
     try:
         address = plain_address(remote)
@@ -180,7 +180,7 @@ class Auth:
             _, id_, digest = token.hash.split(":")
             self._tokens[id_] = digest, token, pattern_of(token.topics)
         self._fits = {token.name: fits for _, token, fits in self._tokens.values()}
-        self._often = logs.Often()
+        self._often = logs.LogLimiter()
         self.allows = lru_cache(10_000)(self._allows)
 
     def _allows(self, remote: str) -> bool:
@@ -196,16 +196,16 @@ class Auth:
         try:
             self._admit(request)
         except (HostNotAllowed, Unauthenticated, Forbidden) as error:
-            left_out = self._often.passes(error.code, monotonic())
+            left_out = self._often.allow(error.code, monotonic())
             if left_out is not None:
-                who: Token | None = request.get(WHO)
+                who: Token | None = request.get(TOKEN_KEY)
                 named = {} if who is None else {"token": who.name}
                 logs.warning(error.code.lower(), client=request.remote, method=request.method, path=request.path, **named)
             raise
 
     def _admit(self, request: web.Request) -> None:
         remote = request.remote or ""
-        request[WHO] = None
+        request[TOKEN_KEY] = None
         if not self.allows(remote):
             raise HostNotAllowed(f"clients of {remote or 'no address'} are not served here; allowed_hosts says which are")
         resource = request.match_info.route.resource
@@ -217,7 +217,7 @@ class Auth:
         needed = self._access.get(f"{method} {resource.canonical}", ADMIN)
         if needed is OPEN:
             return
-        who = request[WHO] = self.identify(request.headers.get("Authorization"))
+        who = request[TOKEN_KEY] = self.identify(request.headers.get("Authorization"))
         if needed is TOKEN:
             return
         if needed is ALL:
@@ -239,12 +239,12 @@ class Auth:
 
     def may(self, request: web.Request, topic: str, rights: Access = ANY) -> bool:
         """Whether the sender of an admitted request has one of these rights on a topic."""
-        who: Token | None = request[WHO]
+        who: Token | None = request[TOKEN_KEY]
         return who is None or (not set(rights).isdisjoint(who.rights) and bool(self._fits[who.name](topic)))
 
     def require(self, request: web.Request, topic: str, rights: Access) -> None:
         """Raise if it has none."""
-        who: Token | None = request[WHO]
+        who: Token | None = request[TOKEN_KEY]
         if who is not None:
             self._check(who, topic, rights)
 
@@ -253,10 +253,10 @@ class Auth:
             raise Forbidden(f"token {who.name!r} has no right to {' or '.join(rights)} on topic {topic!r:.210}")
 
 
-def name_of(request: web.Request) -> str:
+def client_name(request: web.Request) -> str:
     """Whom to count this request for: its token, else its address."""
-    who: Token | None = request.get(WHO)
-    return f"token {who.name}" if who is not None else client_of(request.remote or "")
+    who: Token | None = request.get(TOKEN_KEY)
+    return f"token {who.name}" if who is not None else client_network(request.remote or "")
 
 
 AUTH = web.AppKey("auth", Auth)

@@ -1,7 +1,7 @@
-"""Group commit: while one group of documents is being written and synced on a thread, requests gather the next.
+"""Group commit: while one commit group is written and synced on a thread, the documents of further requests gather in the next.
 
-The engine stages and publishes on the event loop; only `Group.run`, a write and an fdatasync, happens elsewhere. A topic has one
-group under way at a time; several topics are synced in parallel. A request is answered when the group that it is in has landed.
+Staging and publishing happen on the event loop; threads only do `CommitGroup.run`, a write and an fdatasync. A topic has at most
+one group under way; several topics are synced in parallel. A request is answered when its group has landed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,35 @@ from turtlemq.index.writer import CommitGroup
 from turtlemq.topic.topic import Topic
 
 THREADS = 8  # syncs of several topics go on side by side
-Job = tuple[Topic, CommitGroup, threading.Lock]  # the lock is released when it was run
+Job = tuple[Topic, CommitGroup, threading.Lock]  # the lock is released when the group was written
 
 
 class Committer:
-    """See the module. `changed` is called on the loop for a topic that has new documents, `observe` with the seconds that each
-    commit took and the bytes that it wrote."""
+    """Commits staged documents on THREADS threads.
+
+    Calls back on the event loop: `changed` with a topic that has new documents, `observe` with seconds and bytes of each commit.
+    """
 
     def __init__(self, changed: Callable[[Topic], None], observe: Callable[[float, int], None]) -> None:
         self._changed, self._observe = changed, observe
         self._loop = asyncio.get_running_loop()
-        self._jobs: deque[Job] = deque()  # for which no thread is free
+        self._jobs: deque[Job] = deque()  # jobs for which no thread is free
         self._soon: set[Topic] = set()  # topics whose next group is about to be taken
         self._threads = [_Thread(n, self._ran) for n in range(THREADS)]
         self._idle = list(self._threads)
         for thread in self._threads:
             thread.start()
 
-    async def landed(self, topic: Topic, here: bool = False) -> None:
-        """Returns when everything that was staged in a topic up to now is durable and visible; raises if it was not stored.
-        With `here`, no thread is asked if nothing is under way: everybody else waits meanwhile."""
+    async def commit(self, topic: Topic, inline: bool = False) -> None:
+        """Return when all documents staged in a topic so far are durable and visible; raise if they were not stored.
+
+        With `inline`, the event loop itself writes and syncs, unless another group is under way: no other request is served
+        meanwhile.
+        """
         group = topic.pending_commit
         if group is None:
             return
-        if here and topic.take_commit() is group:
+        if inline and topic.take_commit() is group:
             start = perf_counter()
             group.run()
             self._publish(topic, group, perf_counter() - start)
@@ -55,7 +60,7 @@ class Committer:
             raise group.error
 
     def close(self) -> None:
-        """End the threads. What was taken before is still written."""
+        """End the threads. Groups that were taken before are still written."""
         while self._jobs:
             _run(self._jobs.popleft())
         for thread in self._threads:
@@ -64,12 +69,13 @@ class Committer:
             thread.join()
 
     def _take_soon(self, topic: Topic) -> None:
-        """Requests that are read in the same turn of the loop share a group."""
-        if topic not in self._soon:  # not its name: another topic may have that by now
+        """Take the group in the next round of the event loop, so that all requests read in this round share it."""
+        if topic not in self._soon:  # the object, not its name: a dropped topic may have been created anew
             self._soon.add(topic)
             self._loop.call_soon(self._take, topic)
 
     def _take(self, topic: Topic) -> None:
+        """Give the pending group of a topic to a thread, or to the queue. Does nothing while a group of it is under way."""
         self._soon.discard(topic)
         group = topic.take_commit()
         if group is None:
@@ -77,20 +83,20 @@ class Committer:
         ran = threading.Lock()
         ran.acquire()
         job = (topic, group, ran)
-        group.wait = partial(self._wait, job)  # it is waited for once at most
+        group.wait = partial(self._wait, job)  # called at most once
         self._jobs.append(job)
         if self._idle:
             self._idle.pop().give(self._jobs.popleft())
 
     def _wait(self, job: Job) -> None:
-        """On the loop: until a job was run. One that no thread was given yet never would be while the loop waits: do it here."""
+        """Block the event loop until a job was run. While it blocks, no queued job is given to a thread: run it here."""
         if job in self._jobs:
             self._jobs.remove(job)
-            self._loop.call_soon(self._tell, job[0], job[1], _run(job))
+            self._loop.call_soon(self._report, job[0], job[1], _run(job))
         job[2].acquire()
 
     def _ran(self, thread: _Thread, job: Job, seconds: float) -> None:
-        """On the thread: go on with it on the loop."""
+        """Called on the thread: continue on the event loop."""
         self._loop.call_soon_threadsafe(self._land, thread, job[0], job[1], seconds)
 
     def _land(self, thread: _Thread, topic: Topic, group: CommitGroup, seconds: float) -> None:
@@ -104,16 +110,16 @@ class Committer:
         try:
             topic.land_commit(group)
         except TurtleError:
-            pass  # those who wait have heard of it
-        self._loop.call_soon(self._tell, topic, group, seconds)  # behind those who were waiting: they are answered first
+            pass  # `commit` raises it to every request of the group
+        self._loop.call_soon(self._report, topic, group, seconds)  # later, so that waiting requests are answered first
 
-    def _tell(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
+    def _report(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         self._observe(seconds, sum(map(len, group.buffers)))
         self._changed(topic)
 
 
 def _run(job: Job) -> float:
-    """Write and sync. How long it took."""
+    """Write and sync. Returns the seconds that it took."""
     _, group, ran = job
     start = perf_counter()
     group.run()
@@ -122,17 +128,17 @@ def _run(job: Job) -> float:
 
 
 class _Thread(threading.Thread):
-    """Runs one job after the other. The one that has rested for the shortest time is given the next: its caches are warm."""
+    """Runs one job after the other. `Committer` prefers the thread that became idle last: its caches are warm."""
 
     def __init__(self, number: int, done: Callable[[_Thread, Job, float], None]) -> None:
         super().__init__(name=f"commit-{number}", daemon=True)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self.give, self._done = self._jobs.put, done  # None: there are no more
+        self.give, self._done = self._jobs.put, done  # giving None ends the thread
 
     def run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._done(self, job, _run(job))
-            del job  # else its bytes stay until the next one comes
+            del job  # frees its bytes before the next job comes
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -22,7 +22,7 @@ STALL_S = 0.2
 
 
 @dataclass(slots=True)
-class Known:
+class Reported:
     """What was said about a topic so far."""
 
     damage: int = 0
@@ -40,7 +40,7 @@ class EventLog:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._known: dict[str, Known] | None = None
+        self._known: dict[str, Reported] | None = None
         self._engine: Engine | None = None  # once it serves
         self._stalls = 0
 
@@ -72,13 +72,13 @@ class EventLog:
             logs.info("topic_deleted", topic=name)
         for name, topic in list(engine.topics.items()):
             if name not in known:
-                known[name] = Known()
+                known[name] = Reported()
                 if not first or name not in self._service.opened:
                     logs.info("topic_created", topic=name)
             self._compare(name, topic, known[name])
             yield
 
-    def _compare(self, name: str, topic: Topic, known: Known) -> None:
+    def _compare(self, name: str, topic: Topic, known: Reported) -> None:
         damage = topic.damage()
         for one in damage[known.damage :][:DAMAGE_MAX]:
             logs.error("damage", topic=name, file=one.file, position=one.position, length=one.length, reason=one.reason)

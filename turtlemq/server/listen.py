@@ -104,7 +104,7 @@ class Connection(AiohttpConnection):
         if (size := resp.content_length or 0) < ANSWER_SMALL_BYTES:
             return await self._finish(request, resp, start_time)
         service = cast(web.Request, request).app[SERVICE]
-        service.flow.answers.add(size)
+        service.flow.answer_bytes.add(size)
         try:
             return await self._finish(request, resp, start_time)
         finally:
@@ -116,7 +116,7 @@ class Connection(AiohttpConnection):
         lost, answered = True, cast(web.StreamResponse, reply)  # aiohttp reads its `keep_alive` only
         service = cast(web.Request, request).app[SERVICE]
         size = 2 * len(reply.body)  # `undo` holds the messages that the body was made from
-        service.flow.answers.add(size)
+        service.flow.answer_bytes.add(size)
         try:
             if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
                 lost = not await self.send(reply.head(request), reply.body, ANSWER_S + len(reply.body) / SLOWEST)

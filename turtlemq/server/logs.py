@@ -43,19 +43,19 @@ def _emit(level: int, event: str, fields: dict[str, Any], trace: BaseException |
         _log.log(level, event, exc_info=info_, extra={"fields": fields})
 
 
-class Often:
+class LogLimiter:
     """Lets a few of many alike through each second, and counts the rest.
 
-    >>> often = Often(); [often.passes("slow_request", 5.0) for _ in range(12)][8:]
+    >>> limiter = LogLimiter(); [limiter.allow("slow_request", 5.0) for _ in range(12)][8:]
     [0, 0, None, None]
-    >>> often.passes("slow_request", 6.1)
+    >>> limiter.allow("slow_request", 6.1)
     2
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, list[float]] = {}  # since when, how many were logged, how many were not
 
-    def passes(self, event: str, now_s: float) -> int | None:
+    def allow(self, event: str, now_s: float) -> int | None:
         """None: leave it out. Else log it, with so many that were left out before."""
         seen = self._seen.setdefault(event, [now_s, 0, 0])
         if now_s - seen[0] >= 1:

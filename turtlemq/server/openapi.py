@@ -30,8 +30,14 @@ from turtlemq.server.trace import HEADER
 REF = "#/components/schemas/{name}"
 ALWAYS = (400, 403, 429, 503, 504)  # what any request may meet
 PLAIN_CODES = {404: ["NOT_FOUND"]}  # of no class
-NAMES = {"TopicSettings": "Settings", "At": "GroupStartAt", "Which": "DeadFilter", "Chosen": "DeadChoice"}
-NAMES |= {"Requeue": "DeadRequeue", "Found": "DamageFound", "Answer": "CommandAnswer", "Moment": "TimelineEntry"}
+NAMES = {  # published names of schemas whose Python class has another name
+    "BrowseQuery": "Browse",
+    "DeadPage": "Page",
+    "ForecastQuery": "Outlook",
+    "Moment": "TimelineEntry",
+    "StatusQuery": "Look",
+    "TopicSettings": "Settings",
+}
 MAYBE = {"Delivered": ("body", "body_base64")}  # msgspec calls fields required that may be left out of an answer
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"}
 PARTS: dict[str, dict[str, Any]] = {

@@ -133,16 +133,16 @@ class ByteBudget:
         self.bytes -= count
 
 
-class Flow:
+class FlowControl:
     """Every bucket of a server, and what it holds."""
 
     def __init__(self, client_per_s: float = 0, client_burst: int = 0, held_bytes_max: int = 512 << 20) -> None:
-        self.bytes_held = ByteBudget(held_bytes_max)
-        self.answers = ByteBudget(held_bytes_max, "answers")  # apart: whoever does not take his keeps nobody from acknowledging
+        self.request_bytes = ByteBudget(held_bytes_max)
+        self.answer_bytes = ByteBudget(held_bytes_max, "answers")  # apart: unread answers must not block acks
         self.client_rate, self._client_burst = client_per_s, burst_of(client_per_s, client_burst)
         self._topics, self._clients, self._groups = BucketTable(TOPICS_MAX), BucketTable(CLIENTS_MAX), BucketTable(TOPICS_MAX)
 
-    def produce(self, topic: str, settings: Settings, client: str, count: int, now: float) -> None:
+    def admit_produced(self, topic: str, settings: Settings, client: str, count: int, now: float) -> None:
         """Let `count` messages of a client into a topic, or raise `RateLimited` and let none in."""
         buckets: list[tuple[str, Bucket]] = []
         rate = settings.rate_produce_per_s
@@ -161,7 +161,7 @@ class Flow:
         for _, bucket in buckets:
             bucket.spend(count, now)
 
-    def room(self, topic: str, group: str, settings: Settings, count: int, now: float) -> int:
+    def deliverable(self, topic: str, group: str, settings: Settings, count: int, now: float) -> int:
         """How many of `count` messages a group may be given now."""
         rate = settings.rate_deliver_per_s
         return count if not rate else min(count, self._drip(topic, group, rate, now).room(now))
@@ -172,7 +172,7 @@ class Flow:
         if rate and count:
             self._drip(topic, group, rate, now).spend(count, now)
 
-    def pause(self, topic: str, group: str, settings: Settings, now: float) -> float:
+    def delivery_pause(self, topic: str, group: str, settings: Settings, now: float) -> float:
         """Seconds until a group may be given its next message."""
         rate = settings.rate_deliver_per_s
         return self._drip(topic, group, rate, now).wait(1, now) if rate else 0.0

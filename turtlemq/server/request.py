@@ -14,7 +14,7 @@ from aiohttp import web
 from turtlemq.engine import GROUP, Engine
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.validate import check_ids
-from turtlemq.server.auth import name_of
+from turtlemq.server.auth import client_name
 from turtlemq.server.config import Config
 from turtlemq.server.errors import (
     DeadlineExceeded,
@@ -107,7 +107,7 @@ def throttle(request: web.Request, topic: str, count: int) -> None:
     """Let so many messages of this client into a topic, or raise `RateLimited`. Free where no rate is set."""
     flow, settings = request.app[SERVICE].flow, settings_of(request, topic)
     if settings.rate_produce_per_s or flow.client_rate:
-        flow.produce(topic, settings, name_of(request), count, asyncio.get_running_loop().time())
+        flow.admit_produced(topic, settings, client_name(request), count, asyncio.get_running_loop().time())
 
 
 def group_of(request: web.Request, may_create: bool = False) -> str:

@@ -1,7 +1,10 @@
-"""Time and waiting: the engine is ticked when it asks for it, and long polls are answered the moment something is ready.
+"""The loop around the engine: ticks at the times that the engine asks for, commits, and long polls.
 
-One thread: the event loop's. A timer stands at the time that the last tick named; whatever changes the engine calls `stir`, and
-the next tick sets it anew. Never early: a tick at `now` hands out only what is due by the clock's own milliseconds.
+Everything runs on the event loop's thread. The timer stands at the time that the last tick named; code that changes the engine
+calls `tick_soon` or `answer_polls_soon`, and the next tick sets the timer anew. No message is early: a tick hands off messages
+that are due by the wall clock in whole milliseconds.
+
+The queues of waiting fetches are in `long_polls`, threads that write in `commit`, rates in `rate_limit`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
@@ -19,65 +21,47 @@ from turtlemq.server import logs
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.fair_turns import FairTurns
+from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls, Queue
 from turtlemq.server.metrics.meter import Meter
-from turtlemq.server.rate_limit import Flow
+from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.timerfd import WallClockTimer
 from turtlemq.topic.topic import Topic
 
-NAP_MS = 1_000  # the longest sleep of the timer, so that a clock that was set is noticed
+TIMER_MS_MAX = 1_000  # the longest sleep of the timer, so that a change of the clock is noticed
 UNCOMMITTED_MAX = 256 << 20  # bytes of requests that may wait for their commit
-HERE_BYTES, HERE_S = 16 << 10, 0.005  # so small a request of the only client is synced on the loop, if that takes no longer
+# A request of the only connection is synced on the event loop, not on a thread, if it is so small and commits are so fast.
+INLINE_BYTES, INLINE_S = 16 << 10, 0.005
 
 
 def now_ms() -> int:
-    """The clock: whole milliseconds that have passed."""
+    """The wall clock: epoch milliseconds, rounded down."""
     return time.time_ns() // 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a consumer asks for."""
-
-    topic: str
-    group: str
-    count: int
-    ttr_ms: int | None = None
-    consumer: str = ""
-    auto: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Waiter:
-    """A long poll."""
-
-    want: Want
-    future: asyncio.Future[Reserved] = field(repr=False)
-
-
 class Service:
-    """The engine, its timer, and those who wait. Serves from `start` to `drain`."""
+    """The engine with its timer, its committer and its long polls. Serves from `start` to `drain`."""
 
     def __init__(self, tick_ms: int = 0) -> None:
-        self.waiting: dict[str, dict[str, dict[Waiter, None]]] = {}  # by topic and group, the first come first
         self.stopping = False
-        self.opened: frozenset[str] = frozenset()  # topics that were there from the start
+        self.opened: frozenset[str] = frozenset()  # topics that existed at the start
         self.meter = Meter()
-        self.flow = Flow()
+        self.flow = FlowControl()
         self.turns = FairTurns()
-        self.waiters, self.waiters_max = 0, 15_000  # long polls
-        self.connections: Callable[[], int] = int  # how many there are; whoever listens knows
+        self.polls, self.polls_max = 0, 15_000  # long polls, those included whose answer is about to be sent
+        self.connections: Callable[[], int] = int  # the number of open connections; set by `listen`
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
-        self._soon: asyncio.Handle | None = None
-        self._alarm: WallClockTimer | None = None
-        self._armed = 0.0  # what the engine wanted when it was set: it rings by then, or soon after where `tick_ms` says so
-        self._troubled: set[str] = set()
-        self._stopped: set[str] = set()  # topics of which it was said that they take no more writes
-        self._stirred: set[str] = set()  # topics in which something may have become ready
-        self._paused: dict[str, float] = {}  # topics whose rate lets nothing flow, and until when
+        self._next_tick: asyncio.Handle | None = None
+        self._timer: WallClockTimer | None = None
+        self._wake_ms = 0.0  # the engine's wish for which the timer was set; it rings then, or up to `tick_ms` later
+        self._reported_trouble: set[str] = set()
+        self._reported_stopped: set[str] = set()
+        self._waiting = LongPolls()
+        self._changed: set[str] = set()  # topics in which a message may have become ready
+        self._paused_until: dict[str, float] = {}  # topics whose delivery rate is used up
         self._committer: Committer | None = None
         self._uncommitted = 0  # bytes of requests that wait for their commit
-        self._commit_s = 0.001  # how long one takes, about
+        self._commit_s = 0.001  # mean time of a commit, exponentially smoothed
 
     @property
     def serving(self) -> bool:
@@ -85,7 +69,7 @@ class Service:
 
     @property
     def engine(self) -> Engine:
-        """The engine, while it serves."""
+        """The engine. Raises `Unavailable` before it is open and once the server stops."""
         if self._engine is None:
             raise Unavailable("the server is starting: it reads its files. Try again in a moment.")
         if self.stopping:
@@ -93,51 +77,51 @@ class Service:
         return self._engine
 
     def start(self, engine: Engine) -> None:
-        """Serve with an engine that is open."""
+        """Serve with an open engine."""
         self._engine, self.opened = engine, frozenset(engine.topics)
-        self._committer = Committer(self._landed, self._observe_commit)
-        self._alarm = WallClockTimer(self._tick)
-        self.serve_waiters_soon()
+        self._committer = Committer(self._committed, self._observe_commit)
+        self._timer = WallClockTimer(self._tick)
+        self.answer_polls_soon()
 
     def drain(self) -> None:
-        """Serve no more: long polls are answered with nothing, and no tick comes."""
+        """Stop serving: long polls are answered without messages, and there are no more ticks."""
         self.stopping = True
-        for waiter in [w for groups in self.waiting.values() for queue in groups.values() for w in queue]:
-            if not waiter.future.done():
-                waiter.future.set_result(Reserved())
-        self.waiting.clear()
-        if self._soon is not None:
-            self._soon.cancel()
+        for poll in self._waiting:
+            poll.end()
+        self._waiting = LongPolls()
+        if self._next_tick is not None:
+            self._next_tick.cancel()
 
     def close(self) -> None:
-        """End the threads, once all requests are answered."""
+        """End threads and timer. Requires: all requests are answered."""
         if self._committer is not None:
             self._committer.close()
-        if self._alarm is not None:
-            self._alarm.close()
+        if self._timer is not None:
+            self._timer.close()
 
-    # Committing
+    # Commits
 
     def admit(self, size: int) -> None:
-        """Refuse a request of so many bytes that would wait behind too many others."""
+        """Admission control: refuse a request of `size` bytes if too many bytes wait for their commit."""
         if self._uncommitted and self._uncommitted + size > UNCOMMITTED_MAX:
             raise Overloaded(
                 f"{self._uncommitted:,} bytes wait to be written already; nothing was stored. Try again in a moment.",
                 retry_after_ms=max(1, round(2000 * self._commit_s)),
             )
 
-    async def landed(self, topic: Topic, size: int = 0) -> None:
-        """Returns when everything that was staged in a topic up to now is durable and visible; raises if it was not stored."""
+    async def commit(self, topic: Topic, size: int = 0) -> None:
+        """Return when all documents staged in a topic so far are durable and visible; raise if they were not stored."""
         assert self._committer is not None, "it serves"
         self._uncommitted += size
         try:
-            await self._committer.landed(topic, here=size <= HERE_BYTES and self._commit_s < HERE_S and self.connections() == 1)
+            inline = size <= INLINE_BYTES and self._commit_s < INLINE_S and self.connections() == 1
+            await self._committer.commit(topic, inline)
         finally:
             self._uncommitted -= size
 
-    def _landed(self, topic: Topic) -> None:
-        if topic.stopped is not None and topic.name not in self._stopped:
-            self._stopped.add(topic.name)
+    def _committed(self, topic: Topic) -> None:
+        if topic.stopped is not None and topic.name not in self._reported_stopped:
+            self._reported_stopped.add(topic.name)
             logs.error("topic_stopped", topic=topic.name, error=topic.stopped)
         if self._engine is not None and self._engine.topics.get(topic.name) is topic:
             self._engine.changed(topic, now_ms())
@@ -148,26 +132,26 @@ class Service:
         self.meter.commit_bytes.add(size)
         self._commit_s += (seconds - self._commit_s) / 16
 
-    # Time
+    # Ticks
 
-    def serve_waiters_soon(self, *topics: str) -> None:
-        """Tick as soon as the caller is done, and serve the long polls of these topics, or of all, if none is named."""
-        self._stirred.update(topics or self.waiting)
+    def answer_polls_soon(self, *topics: str) -> None:
+        """Tick as soon as the caller is done, and look after the long polls of these topics; of all topics, if none is named."""
+        self._changed.update(topics or self._waiting.topics())
         self.tick_soon()
 
     def tick_soon(self) -> None:
-        """Something is to happen at another time now."""
-        if self._soon is None and not self.stopping:
-            self._soon = asyncio.get_running_loop().call_soon(self._tick)
+        """Tick as soon as the caller is done: the engine may want to be called at another time now."""
+        if self._next_tick is None and not self.stopping:
+            self._next_tick = asyncio.get_running_loop().call_soon(self._tick)
 
     def _tick_if_sooner(self, engine: Engine) -> None:
-        """Tick only if the engine wants it before the alarm rings. Nothing else has changed."""
+        """Tick if the engine wants it before the timer rings. Requires: nothing but its next due time has changed."""
         when = engine.next_wake()
-        if when is not None and (when < self._armed or when <= now_ms()):
+        if when is not None and (when < self._wake_ms or when <= now_ms()):
             self.tick_soon()
 
     def _tick(self) -> None:
-        self._soon = None
+        self._next_tick = None
         if not self.serving:
             return
         now = now_ms()
@@ -176,150 +160,132 @@ class Service:
         try:
             engine.tick(now)
             self._report_trouble()
-            self._stirred |= engine.woken
-            self._answer_waiting(now)
+            self._changed |= engine.woken
+            self._answer_polls(now)
         except Exception as error:  # noqa: BLE001 - logged; the next tick may do better
             logs.error("tick_failed", error)
         self.meter.tick.add(time.perf_counter() - begun)
-        self._arm(engine.next_wake())
+        self._set_timer(engine.next_wake())
 
-    def _arm(self, when: int | None) -> None:
-        """Tick again at `when`, or when a rate lets the next message flow; at once if somebody is to be looked after."""
+    def _set_timer(self, when: int | None) -> None:
+        """Tick again at `when`, or when a delivery rate allows the next message; at once if long polls are to be looked after."""
         exact = time.time_ns() / 1e6
-        at = exact + NAP_MS
-        self._armed = at if when is None else min(at, when)
+        at = exact + TIMER_MS_MAX
+        self._wake_ms = at if when is None else min(at, when)
         if when is not None:
             at = min(at, max(when, exact + self._tick_ms))
-        if self._paused:
-            at = min(at, exact + 1000 * (min(self._paused.values()) - time.monotonic()))
-        if at <= exact or self._stirred:
+        if self._paused_until:
+            at = min(at, exact + 1000 * (min(self._paused_until.values()) - time.monotonic()))
+        if at <= exact or self._changed:
             self.tick_soon()
-        elif self._alarm is not None:
-            self._alarm.at(at)
+        elif self._timer is not None:
+            self._timer.at(at)
 
     def _report_trouble(self) -> None:
         trouble = self.engine.trouble
-        for name in trouble.keys() - self._troubled:
+        for name in trouble.keys() - self._reported_trouble:
             logs.error("topic_in_trouble", topic=name, error=trouble[name])
-        for name in self._troubled - trouble.keys():
+        for name in self._reported_trouble - trouble.keys():
             logs.info("topic_recovered", topic=name)
-        self._troubled = set(trouble)
+        self._reported_trouble = set(trouble)
 
-    # Waiting
+    # Fetches
 
-    async def fetch(self, want: Want, wait_s: float) -> Reserved:
-        """What is ready; if nothing is, what becomes ready within `wait_s`."""
+    async def fetch(self, fetch: FetchRequest, wait_s: float) -> Reserved:
+        """Reserve ready messages; if there are none, wait up to `wait_s` for the first. Raises `Overloaded` if too many wait."""
         now = now_ms()
-        self.flow.answers.refuse_if_full()
-        if not self._knows(want) or self._has_ready(want.topic, want.group, now):
-            out = self._reserve(want)
+        self.flow.answer_bytes.refuse_if_full()
+        known = self.engine.topic(fetch.topic).has_group(fetch.group)
+        if not known or self._has_ready(fetch.topic, fetch.group, now):
+            messages = self._reserve(fetch)
             self._tick_if_sooner(self.engine)
-            if len(out):
-                return out
+            if len(messages):
+                return messages
         if wait_s <= 0:
             return Reserved()
-        if self.waiters >= self.waiters_max:
-            raise Overloaded(f"{self.waiters:,} long polls wait already; nothing was fetched", retry_after_ms=1_000)
-        return await self._wait(want, wait_s)
+        if self.polls >= self.polls_max:
+            raise Overloaded(f"{self.polls:,} long polls wait already; nothing was fetched", retry_after_ms=1_000)
+        return await self._wait(fetch, wait_s)
 
-    async def _wait(self, want: Want, wait_s: float) -> Reserved:
+    async def _wait(self, fetch: FetchRequest, wait_s: float) -> Reserved:
         loop = asyncio.get_running_loop()
-        waiter = Waiter(want, loop.create_future())
-        self.waiters += 1
-        self.waiting.setdefault(want.topic, {}).setdefault(want.group, {})[waiter] = None
-        self._stirred.add(want.topic)
+        poll = LongPoll(fetch, loop.create_future())
+        self.polls += 1
+        self._waiting.add(poll)
+        self._changed.add(fetch.topic)
         self.tick_soon()
-        timer = loop.call_later(wait_s, _time_is_up, waiter.future)
+        timer = loop.call_later(wait_s, poll.end)
         try:
-            return await waiter.future
+            return await poll.future
         except asyncio.CancelledError:
-            if waiter.future.done() and not waiter.future.cancelled():
-                self.give_back(want, waiter.future.result())  # it went away with messages in its hands
+            if poll.future.done() and not poll.future.cancelled():
+                self.give_back(fetch, poll.future.result())  # the client is gone, with messages reserved for it
             raise
         finally:
             timer.cancel()
-            self.waiters -= 1
-            self._leave(waiter)
+            self.polls -= 1
+            self._waiting.remove(poll)
 
-    def _knows(self, want: Want) -> bool:
-        """Is there this group already?"""
-        return self.engine.topic(want.topic).has_group(want.group)
-
-    def give_back(self, want: Want, out: Reserved) -> None:
-        """They come again at once, to whoever is there, and this was no attempt."""
-        if len(out) and not want.auto and self.serving:
-            self.engine.give_back(want.topic, want.group, out.ids, now_ms(), out.lease_ends)
-            self.serve_waiters_soon(want.topic)
+    def give_back(self, fetch: FetchRequest, messages: Reserved) -> None:
+        """Make messages ready again that did not reach their consumer. It does not count as an attempt."""
+        if len(messages) and not fetch.auto and self.serving:
+            self.engine.give_back(fetch.topic, fetch.group, messages.ids, now_ms(), messages.lease_ends)
+            self.answer_polls_soon(fetch.topic)
 
     def answer_sent(self, size: int) -> None:
-        """An answer of so many bytes was taken, or given up. If answers filled their budget, long polls may be answered again."""
-        answers = self.flow.answers
-        if answers.full:
-            self.serve_waiters_soon()
-        answers.give(size)
+        """Release the bytes of an answer that was sent or given up. If answers filled their budget, long polls are next."""
+        budget = self.flow.answer_bytes
+        if budget.full:
+            self.answer_polls_soon()
+        budget.give(size)
 
-    def _leave(self, waiter: Waiter) -> None:
-        topic, group = waiter.want.topic, waiter.want.group
-        groups = self.waiting.get(topic, {})
-        queue = groups.get(group, {})
-        queue.pop(waiter, None)
-        if not queue:
-            groups.pop(group, None)
-        if not groups:
-            self.waiting.pop(topic, None)
-
-    def _reserve(self, want: Want) -> Reserved:
-        settings, now = self.engine.topic(want.topic).settings, time.monotonic()
-        count = self.flow.room(want.topic, want.group, settings, want.count, now)
+    def _reserve(self, fetch: FetchRequest) -> Reserved:
+        settings, now = self.engine.topic(fetch.topic).settings, time.monotonic()
+        count = self.flow.deliverable(fetch.topic, fetch.group, settings, fetch.count, now)
         if not count:
             return Reserved()
-        out = self.engine.reserve(
-            want.topic, want.group, count, now_ms(), ttr_ms=want.ttr_ms, consumer=want.consumer, auto=want.auto
+        messages = self.engine.reserve(
+            fetch.topic, fetch.group, count, now_ms(), ttr_ms=fetch.ttr_ms, consumer=fetch.consumer, auto=fetch.auto
         )
-        self.flow.delivered(want.topic, want.group, settings, len(out), now)
-        return out
+        self.flow.delivered(fetch.topic, fetch.group, settings, len(messages), now)
+        return messages
 
-    def _answer_waiting(self, now: int) -> None:
-        """Give what is ready to those who wait, the first come first, in topics where something has changed."""
+    def _answer_polls(self, now: int) -> None:
+        """Give ready messages to long polls in topics that changed, or whose rate allows a message again."""
         clock = time.monotonic()
-        changed = self._stirred | {topic for topic, until in self._paused.items() if until <= clock}
-        self._stirred = set()
+        changed = self._changed | {topic for topic, until in self._paused_until.items() if until <= clock}
+        self._changed = set()
         for topic in changed:
-            self._paused.pop(topic, None)
-            for group, queue in list(self.waiting.get(topic, {}).items()):
+            self._paused_until.pop(topic, None)
+            for group, queue in self._waiting.queues(topic):
                 self._answer_queue(topic, group, queue, now)
 
-    def _answer_queue(self, topic: str, group: str, queue: dict[Waiter, None], now: int) -> None:
-        while queue and not self.flow.answers.full and self._has_ready(topic, group, now):
-            waiter = next(iter(queue))
-            if waiter.future.done():  # its time is up, or it has gone: nothing is taken for it, which `auto` could not give back
-                self._leave(waiter)
+    def _answer_queue(self, topic: str, group: str, queue: Queue, now: int) -> None:
+        while queue and not self.flow.answer_bytes.full and self._has_ready(topic, group, now):
+            poll = next(iter(queue))
+            if poll.future.done():  # its time is up, or its client is gone: an `auto` fetch could not be given back
+                self._waiting.remove(poll)
                 continue
             try:
-                out = self._reserve(waiter.want)
+                messages = self._reserve(poll.fetch)
             except (TurtleError, OSError) as error:
-                self._leave(waiter)
-                waiter.future.set_exception(error)
+                self._waiting.remove(poll)
+                poll.future.set_exception(error)
                 continue
-            if not len(out):
-                if out.more:  # it has passed over what is gone, and goes on with the next tick
-                    self._stirred.add(topic)
-                return  # else as much is in flight as the topic allows
-            self._leave(waiter)
-            waiter.future.set_result(out)
+            if not len(messages):
+                if messages.more:  # only expired or cancelled messages so far: go on with the next tick
+                    self._changed.add(topic)
+                return  # otherwise `max_in_flight` is reached
+            self._waiting.remove(poll)
+            poll.future.set_result(messages)
 
-    def _has_ready(self, topic: str, name: str, now: int) -> bool:
-        """Would a fetch bring anything? O(1)."""
+    def _has_ready(self, topic: str, group: str, now: int) -> bool:
+        """Whether a fetch may bring messages, as far as the delivery rate allows any now. O(1)."""
         found = self.engine.topics.get(topic)
         if found is None:
             return False
         clock = time.monotonic()
-        if pause := self.flow.pause(topic, name, found.settings, clock):
-            self._paused[topic] = min(self._paused.get(topic, math.inf), clock + pause)
+        if pause := self.flow.delivery_pause(topic, group, found.settings, clock):
+            self._paused_until[topic] = min(self._paused_until.get(topic, math.inf), clock + pause)
             return False
-        return found.has_ready(name, now)
-
-
-def _time_is_up(future: asyncio.Future[Reserved]) -> None:
-    if not future.done():
-        future.set_result(Reserved())
+        return found.has_ready(group, now)

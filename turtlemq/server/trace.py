@@ -23,7 +23,7 @@ HEADER = "X-Request-Id"
 REQUEST_ID, STARTED, _BEGUN, _WAITED = "request_id", "started", "begun", "waited"
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 _PREFIX, _NUMBERS = secrets.token_hex(4), count(1)
-_often = logs.Often()
+_often = logs.LogLimiter()
 
 
 def sane(text: str | None) -> bool:
@@ -61,7 +61,7 @@ def finish(request: web.Request, status: int | None) -> None:
     meter.answered(request.method if route != "other" else "other", route, status, seconds)
     limit_ms = request.app[CONFIG].slow_request_ms
     if limit_ms and seconds * 1000 >= limit_ms:
-        left_out = _often.passes("slow_request", perf_counter())
+        left_out = _often.allow("slow_request", perf_counter())
         if left_out is not None:
             more = {"left_out": left_out} if left_out else {}
             where = {"method": request.method, "path": request.path, "status": status, "ms": round(seconds * 1000, 1)}
@@ -90,7 +90,7 @@ def made() -> str:
 
 def failed(request: web.Request, code: str, error: BaseException, trace: bool = False) -> None:
     """Log that a request failed through no fault of its sender."""
-    left_out = _often.passes("request_failed", perf_counter())
+    left_out = _often.allow("request_failed", perf_counter())
     if left_out is not None:
         said = f"{type(error).__name__}: {error}"
         where = {"code": code, "method": request.method, "path": request.path, "request_id": request.get(REQUEST_ID)}

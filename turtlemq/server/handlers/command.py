@@ -14,13 +14,14 @@ from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server.auth import ANY, AUTH, CONSUME, PRODUCE
 from turtlemq.server.errors import RequestTimeout
-from turtlemq.server.handlers.messages import cancel_ids, rules_of
+from turtlemq.server.handlers.messages import cancel_ids, due_rules
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
+from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.outgoing.messages import delivered
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import CONFIG, SERVICE, check_topics, engine_of, throttle
-from turtlemq.server.service import Service, Want, now_ms
+from turtlemq.server.service import Service, now_ms
 from turtlemq.storage import names
 
 ACCESS = {"add": PRODUCE, "delete": PRODUCE, "pop": CONSUME, "finish": CONSUME}  # the right that each command needs
@@ -37,7 +38,7 @@ class Command(Struct, rename={"ttr": "TTR"}):
     body: Raw | UnsetType = UNSET
 
 
-class Answer(Struct):
+class CommandAnswer(Struct):
     """Its answer."""
 
     success: bool = True
@@ -63,20 +64,20 @@ async def command(request: web.Request) -> web.Response:
             check_topics(request, asked.topic)
         out = await _run(request, asked)
     except TurtleError as error:
-        refused = answer(Answer(False, f"{error.code}: {error}"))
+        refused = answer(CommandAnswer(False, f"{error.code}: {error}"))
         if isinstance(error, RequestTimeout):
             refused.force_close()  # the rest of the body would be taken for the next request
         return refused
-    service.serve_waiters_soon()
+    service.answer_polls_soon()
     return answer(out)
 
 
-async def _run(request: web.Request, asked: Command) -> Answer:
+async def _run(request: web.Request, asked: Command) -> CommandAnswer:
     service = request.app[SERVICE]
     match asked.command:
         case "add":
             assert asked.topic is not None
-            check_due(due_time(asked.delay, None, now := now_ms()), now, rules_of(request, asked.topic))
+            check_due(due_time(asked.delay, None, now := now_ms()), now, due_rules(request, asked.topic))
             throttle(request, asked.topic, 1)
             return await _add(service, asked)
         case "pop":
@@ -88,7 +89,7 @@ async def _run(request: web.Request, asked: Command) -> Answer:
     raise InvalidArgument(f"unknown command {asked.command!r:.80}; there are: add, pop, finish, delete")
 
 
-async def _add(service: Service, asked: Command) -> Answer:
+async def _add(service: Service, asked: Command) -> CommandAnswer:
     assert asked.topic is not None
     if isinstance(asked.body, UnsetType):
         raise InvalidArgument("add needs a body")
@@ -103,19 +104,19 @@ async def _add(service: Service, asked: Command) -> Answer:
         flags=[f.JSON],
     )
     found, receipt = service.engine.stage(asked.topic, batch, now)
-    await service.landed(found)
-    return Answer(id=receipt.ids[0])
+    await service.commit(found)
+    return CommandAnswer(id=receipt.ids[0])
 
 
-async def _pop(request: web.Request, asked: Command) -> Answer:
+async def _pop(request: web.Request, asked: Command) -> CommandAnswer:
     assert asked.topic is not None
     service = request.app[SERVICE]
     service.engine.topic(asked.topic, create=True)
-    found = delivered(await service.fetch(Want(asked.topic, GROUP, 1), 0))
+    found = delivered(await service.fetch(FetchRequest(asked.topic, GROUP, 1), 0))
     if not found:
-        return Answer()
+        return CommandAnswer()
     message = found[0]
-    return Answer(id=message.id, value=message.body_base64 if isinstance(message.body, UnsetType) else message.body)
+    return CommandAnswer(id=message.id, value=message.body_base64 if isinstance(message.body, UnsetType) else message.body)
 
 
 def _topics(request: web.Request, asked: Command) -> list[str]:
@@ -129,18 +130,18 @@ def _topics(request: web.Request, asked: Command) -> list[str]:
     return [topic for topic in sorted(engine_of(request).topics) if guard.may(request, topic, ACCESS[asked.command])]
 
 
-def _finish(engine: Engine, asked: Command, topics: list[str]) -> Answer:
+def _finish(engine: Engine, asked: Command, topics: list[str]) -> CommandAnswer:
     for topic in topics:
         assert asked.id is not None
         if engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
-            return Answer(id=asked.id)
+            return CommandAnswer(id=asked.id)
     raise UnknownMessage(f"{asked.id!r} is not in reserve")
 
 
-async def _delete(service: Service, asked: Command, topics: list[str]) -> Answer:
+async def _delete(service: Service, asked: Command, topics: list[str]) -> CommandAnswer:
     engine = service.engine
     for topic in topics:
         assert asked.id is not None
         if (await cancel_ids(service, topic, [asked.id]))[0] or engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
-            return Answer(id=asked.id)
+            return CommandAnswer(id=asked.id)
     raise UnknownMessage(f"{asked.id!r} is neither asleep, ready nor in reserve")

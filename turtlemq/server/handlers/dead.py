@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
 from turtlemq.index.validate import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
-from turtlemq.server.handlers.messages import rules_of
+from turtlemq.server.handlers.messages import due_rules
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.outgoing.messages import letter
@@ -29,7 +29,7 @@ Time = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
 _line = msgspec.json.Encoder().encode
 
 
-class Which(Struct, forbid_unknown_fields=True):
+class DeadFilter(Struct, forbid_unknown_fields=True):
     """Which dead letters: every field that is given must match. Times are when they died."""
 
     group: str | None = None
@@ -38,22 +38,22 @@ class Which(Struct, forbid_unknown_fields=True):
     error: str | None = None
 
 
-class Page(Which, forbid_unknown_fields=True):
+class DeadPage(DeadFilter, forbid_unknown_fields=True):
     """A page of them."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
     cursor: str | None = None
 
 
-class Chosen(Struct, forbid_unknown_fields=True):
+class DeadChoice(Struct, forbid_unknown_fields=True):
     """Some of them, by id (in `group`, or in any) or by filter."""
 
     ids: list[str] | None = None
     group: str | None = None
-    filter: Which | None = None
+    filter: DeadFilter | None = None
 
 
-class Requeue(Chosen, forbid_unknown_fields=True):
+class DeadRequeue(DeadChoice, forbid_unknown_fields=True):
     """Which of them shall sleep again, until when."""
 
     delay: float | None = None
@@ -62,7 +62,7 @@ class Requeue(Chosen, forbid_unknown_fields=True):
     per_s: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
 
 
-def _filter(asked: Which) -> Filter:
+def _filter(asked: DeadFilter) -> Filter:
     return Filter(asked.group, asked.from_ms, asked.to_ms, asked.error)
 
 
@@ -79,15 +79,15 @@ async def pages(request: web.Request, topic: str, asked: Filter) -> AsyncIterato
 
 async def list_dead(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/dead"""
-    topic, asked = topic_of(request), query(request, Page)
-    request.app[SERVICE].flow.answers.refuse_if_full()
+    topic, asked = topic_of(request), query(request, DeadPage)
+    request.app[SERVICE].flow.answer_bytes.refuse_if_full()
     found, cursor = engine_of(request).topic(topic).dead_letters.page(_filter(asked), asked.limit, asked.cursor)
     return answer({"messages": [letter(one) for one in found], "cursor": cursor})
 
 
 async def summary(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/dead/summary"""
-    topic, asked = topic_of(request), query(request, Which)
+    topic, asked = topic_of(request), query(request, DeadFilter)
     counts: Counter[str] = Counter()
     async for page in pages(request, topic, _filter(asked)):
         counts.update(one.error for one in page)
@@ -105,7 +105,7 @@ def _one_line(text: bytes) -> bytes:
 
 async def export(request: web.Request) -> web.StreamResponse:
     """GET /v1/topics/{topic}/dead/export"""
-    topic, asked = topic_of(request), query(request, Which)
+    topic, asked = topic_of(request), query(request, DeadFilter)
     found = pages(request, topic, _filter(asked))
     first = await anext(found)  # what is to be refused is refused before the answer begins
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -117,7 +117,7 @@ async def export(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _chosen(request: web.Request, topic: str, asked: Chosen, unknown: list[str]) -> AsyncIterator[list[DeadLetter]]:
+def _chosen(request: web.Request, topic: str, asked: DeadChoice, unknown: list[str]) -> AsyncIterator[list[DeadLetter]]:
     """The letters that a request names, a page at a time: their bodies may not fit into memory. Ids that are not dead go to
     `unknown`. Who dies meanwhile is not among them: it may be one that was requeued."""
     if (asked.ids is None) == (asked.filter is None):
@@ -146,9 +146,9 @@ async def _named(
 async def requeue(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/requeue"""
     topic = topic_of(request)
-    asked = await read_as(request, Requeue)
+    asked = await read_as(request, DeadRequeue)
     start = due_time(asked.delay, asked.due_ms, now := now_ms())
-    check_due(start, now, rules_of(request, topic))
+    check_due(start, now, due_rules(request, topic))
     unknown, count = list[str](), 0
     letters = _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
@@ -161,7 +161,7 @@ async def requeue(request: web.Request) -> web.Response:
         due_ms = start + int(count * 1000 / asked.per_s) if asked.per_s else start
         reset = asked.reset_attempts
         count += engine_of(request).requeue(topic, some, now_ms(), due_ms=due_ms, reset_attempts=reset, per_s=asked.per_s)
-        request.app[SERVICE].serve_waiters_soon()
+        request.app[SERVICE].answer_polls_soon()
     return answer({"requeued": count, "unknown": unknown})
 
 
@@ -169,7 +169,7 @@ async def delete(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/delete"""
     topic = topic_of(request)
     unknown, count = list[str](), 0
-    async for some in _chosen(request, topic, await read_as(request, Chosen), unknown):
+    async for some in _chosen(request, topic, await read_as(request, DeadChoice), unknown):
         count += engine_of(request).delete_dead(topic, some, now_ms())
     out: dict[str, Any] = {"deleted": count, "unknown": unknown}
     return answer(out)

@@ -20,6 +20,7 @@ from turtlemq.server.errors import InvalidAckList
 from turtlemq.server.incoming.batches import DELAY_S_MAX, TYPES, Rules, check_due, decode_slices, due_time
 from turtlemq.server.incoming.body import read, read_as
 from turtlemq.server.incoming.decode import decode
+from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import BSON, JSON
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
@@ -37,7 +38,7 @@ from turtlemq.server.request import (
     time_left,
     topic_of,
 )
-from turtlemq.server.service import Service, Want, now_ms
+from turtlemq.server.service import Service, now_ms
 from turtlemq.standing import CANCELLED_BEFORE
 
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
@@ -90,7 +91,7 @@ class Patch(Struct, forbid_unknown_fields=True):
     headers: dict[str, str] | None = None
 
 
-class Browse(Struct, forbid_unknown_fields=True):
+class BrowseQuery(Struct, forbid_unknown_fields=True):
     """Which page of a listing."""
 
     state: str = "sleep"
@@ -100,14 +101,14 @@ class Browse(Struct, forbid_unknown_fields=True):
     cursor: str | None = None
 
 
-class Outlook(Struct, forbid_unknown_fields=True):
+class ForecastQuery(Struct, forbid_unknown_fields=True):
     """How far and how finely to look ahead."""
 
     bucket: Annotated[float, Meta(ge=0.001, le=86_400 * 366)] = 60
     hours: Annotated[float, Meta(gt=0, le=24 * 366 * 90)] = 24
 
 
-def rules_of(request: web.Request, topic: str) -> Rules:
+def due_rules(request: web.Request, topic: str) -> Rules:
     """What server and topic say about due times: the shorter of both limits."""
     config, own_ms = request.app[CONFIG], settings_of(request, topic).max_delay_ms
     server_ms = int(config.max_delay_days * 86_400_000)
@@ -123,14 +124,14 @@ async def produce(request: web.Request) -> Reply:
         await service.turns.turn()
     now = now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
-    batch = await _decoded(request, decode_slices(data, kind, now, rules_of(request, topic)))
+    batch = await _decoded(request, decode_slices(data, kind, now, due_rules(request, topic)))
     throttle(request, topic, len(batch))
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
         check_deadline(request)
     topic_of(request, may_create=True)  # others may have made or deleted topics since
     found, receipt = service.engine.stage(topic, batch, now)
-    await service.landed(found, len(data))
+    await service.commit(found, len(data))
     service.meter.produce_batch.add(len(receipt))
     return Reply(receipt_json(receipt), 201)
 
@@ -173,7 +174,7 @@ async def fetch(request: web.Request) -> Reply:
     )  # others may have made or deleted some since
     service.engine.topic(topic, create=True)
     ttr_ms = None if asked.ttr is None else max(1, round(asked.ttr * 1000))
-    want = Want(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto")
+    want = FetchRequest(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto")
     found = await trace.waited(request, service.fetch(want, min(asked.wait, time_left(request))))
     service.meter.fetch_batch.add(len(found))
     back = partial(service.give_back, want, found)
@@ -210,7 +211,7 @@ async def ack(request: web.Request) -> Reply:
         raise InvalidArgument("retry_delay reaches beyond May 2109")
     out = engine_of(request).ack(topic, group, asked.acks, now, retry_delay_ms=delay_ms, error=asked.error)
     request.app[SERVICE].meter.ack_batch.add(len(asked.acks))
-    request.app[SERVICE].serve_waiters_soon(topic)
+    request.app[SERVICE].answer_polls_soon(topic)
     return Reply.of(out)
 
 
@@ -281,7 +282,7 @@ async def patch(request: web.Request) -> web.Response:
     changes: dict[str, Any] = {}
     if asked.due_ms is not None or asked.delay is not None:
         changes["due_ms"] = due_time(asked.delay, asked.due_ms, now)
-        check_due(changes["due_ms"], now, rules_of(request, topic))
+        check_due(changes["due_ms"], now, due_rules(request, topic))
     if not isinstance(asked.body, UnsetType) and asked.body_base64 is not None:
         raise InvalidArgument("give body or body_base64, not both")
     if not isinstance(asked.body, UnsetType):
@@ -297,7 +298,7 @@ async def patch(request: web.Request) -> web.Response:
     except (UnknownMessage, Conflict) as error:
         state = state_of(engine, topic, id_)
         raise Conflict(f"{id_!r} no longer sleeps, so it cannot be changed: it is in state {state}", state=state) from error
-    await request.app[SERVICE].landed(place)
+    await request.app[SERVICE].commit(place)
     return answer({"outcome": "rescheduled" if "due_ms" in changes else "edited", "due_ms": found.due_ms})
 
 
@@ -313,9 +314,9 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
             await service.turns.turn()
         engine = service.engine
         found, staged = engine.stage_cancel(topic, ids[at : at + PAGE], now_ms())
-        await service.landed(found)
+        await service.commit(found)
         outcome |= engine.finish_cancel(found, staged, now_ms())
-    service.serve_waiters_soon()
+    service.answer_polls_soon()
     missed = {id_: "cancelled" if state == CANCELLED_BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
     return len(outcome) - len(missed), missed
 
@@ -336,7 +337,7 @@ async def cancel(request: web.Request) -> web.Response:
             last = DUE_MS_MAX if asked.due_to_ms is None else asked.due_to_ms
             count, missed = await _cancel_range(request, topic, asked.due_from_ms or 0, last), {}
     finally:
-        request.app[SERVICE].serve_waiters_soon()
+        request.app[SERVICE].answer_polls_soon()
     return answer({"cancelled": count, "missed": missed})
 
 
@@ -348,7 +349,7 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
         engine = engine_of(request)
         page, cursor = engine.browse(topic, first, last, PAGE, cursor)
         found, staged = engine.stage_cancel(topic, [m.id for m in page if not m.group], now_ms())
-        await request.app[SERVICE].landed(found)
+        await request.app[SERVICE].commit(found)
         outcome = engine.finish_cancel(found, staged, now_ms())
         count += sum(state == "cancelled" for state in outcome.values())
         if cursor is None:
@@ -357,8 +358,8 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
 
 async def browse(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/messages"""
-    topic, asked = topic_of(request), query(request, Browse)
-    request.app[SERVICE].flow.answers.refuse_if_full()
+    topic, asked = topic_of(request), query(request, BrowseQuery)
+    request.app[SERVICE].flow.answer_bytes.refuse_if_full()
     place = engine_of(request).topic(topic)
     found, cursor = place.browse(asked.state, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
     return answer({"messages": [messages.listed(message) for message in found], "cursor": cursor})
@@ -366,7 +367,7 @@ async def browse(request: web.Request) -> web.Response:
 
 async def forecast(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/forecast"""
-    topic, asked = topic_of(request), query(request, Outlook)
+    topic, asked = topic_of(request), query(request, ForecastQuery)
     buckets = max(1, -int(-asked.hours * 3600 // asked.bucket))
     if buckets > FORECAST_BUCKETS_MAX:
         raise InvalidArgument(f"a forecast has at most {FORECAST_BUCKETS_MAX:,} buckets, this one {buckets:,}")

@@ -23,7 +23,7 @@ _BEGUN = time.monotonic()
 DAMAGE_MAX = 20
 
 
-class Look(Struct, forbid_unknown_fields=True):
+class StatusQuery(Struct, forbid_unknown_fields=True):
     """Which topics: so many of the busiest whose name holds `q`."""
 
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 50
@@ -60,7 +60,7 @@ class TopicStatus(Struct):
     lateness: Lateness
 
 
-class Found(Struct):
+class DamageFound(Struct):
     """Damage."""
 
     topic: str
@@ -88,7 +88,7 @@ class Status(Struct):
     memory_bytes: int | None
     lateness: Lateness
     topics: list[TopicStatus]
-    damage: list[Found]
+    damage: list[DamageFound]
 
 
 async def healthz(request: web.Request) -> web.Response:
@@ -115,7 +115,7 @@ def uptime_s() -> float:
 
 async def status(request: web.Request) -> web.Response:
     """GET /v1/status"""
-    asked, engine, service = query(request, Look), engine_of(request), request.app[SERVICE]
+    asked, engine, service = query(request, StatusQuery), engine_of(request), request.app[SERVICE]
     guard = request.app[AUTH]
     visible = await in_slices(name for name in list(engine.topics) if asked.q in name and guard.may(request, name))
     names = (await busiest(engine, visible))[: asked.limit]
@@ -131,7 +131,7 @@ async def status(request: web.Request) -> web.Response:
             uptime_s=uptime_s(),
             was_clean=engine.was_clean,
             topics_total=len(visible),
-            long_polls=service.waiters,
+            long_polls=service.polls,
             requests_in_flight=meter.in_flight,
             requests=meter.requests.total(),
             rejected=dict(meter.rejected),
@@ -179,6 +179,6 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def _damage(engine: Engine, names: list[str]) -> list[Found]:
+def _damage(engine: Engine, names: list[str]) -> list[DamageFound]:
     found = [(name, one) for name in names if name in engine.topics for one in engine.topics[name].damage()]
-    return [Found(name, one.file, one.position, one.length, one.reason) for name, one in found[:DAMAGE_MAX]]
+    return [DamageFound(name, one.file, one.position, one.length, one.reason) for name, one in found[:DAMAGE_MAX]]

@@ -23,7 +23,7 @@ COMPACT_S_MAX = 30  # then the answer says that it goes on by itself
 COMPACT_STEP_S = 0.005
 
 
-class At(Struct, forbid_unknown_fields=True):
+class GroupStartAt(Struct, forbid_unknown_fields=True):
     """A group's start by time."""
 
     ready_ms: Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
@@ -32,7 +32,7 @@ class At(Struct, forbid_unknown_fields=True):
 class GroupStart(Struct, forbid_unknown_fields=True):
     """Where a group starts. Nothing: a new one at the oldest message, one that is there stays where it is."""
 
-    start: Literal["earliest", "latest"] | At | None = None
+    start: Literal["earliest", "latest"] | GroupStartAt | None = None
 
 
 def describe(engine: Engine, topic: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ async def put_topic(request: web.Request) -> web.Response:
     engine = engine_of(request)
     check_topics(request, topic)
     engine.configure(topic, **changes)
-    request.app[SERVICE].serve_waiters_soon()
+    request.app[SERVICE].answer_polls_soon()
     return answer(describe(engine, topic))
 
 
@@ -71,7 +71,7 @@ async def get_topic(request: web.Request) -> web.Response:
 async def drop_topic(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}"""
     engine_of(request).drop_topic(names.check_topic(request.match_info["topic"]))  # also one that cannot be opened
-    request.app[SERVICE].serve_waiters_soon()
+    request.app[SERVICE].answer_polls_soon()
     return answer({"outcome": "deleted"})
 
 
@@ -85,7 +85,7 @@ async def compact(request: web.Request) -> web.Response:
     while more and asyncio.get_running_loop().time() < end and engine_of(request).topics.get(name) is topic:
         more = topic.maintain()
         await asyncio.sleep(COMPACT_STEP_S if more else 0)
-    request.app[SERVICE].serve_waiters_soon()
+    request.app[SERVICE].answer_polls_soon()
     after = engine_of(request).stats(topic_of(request))
     outcome = "running" if more else "compacted"
     return answer({"outcome": outcome, "bytes_before": before.bytes, "bytes": after.bytes, "live_ratio": after.live_ratio})
@@ -102,8 +102,8 @@ async def put_group(request: web.Request) -> web.Response:
     engine = engine_of(request)
     known = topic in engine.topics and engine.topics[topic].has_group(group)
     if start is not None or not known:
-        engine.move_group(topic, group, start.ready_ms if isinstance(start, At) else start or "earliest", now_ms())
-        request.app[SERVICE].serve_waiters_soon()
+        engine.move_group(topic, group, start.ready_ms if isinstance(start, GroupStartAt) else start or "earliest", now_ms())
+        request.app[SERVICE].answer_polls_soon()
     return answer({"topic": topic, "group": group, "stats": engine.groups(topic)[group]})
 
 

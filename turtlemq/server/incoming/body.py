@@ -60,13 +60,13 @@ async def _received(request: web.Request) -> bytes:
 
 def _hold(request: web.Request, count: int) -> None:
     """Count bytes of this request until it is answered."""
-    request.app[SERVICE].flow.bytes_held.take(count)
+    request.app[SERVICE].flow.request_bytes.take(count)
     request[HELD] = request.get(HELD, 0) + count
 
 
 def release(request: web.Request) -> None:
     """The request was answered: its bytes count no more."""
-    request.app[SERVICE].flow.bytes_held.give(request.get(HELD, 0))
+    request.app[SERVICE].flow.request_bytes.give(request.get(HELD, 0))
 
 
 async def _arriving(request: web.Request, config: Config) -> bytes:

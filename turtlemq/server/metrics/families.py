@@ -82,7 +82,7 @@ def server_families(service: Service) -> Iterator[str]:
     meter, family, histogram = service.meter, exposition.family, exposition.histogram
     none: Labels = {}
     engine = service.engine if service.serving else None
-    waiting = service.waiters
+    waiting = service.polls
     yield from family("turtlemq_info", "gauge", "The version.", [({"version": __version__}, 1)])
     yield from family("turtlemq_up", "gauge", "1 while it serves.", [(none, int(engine is not None))])
     yield from family("turtlemq_topics", "gauge", "Topics.", [(none, len(engine.topics) if engine else None)])
