@@ -51,7 +51,9 @@ def story(root: Path) -> dict[str, Any]:
         told: dict[str, Any] = {}
         for topic in engine.topics:
             views = {f"m{i}": engine.message(topic, f"m{i}") for i in range(400)}
-            told[topic] = {id_: (v.state, v.due_ms, v.body, v.headers, v.attempt) for id_, v in views.items() if v is not None}
+            told[topic] = {
+                id_: (v.state, v.due_ms, v.body, v.optional.headers, v.attempt) for id_, v in views.items() if v is not None
+            }
         return told
     finally:
         engine.close()

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
@@ -81,7 +79,10 @@ FLAGS = {row.name: row.flag for row in FIELDS}
 
 def flags_of(names: Iterable[str]) -> int:
     """The flags of a document that has these optional fields."""
-    return reduce(or_, (FLAGS[name] for name in names), 0)
+    flags = 0
+    for name in names:
+        flags |= FLAGS[name]
+    return flags
 
 
 def optional_of(message: OptionalFields) -> dict[str, Any]:

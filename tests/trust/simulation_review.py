@@ -91,7 +91,7 @@ class Review(Auditor):
             if sent.cancelled is False or view.state != "cancelled":
                 self.fail("cancelled is what was cancelled", sent, view)
             return
-        if (view.due_ms, view.body) not in sent.versions or view.headers != sent.headers:
+        if (view.due_ms, view.body) not in sent.versions or view.optional.headers != sent.headers:
             self.fail("what is shown is what was sent", sent, view)
         if self.asleep(sent) and view.state != "sleep":
             self.fail("it sleeps", sent, view)

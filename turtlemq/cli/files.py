@@ -155,9 +155,11 @@ def inspect(
 
 def _fields(kind: str, position: int, document: f.Document) -> dict[str, Any]:
     """The fields of a document to print. In journals the id is the group and the body an event."""
+    from turtlemq.message_fields import FIELDS, optional_of
     from turtlemq.segment import format as f
 
-    flags = [name for name in _FLAGS if document.flags & getattr(f, name)]
+    known = {name: getattr(f, name) for name in _FLAGS} | {row.element.upper(): row.flag for row in FIELDS}
+    flags = [name for name, flag in known.items() if document.flags & flag]
     fields: dict[str, Any] = {"position": position, "length": document.length, "seq": document.seq}
     if kind in ("reserve", "history"):
         return fields | {"at": format_time(document.due_ms), "group": document.id, "event": _event(document.body), "flags": flags}
@@ -165,8 +167,7 @@ def _fields(kind: str, position: int, document: f.Document) -> dict[str, Any]:
     optional = {
         "ttr_ms": document.ttr_ms,
         "of": document.of,
-        "expires_ms": document.expires_ms,
-        "headers": document.headers,
+        **optional_of(document),
         "meta": {name: str(value) for name, value in document.meta.items()},
     }
     fields |= {name: value for name, value in optional.items() if value}

@@ -40,13 +40,16 @@ class DeadLetter:
     group: str
     body: bytes
     json: bool
-    headers: dict[str, str]
     due_ms: int  # as the producer asked
     created_ms: int
     dropped_ms: int
     attempts: int
     error: str
     document: f.Document
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.document.headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,6 @@ def read_letter(document: f.Document) -> DeadLetter:
         group=group,
         body=document.body,
         json=bool(document.flags & f.JSON),
-        headers=document.headers,
         due_ms=int(document.meta["due"]),
         created_ms=document.created_ms,
         dropped_ms=document.due_ms,

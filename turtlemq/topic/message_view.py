@@ -12,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from turtlemq.broker import delivery
+from turtlemq.message_fields import StoredFields, optional_of
 from turtlemq.segment import format as f
 from turtlemq.standing import shown
 from turtlemq.topic import facts
@@ -43,10 +44,9 @@ class MessageView:
     attempt: int
     body: bytes
     json: bool
-    headers: dict[str, str]
     ttr_ms: int
     priority: int
-    expires_ms: int | None
+    optional: StoredFields
     groups: dict[str, dict[str, object]] = field(default_factory=dict)
     timeline: list[Moment] = field(default_factory=list)
 
@@ -62,10 +62,9 @@ def view_of(document: f.Document, state: str) -> MessageView:
         attempt=0,
         body=document.body,
         json=bool(document.flags & f.JSON),
-        headers=document.headers,
         ttr_ms=document.ttr_ms,
         priority=document.flags & f.PRIORITY,
-        expires_ms=document.expires_ms,
+        optional=StoredFields(**optional_of(document)),
     )
     if not document.flags & f.NOTICE:
         view.timeline = [Moment(document.created_ms, "created"), Moment(view.due_ms, "due")]

@@ -14,6 +14,7 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge
+from turtlemq.message_fields import NAMES
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
 from turtlemq.server.errors import ExceedsMaxDelay
 from turtlemq.server.incoming import bson_messages, json_messages
@@ -78,8 +79,7 @@ def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: Rules)
         ids=None if message.id is None else [message.id],
         ttr_ms=None if message.ttr is None else [_ttr_ms(message.ttr, 0)],
         flags=[flag] if flag else None,
-        expires_ms=None if message.expires_ms is None else [message.expires_ms],
-        headers=None if message.headers is None else [message.headers],
+        **{name: [value] for name in NAMES if (value := getattr(message, name)) is not None},
     )
 
 
@@ -87,15 +87,14 @@ def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: Rules)
 
 
 def _batch(columns: Columns, now_ms: int, rules: Rules) -> Batch:
-    expires = columns.expires_ms
+    optional = {name: getattr(columns, name) for name in NAMES}
     return Batch(
         bodies=columns.bodies,
         due_ms=_due_times(columns, now_ms, rules),
         ids=columns.ids,
         ttr_ms=None if columns.ttr is None else _ttr_column(columns.ttr),
         flags=_flags(columns.flags),
-        expires_ms=expires.tolist() if isinstance(expires, np.ndarray) else expires,
-        headers=columns.headers,
+        **{name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in optional.items()},
     )
 
 

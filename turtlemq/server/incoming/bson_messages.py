@@ -21,6 +21,7 @@ from msgspec import UNSET
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidMessage, TooLarge
+from turtlemq.message_fields import FIELDS, Kind
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, Mask
 from turtlemq.segment import format as f
 from turtlemq.server.errors import InvalidBson
@@ -40,10 +41,8 @@ _TYPES = {  # what arrays can read; anything else is for the library
     b"due_ms": _TIME,
     b"ttr": _SECONDS,
     b"priority": (_TEXT,),
-    b"expires_ms": _TIME,
-    b"headers": (_NULL,),
     b"body": (_BINARY, _TEXT),
-}
+} | {row.name.encode(): (_NULL,) if row.kind is Kind.TEXTS else _TIME for row in FIELDS}
 Layout = list[tuple[str, int, bytes]]  # name, type, and both as they stand in a document
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -16,14 +17,19 @@ from msgspec import Struct
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidId, InvalidMessage, TurtleError
+from turtlemq.message_fields import FIELDS, NAMES, OptionalColumns
 from turtlemq.model import I64, Priority
 from turtlemq.server.errors import InvalidJson
 from turtlemq.server.incoming.decode import index_in
+from turtlemq.server.optional_fields import with_fields
 
 F64 = npt.NDArray[np.float64]
 PRIORITIES = {"normal": Priority.NORMAL, "high": Priority.HIGH, "low": Priority.LOW}
 
+_OPTIONAL = {name: attrgetter(name) for name in NAMES}
 
+
+@with_fields(FIELDS, None)
 class Common(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The fields of a message that JSON and BSON share."""
 
@@ -32,12 +38,10 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     due_ms: int | None = None
     ttr: float | None = None
     priority: Literal["high", "normal", "low"] = "normal"
-    expires_ms: int | None = None
-    headers: dict[str, str] | None = None
 
 
 @dataclass(slots=True)
-class Columns:
+class Columns(OptionalColumns):
     """Messages as they were sent. A column is None where no message has the field; in a list, None stands for those without.
     Only where every message has it may it be an array."""
 
@@ -47,8 +51,6 @@ class Columns:
     delay: list[float | None] | F64 | None = None
     due_ms: list[int | None] | I64 | None = None
     ttr: list[float | None] | F64 | None = None
-    expires_ms: list[int | None] | I64 | None = None
-    headers: list[dict[str, str] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -65,8 +67,7 @@ def of_messages(messages: Sequence[Common], bodies: list[bytes], flags: list[int
         or_array([m.delay for m in messages], np.float64),
         or_array([m.due_ms for m in messages], np.int64),
         _or_none([m.ttr for m in messages]),
-        _or_none([m.expires_ms for m in messages]),
-        _or_none([m.headers for m in messages]),
+        **{name: _or_none(list(map(value_of, messages))) for name, value_of in _OPTIONAL.items()},
     )
 
 
@@ -119,7 +120,7 @@ def in_order(columns: Columns, places: I64) -> Columns:
             return column[back]
         return [column[i] for i in order]
 
-    return Columns(*(moved(getattr(columns, field.name)) for field in fields(Columns)))
+    return Columns(**{field.name: moved(getattr(columns, field.name)) for field in fields(Columns)})
 
 
 def refused(wrong: Exception, index: int | None = None) -> TurtleError:

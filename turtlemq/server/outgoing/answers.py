@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from turtlemq.message_fields import FIELDS
+from turtlemq.server.optional_fields import FOR_CONSUMERS, with_fields
 from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.topic_settings import TopicSettings
 from turtlemq.topic.message_view import Moment
@@ -47,6 +49,7 @@ class Body(Struct, kw_only=True):
     body_base64: bytes | UnsetType = UNSET
 
 
+@with_fields(FIELDS, None)
 class MessageAnswer(Body, kw_only=True):
     """Everything about one message."""
 
@@ -63,6 +66,7 @@ class MessageAnswer(Body, kw_only=True):
     timeline: list[Moment]
 
 
+@with_fields(FIELDS, None)
 class Listed(Body, kw_only=True):
     """A line of a listing; one that sleeps before another attempt of a group, or is dead in one, names it."""
 
@@ -83,6 +87,7 @@ class Listing(Struct):
     cursor: str | None
 
 
+@with_fields(FOR_CONSUMERS, None)
 class Letter(Body, kw_only=True):
     """A dead letter."""
 

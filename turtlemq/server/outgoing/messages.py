@@ -13,8 +13,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from turtlemq.broker import delivery
 from turtlemq.broker.delivery import Piece
 from turtlemq.broker.results import Reserved
+from turtlemq.message_fields import NAMES
 from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
+from turtlemq.server.optional_fields import FOR_CONSUMERS, with_fields
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.message_view import MessageView
 
@@ -22,6 +24,7 @@ PRIORITY_NAMES = {0: "normal", 1: "high", 2: "low", 3: "normal"}
 _NO_HEADERS: dict[str, str] = {}
 
 
+@with_fields(FOR_CONSUMERS, UNSET)
 class Delivered(Struct, gc=False):
     """A message as a consumer gets it."""
 
@@ -35,6 +38,9 @@ class Delivered(Struct, gc=False):
     attempt: int
     priority: str
     lease_until_ms: int
+
+
+_MORE = tuple(row.name for row in FOR_CONSUMERS if row.name != "headers")  # optional fields that only few messages have
 
 
 def delivered(out: Reserved) -> list[Delivered]:
@@ -60,12 +66,13 @@ def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
         length, _, _, _, _, flags, id_bytes = head
         at, end = start + f.PREFIX_BYTES + id_bytes, start + length - 1
         if buffer[at : at + len(f.BODY)] == f.BODY:  # nothing between id and body
+            document = None
             body, headers, created = bytes(buffer[at + f.BODY_HEAD_BYTES : end]), _NO_HEADERS, seq >> SEQ_COUNTER_BITS
         else:
             document = delivery.document(piece.read, i)
             body, headers, created = document.body, document.headers, document.created_ms
         is_json = flags & f.JSON
-        yield Delivered(
+        message = Delivered(
             id_,
             Raw(body) if is_json else UNSET,
             UNSET if is_json else body,
@@ -77,6 +84,10 @@ def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
             PRIORITY_NAMES[flags & f.PRIORITY],
             lease,
         )
+        for name in _MORE if document is not None else ():
+            if (value := getattr(document, name)) is not None:
+                setattr(message, name, value)
+        yield message
 
 
 # In BSON, one by one
@@ -97,6 +108,7 @@ def _bson_of(message: Delivered) -> bytes:
         "headers": message.headers,
         "priority": message.priority,
         "id": message.id,
+        **{name: value for name in _MORE if (value := getattr(message, name)) is not UNSET},
     }
     if isinstance(message.body, UnsetType):
         return bson.encode({**fields, "body": message.body_base64})
@@ -137,10 +149,9 @@ def view(message: MessageView) -> dict[str, Any]:
         "created_ms": message.created_ms,
         "attempt": message.attempt,
         **body_fields(message.body, message.json),
-        "headers": message.headers,
+        **{name: getattr(message.optional, name) for name in NAMES},
         "ttr": message.ttr_ms / 1000 if message.ttr_ms else None,
         "priority": PRIORITY_NAMES[message.priority],
-        "expires_ms": message.expires_ms,
         "groups": message.groups,
         "timeline": message.timeline,
     }
@@ -154,9 +165,8 @@ def listed(message: MessageView) -> dict[str, Any]:
         "due_ms": message.due_ms,
         "created_ms": message.created_ms,
         **body_fields(message.body, message.json),
-        "headers": message.headers,
+        **{name: getattr(message.optional, name) for name in NAMES},
         "priority": PRIORITY_NAMES[message.priority],
-        "expires_ms": message.expires_ms,
         **({"group": next(iter(message.groups))} if message.groups else {}),
     }
 
@@ -167,7 +177,7 @@ def letter(dead: DeadLetter) -> dict[str, Any]:
         "id": dead.id,
         "group": dead.group,
         **body_fields(dead.body, dead.json),
-        "headers": dead.headers,
+        **{row.name: getattr(dead.document, row.name) for row in FOR_CONSUMERS},
         "due_ms": dead.due_ms,
         "created_ms": dead.created_ms,
         "dropped_ms": dead.dropped_ms,
