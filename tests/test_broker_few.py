@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.harness.broker_insides import logs_of
 from turtlemq import small_batches
 from turtlemq.broker import ready_cache
 from turtlemq.broker.group import Group, MessageColumns
@@ -212,7 +213,7 @@ def test_ids_are_sought_alike(sizes: list[int], wanted: list[int]) -> None:
             group.lease(MessageColumns(column, column, column, column, column, [str(n) for n in column.tolist()]), 0, 10, "")
             first += size
         with few(count):
-            taken, unknown = group.seek([str(n) for n in wanted])
+            taken, unknown = group.locate([str(n) for n in wanted])
         return [(lease.number, which.tolist()) for lease, which in taken], unknown
 
     assert sought(FEW) == sought(0)
@@ -222,8 +223,8 @@ def test_acknowledging_nothing_enters_no_ids() -> None:
     group = Group("g")
     column = np.arange(2)
     group.lease(MessageColumns(column, column, column, column, column, ["a", "b"]), 0, 10, "")
-    assert group.seek([]) == ([], [])
-    assert group.whole(["a", "b"]) is not None
+    assert group.locate([]) == ([], [])
+    assert group.whole_lease(["a", "b"]) is not None
 
 
 # The end of the ready log
@@ -285,7 +286,7 @@ def test_a_checkpoint_empties_the_cache_and_the_disk_agrees(tmp_path: Path) -> N
     engine.tick(0)
     engine.submit("t", [Message(b"one", 10, id="1"), Message(b"two", 10, id="2")], 1)
     engine.tick(10)
-    ready = engine.topic("t").broker.ready
+    ready = logs_of(engine).ready
     assert ready.recent.find(0, 2) is not None
     first = engine.reserve("t", "g", 5, 11)
     engine.topic("t").checkpoint()
@@ -300,8 +301,8 @@ def test_asking_in_vain_changes_nothing(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path)
     engine.submit("t", [Message(b"one", 10, id="1")], 1)
     assert not engine.reserve("t", "g", 5, 2).idle, "a group was made"
-    before = engine.topic("t").broker.reserve_log.number
+    before = logs_of(engine).reserve.number
     assert engine.reserve("t", "g", 5, 3).idle
-    assert engine.topic("t").broker.reserve_log.number == before
+    assert logs_of(engine).reserve.number == before
     assert engine.topic("t").broker.groups["g"].seen_ms == 3
     engine.close()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.harness.broker_insides import logs_of
 from tests.harness.engine_disk import SETTINGS, Disk, Quick, Syncing, abandon, cut_power, messages, start
 from tests.harness.index_world import Later
 from turtlemq.engine import Engine
@@ -117,9 +118,9 @@ def test_old_history_makes_room_for_due_messages_on_a_full_disk(tmp_path: Path) 
         engine.tick(now)
         assert engine.ack("t", "g", engine.reserve("t", "g", 10, now).ids, now).acked == 10
     fill_up(engine, door, 3_600_000)
-    before = len(engine.topic("t").broker.ready.segments)
+    before = len(logs_of(engine).ready.segments)
     assert deliver(engine, 3_600_000) == ["next"]
-    assert len(engine.topic("t").broker.ready.segments) < before
+    assert len(logs_of(engine).ready.segments) < before
     assert engine.check() == []
     abandon(engine)
 
@@ -187,7 +188,7 @@ def test_an_expired_message_on_a_full_disk_waits_a_second(tmp_path: Path) -> Non
     engine.submit("t", [Message(b"body", 10, id="late", expires_ms=15)], 0)
     engine.tick(10)
     door.full = True
-    journal = engine.topic("t").broker.reserve_log
+    journal = logs_of(engine).reserve
     before = journal.number
     for now in range(20, 1_020):
         engine.tick(now)
@@ -299,7 +300,7 @@ def test_recovered_state_is_saved_before_the_next_handoff(tmp_path: Path) -> Non
     engine.submit("t", messages(3), 2)
     engine.tick(10)
     assert len(engine.reserve("t", "g", 9, 11)) == 3
-    (segment,) = engine.topic("t").broker.ready.segments
+    (segment,) = logs_of(engine).ready.segments
     abandon(engine)
     os.truncate(segment.path, segment.data_start)
     door = Faulty()
@@ -441,14 +442,14 @@ def test_an_ack_meets_the_error_of_a_checkpoint_too(tmp_path: Path) -> None:
     abandon(engine)
 
 
-@pytest.mark.parametrize("part", ["ready", "reserve_log", "history"])
+@pytest.mark.parametrize("part", ["ready", "reserve", "history"])
 def test_a_beat_syncs_through_descriptors_of_its_own(tmp_path: Path, part: str) -> None:
     engine = start(tmp_path)
     engine.tick(1)  # with the first beat, so that none comes soon
     engine.submit("t", messages(2), 2)
     engine.tick(10)
     engine.ack("t", "g", engine.reserve("t", "g", 1, 10).ids, 10)
-    found = getattr(engine.topic("t").broker, part)
+    found = getattr(logs_of(engine), part)
     fd, path = found.unsynced()
     os.lseek(fd, 1, os.SEEK_SET)
     assert os.path.samestat(os.fstat(fd), path.stat())
@@ -499,7 +500,7 @@ def test_damage_before_a_group_hides_no_message_from_it(tmp_path: Path, what: st
     for n in range(1, 20 if tabled else 1):
         engine.submit("t", messages(1, n, due=50_000), 50_000)
         engine.tick(50_000)
-    ready = engine.topic("t").broker.ready
+    ready = logs_of(engine).ready
     assert bool(ready.segments[0].tables) == tabled
     engine.topic("t").checkpoint()
     data = bytearray(ready.segments[0].path.read_bytes())
@@ -629,7 +630,7 @@ def test_damage_before_a_group_hides_no_message_after_a_restart(tmp_path: Path, 
     if more:
         engine.submit("t", messages(1, 1, due=50_000), 50_000)
         engine.tick(50_000)
-    path = engine.topic("t").broker.ready.segments[0].path
+    path = logs_of(engine).ready.segments[0].path
     engine.topic("t").checkpoint()
     abandon(engine) if crash else engine.close()
     data = bytearray(path.read_bytes())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.broker_insides import logs_of
 from tests.harness.compaction_batches import batch, forget_caches
 from tests.harness.engine_disk import Quick
 from tests.harness.index_world import World, abandon
@@ -59,7 +60,7 @@ def test_times_of_the_ready_log_never_fall(tmp_path: Path) -> None:
     for n, now in enumerate(clock):
         engine.submit("t", [Message(b"", 0, id=f"m{n}")], now)
         engine.tick(now)
-    assert engine.topic("t").broker.ready.segments[0].tables
+    assert logs_of(engine).ready.segments[0].tables
     assert [engine.move_group("t", "g", at, 3_000) for at in (0, 900, 1_005, 1_500, 2_000, 2_009)] == [0, 0, 5, 20, 20, 29]
     engine.move_group("t", "g", "earliest", 3_000)
     times = [at for piece in engine.reserve("t", "g", 99, 3_000).pieces for at in piece.messages.ready_ms.tolist()]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.harness.broker_insides import logs_of
 from tests.harness.engine_disk import SETTINGS, Quick, _fields, abandon, messages
-from turtlemq.broker.group import Waiting
+from turtlemq.broker.group import Retry
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, NotOurs, Unavailable
 from turtlemq.model import Message, Priority
@@ -383,7 +384,7 @@ def test_a_damaged_batch_head_is_no_document_of_its_batch(tmp_path: Path) -> Non
     for first in (0, 6):
         engine.submit("t", [Message(b"body", 10 + first, id=f"m{n}") for n in range(first, first + 6)], 0)
         engine.tick(10 + first)
-        engine.topics["t"].broker.ready.sync()
+        logs_of(engine).ready.sync()
     assert len(engine.reserve("t", "g", 12, 20).ids) == 12
     abandon(engine)
     path = next((tmp_path / "topic" / "t").glob("ready_*.bson"))
@@ -404,7 +405,7 @@ def test_older_documents_at_a_batch_start_shift_no_offset(tmp_path: Path) -> Non
     for first, count, body in ((0, 6, b"x"), (6, 2, b"y" * 300), (8, 6, b"z"), (14, 1, b"last")):
         engine.submit("t", [Message(body, 10 + first, id=f"m{n:02}") for n in range(first, first + count)], 0)
         engine.tick(10 + first)
-        engine.topics["t"].broker.ready.sync()
+        logs_of(engine).ready.sync()
     assert len(engine.reserve("t", "g", 15, 30).ids) == 15
     abandon(engine)
     path = next((tmp_path / "topic" / "t").glob("ready_*.bson"))
@@ -556,6 +557,6 @@ def test_what_waits_to_be_tried_again_is_no_notice(tmp_path: Path) -> None:
     engine.tick(10)
     assert engine.reserve("t", "g", 9, 10).ids == ["m0"]
     assert engine.cancel("t", ["m1"], 11) == {"m1": "cancelled"}
-    engine.topic("t").broker.groups["g"].wait(1, Waiting(20, 2, "no"))
+    engine.topic("t").broker.groups["g"].add_retry(1, Retry(20, 2, "no"))
     assert engine.reserve("t", "g", 9, 30).ids == []
     engine.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.broker_insides import logs_of
 from tests.harness.engine_disk import SETTINGS, Disk, Quick, Syncing, abandon, cut_power, messages, start
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
@@ -268,7 +269,7 @@ def test_a_woken_retry_comes_once_after_a_power_cut(tmp_path: Path) -> None:
     assert engine.ack("t", "g", ["-m0"], 11, retry_delay_ms=60_000).failed == 1
     topic = engine.topic("t")
     assert topic._hand_off(70_000) is None
-    topic.broker.ready.sync()  # it reaches the disk before what is in the journal, which nobody has asked for yet
+    logs_of(engine).ready.sync()  # it reaches the disk before what is in the journal, which nobody has asked for yet
     cut_power(engine, door)
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
     engine.tick(200_000)
@@ -307,7 +308,7 @@ def test_a_dead_letter_counts_though_its_event_is_lost(tmp_path: Path, after: st
         engine.move_group("t", "g", "earliest", 12)
     else:
         engine.drop_group("t", "g", 12)
-    engine.topic("t").broker.reserve_log.sync()
+    logs_of(engine).reserve.sync()
     cut_power(engine, door)
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
     assert engine.check() == []
@@ -364,7 +365,7 @@ def test_a_batch_written_before_its_predecessor_hands_nothing_off(tmp_path: Path
     engine.tick(1)  # with the first beat, so that none comes soon
     engine.tick(10)
     (ready,) = _ready_files(tmp_path, ".bson")
-    first = engine.topic("t").broker.ready.segments[0].data_start
+    first = logs_of(engine).ready.segments[0].data_start
     second = ready.stat().st_size
     assert engine.cancel("t", ["later"], 11) == {"later": "cancelled"}
     assert ready.stat().st_size > second
@@ -380,7 +381,7 @@ def test_a_log_left_empty_by_a_crash_is_no_damage(tmp_path: Path) -> None:
     engine.submit("t", messages(1), 0)
     engine.tick(10)
     (ready,) = _ready_files(tmp_path, ".bson")
-    start_of_data = engine.topic("t").broker.ready.segments[0].data_start
+    start_of_data = logs_of(engine).ready.segments[0].data_start
     abandon(engine)
     (tmp_path / "data" / "topic" / "t" / "offset").unlink()
     os.truncate(ready, start_of_data + 9)  # the process ended in the middle of the first batch

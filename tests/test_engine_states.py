@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.engine_disk import Disk, Quick, abandon
 from tests.trust.simulation_disk import Crash, Drive, Process
-from turtlemq.broker import broker
+from turtlemq.broker import logs
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, Stopped, UnknownMessage
 from turtlemq.model import DUE_MS_MAX, I64, Message, Priority
@@ -266,7 +266,7 @@ def test_every_message_is_listed_in_the_state_that_get_tells(engine: Engine) -> 
     put(engine, *(f"m{n}" for n in range(30)), due=20)
     for group in ("g", "h"):
         engine.reserve("t", group, 20, 30, ttr_ms=10**9)
-        held = sorted(engine.topic("t").broker.groups[group].ids)
+        held = sorted(engine.topic("t").broker.groups[group].reserved_ids)
         engine.ack("t", group, held[:5], 31)
         engine.ack("t", group, [f"-{id_}" for id_ in held[5:8]], 31, retry_delay_ms=LONG)
         engine.ack("t", group, [f"-{id_}" for id_ in held[8:10]], 31, retry_delay_ms=0)
@@ -374,7 +374,7 @@ def test_a_letter_that_replaces_an_older_one_counts_once(tmp_path: Path) -> None
 def test_a_restart_replays_little_however_much_happened_since_the_last_beat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "_UNSAVED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(logs, "_UNSAVED_BYTES_MAX", 20_000)
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings())
     engine.move_group("t", "g", "earliest", 0)
     put(engine, *(f"m{n}" for n in range(2_000)))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import xxhash
 
+from tests.harness.broker_insides import logs_of
 from tests.harness.engine_disk import Quick, Syncing, abandon, cut_power, messages
 from tests.harness.index_world import Later
 from tests.trust.powercuts_disk import Disk as Remembering
@@ -136,7 +137,7 @@ def test_messages_without_a_group_are_kept_however_old(tmp_path: Path) -> None:
     for n in range(20):
         engine.submit("t", [Message(b"x" * 500, n, id=f"m{n}")], n)
         engine.tick(n)
-    assert len(engine.topic("t").broker.ready.segments) > 2
+    assert len(logs_of(engine).ready.segments) > 2
     for now in range(HOUR, 2 * HOUR, 60_001):
         engine.tick(now)
     assert engine.reserve("t", "g", 99, 2 * HOUR).ids == [f"m{n}" for n in range(20)]
@@ -177,7 +178,7 @@ def test_due_syncs_happen_though_the_clock_went_back(tmp_path: Path) -> None:
     for now in range(0, 60_000, 2_000):
         engine.tick(now)
     engine.reserve("t", "g", 1, 58_000)
-    journal = engine.topic("t").broker.reserve_log
+    journal = logs_of(engine).reserve
     assert journal.durable < journal.number
     for now in (30_000, 32_000):
         engine.submit("t", [Message(b"", 90_000, id=f"m{now}")], now)
@@ -236,8 +237,9 @@ def test_writes_during_a_checkpoint_do_not_count_as_synced(tmp_path: Path) -> No
     flusher.finish()  # and ends
     engine.tick(2_010)
     topic = engine.topic("t")
-    assert topic.broker.history.durable < topic.broker.history.number
-    assert topic.broker.ready.durable_offset < topic.broker.ready.next_offset
+    logs = logs_of(engine)
+    assert logs.history.durable < logs.history.number
+    assert logs.ready.durable_offset < logs.ready.next_offset
     assert topic.index._segments.durable != topic.index.progress, "what was handed off since may be gone with the power"
     engine.tick(4_000)
     flusher.finish()
@@ -275,7 +277,7 @@ def test_ready_ids_with_equal_hashes_are_two_messages(tmp_path: Path) -> None:
     for now in (10, 11, 12):
         engine.submit("t", [Message(b"", now, id=f"n{now}")], now)
         engine.tick(now)
-    assert engine.topic("t").broker.ready.segments[0].tables, "it is in a table"
+    assert logs_of(engine).ready.segments[0].tables, "it is in a table"
     assert engine.message("t", other) is None
     assert engine.cancel("t", [other], 20) == {other: "unknown"}
     assert engine.submit("t", [Message(b"2", 30, id=other)], 20).created == [True]
@@ -298,8 +300,8 @@ def test_acks_are_synced_in_time_though_the_clock_went_back(tmp_path: Path, acks
         if acks:
             engine.ack("t", "g", [f"m{n}"], now)
         engine.tick(now)
-    broker = engine.topic("t").broker
-    late = broker.reserve_log.number - broker.reserve_log.durable, broker.history.number - broker.history.durable
+    reserve, history = logs_of(engine).journals
+    late = reserve.number - reserve.durable, history.number - history.durable
     assert late[0] == 0, late
     assert late[1] <= 6, late
     engine.close()
@@ -312,9 +314,9 @@ def test_acks_are_synced_though_the_clock_came_back(tmp_path: Path) -> None:
     engine.submit("t", [Message(b"", now, id="m")], now - 10)
     for at in (now - 10, now, now + 2_000):
         engine.tick(at)
-    assert engine.topic("t").broker.ready.durable_offset == 0
+    assert logs_of(engine).ready.durable_offset == 0
     engine.tick(now + 1_000)
-    assert engine.topic("t").broker.ready.durable_offset == 1
+    assert logs_of(engine).ready.durable_offset == 1
     engine.close()
 
 

@@ -137,9 +137,9 @@ def test_an_id_in_two_leases_stays_with_the_younger() -> None:
     group.start(0)
     older = group.lease(MessageColumns(two, two, two, two, two, ["a", "b"]), 0, 10, "one")
     younger = group.lease(MessageColumns(two + 5, two, two, two, two, ["b", "c"]), 0, 20, "two")
-    assert group.seek(["b"])[0][0][0] is younger
+    assert group.locate(["b"])[0][0][0] is younger
     group.close([(older, two)])
-    ((lease, which),), unknown = group.seek(["b"])
+    ((lease, which),), unknown = group.locate(["b"])
     assert (lease is younger, which.tolist(), unknown) == (True, [0], [])
 
 

@@ -165,7 +165,7 @@ def sought(count: int) -> object:
         if first < last:
             column = np.arange(first, last)
             group.lease(MessageColumns(column, column, column, column, column, [str(n) for n in range(first, last)]), 0, 9, "")
-    taken, unknown = group.seek([str(n) for n in reversed(range(count))])
+    taken, unknown = group.locate([str(n) for n in reversed(range(count))])
     return [[(lease.number, which) for lease, which in taken], unknown]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.harness.broker_insides import logs_of
 from turtlemq.broker.ready_tail import document_hashes
 from turtlemq.engine import Engine
 from turtlemq.model import I64, Message
@@ -87,7 +88,7 @@ def test_hashes_that_come_with_a_handoff_are_those_of_the_documents(tmp_path: Pa
     named = engine.submit("t", [Message(b"x", 1_000)], now_ms=3).ids[0]
     engine.reschedule("t", named, 4, due_ms=98)  # its id names the seq of another document
     engine.tick(100)
-    ready = engine.topic("t").broker.ready
+    ready = logs_of(engine).ready
     assert ready.next_offset == 201
     read, _ = ready.read(np.arange(201))
     ready.tail.enter()

@@ -120,7 +120,7 @@ def _apply(saved: c.Checkpoint, document: f.Document, fields: dict[str, Any]) ->
         known.cursors = [int(cursor) for cursor in fields["cursors"]]
         rows = zip(offsets, *(journals.packed_column(fields, n).tolist() for n in ("seqs", "attempts", "until")), strict=True)
         for offset, seq, attempt, until in rows:
-            known.open[offset] = c.Open(seq, attempt, until, document.due_ms, fields["consumer"])
+            known.open[offset] = c.OpenMessage(seq, attempt, until, document.due_ms, fields["consumer"])
     elif event == "retry":
         rows = zip(
             offsets,
@@ -129,7 +129,7 @@ def _apply(saved: c.Checkpoint, document: f.Document, fields: dict[str, Any]) ->
             strict=True,
         )
         for offset, attempt, when in rows:
-            known.open[offset] = c.Open(0, attempt, when, waits=True, error=fields["error"])
+            known.open[offset] = c.OpenMessage(0, attempt, when, is_retry=True, error=fields["error"])
     elif event in ("moved", "settle"):
         for offset in offsets:
             known.open.pop(offset, None)
@@ -265,10 +265,10 @@ class Joiner:
             i = row.get(self.origin.get(offset, offset))
             if i is None:
                 continue
-            codes[i] = READY if entry.waits else RESERVE
-            outcomes[i], attempt[i] = -1, entry.attempt - (1 if entry.waits else 0)
+            codes[i] = READY if entry.is_retry else RESERVE
+            outcomes[i], attempt[i] = -1, entry.attempt - (1 if entry.is_retry else 0)
             errors[i] = entry.error
-            if not entry.waits:
+            if not entry.is_retry:
                 consumers[i], reserved[i] = entry.consumer, entry.reserved_ms
         again = self.retries.filter(pc.equal(self.retries["group"], name))
         for offset, level in zip(again["offset"].to_pylist(), again["priority"].to_pylist(), strict=True):

@@ -272,7 +272,7 @@ class Sim(Ground):
             told = view.groups[name]
             match told["state"]:
                 case "reserve":
-                    lease, i = self.broker.groups[name].slot(self.broker.groups[name].ids[id_])
+                    lease, i = self.broker.groups[name].lease_of(id_)
                     offset = int(lease.messages.offsets[i])
                     story.docs.setdefault((id_, offset), (int(str(told["attempt"])), at.left))
                     story.at[id_] = At("reserve", int(str(told["attempt"])), lease.until_ms, offset)

@@ -249,7 +249,7 @@ class Ground:
             if self.msgs[id_].state == "sleep" and self.engine.get(TOPIC, id_) is None:
                 self._note_cancelled(id_)
                 self.lost_notices = True
-            elif self.msgs[id_].state == "ready" and self.offset(id_) in self.broker.cancelled:
+            elif self.msgs[id_].state == "ready" and self.broker.ready.is_cancelled_ready(self.offset(id_)):
                 self._note_cancelled(id_)
 
     lost_notices = False  # a crash may have come between a sleeper's end and the note of it
@@ -307,7 +307,7 @@ class Ground:
         return found is None or progress.covers_one(found.due_ms, found.seq)
 
     def holds(self, name: str, id_: str) -> bool:
-        return id_ in self.broker.groups[name].ids
+        return self.broker.groups[name].lease_of(id_) is not None
 
     def failed(self, name: str, id_: str, delay: int | None) -> None:
         """A delivery has failed: again soon, after a nap, or dead."""

@@ -72,7 +72,7 @@ BUGS = (
         "the Index lets go of what was handed off before that is synced",
         "topic/handoff.py",
         "        index.advance(due)\n",
-        "        index.advance(due)\n        index.release(broker.ready.progress)\n",
+        "        index.advance(due)\n        index.release(broker.progress)\n",
         _CRASH,
     ),
     Bug(
@@ -91,29 +91,29 @@ BUGS = (
     ),
     Bug(
         "a cancel of a ready message is answered before it is synced",
-        "broker/cancel.py",
-        '    broker.history.append(now_ms, "", fields)\n    broker.sync()\n',
-        '    broker.history.append(now_ms, "", fields)\n',
+        "broker/state.py",
+        "        self.logs.sync()\n        self.visibility.cancel(",
+        "        self.visibility.cancel(",
         f"engine_states {_CRASH}",
     ),
     Bug(
         "dead letters that are about to go are not noted durably",
-        "broker/broker.py",
-        "        self.history.append(now_ms, name, fields)\n        self.history.sync()\n",
-        "        self.history.append(now_ms, name, fields)\n",
+        "broker/state.py",
+        "        self.logs.history.sync()\n",
+        "",
         f"dead {_CRASH}",
     ),
     Bug(
         "at most once: handed out before the settlement is synced",
         "broker/broker.py",
-        "for lease in made])\n            self.sync()\n",
-        "for lease in made])\n",
+        "for lease in leases])\n            self.sync()\n",
+        "for lease in leases])\n",
         f"engine_faults {_CRASH}",
     ),
     Bug(
         "acks with ack_durability fsync are answered before the sync",
         "broker/broker.py",
-        'if not failed and not unknown and self.settings.ack_durability != "fsync":',
+        "if not failed and not unknown and not fsync:",
         "if not failed and not unknown:",
         f"engine_faults {_CRASH}",
     ),
@@ -121,14 +121,14 @@ BUGS = (
         "a long back-off is noted as moved before it sleeps",
         "broker/failures.py",
         (
-            "        broker.schedule_retries(ended_deliveries(broker, group, held, error, when.tolist()))\n"
-            "    except DiskFull:\n"
-            "        return False\n"
+            "            self._schedule_retries(self._ended(group, messages, error, when_ms.tolist()))\n"
+            "        except DiskFull:\n"
+            "            return False\n"
         ),
         (
-            "        late = ended_deliveries(broker, group, held, error, when.tolist())\n"
-            "    except DiskFull:\n"
-            "        return False\n"
+            "            self._ended(group, messages, error, when_ms.tolist())\n"
+            "        except DiskFull:\n"
+            "            return False\n"
         ),
         f"{_SIM}",
     ),
@@ -251,7 +251,7 @@ BUGS = (
     Bug(
         "cancels of ready messages are forgotten by a restart",
         "broker/replay.py",
-        "    saved.cancelled |= set(offsets[real].tolist())\n",
+        "        saved.cancelled |= set(offsets[there].tolist())\n",
         "",
         f"engine_states {_SIM}",
     ),
@@ -273,15 +273,15 @@ BUGS = (
     Bug(
         "the cursor of a group is saved before its leases",
         "broker/replay.py",
-        "        mark.open[offset] = c.Open(seq, attempt, end_ms, event.at_ms, consumer)\n",
-        "        pass\n",
+        '            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, event.at_ms, event.fields["consumer"])\n',
+        "            pass\n",
         f"{_SIM} server_kill",
     ),
     Bug(
         "an ack of somebody's expired lease ends the new one's",
         "broker/group.py",
-        "            if ids.get(held[i]) == slot + i:\n                del ids[held[i]]",
-        "            ids.pop(held[i], None)",
+        "            if slots.get(ids[i]) == first + i:\n                del slots[ids[i]]",
+        "            slots.pop(ids[i], None)",
         f"groups {_SIM}",
     ),
     Bug(
@@ -301,8 +301,8 @@ BUGS = (
     Bug(
         "settled messages come back when replay begins without a checkpoint",
         "broker/replay.py",
-        "        for offset in offsets[real].tolist():\n            mark.open.pop(offset, None)\n        lost +=",
-        "        lost +=",
+        "            for offset in offsets[there].tolist():\n                mark.open.pop(offset, None)\n            lost +=",
+        "            lost +=",
         f"{_SIM} server_kill",
     ),
     # The door to the world
@@ -338,8 +338,8 @@ BUGS = (
     Bug(
         "a beat claims handoffs that came after it began",
         "broker/save.py",
-        "    broker.ready.synced(*done.ready)\n",
-        "    broker.ready.synced(broker.ready.progress, broker.ready.next_offset)\n",
+        "    logs.ready.synced(*done.ready)\n",
+        "    logs.ready.synced(logs.ready.progress, logs.ready.next_offset)\n",
         "engine_trust",
     ),
     Bug(
@@ -380,21 +380,21 @@ BUGS = (
     Bug(
         "a checkpoint mixes up why messages failed",
         "broker/checkpoint.py",
-        '        "waiting_errors": pack([errors[w.error] for w in waiting]),\n',
-        '        "waiting_errors": pack([0 for _ in waiting]),\n',
+        '        "waiting_errors": pack([errors[retry.error] for retry in retries]),\n',
+        '        "waiting_errors": pack([0 for _ in retries]),\n',
         "engine_trust",
     ),
     Bug(
         "what no group has seen yet is retained away",
         "broker/retention.py",
-        "for group in broker.groups.values()), default=0)\n",
-        "for group in broker.groups.values()), default=broker.ready.next_offset)\n",
+        "for group in state.groups.values()), default=0)\n",
+        "for group in state.groups.values()), default=ready.next_offset)\n",
         "engine_trust",
     ),
     Bug(
         "a group whose consumer holds messages expires",
         "broker/retention.py",
-        "if not g.in_flight and max(",
+        "if not group.in_flight and max(",
         "if max(",
         "engine_trust",
     ),
@@ -541,7 +541,7 @@ BUGS = (
     Bug(
         "check passes over the journals",
         "broker/check.py",
-        "    yield from _check_journals(broker, folder)\n",
+        "    yield from _check_journals(state)\n",
         "",
         "check_trust",
     ),

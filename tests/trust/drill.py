@@ -74,7 +74,8 @@ class Life:
         held = self.engine.reserve(topic, self.random.choice(["a", "b"]), 20, self.now)
         if held.ids and self.random.random() < 0.9:
             for group in ("a", "b"):
-                self.engine.topics[topic].broker.group(group, self.now)
+                if group not in self.engine.topics[topic].broker.groups:
+                    self.engine.move_group(topic, group, "earliest", self.now)
                 acks = [id_ if self.random.random() < 0.8 else f"-{id_}" for id_ in held.ids]
                 delay = self.random.choice([0, 40_000])
                 self.engine.ack(topic, group, acks, self.now, retry_delay_ms=delay, error=f"no, {self.now}")

@@ -1,437 +1,442 @@
-"""The Broker of one topic: ready documents are reserved by groups of consumers, acknowledged, tried again, and end as history.
+"""The Broker of one topic: it holds due messages, hands them out to consumer groups under leases, and takes acks and failures.
 
-What a consumer did is in the journal before it is answered. What becomes of deliveries that nobody acknowledged is in `ends`.
+Every change is journaled before the caller gets an answer. `Broker` is the face of the package and joins its parts: picking
+messages is in `delivery`, the state of a group in `group`, ends without an ack in `failures`, cancelled messages in `cancel`,
+removing old files in `retention`, checkpoints in `save`, opening in `opening`. They share a `BrokerState`; nothing outside this
+package reaches into it.
 
-No clock, no threads. Made by `replay.open_broker`.
+No clock and no threads.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from bson.int64 import Int64
-from sortedcontainers import SortedSet
 
 from turtlemq import small_batches
-from turtlemq.broker import delivery, failures
+from turtlemq.broker import check, delivery, events, retention, save
 from turtlemq.broker.delivery import Picked, Piece
-from turtlemq.broker.failures import EndedDelivery
+from turtlemq.broker.failures import LEASE_EXPIRED, Failures
 from turtlemq.broker.group import NO_MESSAGES, Group, Lease, MessageColumns
-from turtlemq.broker.journal import Journal, pack
-from turtlemq.broker.ready_log import ReadyLog
-from turtlemq.broker.results import Acked, DeadRemoval, Reserved, split_acks
-from turtlemq.errors import DiskFull, InvalidArgument, UnknownGroup
+from turtlemq.broker.journal import Event
+from turtlemq.broker.ready_view import ReadyView
+from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Reserved, split_acks
+from turtlemq.broker.state import BrokerState
+from turtlemq.broker.visibility import visible
+from turtlemq.errors import InvalidArgument
 from turtlemq.histogram import LATENESS_MS, Histogram
-from turtlemq.model import DUE_MS_MAX, I64, U64, Due
+from turtlemq.model import DUE_MS_MAX, I64, U64, Damage, Due, Progress
 from turtlemq.segment import format as f
-from turtlemq.segment import log
 from turtlemq.settings import Settings
-from turtlemq.standing import add_move
-
-_UNSAVED_BYTES_MAX = 32 << 20  # of journals between two checkpoints: replaying them takes half a second
-_UNSAVED_DOCUMENTS_MAX = 500_000  # of the ready log: counting them takes as long
 
 
 class Broker:
-    """See the module."""
+    """Due messages of one topic and its consumer groups. Made by `opening.open_broker`."""
 
-    def __init__(
-        self,
-        ready: ReadyLog,
-        reserve: Journal,
-        history: Journal,
-        settings: Settings,
-        bury: Callable[[Sequence[EndedDelivery]], int],
-        resleep: Callable[[Sequence[EndedDelivery]], None],
-        newest_seq: Callable[[], int],
-    ) -> None:
-        self.ready, self.reserve_log, self.history, self.settings = ready, reserve, history, settings
-        self.groups: dict[str, Group] = {}
-        self.cancelled: SortedSet[int] = SortedSet()  # offsets cancelled while ready
-        self.cancelled_retries: set[int] = (
-            set()
-        )  # those of them that are a group's own retry of a message, which is counted elsewhere
-        self.saved = (0, 0)  # bytes of the journals, documents of the ready log, at the last checkpoint
-        self.levels = False  # the topic has used priorities
-        self.specials = False  # the ready log holds documents that not every group sees
-        self.notices = 0  # cancelled messages that are not in `cancelled`
-        self.store_dead, self.schedule_retries = bury, resleep  # `bury` tells how many took the place of an older letter
-        self.newest_seq = newest_seq  # of the Index
-        self.dead_counts: Counter[str] = Counter()  # dead letters by the name of their group, which may be gone
-        self.deferred: list[tuple[Journal, int, str, dict[str, Any]]] = []  # see `note`
-        self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, in every group
-        self.cancels = 0  # ready messages cancelled, since the topic was opened
-        self._leased = 0  # events before this number say what is in consumers' hands
-        self._unclaimed: int | None = 0  # messages that no group has been made for yet; None: to be counted
+    def __init__(self, state: BrokerState, failures: Failures) -> None:
+        self._state, self._logs, self._visibility = state, state.logs, state.visibility
+        self._ready, self._groups = state.logs.ready, state.groups
+        self._failures = failures
+        self.ready = ReadyView(state)  # for reading the ready log
+        self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, over all groups
+        self.cancel_count = 0  # ready messages cancelled since the topic was opened
+
+    @property
+    def settings(self) -> Settings:
+        return self._state.settings
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from now on."""
+        self._state.configure(settings)
 
     # From the Index
 
     def accept(self, due: Due, now_ms: int) -> None:
-        """Store a handoff. Durable with the next beat; until then the Index keeps it."""
+        """Store a handoff. It is durable with the next checkpoint; until then the Index keeps the messages."""
         self._store(due.raw, due.starts, now_ms, due.progress, due.hashes)
 
     def notice(self, documents: bytes, starts: I64, now_ms: int) -> None:
-        """Note that sleepers were cancelled, so that their ids stay known."""
-        self._store(documents, starts, now_ms, self.ready.progress)
+        """Store notices of cancelled sleepers, so that their ids stay known."""
+        self._store(documents, starts, now_ms, self._ready.progress)
 
-    def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Any, hashes: U64 | None = None) -> None:
+    def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Progress, hashes: U64 | None = None) -> None:
         heads = f.prefixes(raw, starts)
-        some = int(np.bitwise_or.reduce(heads["flags"]))
-        if some & f.META:  # that a message left for a sleep is durable before it is back: no power cut leaves it in two places
-            self.reserve_log.sync()
-        self.ready.accept(raw, starts, progress, now_ms, hashes)
-        self.levels |= bool(some & f.PRIORITY)
-        own = self._special(raw, starts, heads) if some & (f.META | f.NOTICE) else None
-        plain = len(starts) if own is None else len(starts) - len(own[1])
-        for name, group in self.groups.items():
-            group.unfetched += plain
-            if own is not None:
-                group.unfetched += int(delivery.visible(self.ready, name, group, *own, frozenset()).sum())
-        if self._unclaimed is not None:
-            self._unclaimed += plain
-
-    def _special(self, raw: bytes, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[log.Documents, I64]:
-        """Those documents of the last batch that not every group sees, and their offsets."""
-        special = np.flatnonzero(heads["flags"] & (f.META | f.NOTICE))
-        self.specials = True
-        self.notices += int(((heads["flags"] & f.NOTICE) != 0).sum())
-        own = log.Documents(raw, starts[special], heads[special], np.ones(len(special), np.bool_))
-        return own, special + (self.ready.next_offset - len(starts))
+        flags = int(np.bitwise_or.reduce(heads["flags"]))
+        if flags & f.META:  # the event that put a retry to sleep is durable before the retry is back, or a power cut could
+            self._logs.reserve.sync()  # leave the message in two places
+        self._ready.accept(raw, starts, progress, now_ms, hashes)
+        restricted = self._visibility.note_arrivals(raw, starts, heads, flags)
+        unrestricted = len(starts) if restricted is None else len(starts) - len(restricted[1])
+        for name, group in self._groups.items():
+            group.unfetched += unrestricted
+            if restricted is not None:
+                group.unfetched += int(visible(self._ready, name, group, *restricted, frozenset()).sum())
 
     # Groups
 
-    def group(self, name: str, now_ms: int, create: bool = True) -> Group:
-        """A group that is there, or a new one at the oldest message."""
-        found = self.groups.get(name)
-        if found is None:
-            if not create:
-                raise UnknownGroup(f"there is no group {name!r}")
-            found = self.move_group(name, self.ready.first_offset, now_ms)
-        return found
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """The groups by name. Read only."""
+        return self._groups
+
+    def group(self, name: str) -> Group:
+        """An existing group. Raises `UnknownGroup`."""
+        return self._state.group(name)
 
     def move_group(self, name: str, offset: int, now_ms: int) -> Group:
-        """Create a group at an offset, or move it there: what is retained behind it comes (again)."""
-        offset = max(self.ready.first_offset, min(offset, self.ready.next_offset))
-        epoch, newest = self.reserve_log.number + 1, self.newest_seq()
-        fields = {"event": "group", "epoch": Int64(epoch), "offset": Int64(offset), "since": Int64(newest)}
-        self.reserve_log.append(now_ms, name, fields)
-        group = self.groups.get(name) or Group(name, born=epoch)
-        group.start(offset)
-        group.epoch, group.moves, group.changed_ms = epoch, add_move(group.moves, newest, offset), now_ms
-        group.seen_ms = now_ms
-        group.unfetched = self.count_visible(name, group, offset, self.ready.next_offset)
-        self.groups[name] = group
-        return group
+        """Create a group at a ready offset, or move it there. It gets every message from there on that is retained, again or for
+        the first time."""
+        return self._state.move_group(name, offset, now_ms)
 
-    def forget(self, name: str, now_ms: int) -> None:
-        """Delete a group: it holds nothing back any more."""
-        self.group(name, now_ms, create=False)
-        self.reserve_log.append(now_ms, name, {"event": "forget"})
-        del self.groups[name]
+    def forget_group(self, name: str, now_ms: int) -> None:
+        """Delete a group, so that it holds no message back from retention. Raises `UnknownGroup`."""
+        self._state.forget_group(name, now_ms)
 
-    def count_visible(self, name: str, place: delivery.Position, first: int, last: int) -> int:
-        """How many messages for a group lie in [first, last). Only its own retries are read."""
-        total: int = last - first - (self.cancelled.bisect_left(last) - self.cancelled.bisect_left(first))
-        if not self.specials:
-            return total
-        special, own = self.ready.special(first, last, name, self.cancelled)
-        for some in np.split(own, range(65_536, len(own), 65_536)):
-            read, _ = self.ready.read(some)
-            total += int(delivery.visible(self.ready, name, place, read, some, self.cancelled).sum())
-        return total - special
-
-    @property
-    def unclaimed(self) -> int:
-        """Messages that wait for the first group to come."""
-        if self._unclaimed is None:
-            self._unclaimed = self.count_visible("", Group(""), self.ready.first_offset, self.ready.next_offset)
-        return self._unclaimed
-
-    def forget_cancelled(self) -> None:
-        """Files of the ready log have gone, or it was opened: what was cancelled in them only counts."""
-        gone = set(self.cancelled[: self.cancelled.bisect_left(self.ready.first_offset)])
-        self.notices += len(gone) - len(gone & self.cancelled_retries)
-        self.cancelled -= gone
-        self.cancelled_retries -= gone
-        self.recount()
-
-    def recount(self) -> None:
-        """Files of the ready log have gone, or it was opened: count anew when somebody asks."""
-        self._unclaimed = None
+    def has_ready(self, name: str, now_ms: int) -> bool:
+        """Whether a fetch of a group, existing or new, may find a message. O(1)."""
+        group = self._groups.get(name)
+        return self._ready.next_offset > self._ready.first_offset if group is None else group.has_ready(now_ms)
 
     # Consuming
 
     def reserve(
         self, name: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
     ) -> Reserved:
-        """Hand out up to `count` messages under a lease; with `auto` they are settled, durably, before they are handed out."""
-        known = name in self.groups
-        group = self.group(name, now_ms)
+        """Hand out up to `count` messages under a lease. A group that does not exist is created at the oldest message. With
+        `auto` the messages are acknowledged, durably, before they are handed out."""
+        state = self._state
+        known = state.groups.get(name)
+        group = state.move_group(name, self._ready.first_offset, now_ms) if known is None else known
         group.seen_ms = now_ms
-        room = min(count, self.settings.max_in_flight - group.in_flight)
+        room = min(count, state.settings.max_in_flight - group.in_flight)
         if room <= 0:
-            return Reserved(idle=known)
-        picked = delivery.pick(self.ready, group, self.cancelled, self.levels, room, now_ms)
-        if picked.nothing and picked.cursors == group.cursors:
+            return Reserved(idle=known is not None)
+        picked = delivery.pick(self._visibility, group, room, now_ms)
+        if picked.is_empty and picked.cursors == group.cursors:
             group.credits = picked.credits
-            return Reserved(idle=known)
+            return Reserved(idle=known is not None)
         out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces])
-        out.more = not picked.pieces and picked.full
-        held = MessageColumns.join([piece.messages for piece in picked.pieces])
-        late = MessageColumns.join(picked.expired) if picked.expired else NO_MESSAGES
+        out.more = not picked.pieces and picked.is_full
+        messages = MessageColumns.join([piece.messages for piece in picked.pieces])
+        expired = MessageColumns.join(picked.expired) if picked.expired else NO_MESSAGES
         until = out.until_ms[0] if len(out.until_ms) == 1 else np.concatenate([np.empty(0, np.int64), *out.until_ms])
-        try:
-            if len(held) or len(late) or picked.passed:
-                both = MessageColumns.join([held, late]) if len(late) else held
-                self._journal_lease(group, both, until, consumer, picked, now_ms)
-        except BaseException:
-            group.put_back(picked.retries)
-            raise
+        self._journal_lease(group, messages, expired, until, consumer, picked, now_ms)
         group.cursors, group.credits = picked.cursors, picked.credits
-        group.wait_no_more(picked.retries)
+        group.remove_retries(picked.retries)
         group.unfetched -= picked.passed
-        made = self._lease(group, held, until, consumer, now_ms) if len(held) else []
-        if len(late):
-            failures.expire(self, group, late, now_ms)
-        if len(held) and (auto or self.settings.delivery == "at-most-once"):
-            self.journal_settlement(group, held, np.full(len(held), now_ms), "acked", now_ms)
-            group.close([(lease, np.arange(len(lease.messages))) for lease in made])
+        leases = self._lease(group, messages, until, consumer, now_ms) if len(messages) else []
+        if len(expired):
+            self._failures.expire(group, expired, now_ms)
+        if len(messages) and (auto or state.settings.delivery == "at-most-once"):
+            state.ack(group, messages, np.full(len(messages), now_ms), now_ms)
+            group.close([(lease, np.arange(len(lease.messages))) for lease in leases])
             self.sync()
-            out.until_ms = [np.zeros_like(until) for until in out.until_ms]  # there is no lease: it is settled
+            out.until_ms = [np.zeros_like(until) for until in out.until_ms]  # there is no lease any more
         return out
 
-    def _lease(self, group: Group, held: MessageColumns, until: I64, consumer: str, now_ms: int) -> list[Lease]:
-        """A lease for all of them, or one for each moment at which some end."""
-        few = len(held) < small_batches.DOCUMENTS
-        one = not few and bool((until == until[0]).all())
-        moments = [int(until[0])] if one else sorted(set(until.tolist())) if few else np.unique(until).tolist()
-        made = []
-        for moment in moments:
-            mine = held if len(moments) == 1 else held.pick(np.flatnonzero(until == moment))
-            made.append(group.lease(mine, now_ms, moment, consumer))
-        group.tally.delivered += len(held)
-        if not few:
-            self.wait.add_many(now_ms - held.ready_ms[held.attempts == 1])
-            return made
-        for ready_ms, attempt in zip(held.ready_ms.tolist(), held.attempts.tolist(), strict=True):
+    def _journal_lease(
+        self,
+        group: Group,
+        messages: MessageColumns,
+        expired: MessageColumns,
+        until: I64,
+        consumer: str,
+        picked: Picked,
+        now_ms: int,
+    ) -> None:
+        """Journal a fetch; expired messages stand in it with a lease that ends at once. If that fails, the fetch has not taken
+        place, and its retries stay due."""
+        if not (len(messages) or len(expired) or picked.passed):
+            return
+        if len(expired):
+            messages = MessageColumns.join([messages, expired])
+            until = np.concatenate([until, np.full(len(expired), now_ms)])
+        group.changed_ms = now_ms
+        fields = events.lease(group, messages, until, consumer, picked.cursors, picked.passed)
+        try:
+            self._logs.write_lease(now_ms, group.name, fields)
+        except BaseException:
+            group.return_retries(picked.retries)
+            raise
+
+    def _lease(self, group: Group, messages: MessageColumns, until: I64, consumer: str, now_ms: int) -> list[Lease]:
+        """Lease messages: one lease for each end time among them."""
+        small = len(messages) < small_batches.DOCUMENTS
+        same = not small and bool((until == until[0]).all())
+        ends = [int(until[0])] if same else sorted(set(until.tolist())) if small else np.unique(until).tolist()
+        leases = []
+        for end in ends:
+            some = messages if len(ends) == 1 else messages.pick(np.flatnonzero(until == end))
+            leases.append(group.lease(some, now_ms, end, consumer))
+        group.tally.delivered += len(messages)
+        if not small:
+            self.wait.add_many(now_ms - messages.ready_ms[messages.attempts == 1])
+            return leases
+        for ready_ms, attempt in zip(messages.ready_ms.tolist(), messages.attempts.tolist(), strict=True):
             if attempt == 1:
                 self.wait.add(now_ms - ready_ms)
-        return made
+        return leases
 
     def _ttr(self, piece: Piece, ttr_ms: int | None) -> I64:
+        """Lease times: `ttr_ms` if the consumer asked for it, else each message's own, else the topic's."""
         if ttr_ms is not None:
             return np.full(len(piece.which), ttr_ms)
         own = piece.read.heads["ttr"][piece.which].astype(np.int64)
-        own[own == 0] = self.settings.ttr_ms
+        own[own == 0] = self._state.settings.ttr_ms
         return own
 
-    def _journal_lease(self, group: Group, held: MessageColumns, until: I64, consumer: str, picked: Picked, now_ms: int) -> None:
-        """What is behind `until` is too late for a consumer: its lease ends at once."""
-        group.changed_ms = now_ms
-        ending = until if len(until) == len(held) else np.concatenate([until, np.full(len(held) - len(until), now_ms)])
-        self.reserve_log.append(
-            now_ms,
-            group.name,
-            {
-                "event": "lease",
-                "epoch": Int64(group.epoch),
-                "consumer": consumer,
-                "cursors": [Int64(picked.cursors[level]) for level in sorted(picked.cursors)],
-                "passed": Int64(picked.passed),
-                "offsets": pack(held.offsets),
-                "seqs": pack(held.seqs),
-                "attempts": pack(held.attempts),
-                "until": pack(ending),
-            },
-        )
-        self._leased = self.reserve_log.number
-
     def ack(self, name: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
-        """A grouped list: `id` was handled, `-id` failed. Any order, any mix; ids not held in reserve are reported."""
+        """End deliveries: `id` was handled, `-id` failed, in any order. Ids that are not in flight are returned as unknown.
+        `retry_delay_ms`: instead of the back-off."""
         if retry_delay_ms is not None and not 0 <= now_ms + retry_delay_ms <= DUE_MS_MAX:
             raise InvalidArgument(f"a retry comes by {DUE_MS_MAX} (May 2109) at the latest, {retry_delay_ms} ms are too long")
-        group = self.groups.get(name)
+        group = self._groups.get(name)
         if group is None:
             return Acked(0, 0, 0, [ack.removeprefix("-") for ack in acks])
-        whole = group.whole(acks)  # as it was handed out, as most are
+        whole = group.whole_lease(acks)  # the usual case: acknowledged as it was handed out
         handled, failed = split_acks(acks) if whole is None else (acks, [])
-        done, unknown = group.seek(handled) if whole is None else ([whole], [])
-        acked = sum(len(which) for _, which in done)
+        leased, unknown = group.locate(handled) if whole is None else ([whole], [])
+        acked = sum(len(which) for _, which in leased)
         if acked:
-            if len(done) == 1:
-                lease, which = done[0]
-                held = (
-                    lease.messages
-                    if whole is not None
-                    else lease.messages.pick(which, handled if acked == len(handled) else None)
-                )
-                reserved = np.full(acked, lease.reserved_ms)
+            if whole is not None:
+                messages, reserved = whole[0].messages, np.full(acked, whole[0].reserved_ms)
             else:
-                held = MessageColumns.join([lease.messages.pick(which) for lease, which in done])
-                reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in done])
-            self.journal_settlement(group, held, reserved, "acked", now_ms)
-            group.close(done)
-        if not failed and not unknown and self.settings.ack_durability != "fsync":
+                messages, reserved = _join(leased, handled if acked == len(handled) else None)
+            self._state.ack(group, messages, reserved, now_ms)
+            group.close(leased)
+        fsync = self._state.settings.ack_durability == "fsync"
+        if not failed and not unknown and not fsync:
             return Acked(acked, 0, 0, unknown)
-        lost, missing = group.seek(failed)
-        outcome = [failures.fail(self, group, lease, which, retry_delay_ms, error, now_ms) for lease, which in lost]
-        again, dead = sum(n for n, _ in outcome), sum(n for _, n in outcome)
-        if self.settings.ack_durability == "fsync" and acked + again + dead:
+        leased, missing = group.locate(failed)
+        outcomes = [self._failures.fail(group, lease, which, retry_delay_ms, error, now_ms) for lease, which in leased]
+        retried, dead = sum(n for n, _ in outcomes), sum(n for _, n in outcomes)
+        if fsync and acked + retried + dead:
             self.sync()
-        return Acked(acked, again, dead, unknown + missing)
+        return Acked(acked, retried, dead, unknown + missing)
 
     def extend(self, name: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
-        """Give consumers more time. Returns how many leases were extended, and ids not held in reserve."""
-        if name not in self.groups:
+        """Let leases end `ttr_ms` from now. Returns how many messages that is true of, and the ids that are not in flight."""
+        group = self._groups.get(name)
+        if group is None:
             return 0, list(ids)
-        group = self.groups[name]
-        taken, unknown = group.seek(ids)
-        if taken:
-            offsets = np.concatenate([lease.messages.offsets[which] for lease, which in taken])
-            until = Int64(now_ms + ttr_ms)
-            self.reserve_log.append(
-                now_ms, name, {"event": "extend", "epoch": Int64(group.epoch), "offsets": pack(offsets), "until": until}
-            )
-            group.extend(taken, now_ms + ttr_ms)
-        return sum(len(which) for _, which in taken), unknown
+        leased, unknown = group.locate(ids)
+        if leased:
+            offsets = np.concatenate([lease.messages.offsets[which] for lease, which in leased])
+            self._logs.reserve.append(now_ms, name, events.extend(group, offsets, now_ms + ttr_ms))
+            group.extend(leased, now_ms + ttr_ms)
+        return sum(len(which) for _, which in leased), unknown
 
     def give_back(
         self, name: str, ids: Sequence[str], now_ms: int, until_ms: Sequence[int] | None = None
     ) -> tuple[int, list[str]]:
-        """A consumer was never told of these: they come again at once, and that delivery does not count. Returns how many, and
-        ids not held in reserve."""
-        if name not in self.groups:
+        """Undo deliveries that never reached their consumer: the messages are due again at once, and the delivery does not count.
+        `until_ms`: the end of each lease; a message under another lease by now, another consumer's, is left alone. Returns how
+        many were given back, and the ids that are not in flight."""
+        group = self._groups.get(name)
+        if group is None:
             return 0, list(ids)
-        group = self.groups[name]
-        if until_ms is not None:  # by now somebody else may have them, under another lease; after a replay at the same attempt
-            slots = {id_: group.slot(number) for id_ in ids if (number := group.ids.get(id_)) is not None}
-            still = {id_: lease.until_ms for id_, (lease, _) in slots.items()}
-            ids = [id_ for id_, end in zip(ids, until_ms, strict=True) if still.get(id_) == end]
-        taken, unknown = group.seek(ids)
-        for lease, which in taken:
-            failures.wait(self, group, lease.messages.pick(which), np.full(len(which), now_ms), "", now_ms, counted=0)
+        if until_ms is not None:
+            leases = {id_: found[0].until_ms for id_ in ids if (found := group.lease_of(id_)) is not None}
+            ids = [id_ for id_, end in zip(ids, until_ms, strict=True) if leases.get(id_) == end]
+        leased, unknown = group.locate(ids)
+        for lease, which in leased:
+            messages = lease.messages.pick(which)
+            self._failures.retry(group, messages, np.full(len(which), now_ms), "", now_ms, counted=False)
             group.close([(lease, which)])
-        return sum(len(which) for _, which in taken), unknown
+        return sum(len(which) for _, which in leased), unknown
 
-    # Ends of leases
+    def end_leases(self, name: str, ids: Sequence[str]) -> int:
+        """End leases of messages that another store has taken over, during recovery; nothing is journaled. Returns how many."""
+        group = self.group(name)
+        leased, _ = group.locate(ids)
+        group.close(leased)
+        return sum(len(which) for _, which in leased)
+
+    # Time
 
     def tick(self, now_ms: int) -> int | None:
-        """Take back what was held too long. Returns when something ends or comes again next; what waits to be fetched does not
-        count."""
-        for group in self.groups.values():
-            for lease in group.expired(now_ms):
-                failures.fail(self, group, lease, np.flatnonzero(lease.open), 0, failures.LEASE_EXPIRED, now_ms)
-        times = [t for group in self.groups.values() for t in (group.next_deadline(), group.next_retry(now_ms))]
-        return min((t for t in times if t is not None), default=None)
+        """End leases that have run out. Returns when to call this again; None: never. Messages to be fetched do not count."""
+        for group in self._groups.values():
+            for lease in group.expired_leases(now_ms):
+                self._failures.fail(group, lease, np.flatnonzero(lease.open), 0, LEASE_EXPIRED, now_ms)
+        return self.next_wake(now_ms)
 
-    def journal_settlement(
-        self, group: Group, held: MessageColumns, reserved: I64, outcome: str, now_ms: int, error: str = "", replaced: int = 0
+    def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
+        """When the next lease ends or the next back-off is over, in all groups or in one. No lists: called for each fetch."""
+        first: int | None = None
+        groups = self._groups
+        for group in groups.values() if name is None else (groups[name],) if name in groups else ():
+            for at in (group.next_deadline(), group.next_retry(now_ms)):
+                if at is not None and (first is None or at < first):
+                    first = at
+        return first
+
+    # Cancelled messages and dead letters
+
+    def cancel(
+        self, ended: Mapping[int, Sequence[Group]], retries: set[int], sleeping: Mapping[str, list[str]], now_ms: int
     ) -> None:
-        """The settlement record: one document for all of them. `replaced`: so many make no new dead letter."""
-        write = self.history.append if outcome == "acked" else partial(self.write_or_defer, self.history)
-        write(
-            now_ms,
-            group.name,
-            {
-                "event": "settle",
-                "epoch": Int64(group.epoch),
-                "replaced": Int64(replaced),
-                "outcome": outcome,
-                "offsets": pack(held.offsets),
-                "seqs": pack(held.seqs),
-                "due": pack(held.due_ms),
-                "ready": pack(held.ready_ms),
-                "reserved": pack(reserved),
-                "attempts": pack(held.attempts),
-                "ids": "\0".join(held.ids).encode(),
-                "error": error,
-            },
-        )
-        group.changed_ms = now_ms
-        if outcome == "acked":
-            group.settled += len(held)
-            group.tally.acked += len(held)
-        else:
-            group.tally.dead += len(held)
-            self.dead_counts[group.name] += len(held) - replaced
+        """Cancel documents of the ready log, durably. `ended`: by offset, the groups that see the document. `retries`: offsets of
+        retries of one group. `sleeping`: by group, ids whose sleeping retries the caller removes from the Index afterwards; the
+        event names them, so that recovery completes this after a crash."""
+        self._state.cancel(ended, retries, sleeping, now_ms)
+        self.cancel_count += len(ended) - len(retries)
 
-    # One message
+    @property
+    def dead_counts(self) -> Mapping[str, int]:
+        """Dead letters by group, also of groups that were deleted. May hold zeros."""
+        return self._state.dead_counts
 
-    def is_cancelled(self, offset: int) -> bool:
-        """Was the message at this ready offset cancelled, here or while it slept?"""
-        return offset in self.cancelled or bool(int(self.ready.read(np.array([offset]))[0].heads["flags"][0]) & f.NOTICE)
+    @property
+    def dead_total(self) -> int:
+        return self._state.dead_counts.total()
 
     @property
     def groups_with_dead_letters(self) -> list[str]:
-        """Names of groups that have dead letters; they may be gone themselves."""
-        return [name for name, count in self.dead_counts.items() if count > 0]
+        """Names of groups that have dead letters, also of groups that were deleted."""
+        return [name for name, count in self._state.dead_counts.items() if count > 0]
 
-    def note_dead_removed(self, name: str, leaving: Sequence[DeadRemoval], now_ms: int, *, stay: bool = False) -> None:
-        """Dead letters of a group are about to go, requeued, deleted or too old; or `stay` after all. Noted before it is done,
-        and durably, so that a crash between leaves nothing half done: see `leaving`."""
-        fields: dict[str, Any] = {
-            "event": "redead" if stay else "undead",
-            "ids": "\0".join(letter.id for letter in leaving).encode(),
-            "letters": pack([letter.seq for letter in leaving]),
-            "became": pack([letter.requeued_seq for letter in leaving]),
-        }
-        self.history.append(now_ms, name, fields)
-        self.history.sync()
-        self.dead_counts[name] += len(leaving) if stay else -len(leaving)
+    def note_dead_removed(self, name: str, removals: Sequence[DeadRemoval], now_ms: int, *, withdrawn: bool = False) -> None:
+        """Journal, durably, that dead letters of a group are about to be removed, so that recovery can finish it; or that this is
+        `withdrawn`, since the disk was full."""
+        self._state.note_dead_removed(name, removals, now_ms, withdrawn)
+
+    def count_dead(self, name: str, change: int) -> None:
+        """Correct the number of a group's dead letters."""
+        self._state.dead_counts[name] += change
+
+    def recount_dead(self, counts: Mapping[str, int]) -> None:
+        """Replace the numbers of all groups' dead letters."""
+        self._state.dead_counts = Counter(counts)
 
     # Durability
 
-    def write_or_defer(self, journal: Journal, now_ms: int, name: str, fields: dict[str, Any]) -> None:
-        """Write of something that cannot be undone: somebody has taken messages over. Where there is no room, it is owed."""
-        try:
-            self.write_deferred()
-            journal.append(now_ms, name, fields)
-        except DiskFull:
-            self.deferred.append((journal, now_ms, name, fields))
-
-    def write_deferred(self) -> None:
-        """Write what is owed: before anything is handed off, and before a checkpoint."""
-        while self.deferred:
-            journal, now_ms, name, fields = self.deferred[0]
-            journal.append(now_ms, name, fields)
-            del self.deferred[0]
-
-    def stop_journals(self, error: BaseException) -> None:
-        """Nobody knows whether messages were taken over: nothing more is said of any until the topic is opened again."""
-        for journal in (self.reserve_log, self.history):
-            journal.stop(error)
-
-    def secure_leases(self) -> None:
-        """What is in consumers' hands is known after a power cut, too: whoever takes one of these messages over, durably, must
-        not find it unfetched again then."""
-        if self._leased > self.reserve_log.durable:
-            self.sync()
+    @property
+    def progress(self) -> Progress:
+        """What the Index has handed off."""
+        return self._ready.progress
 
     @property
-    def events(self) -> int:
-        """How many events the journals have had."""
-        return self.reserve_log.number + self.history.number
+    def durable_progress(self) -> Progress:
+        """What the Index has handed off and may forget: it is durable here."""
+        return self._ready.durable
+
+    def sync(self) -> None:
+        """Make everything so far durable."""
+        self._logs.sync()
+
+    def write_deferred(self) -> None:
+        """Write the events that a full disk has deferred. Required before a handoff. Raises `DiskFull` if some are left."""
+        self._logs.write_deferred()
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether a full disk has deferred events."""
+        return self._logs.has_deferred
+
+    @property
+    def event_count(self) -> int:
+        """Events that the journals have had since the topic began."""
+        return self._logs.event_count
+
+    def on_disk_full(self, make_room: Callable[[], bool]) -> None:
+        """Before an event is refused for a full disk, call `make_room`, and try once more if it returns true."""
+        self._logs.on_disk_full(make_room)
 
     @property
     def unsaved(self) -> bool:
-        """Has so much happened since the last checkpoint that replaying it would take long?"""
-        events, documents = self._journaled - self.saved[0], self.ready.next_offset - self.saved[1]
-        return events > _UNSAVED_BYTES_MAX or documents > _UNSAVED_DOCUMENTS_MAX
+        """Whether so much was written since the last checkpoint that replaying it would take long."""
+        return self._logs.unsaved
+
+    def begin_save(self) -> save.Save:
+        """A checkpoint of this moment. `Save.run` writes it, on any thread; then call `end_save`."""
+        return save.begin_save(self._state)
+
+    def end_save(self, done: save.Save) -> None:
+        """A checkpoint was written, and its files are synced. Raises if that failed."""
+        save.end_save(self._state, done)
+
+    def note_state(self) -> None:
+        """Write a checkpoint into the reserve journal, so that no event before it need be replayed."""
+        self._logs.reserve.note_state()
+
+    def retain(self, now_ms: int) -> int:
+        """Delete idle groups, and remove files that are settled and too old or too many. Returns how many were deleted."""
+        return retention.retain(self._state, now_ms)
 
     @property
-    def _journaled(self) -> int:
-        return self.reserve_log.end + self.history.end
+    def may_retain(self) -> bool:
+        """Whether time alone can give `retain` work."""
+        return retention.may_retain(self._state)
 
-    def note_saved(self) -> None:
-        """There is a checkpoint of everything so far."""
-        self.saved = (self._journaled, self.ready.next_offset)
+    # Stopping
 
-    def sync(self) -> None:
-        """Everything so far is safe: the documents first, then what was done with them."""
-        self.ready.sync()
-        self.reserve_log.sync()
-        self.history.sync()
+    @property
+    def stopped(self) -> BaseException | None:
+        """The error after which one of the logs accepts no more writes, if there was one."""
+        return self._logs.stopped
+
+    def refuse_if_journals_stopped(self) -> None:
+        """Raise `Stopped` if the journals accept no more events."""
+        for journal in self._logs.journals:
+            journal.refuse_if_stopped()
+
+    def stop_journals(self, error: BaseException) -> None:
+        """Accept no more events until the topic is opened again: it is unknown whether another store took messages over."""
+        self._logs.stop_journals(error)
+
+    def close(self) -> dict[str, Any]:
+        """Close the files, without a sync. Returns the entry of the clean-shutdown mark."""
+        self._logs.close()
+        return save.clean_mark(self._logs)
+
+    # Figures
+
+    def history_events(self) -> Iterator[Event]:
+        """Retained settlements and cancellations, newest first."""
+        return self._logs.history.events()
+
+    def stats(self) -> BrokerStats:
+        """Figures of all groups together. Without any group, all messages are ready."""
+        groups = self._groups.values()
+        return BrokerStats(
+            ready=sum(group.ready for group in groups) if groups else self._visibility.unclaimed,
+            reserve=sum(group.in_flight for group in groups),
+            history=sum(group.settled for group in groups),
+            cancelled=self._visibility.cancelled_messages,
+            bytes=self._logs.bytes_total,
+            segments=len(self._ready.segments),
+        )
+
+    def oldest_ready_ms(self) -> int | None:
+        """When the oldest message that some group has not fetched became ready. Read from its file."""
+        cursors = [cursor for group in self._groups.values() for cursor in group.cursors.values()]
+        ready = self._ready
+        first = max(min(cursors, default=ready.first_offset), ready.first_offset)
+        return None if first >= ready.next_offset else int(ready.read(np.array([first]))[1][0])
+
+    @property
+    def unsynced_documents(self) -> int:
+        """Documents of the ready log that are not durable yet."""
+        return self._ready.next_offset - self._ready.durable_offset
+
+    @property
+    def damage(self) -> list[Damage]:
+        """All damage found so far."""
+        return self._logs.damage
+
+    def check(self) -> Iterator[str]:
+        """Every broken invariant, one line each. Costs a scan of the ready log, and another for each group."""
+        return check.check(self._state)
+
+
+def _join(leased: list[tuple[Lease, I64]], ids: Sequence[str] | None) -> tuple[MessageColumns, I64]:
+    """Messages of leases, and when each was reserved. `ids`: theirs, if they are in one lease and the caller has them."""
+    if len(leased) == 1:
+        lease, which = leased[0]
+        return lease.messages.pick(which, ids), np.full(len(which), lease.reserved_ms)
+    reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in leased])
+    return MessageColumns.join([lease.messages.pick(which) for lease, which in leased]), reserved

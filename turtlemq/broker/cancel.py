@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from turtlemq import standing
 from turtlemq.broker.broker import Broker
-from turtlemq.broker.facts import Located, Pairs, facts, is_unfetched, locate
+from turtlemq.broker.facts import Located, Pairs, facts, locate
 from turtlemq.broker.group import Group
-from turtlemq.broker.journal import pack
 
 CANCELLED = "cancelled"
 
@@ -46,7 +43,7 @@ def cancel(
         if answers[id_] == CANCELLED:
             _collect(broker, id_, located, asleep, ending)
     if ending.documents or ending.asleep:
-        _journal(broker, ending, now_ms)
+        broker.cancel(ending.documents, ending.retries, ending.asleep, now_ms)
     return answers, ending.removed
 
 
@@ -55,7 +52,7 @@ def _answer(broker: Broker, id_: str, located: Located, asleep: Pairs, dead: Set
     retried = any((name, id_) in located.retries or (name, id_) in asleep for name in names)
     if offset is None and not retried and id_ not in dead:
         return None
-    cancelled = offset is not None and broker.is_cancelled(offset)
+    cancelled = offset is not None and broker.ready.is_cancelled(offset)
     every = [facts(broker, group, id_, located, asleep, frozenset(), cancelled) for group in names.values()]
     if id_ in dead:
         every.append(standing.LETTER)
@@ -76,37 +73,6 @@ def _collect(broker: Broker, id_: str, located: Located, asleep: Pairs, ending: 
         if pair in asleep:
             ending.asleep.setdefault(group.name, []).append(id_)
         retry = located.retries.get(pair)
-        if retry is not None and (retry in group.waiting or is_unfetched(broker, group, retry)):
+        if retry is not None and (retry in group.retries or broker.ready.is_unfetched(group, retry)):
             ending.documents[retry] = [group]
             ending.retries.add(retry)
-
-
-def _journal(broker: Broker, ending: Cancellation, now_ms: int) -> None:
-    """Write the event and apply it. It names the groups that had not fetched a document yet, because their counts change, and the
-    retries that sleep in the Index, because they have to end as well if the process ends now."""
-    offsets = np.array(sorted(ending.documents), np.int64)
-    read, _ = broker.ready.read(offsets)
-    unfetched: dict[str, list[int]] = {}
-    for offset, groups in ending.documents.items():
-        for group in groups:
-            if offset not in group.waiting and is_unfetched(broker, group, offset):
-                unfetched.setdefault(group.name, []).append(offset)
-    fields = {
-        "event": "cancel",
-        "offsets": pack(offsets),
-        "seqs": pack(read.heads["seq"].astype(np.int64)),
-        "again": pack(sorted(ending.retries)),
-        "unfetched": {name: pack(some) for name, some in unfetched.items()},
-        "naps": {name: "\0".join(ids).encode() for name, ids in ending.asleep.items()},
-    }
-    broker.history.append(now_ms, "", fields)
-    broker.sync()
-    broker.cancelled |= set(ending.documents)
-    broker.cancelled_retries |= ending.retries
-    for name, some in unfetched.items():
-        broker.groups[name].unfetched -= len(some)
-    for offset, groups in ending.documents.items():
-        for group in groups:
-            group.waiting.pop(offset, None)
-    broker.cancels += len(ending.documents) - len(ending.retries)
-    broker.recount()

@@ -1,20 +1,20 @@
-"""`check`: read the ready log again, count what each group must have, and compare with what the Broker says. Changes nothing."""
+"""Checking a Broker: read its files again, count what each group must have, and compare with its state. Changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
-from turtlemq.broker import checkpoint, replay
-from turtlemq.broker.broker import Broker
+from turtlemq.broker import checkpoint, events
 from turtlemq.broker.group import Group
 from turtlemq.broker.journal import Journal
 from turtlemq.broker.ready_batches import Batches, read_batches
 from turtlemq.broker.ready_log import ReadyLog, Segment, tabulate
 from turtlemq.broker.ready_tail import Rows
-from turtlemq.broker.results import Interrupted
+from turtlemq.broker.replay import Replay
+from turtlemq.broker.state import BrokerState
+from turtlemq.broker.visibility import Visibility
 from turtlemq.errors import TurtleError
 from turtlemq.model import I64
 from turtlemq.segment import format as f
@@ -22,19 +22,20 @@ from turtlemq.segment import table as t
 from turtlemq.segment.scan import scan
 
 
-def check(broker: Broker, folder: Path) -> Iterator[str]:
-    """Every broken invariant, a line each. Costs a scan of the ready log, and another for each group."""
-    yield from _check_log(broker.ready)
-    for group in broker.groups.values():
-        for line in _check_group(broker, group):
+def check(state: BrokerState) -> Iterator[str]:
+    """Every broken invariant, one line each. Costs a scan of the ready log, and another for each group."""
+    ready, cancelled = state.logs.ready, state.visibility.cancelled
+    yield from _check_log(ready)
+    for group in state.groups.values():
+        for line in _check_group(state, group):
             yield f"group {group.name}: {line}"
-    for offset in broker.cancelled:
-        if not broker.ready.first_offset <= offset < broker.ready.next_offset:
+    for offset in cancelled:
+        if not ready.first_offset <= offset < ready.next_offset:
             yield f"{offset} is cancelled, but not in the ready log"
-    yield from _check_checkpoint(broker, folder)
-    for journal in (broker.reserve_log, broker.history):
+    yield from _check_checkpoint(state)
+    for journal in state.logs.journals:
         yield from map(str, journal.verify())
-    yield from _check_journals(broker, folder)
+    yield from _check_journals(state)
 
 
 def _check_log(ready: ReadyLog) -> Iterator[str]:
@@ -112,36 +113,37 @@ def _check_ids(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator
         yield f"{table.path.name}: the prints deny an id"
 
 
-def _check_group(broker: Broker, group: Group) -> Iterator[str]:
-    ready = broker.ready
-    unfetched = replay.count_unfetched(broker, group.name, group, group.cursors)
+def _check_group(state: BrokerState, group: Group) -> Iterator[str]:
+    ready = state.logs.ready
+    unfetched = state.visibility.count_ahead(group.name, group, [group.cursors[level] for level in sorted(group.cursors)])
     if unfetched != group.unfetched:
         yield f"{group.unfetched} are said to be unfetched, {unfetched} are"
     if not all(ready.first_offset <= cursor <= ready.next_offset for cursor in group.cursors.values()):
         yield f"cursors {group.cursors} are outside of the log, {ready.first_offset} to {ready.next_offset}"
-    held = _held(group)
-    if len(held) != group.in_flight or any(int(lease.open.sum()) != lease.left for lease in group.leases.values()):
-        yield f"{group.in_flight} are said to be in flight, {len(held)} are"
-    for id_, number in group.ids.items():
-        lease, i = group.slot(number)
-        if not lease.open[i] or lease.messages.ids[i] != id_:
+    reserved = _reserved(group)
+    if len(reserved) != group.in_flight or any(int(lease.open.sum()) != lease.left for lease in group.leases.values()):
+        yield f"{group.in_flight} are said to be in flight, {len(reserved)} are"
+    for id_ in group.reserved_ids:
+        leased = group.lease_of(id_)
+        if leased is None or not leased[0].open[leased[1]] or leased[0].messages.ids[leased[1]] != id_:
             yield f"{id_} is said to be reserved and is not"
-    offsets = np.array(sorted([*held, *group.waiting]), np.int64)
+    offsets = np.array(sorted([*reserved, *group.retries]), np.int64)
     if len(np.unique(offsets)) < len(offsets):
         yield "an offset is held twice"
-    yield from _check_held(ready, group, offsets, held)
+    yield from _check_open(ready, group, offsets, reserved)
 
 
-def _held(group: Group) -> dict[int, int]:
-    """Reserved offsets and the seqs of their documents."""
-    found: dict[int, int] = {}
+def _reserved(group: Group) -> dict[int, int]:
+    """Offsets in flight, and the seqs of their documents."""
+    seqs: dict[int, int] = {}
     for lease in group.leases.values():
         rows = np.flatnonzero(lease.open)
-        found.update(zip(lease.messages.offsets[rows].tolist(), lease.messages.seqs[rows].tolist(), strict=True))
-    return found
+        seqs.update(zip(lease.messages.offsets[rows].tolist(), lease.messages.seqs[rows].tolist(), strict=True))
+    return seqs
 
 
-def _check_held(ready: ReadyLog, group: Group, offsets: I64, held: dict[int, int]) -> Iterator[str]:
+def _check_open(ready: ReadyLog, group: Group, offsets: I64, reserved: dict[int, int]) -> Iterator[str]:
+    """Offsets of leases and retries are passed by a cursor, and those of leases are of the documents that were leased."""
     if not len(offsets):
         return
     if offsets[0] < ready.first_offset or offsets[-1] >= ready.next_offset:
@@ -151,67 +153,65 @@ def _check_held(ready: ReadyLog, group: Group, offsets: I64, held: dict[int, int
         yield f"it holds offset {offsets[-1]}, which no cursor has passed"
     read, _ = ready.read(offsets)
     for offset, seq, good in zip(offsets.tolist(), read.heads["seq"].tolist(), read.good.tolist(), strict=True):
-        if good and held.get(offset, seq) != seq:
-            yield f"offset {offset} is document {seq}, it was reserved as {held[offset]}"
+        if good and reserved.get(offset, seq) != seq:
+            yield f"offset {offset} is document {seq}, it was reserved as {reserved[offset]}"
 
 
-def _check_checkpoint(broker: Broker, folder: Path) -> Iterator[str]:
-    saved = checkpoint.read(broker.ready.door, folder)
+def _check_checkpoint(state: BrokerState) -> Iterator[str]:
+    """The checkpoint file must not run ahead of the logs."""
+    logs = state.logs
+    saved = checkpoint.read(logs.ready.door, logs.ready.folder)
     if saved is None:
         return
-    if saved.ready_offset > broker.ready.durable_offset:
-        yield f"{checkpoint.FILE}: speaks of offset {saved.ready_offset}, {broker.ready.durable_offset} is durable"
-    for journal, position in ((broker.reserve_log, saved.reserve), (broker.history, saved.history)):
+    if saved.ready_offset > logs.ready.durable_offset:
+        yield f"{checkpoint.FILE}: speaks of offset {saved.ready_offset}, {logs.ready.durable_offset} is durable"
+    for journal, position in zip(logs.journals, (saved.reserve, saved.history), strict=True):
         if not journal.holds(position):
             yield f"{checkpoint.FILE}: speaks of {position} in the {journal.kind} journal, which is not there"
 
 
-def _check_journals(broker: Broker, folder: Path) -> Iterator[str]:
-    """What every group has is what the journals tell, without the checkpoint."""
+def _check_journals(state: BrokerState) -> Iterator[str]:
+    """A replay of the journals without the checkpoint file leads to the same state."""
     try:
-        told = _derive(broker, folder)
-    except (TurtleError, OSError) as error:  # an old file of theirs is gone, or another's
+        replayed = _replay(state)
+    except (TurtleError, OSError) as error:  # a file of theirs is gone, or another topic's
         yield str(error)
         return
-    if told is None:  # documents are gone, or damaged: what is known is all there is
+    if replayed is None:
         return
-    if told.groups.keys() != broker.groups.keys():
-        yield f"groups: there are {sorted(broker.groups)}, the journals tell of {sorted(told.groups)}"
-    for name in told.groups.keys() & broker.groups.keys():
-        mark, group = told.groups[name], broker.groups[name]
-        known: dict[str, object] = {
-            "messages not fetched": group.unfetched,
-            "messages in hand": sorted([*_held(group), *group.waiting]),
-            "messages settled": group.settled,
+    groups, expected = state.groups, replayed.saved.groups
+    if expected.keys() != groups.keys():
+        yield f"groups: there are {sorted(groups)}, the journals tell of {sorted(expected)}"
+    for name in expected.keys() & groups.keys():
+        mark, group = expected[name], groups[name]
+        figures: dict[str, tuple[object, object]] = {
+            "messages not fetched": (group.unfetched, mark.unfetched),
+            "messages in hand": (sorted([*_reserved(group), *group.retries]), sorted(mark.open)),
+            "messages settled": (group.settled, mark.settled),
         }
-        there: dict[str, object] = {
-            "messages not fetched": mark.unfetched,
-            "messages in hand": sorted(mark.open),
-            "messages settled": mark.settled,
-        }
-        for what in known:
-            if known[what] != there[what]:
-                yield f"group {name}: {what}: {known[what]}, but by the journals {there[what]}"
-    if set(told.cancelled) != set(broker.cancelled):
-        yield f"cancelled: {sorted(broker.cancelled)[:5]} …, by the journals {sorted(told.cancelled)[:5]} …"
+        for label, (known, derived) in figures.items():
+            if known != derived:
+                yield f"group {name}: {label}: {known}, but by the journals {derived}"
+    cancelled, derived_cancelled = set(state.visibility.cancelled), set(replayed.visibility.cancelled)
+    if derived_cancelled != cancelled:
+        yield f"cancelled: {sorted(cancelled)[:5]} …, by the journals {sorted(derived_cancelled)[:5]} …"
 
 
-def _derive(broker: Broker, folder: Path) -> checkpoint.Checkpoint | None:
-    """What the journals tell of all groups, from the oldest state in them on and without the checkpoint; None if they, or the
-    documents that they speak of, are not whole."""
-    ready = broker.ready
-    reserve, history = (Journal(ready.door, folder, ready.topic, kind, broker.settings) for kind in ("reserve", "history"))
-    reserve.bases, history.bases = list(broker.reserve_log.bases), list(broker.history.bases)  # looking for them may remove some
+def _replay(state: BrokerState) -> Replay | None:
+    """Replay the journals from the oldest checkpoint in them that is needed. None: journals or documents are damaged or lost."""
+    ready, logs = state.logs.ready, state.logs
+    reserve, history = (Journal(ready.door, ready.folder, ready.topic, kind, state.settings) for kind in ("reserve", "history"))
+    reserve.bases, history.bases = list(logs.reserve.bases), list(logs.history.bases)  # `find_files` may remove some
     leases = reserve.open((0, 0))
-    again = Broker(ready, reserve, history, broker.settings, broker.store_dead, broker.schedule_retries, broker.newest_seq)
-    saved = checkpoint.Checkpoint(specials=ready.next_offset > 0, levels=ready.next_offset > 0)
-    states = [i for i, event in enumerate(leases) if event.fields["event"] == "state"]
-    noted = [i for i in states if not leases[i].at_ms or (i == 0 and leases[0].number)]
-    if noted:  # what was before was retained long enough; or opening found out more than the journals had to tell
-        last = noted[-1]
+    saved = checkpoint.Checkpoint(has_restricted=ready.next_offset > 0, has_priorities=ready.next_offset > 0)
+    states = [i for i, event in enumerate(leases) if event.fields["event"] == events.STATE]
+    needed = [i for i in states if not leases[i].at_ms or (i == 0 and leases[0].number)]
+    if needed:  # retention removed what was before it, or opening found out more than the events before it tell
+        last = needed[-1]
         saved = checkpoint.decode(leases[last].fields["state"])
         saved.numbers, leases = (leases[last].number + 1, saved.numbers[1]), leases[last + 1 :]
-    torn = replay.apply_events(again, saved, leases, history.open(saved.history), Interrupted())
-    replay.tidy(again, saved, recount=True)
-    saved.cancelled = set(again.cancelled)
-    return None if torn or reserve.damage or history.damage or ready.damage else saved
+    settlements = history.open(saved.history)
+    replay = Replay(saved, Visibility(ready), reserve.number)
+    replay.run(leases, settlements)
+    replay.finish(recount=True)
+    return None if replay.torn or reserve.damage or history.damage or ready.damage else replay

@@ -1,7 +1,8 @@
-"""The file `offset`: where every group stands, so that recovery replays only the last few seconds of the journals.
+"""The checkpoint: the state of a Broker as numbers, so that recovery replays only the last few seconds of the journals.
 
-Written atomically, after everything that it speaks of was synced. A cache: every file of the reserve journal begins with the
-same (event `state`), so without it the journals are replayed from there.
+It is stored in the file `offset`, which is a cache: every file of the reserve journal but the first begins with a checkpoint, too
+(event `state`), and without the file the journals are replayed from there. Here are the values and their encoding; `save` writes
+the file, `replay` applies the events behind it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any
 import numpy as np
 from bson.int64 import Int64
 
+from turtlemq.broker.events import pack, unpack
 from turtlemq.broker.group import Group
-from turtlemq.broker.journal import pack
-from turtlemq.model import I64
 from turtlemq.segment import format as f
 from turtlemq.storage.door import Door
 
@@ -25,27 +25,27 @@ FILE = "offset"
 
 
 @dataclass(slots=True)
-class Open:
-    """A message of a group that is reserved or waits to be tried again, as the journals tell it."""
+class OpenMessage:
+    """A message of a group that is leased or waits for a retry."""
 
-    seq: int
+    seq: int  # 0 for a retry
     attempt: int
-    until_ms: int  # end of the lease, or when it comes again
+    until_ms: int  # end of the lease or of the back-off
     reserved_ms: int = 0
     consumer: str = ""
-    waits: bool = False
+    is_retry: bool = False
     error: str = ""
 
 
 @dataclass(slots=True)
 class GroupMark:
-    """A group as a checkpoint or a replay knows it: numbers only, no documents."""
+    """A consumer group in a checkpoint: see the fields of `Group`."""
 
     epoch: int = 0
     born: int = 0
     moves: list[tuple[int, int]] = field(default_factory=list)
-    cursors: list[int] = field(default_factory=lambda: [0, 0, 0])
-    open: dict[int, Open] = field(default_factory=dict)  # by offset
+    cursors: list[int] = field(default_factory=lambda: [0, 0, 0])  # by priority
+    open: dict[int, OpenMessage] = field(default_factory=dict)  # by ready offset
     unfetched: int = 0
     settled: int = 0
     changed_ms: int = 0
@@ -53,16 +53,15 @@ class GroupMark:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """Everything in the file."""
+    """The state of a Broker."""
 
-    reserve: tuple[int, int] = (0, 0)  # positions in the journals up to which it speaks
+    reserve: tuple[int, int] = (0, 0)  # (base, position) in the journal: events before it are included
     history: tuple[int, int] = (0, 0)
-    numbers: tuple[int, int] = (0, 0)  # of the next events there
-    ready_offset: int = 0  # documents of the ready log that are counted in
-    sure_offset: int = 0  # documents that were there when it was written; for replay only
-    newest_seq: int = 0  # of the Index: what came to sleep up to there was noted
-    levels: bool = False
-    specials: bool = False
+    numbers: tuple[int, int] = (0, 0)  # of the next events in the two journals
+    ready_offset: int = 0  # documents of the ready log before it are included
+    newest_seq: int = 0  # of the Index: retries up to there were journaled as sleeping
+    has_priorities: bool = False  # this and the next four: see `Visibility`
+    has_restricted: bool = False
     notices: int = 0
     cancelled: set[int] = field(default_factory=set)
     cancelled_retries: set[int] = field(default_factory=set)
@@ -71,15 +70,16 @@ class Checkpoint:
 
 
 def encode(checkpoint: Checkpoint, groups: Mapping[str, Group]) -> dict[str, Any]:
-    """As it is stored: 10 ms for 100,000 messages in flight. Of `checkpoint`, everything but the groups."""
+    """Fields of the stored document: those of `checkpoint`, but with the groups in `groups`. 10 ms for 100,000 messages in
+    flight."""
     return {
         "reserve": [Int64(n) for n in checkpoint.reserve],
         "history": [Int64(n) for n in checkpoint.history],
         "numbers": [Int64(n) for n in checkpoint.numbers],
         "ready_offset": Int64(checkpoint.ready_offset),
         "newest_seq": Int64(checkpoint.newest_seq),
-        "levels": checkpoint.levels,
-        "specials": checkpoint.specials,
+        "levels": checkpoint.has_priorities,
+        "specials": checkpoint.has_restricted,
         "notices": Int64(checkpoint.notices),
         "cancelled": pack(sorted(checkpoint.cancelled)),
         "again": pack(sorted(checkpoint.cancelled_retries)),
@@ -89,11 +89,11 @@ def encode(checkpoint: Checkpoint, groups: Mapping[str, Group]) -> dict[str, Any
 
 
 def _encode(group: Group) -> dict[str, Any]:
-    """Columns of what is in hand, one lease behind the other, and of what waits."""
+    """A group: columns of its messages in flight, lease after lease, and of its retries."""
     leases = [lease for lease in group.leases.values() if lease.left]
     rows = [np.flatnonzero(lease.open) for lease in leases]
-    waiting = list(group.waiting.values())
-    errors = {error: i for i, error in enumerate(dict.fromkeys(w.error for w in waiting))}
+    retries = list(group.retries.values())
+    errors = {error: i for i, error in enumerate(dict.fromkeys(retry.error for retry in retries))}
     return {
         "epoch": Int64(group.epoch),
         "born": Int64(group.born),
@@ -110,39 +110,39 @@ def _encode(group: Group) -> dict[str, Any]:
         "until": pack([lease.until_ms for lease in leases]),
         "reserved": pack([lease.reserved_ms for lease in leases]),
         "consumers": [lease.consumer for lease in leases],
-        "waiting": pack(list(group.waiting)),
-        "waiting_attempts": pack([w.attempt for w in waiting]),
-        "waiting_until": pack([w.when_ms for w in waiting]),
-        "waiting_errors": pack([errors[w.error] for w in waiting]),
+        "waiting": pack(list(group.retries)),
+        "waiting_attempts": pack([retry.attempt for retry in retries]),
+        "waiting_until": pack([retry.when_ms for retry in retries]),
+        "waiting_errors": pack([errors[retry.error] for retry in retries]),
         "errors": list(errors),
     }
 
 
 def read(door: Door, folder: Path) -> Checkpoint | None:
-    """The checkpoint, or None where there is none that can be trusted."""
+    """Read the checkpoint file. None: there is none, or it is damaged or of another topic."""
     path = folder / FILE
     if not door.exists(path):
         return None
     try:
         fields = f.decode_checked(door.read_all(path))[0]
-        return decode(fields) if fields.get("topic", folder.name) == folder.name else None  # else it is another topic's
+        return decode(fields) if fields.get("topic", folder.name) == folder.name else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def decode(fields: dict[str, Any]) -> Checkpoint:
-    """What `encode` made."""
+    """The checkpoint that `encode` encoded."""
     return Checkpoint(
         reserve=_pair(fields["reserve"]),
         history=_pair(fields["history"]),
         numbers=_pair(fields["numbers"]),
         ready_offset=int(fields["ready_offset"]),
         newest_seq=int(fields["newest_seq"]),
-        levels=fields["levels"],
-        specials=fields["specials"],
+        has_priorities=fields["levels"],
+        has_restricted=fields["specials"],
         notices=int(fields["notices"]),
-        cancelled=set(_unpack(fields["cancelled"]).tolist()),
-        cancelled_retries=set(_unpack(fields["again"]).tolist()),
+        cancelled=set(unpack(fields["cancelled"]).tolist()),
+        cancelled_retries=set(unpack(fields["again"]).tolist()),
         dead_counts=Counter({name: int(count) for name, count in fields["dead"].items()}),
         groups={name: _decode(entry) for name, entry in fields["groups"].items()},
     )
@@ -152,33 +152,34 @@ def _pair(values: list[int]) -> tuple[int, int]:
     return int(values[0]), int(values[1])
 
 
-def _unpack(data: bytes) -> I64:
-    return np.frombuffer(data, "<i8").astype(np.int64)
-
-
 def _decode(entry: dict[str, Any]) -> GroupMark:
     return GroupMark(
         epoch=int(entry["epoch"]),
         born=int(entry["born"]),
-        moves=[(int(seq), int(first)) for seq, first in _unpack(entry["moves"]).reshape(-1, 2)],
+        moves=[(int(seq), int(first)) for seq, first in unpack(entry["moves"]).reshape(-1, 2)],
         cursors=[int(cursor) for cursor in entry["cursors"]],
-        open=_decode_leases(entry) | _decode_waiting(entry),
+        open=_decode_leases(entry) | _decode_retries(entry),
         unfetched=int(entry["unfetched"]),
         settled=int(entry["settled"]),
         changed_ms=int(entry["changed_ms"]),
     )
 
 
-def _decode_leases(entry: dict[str, Any]) -> dict[int, Open]:
-    counts = _unpack(entry["counts"])
-    each = [np.repeat(_unpack(entry[name]), counts).tolist() for name in ("until", "reserved")]
+def _decode_leases(entry: dict[str, Any]) -> dict[int, OpenMessage]:
+    counts = unpack(entry["counts"])
+    each = [np.repeat(unpack(entry[name]), counts).tolist() for name in ("until", "reserved")]
     consumers = [entry["consumers"][i] for i in np.repeat(np.arange(len(counts)), counts).tolist()]
-    columns = [_unpack(entry[name]).tolist() for name in ("offsets", "seqs", "attempts")]
+    columns = [unpack(entry[name]).tolist() for name in ("offsets", "seqs", "attempts")]
     rows = zip(*columns, *each, consumers, strict=True)
-    return {offset: Open(seq, attempt, until, reserved, consumer) for offset, seq, attempt, until, reserved, consumer in rows}
+    return {
+        offset: OpenMessage(seq, attempt, until, reserved, consumer) for offset, seq, attempt, until, reserved, consumer in rows
+    }
 
 
-def _decode_waiting(entry: dict[str, Any]) -> dict[int, Open]:
+def _decode_retries(entry: dict[str, Any]) -> dict[int, OpenMessage]:
     names = ("waiting", "waiting_attempts", "waiting_until", "waiting_errors")
-    rows = zip(*(_unpack(entry[name]).tolist() for name in names), strict=True)
-    return {offset: Open(0, attempt, until, waits=True, error=entry["errors"][error]) for offset, attempt, until, error in rows}
+    rows = zip(*(unpack(entry[name]).tolist() for name in names), strict=True)
+    return {
+        offset: OpenMessage(0, attempt, until, is_retry=True, error=entry["errors"][error])
+        for offset, attempt, until, error in rows
+    }

@@ -1,7 +1,7 @@
-"""Picking messages for a group: which documents of the ready log it sees, in which order, and what is passed over.
+"""Picking the next messages for a group from the ready log: due retries first, then new messages, by priority if there are any.
 
-Passed over: other groups' retries, notices of cancelled sleepers, messages cancelled while ready, expired and damaged ones.
-Nothing here changes the group: what was picked counts once the journal has it.
+Skipped on the way: documents that the group does not see (`visibility`), expired and damaged ones. Nothing here changes the
+group, except that due retries are taken from it: a pick counts once the Broker has journaled it.
 """
 
 from __future__ import annotations
@@ -9,35 +9,25 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.broker.group import LEVELS, Group, MessageColumns, Waiting
+from turtlemq.broker.group import LEVELS, Group, MessageColumns, Retry
 from turtlemq.broker.policy import shares
 from turtlemq.broker.ready_log import ReadyLog
+from turtlemq.broker.visibility import RESTRICTED, Visibility, restricted_for_others, visible
 from turtlemq.model import I64, Mask, Priority
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.standing import is_void
 
 FETCH_BYTES_MAX = 32 << 20
-EXPIRED_MAX = 1_000  # messages that one fetch buries: each costs 30 µs
+EXPIRED_MAX = 1_000  # expired messages that one fetch makes dead letters: each costs 30 µs
 _LEVELS = tuple(int(level) for level in LEVELS)
 _NORMAL = int(Priority.NORMAL)
-_ODD = f.META | f.NOTICE | f.EXPIRES  # documents that must be looked into
-_SCAN = 4096  # offsets looked at in one step when priorities are in use
-_SCAN_STEPS = 16  # steps after which a level waits for the next fetch, if there is something to deliver already
-
-
-class Position(Protocol):
-    """What decides which documents a group sees: a `Group`, or what a checkpoint says of one."""
-
-    @property
-    def born(self) -> int: ...
-    @property
-    def moves(self) -> list[tuple[int, int]]: ...
+_NOT_PLAIN = RESTRICTED | f.EXPIRES  # flags of documents that must be looked into
+_SCAN = 4096  # offsets read in one step when priorities are in use
+_SCAN_STEPS = 16  # steps after which a priority waits for the next fetch, if there is a message to deliver already
 
 
 @dataclass(slots=True)
@@ -51,65 +41,49 @@ class Piece:
 
 @dataclass(slots=True)
 class Picked:
-    """What a group gets, and where it stands then."""
+    """The messages of one fetch, and the state of the group once they count."""
 
     cursors: dict[int, int]
     credits: dict[int, float]
-    retries: list[tuple[int, Waiting]]  # taken from those that waited
+    retries: list[tuple[int, Retry]]  # taken from the group
     pieces: list[Piece] = field(default_factory=list)
     expired: list[MessageColumns] = field(default_factory=list)  # not delivered in time; `attempts` are the deliveries so far
-    passed: int = 0  # unfetched messages of the group that its cursors went by
+    passed: int = 0  # unfetched messages of the group that its cursors pass
     bytes: int = 0
 
     def __len__(self) -> int:
         return sum(len(piece.which) for piece in self.pieces)
 
     @property
-    def nothing(self) -> bool:
-        """Nothing was found, and nothing was passed over that counts."""
+    def is_empty(self) -> bool:
+        """No message was found, and none was skipped that the group counts."""
         return not (self.pieces or self.expired or self.retries or self.passed)
 
     @property
-    def full(self) -> bool:
-        """Enough for one fetch, whatever was asked for."""
+    def is_full(self) -> bool:
+        """Enough for one fetch, whatever the consumer asked for."""
         return self.bytes >= FETCH_BYTES_MAX or sum(map(len, self.expired)) >= EXPIRED_MAX
 
 
-def pick(ready: ReadyLog, group: Group, cancelled: Set[int], levels: bool, count: int, now_ms: int) -> Picked:
-    """The next messages of a group: those whose back-off is over, then new ones, by priority if the topic uses any."""
-    if not levels and (few := _pick_few(ready, group, cancelled, count, now_ms)) is not None:
-        return few
-    picked = Picked(dict(group.cursors), dict(group.credits), group.due_retries(now_ms, count))
+def pick(visibility: Visibility, group: Group, count: int, now_ms: int) -> Picked:
+    """The next messages of a group, at most `count`."""
+    ready, cancelled = visibility.ready, visibility.cancelled
+    if not visibility.has_priorities and (small := _pick_small(ready, group, cancelled, count, now_ms)) is not None:
+        return small
+    picked = Picked(dict(group.cursors), dict(group.credits), group.take_due_retries(now_ms, count))
     try:
-        return _fill(ready, group, cancelled, levels, count, picked, now_ms)
+        if picked.retries:
+            _pick_retries(ready, group, picked, now_ms)
+        _pick_new(visibility, group, count, picked, now_ms)
     except BaseException:
-        group.put_back(picked.retries)  # a read failed: they wait on
+        group.return_retries(picked.retries)  # a read failed: they stay due
         raise
-
-
-def _fill(ready: ReadyLog, group: Group, cancelled: Set[int], levels: bool, count: int, picked: Picked, now_ms: int) -> Picked:
-    """See `pick`."""
-    if picked.retries:
-        _pick_retries(ready, group, picked, now_ms)
-    missing = count - len(picked)
-    if missing <= 0:
-        return picked
-    if not levels:
-        end = _pick_fresh(ready, group, cancelled, None, missing, picked, now_ms)
-        picked.cursors = dict.fromkeys((int(level) for level in LEVELS), end)
-        return picked
-    wanted = shares(missing, picked.credits)
-    for quota in (wanted, dict.fromkeys(wanted, count)):  # what one level does not use goes to the others
-        for level in LEVELS:
-            room = min(quota[int(level)], count - len(picked))
-            if room > 0:
-                picked.cursors[int(level)] = _pick_fresh(ready, group, cancelled, level, room, picked, now_ms)
     return picked
 
 
-def _pick_few(ready: ReadyLog, group: Group, cancelled: Set[int], count: int, now_ms: int) -> Picked | None:
-    """`pick` where little is there or asked for, and nothing of it is special: 25 µs, where arrays take 150 whatever their size.
-    None: it is not so."""
+def _pick_small(ready: ReadyLog, group: Group, cancelled: Set[int], count: int, now_ms: int) -> Picked | None:
+    """Fast path of `pick` for a few plain messages: 25 µs, while arrays take 150 µs whatever their size. Returns None if there
+    may be more, or retries, or a document that must be looked into."""
     cursor = max(group.cursors[_NORMAL], ready.first_offset)
     end = min(cursor + count, ready.next_offset)
     if end - cursor >= small_batches.DOCUMENTS or group.has_due_retries(now_ms):
@@ -118,19 +92,17 @@ def _pick_few(ready: ReadyLog, group: Group, cancelled: Set[int], count: int, no
     if end == cursor:
         return picked
     offsets = list(range(cursor, end))
-    found = ready.few(cursor, end)
+    found = ready.read_small(cursor, end)
     if found is None or (cancelled and not cancelled.isdisjoint(offsets)):
         return None
-    buffer = b"".join([document for document, _ in found])
-    sizes = [len(document) for document, _ in found]
+    buffer = b"".join([raw for raw, _ in found])
+    sizes = [len(raw) for raw, _ in found]
     starts = np.array([0, *accumulate(sizes[:-1])])
     heads = f.prefixes(buffer, starts)
     _, _, due_ms, seqs, _, flags, id_bytes = zip(*heads.tolist(), strict=True)
-    if any(flag & _ODD for flag in flags):
+    if any(flag & _NOT_PLAIN for flag in flags):
         return None
-    ids = [
-        str(document[f.PREFIX_BYTES : f.PREFIX_BYTES + n - 1], "utf-8") for (document, _), n in zip(found, id_bytes, strict=True)
-    ]
+    ids = [str(raw[f.PREFIX_BYTES : f.PREFIX_BYTES + n - 1], "utf-8") for (raw, _), n in zip(found, id_bytes, strict=True)]
     times = [ready_ms for _, ready_ms in found]
     at, seq, due, since, attempts = np.array([offsets, seqs, due_ms, times, [1] * len(found)])  # one array costs less than five
     read = log.Documents(buffer, starts, heads, np.ones(len(found), np.bool_))
@@ -140,116 +112,89 @@ def _pick_few(ready: ReadyLog, group: Group, cancelled: Set[int], count: int, no
 
 
 def _pick_retries(ready: ReadyLog, group: Group, picked: Picked, now_ms: int) -> None:
+    """Read the retries that were taken from the group. Those that do not fit in one fetch go back."""
     offsets = np.array([offset for offset, _ in picked.retries])
-    attempts = np.array([waiting.attempt for _, waiting in picked.retries])
+    attempts = np.array([retry.attempt for _, retry in picked.retries])
     read, times = ready.read(offsets, FETCH_BYTES_MAX)
-    group.put_back(picked.retries[len(read.starts) :])
+    group.return_retries(picked.retries[len(read.starts) :])
     del picked.retries[len(read.starts) :]
     offsets = offsets[: len(read.starts)]
-    mine = read.good & ~_foreign(group.name, group, read)  # where the log is damaged, something else may stand there by now
+    mine = read.good & ~restricted_for_others(group.name, group, read)  # a damaged log may have another document there by now
     _take(group, read, offsets, times, mine, picked, attempts, now_ms)
 
 
-def _pick_fresh(
-    ready: ReadyLog, group: Group, cancelled: Set[int], level: Priority | None, count: int, picked: Picked, now_ms: int
+def _pick_new(visibility: Visibility, group: Group, count: int, picked: Picked, now_ms: int) -> None:
+    """Fill up with messages at and behind the cursors. Each priority gets its share; the rest goes to the others."""
+    missing = count - len(picked)
+    if missing <= 0:
+        return
+    if not visibility.has_priorities:
+        picked.cursors = dict.fromkeys(_LEVELS, _pick_from_cursor(visibility, group, None, missing, picked, now_ms))
+        return
+    quotas = shares(missing, picked.credits)
+    for quota in (quotas, dict.fromkeys(quotas, count)):
+        for level in LEVELS:
+            room = min(quota[int(level)], count - len(picked))
+            if room > 0:
+                picked.cursors[int(level)] = _pick_from_cursor(visibility, group, level, room, picked, now_ms)
+
+
+def _pick_from_cursor(
+    visibility: Visibility, group: Group, level: Priority | None, count: int, picked: Picked, now_ms: int
 ) -> int:
-    """Up to `count` new messages (of one level, or of all). Returns where the cursor stands then."""
-    cursor = picked.cursors[int(Priority.NORMAL if level is None else level)]
-    cursor = max(cursor, ready.first_offset)
-    found = steps = 0
-    while found < count and cursor < ready.next_offset and not picked.full:
+    """Up to `count` messages from the cursor of one priority on; None: of any. Returns where the cursor stands then."""
+    ready, cancelled = visibility.ready, visibility.cancelled
+    cursor = max(picked.cursors[_NORMAL if level is None else int(level)], ready.first_offset)
+    taken = steps = 0
+    while cursor < ready.next_offset and taken < count and not picked.is_full:
         if level is not None and steps >= _SCAN_STEPS and len(picked):
             break
         step = _SCAN if level is not None or steps else count
         offsets = np.arange(cursor, min(cursor + step, ready.next_offset))
         read, times = ready.read(offsets, FETCH_BYTES_MAX - picked.bytes)
         offsets = offsets[: len(read.starts)]
-        plain = level is None and not cancelled and len(offsets) <= count - found
-        if plain and not int(np.bitwise_or.reduce(read.heads["flags"])) & _ODD and read.good.all():
-            _take_all(group, read, offsets, times, picked)  # as it nearly always is
-            found, cursor, steps = found + len(offsets), cursor + len(offsets), steps + 1
+        all_fit = level is None and not cancelled and len(offsets) <= count - taken
+        if all_fit and not int(np.bitwise_or.reduce(read.heads["flags"])) & _NOT_PLAIN and read.good.all():
+            _take_all(group, read, offsets, times, picked)  # the usual case
+            taken, cursor, steps = taken + len(offsets), cursor + len(offsets), steps + 1
             continue
         mine = visible(ready, group.name, group, read, offsets, cancelled)
         if level is not None:
             mine &= (read.heads["flags"] & f.PRIORITY) == int(level)
         chosen = np.flatnonzero(mine)
-        stop = int(chosen[count - found]) if len(chosen) > count - found else len(offsets)
+        stop = int(chosen[count - taken]) if len(chosen) > count - taken else len(offsets)
         mine[stop:] = False
         picked.passed += int(mine.sum())
-        found += _take(group, read, offsets, times, mine & read.good, picked, None, now_ms)
+        taken += _take(group, read, offsets, times, mine & read.good, picked, None, now_ms)
         cursor += stop
         steps += 1
     return cursor
 
 
 def _take_all(group: Group, read: log.Documents, offsets: I64, times: I64, picked: Picked) -> None:
-    """Documents without anything special go to the consumer."""
+    """Deliver every document of a read. Required: all are plain, undamaged messages."""
     which = np.arange(len(offsets))
     picked.pieces.append(Piece(read, which, columns(group.name, read, offsets, times, which, None)))
     picked.bytes += int(read.heads["len"].sum())
     picked.passed += len(offsets)
 
 
-def visible(ready: ReadyLog, name: str, place: Position, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
-    """Which documents are messages for this group. A damaged one counts, and is passed when the cursor gets there, unless it is
-    known to have been a notice or another group's: that was never counted."""
-    mine: Mask = ~_foreign(name, place, read)
-    if not read.good.all():
-        mine &= read.good | ~np.isin(offsets, ready.foreign(int(offsets[0]), int(offsets[-1]) + 1, name))
-    if not cancelled:
-        return mine
-    if len(cancelled) < len(offsets):
-        mine &= ~np.isin(offsets, list(cancelled))
-    else:
-        mine &= np.array([offset not in cancelled for offset in offsets.tolist()], np.bool_)
-    return mine
-
-
-def _foreign(name: str, place: Position, read: log.Documents) -> Mask:
-    """Which good documents are notices, or retries of another group, or void."""
-    flags, prefix = read.heads["flags"], name.encode() + b"/"
-    out: Mask = read.good & ((flags & (f.META | f.NOTICE)) != 0)
-    for i in np.flatnonzero(out).tolist():
-        at = int(read.starts[i]) + f.PREFIX_BYTES
-        own = not flags[i] & f.NOTICE and bytes(read.buffer[at : at + len(prefix)]) == prefix
-        out[i] = not own or _void(place, read, i)
-    return out
-
-
-def void(place: Position, retry: f.Document) -> bool:
-    """Is a retry void for the group that it names? `standing.is_void` has the rule."""
-    return is_void(place.born, place.moves, int(retry.meta["epoch"]), retry.order, int(retry.meta["offset"]))
-
-
-def _void(place: Position, read: log.Documents, i: int) -> bool:
-    """`void`, without decoding what came after the last move."""
-    newest = place.moves[-1][0] if place.moves else 0
-    if read.heads["seq"][i] > newest and not read.heads["flags"][i] & f.MOVED:
-        return False
-    return void(place, document(read, i))
-
-
-def document(read: log.Documents, i: int) -> f.Document:
-    """One document of a read."""
-    at = int(read.starts[i])
-    return f.decode(memoryview(read.buffer)[at : at + int(read.heads["len"][i])])
-
-
 def _ids(read: log.Documents, starts: I64, lengths: I64) -> list[str]:
-    """Ids as text. Each ends with a NUL, and holds none: 50 ns each where few lengths differ, 300 ns otherwise."""
+    """Ids as texts. On disk each ends with a NUL, and has none in it: 50 ns each if few lengths differ, else 300 ns."""
     return f.gather(read.buffer, starts, lengths)[:-1].decode().split("\0") if len(starts) else []
 
 
 def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64, attempts: I64 | None) -> MessageColumns:
-    """What is known of some documents of a read, without decoding them; only retries that slept are decoded."""
+    """The documents `which` of a read as messages of group `name`. Only retries that slept are decoded. `attempts`: the number of
+    each delivery, if the caller knows it."""
     heads, starts = read.heads, read.starts
     if len(which) < len(starts):
         heads, starts, offsets, times = heads[which], starts[which], offsets[which], times[which]
     ids = _ids(read, starts + f.PREFIX_BYTES, heads["idlen"])
     counted = np.ones(len(which), np.int64) if attempts is None else attempts
     due_ms = heads["due"].astype(np.int64)
-    for k in np.flatnonzero(heads["flags"] & f.META).tolist():  # a retry that slept: its id is group/id
-        meta = document(read, int(which[k])).meta
+    for k in np.flatnonzero(heads["flags"] & f.META).tolist():  # retries that slept: their ids are group/id
+        meta = read.decode(int(which[k])).meta
         ids[k] = ids[k][len(name) + 1 :]
         due_ms[k] = int(meta["due"])
         if attempts is None:
@@ -257,28 +202,28 @@ def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64
     return MessageColumns(offsets, heads["seq"].astype(np.int64), due_ms, times, counted, ids)
 
 
-def _expired(read: log.Documents, asked: Mask, now_ms: int) -> Mask:
-    """Which messages were not delivered in time."""
-    gone = np.zeros(len(asked), np.bool_)
-    for i in np.flatnonzero(asked & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
-        expires_ms = document(read, i).expires_ms
-        gone[i] = expires_ms is not None and expires_ms <= now_ms
-    return gone
+def _expired(read: log.Documents, mine: Mask, now_ms: int) -> Mask:
+    """Which of the documents `mine` were not delivered in time."""
+    late = np.zeros(len(mine), np.bool_)
+    for i in np.flatnonzero(mine & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
+        expires_ms = read.decode(i).expires_ms
+        late[i] = expires_ms is not None and expires_ms <= now_ms
+    return late
 
 
 def _take(
     group: Group, read: log.Documents, offsets: I64, times: I64, mine: Mask, picked: Picked, attempts: I64 | None, now_ms: int
 ) -> int:
-    """Documents go to the consumer, or to the dead where they are too late. Returns how many are delivered."""
+    """Deliver the documents `mine` of a read, except expired ones. Returns how many are delivered."""
     late = _expired(read, mine, now_ms)
-    for gone, which in ((True, np.flatnonzero(late)), (False, np.flatnonzero(mine & ~late))):
+    for expired, which in ((True, np.flatnonzero(late)), (False, np.flatnonzero(mine & ~late))):
         if not len(which):
             continue
-        held = columns(group.name, read, offsets, times, which, None if attempts is None else attempts[which])
-        if gone:
-            held.attempts -= 1
-            picked.expired.append(held)
+        messages = columns(group.name, read, offsets, times, which, None if attempts is None else attempts[which])
+        if expired:
+            messages.attempts -= 1
+            picked.expired.append(messages)
         else:
-            picked.pieces.append(Piece(read, which, held))
+            picked.pieces.append(Piece(read, which, messages))
             picked.bytes += int(read.heads["len"][which].sum())
     return int((mine & ~late).sum())

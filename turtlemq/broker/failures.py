@@ -1,150 +1,145 @@
-"""How a delivery ends when nobody acknowledged it: again soon, again after a sleep, or among the dead.
+"""Deliveries that end without an ack: the message is retried soon, retried after a sleep, or becomes a dead letter.
 
-Dead letters and long back-offs are somebody else's: `bury` and `resleep` of the Broker store them durably, and only then does
-the journal say that the Broker is done with them. Where the disk has no room for that, the message waits in memory instead.
+A short back-off waits in memory (`Group.retries`). Dead letters and long back-offs are taken over by other stores: callbacks
+store them durably, and only then does the journal say that the Broker is done with them. If the disk is full, the message waits
+in memory instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-from bson.int64 import Int64
 
-from turtlemq.broker import delivery
-from turtlemq.broker.group import Group, Lease, MessageColumns, Waiting
-from turtlemq.broker.journal import pack
+from turtlemq.broker import events
+from turtlemq.broker.group import Group, Lease, MessageColumns, Retry
 from turtlemq.broker.policy import backoff_ms
+from turtlemq.broker.state import BrokerState
 from turtlemq.errors import DiskFull
 from turtlemq.model import I64
 from turtlemq.segment import format as f
 
-if TYPE_CHECKING:
-    from turtlemq.broker.broker import Broker
-
-RAM_BACKOFF_MS = 30_000  # a retry that is further away sleeps through the Index
-RAM_RETRIES_MAX = 50_000  # so do all above this many
-_AT_ONCE = 2_000  # messages that are put to sleep with one sync: each is decoded, and takes 2 kB until then
-FULL_RETRY_MS = 1_000  # what finds no room on the disk comes again so much later
+RAM_BACKOFF_MS = 30_000  # a longer back-off sleeps in the Index
+RAM_RETRIES_MAX = 50_000  # of one group; a retry above this number sleeps in the Index, too
+_SLEEP_BATCH = 2_000  # messages put to sleep with one sync: each is decoded, and takes 2 kB until then
+FULL_RETRY_MS = 1_000  # delay of a message that finds no room on the disk
 LEASE_EXPIRED = "lease expired"
 EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
 class EndedDelivery:
-    """A message that goes back to sleep or to the dead: the document it was, and how far it got."""
+    """A message on its way from the Broker to the Index or to the dead letters."""
 
     group: str
     id: str
     document: f.Document
     attempt: int  # deliveries so far
     error: str
-    when_ms: int  # when it is to come again, or when it died
+    when_ms: int  # the time of its next delivery, or of its death
     due_ms: int  # as the producer asked
-    offset: int  # where in the ready log it was when it left
-    epoch: int  # of the group, then
+    offset: int  # the ready offset that it had
+    epoch: int  # of the group at that moment
 
 
-def fail(
-    broker: Broker, group: Group, lease: Lease, which: I64, delay_ms: int | None, error: str, now_ms: int
-) -> tuple[int, int]:
-    """Deliveries of one lease have failed. Returns how many come again and how many died."""
-    held = lease.messages.pick(which)
-    if error is LEASE_EXPIRED:
-        group.tally.timed_out += len(held)
-    else:
-        group.tally.failed += len(held)
-    dying = held.attempts >= broker.settings.max_attempts
-    when = now_ms + _delays(broker, held, delay_ms)
-    far = when - now_ms > RAM_BACKOFF_MS
-    far[max(0, RAM_RETRIES_MAX - len(group.waiting)) :] = True
-    dead = np.flatnonzero(dying)
-    if len(dead) and not die(broker, group, held.pick(dead), lease.reserved_ms, "dead", error, now_ms):
-        held.attempts[dead] -= 1  # no room for it there: this delivery does not count, so that it dies when there is
-        when[dead], dying = now_ms + FULL_RETRY_MS, np.zeros(len(held), np.bool_)
-        far[dead] = False
-    group.close([(lease, which[dying])])
-    asleep = np.flatnonzero(~dying & far)
-    for some in np.split(asleep, range(_AT_ONCE, len(asleep), _AT_ONCE)):
-        if len(some) and not _sleep(broker, group, held.pick(some), when[some], error, now_ms):
-            far[some] = False
-    group.close([(lease, which[~dying & far])])
-    soon = np.flatnonzero(~dying & ~far)
-    if len(soon):
-        wait(broker, group, held.pick(soon), when[soon], error, now_ms)
-        group.close([(lease, which[soon])])
-    return len(held) - int(dying.sum()), int(dying.sum())
+class Failures:
+    """Ends unacknowledged deliveries. `store_dead` stores dead letters durably and returns how many replaced an older letter;
+    `schedule_retries` puts messages to sleep in the Index durably. Both may raise `DiskFull`."""
 
+    def __init__(
+        self,
+        state: BrokerState,
+        store_dead: Callable[[Sequence[EndedDelivery]], int],
+        schedule_retries: Callable[[Sequence[EndedDelivery]], None],
+    ) -> None:
+        self._state, self._logs = state, state.logs
+        self._store_dead, self._schedule_retries = store_dead, schedule_retries
 
-def _delays(broker: Broker, held: MessageColumns, delay_ms: int | None) -> I64:
-    if delay_ms is not None:
-        return np.full(len(held), delay_ms, np.int64)
-    numbered = zip(held.ids, held.attempts.tolist(), strict=True)
-    return np.array([backoff_ms(broker.settings, id_, attempt) for id_, attempt in numbered], np.int64)
+    def fail(self, group: Group, lease: Lease, which: I64, delay_ms: int | None, error: str, now_ms: int) -> tuple[int, int]:
+        """End deliveries of one lease that failed. `delay_ms`: instead of the back-off. Returns how many messages are retried and
+        how many are dead."""
+        messages = lease.messages.pick(which)
+        if error is LEASE_EXPIRED:
+            group.tally.timed_out += len(messages)
+        else:
+            group.tally.failed += len(messages)
+        dying = messages.attempts >= self._state.settings.max_attempts
+        when = now_ms + self._delays(messages, delay_ms)
+        far = when - now_ms > RAM_BACKOFF_MS
+        far[max(0, RAM_RETRIES_MAX - len(group.retries)) :] = True
+        dead = np.flatnonzero(dying)
+        if len(dead) and not self._bury(group, messages.pick(dead), lease.reserved_ms, events.DEAD, error, now_ms):
+            messages.attempts[dead] -= 1  # the delivery does not count, so that the message dies when there is room
+            when[dead], dying = now_ms + FULL_RETRY_MS, np.zeros(len(messages), np.bool_)
+            far[dead] = False
+        group.close([(lease, which[dying])])
+        sleeping = np.flatnonzero(~dying & far)
+        for some in np.split(sleeping, range(_SLEEP_BATCH, len(sleeping), _SLEEP_BATCH)):
+            if len(some) and not self._sleep(group, messages.pick(some), when[some], error, now_ms):
+                far[some] = False
+        group.close([(lease, which[~dying & far])])
+        soon = np.flatnonzero(~dying & ~far)
+        if len(soon):
+            self.retry(group, messages.pick(soon), when[soon], error, now_ms)
+            group.close([(lease, which[soon])])
+        return len(messages) - int(dying.sum()), int(dying.sum())
 
+    def retry(
+        self, group: Group, messages: MessageColumns, when_ms: I64, error: str, now_ms: int, *, counted: bool = True
+    ) -> None:
+        """Let messages wait in memory until `when_ms`. `counted`: the delivery that ends counts as an attempt."""
+        attempts = messages.attempts + counted
+        self._logs.reserve.append(now_ms, group.name, events.retry(group, messages, attempts, when_ms, error))
+        for offset, at_ms, attempt in zip(messages.offsets.tolist(), when_ms.tolist(), attempts.tolist(), strict=True):
+            group.add_retry(offset, Retry(at_ms, attempt, error))
 
-def _sleep(broker: Broker, group: Group, held: MessageColumns, when: I64, error: str, now_ms: int) -> bool:
-    """A long back-off sleeps through the Index. False: there is no room for it."""
-    broker.secure_leases()
-    try:
-        broker.schedule_retries(ended_deliveries(broker, group, held, error, when.tolist()))
-    except DiskFull:
-        return False
-    fields = {"event": "moved", "epoch": Int64(group.epoch), "offsets": pack(held.offsets), "seqs": pack(held.seqs)}
-    broker.write_or_defer(broker.reserve_log, now_ms, group.name, fields)
-    return True
+    def expire(self, group: Group, messages: MessageColumns, now_ms: int) -> None:
+        """Messages that were not delivered before they expire become dead letters. Required: the journal has a lease of them that
+        ends at once, so that a crash in between loses none."""
+        lease = group.lease(messages, now_ms, now_ms, "")
+        if not self._bury(group, messages, now_ms, events.EXPIRED, EXPIRED, now_ms):
+            self.retry(group, messages, np.full(len(messages), now_ms + FULL_RETRY_MS), EXPIRED, now_ms)
+        group.close([(lease, np.arange(len(messages)))])
 
+    def _delays(self, messages: MessageColumns, delay_ms: int | None) -> I64:
+        if delay_ms is not None:
+            return np.full(len(messages), delay_ms, np.int64)
+        numbered = zip(messages.ids, messages.attempts.tolist(), strict=True)
+        return np.array([backoff_ms(self._state.settings, id_, attempt) for id_, attempt in numbered], np.int64)
 
-def wait(broker: Broker, group: Group, some: MessageColumns, when: I64, error: str, now_ms: int, *, counted: int = 1) -> None:
-    """A short back-off waits in memory. The delivery that ends has `counted`, or has not."""
-    broker.reserve_log.append(
-        now_ms,
-        group.name,
-        {
-            "event": "retry",
-            "epoch": Int64(group.epoch),
-            "offsets": pack(some.offsets),
-            "seqs": pack(some.seqs),
-            "attempts": pack(some.attempts + counted),
-            "when": pack(when),
-            "error": error,
-        },
-    )
-    for offset, at_ms, attempt in zip(some.offsets.tolist(), when.tolist(), some.attempts.tolist(), strict=True):
-        group.wait(offset, Waiting(at_ms, attempt + counted, error))
+    def _sleep(self, group: Group, messages: MessageColumns, when_ms: I64, error: str, now_ms: int) -> bool:
+        """Put messages to sleep in the Index. Returns False, and changes nothing, if the disk is full."""
+        self._logs.secure_leases()
+        try:
+            self._schedule_retries(self._ended(group, messages, error, when_ms.tolist()))
+        except DiskFull:
+            return False
+        self._logs.write_or_defer(self._logs.reserve, now_ms, group.name, events.moved(group, messages))
+        return True
 
+    def _bury(self, group: Group, messages: MessageColumns, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:
+        """Store messages as dead letters. Returns False, and changes nothing, if the disk is full."""
+        self._logs.secure_leases()
+        try:
+            letters = self._ended(group, messages, error, [now_ms] * len(messages))
+            new = len(letters) - self._store_dead(letters)
+        except DiskFull:
+            return False
+        reserved = np.full(len(messages), reserved_ms)
+        self._state.bury(group, messages, reserved, outcome, error, now_ms, replaced=len(messages) - new)
+        return True
 
-def die(broker: Broker, group: Group, held: MessageColumns, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:
-    """They go to the dead letters. False: there is no room for them."""
-    broker.secure_leases()
-    try:
-        letters = ended_deliveries(broker, group, held, error, [now_ms] * len(held))
-        fresh = len(letters) - broker.store_dead(letters)
-    except DiskFull:
-        return False
-    broker.journal_settlement(group, held, np.full(len(held), reserved_ms), outcome, now_ms, error, len(held) - fresh)
-    return True
-
-
-def expire(broker: Broker, group: Group, held: MessageColumns, now_ms: int) -> None:
-    """Messages that were not delivered in time are dead. They stand in a lease that ends at once, so none is lost between."""
-    lease = group.lease(held, now_ms, now_ms, "")
-    if not die(broker, group, held, now_ms, EXPIRED, EXPIRED, now_ms):
-        wait(broker, group, held, np.full(len(held), now_ms + FULL_RETRY_MS), EXPIRED, now_ms)
-    group.close([(lease, np.arange(len(held)))])
-
-
-def ended_deliveries(broker: Broker, group: Group, held: MessageColumns, error: str, when: Sequence[int]) -> list[EndedDelivery]:
-    """Messages with their documents; damaged ones are left out."""
-    order = np.argsort(held.offsets, kind="stable")
-    read, _ = broker.ready.read(held.offsets[order])
-    out = []
-    for k, i in enumerate(order.tolist()):
-        if read.good[k]:
-            found = delivery.document(read, k)
-            attempt, due_ms = int(held.attempts[i]), int(held.due_ms[i])
-            offset = int(held.offsets[i])
-            out.append(EndedDelivery(group.name, held.ids[i], found, attempt, error, when[i], due_ms, offset, group.epoch))
-    return out
+    def _ended(self, group: Group, messages: MessageColumns, error: str, when_ms: Sequence[int]) -> list[EndedDelivery]:
+        """Messages with their documents; damaged ones are left out."""
+        order = np.argsort(messages.offsets, kind="stable")
+        read, _ = self._logs.ready.read(messages.offsets[order])
+        out = []
+        for k, i in enumerate(order.tolist()):
+            if read.good[k]:
+                attempt, due_ms, offset = (int(c[i]) for c in (messages.attempts, messages.due_ms, messages.offsets))
+                original = read.decode(k)
+                out.append(
+                    EndedDelivery(group.name, messages.ids[i], original, attempt, error, when_ms[i], due_ms, offset, group.epoch)
+                )
+        return out

@@ -1,13 +1,15 @@
-"""A consumer group's state, in memory only: cursors into the ready log, leases, and messages that wait to be tried again.
+"""The state of one consumer group, in memory: cursors into the ready log, leases, and retries.
 
-Everything before a cursor that is neither reserved nor waiting is settled, so memory is bounded by what is in flight, however
-long the backlog and however long one message stays unacknowledged. No files, no clock: `broker` writes the journal.
+A message before the cursor that is neither leased nor waits for a retry is settled. So memory is bounded by the messages in
+flight, however long the backlog is and however long one message stays unacknowledged.
+
+No files and no clock: `broker` and `failures` journal each change before they make it here.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import repeat
@@ -25,7 +27,7 @@ _SLOT_MASK = (1 << _SLOT_BITS) - 1
 
 @dataclass(slots=True)
 class MessageColumns:
-    """Messages as columns: what a lease, a settlement or a retry is about."""
+    """Messages as columns, for leases, settlements and retries."""
 
     offsets: I64
     seqs: I64
@@ -35,7 +37,7 @@ class MessageColumns:
     ids: list[str]
 
     def pick(self, which: I64, ids: Sequence[str] | None = None) -> MessageColumns:
-        """Some of them, in that order; `ids`: what they are called, where that is known."""
+        """The rows `which`, in that order. `ids`: their ids, if the caller has them."""
         if len(which) == len(self.ids) and (which == np.arange(len(which))).all():
             return self
         return MessageColumns(
@@ -52,7 +54,7 @@ class MessageColumns:
 
     @staticmethod
     def join(parts: Sequence[MessageColumns]) -> MessageColumns:
-        """All of them, one behind the other."""
+        """The rows of all parts, in order."""
         parts = [part for part in parts if part.ids]
         if len(parts) == 1:
             return parts[0]
@@ -74,159 +76,167 @@ NO_MESSAGES = MessageColumns(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, [
 
 @dataclass(slots=True)
 class Lease:
-    """A batch in a consumer's hands. `open` tells which of its messages are still there."""
+    """Messages that were handed out together, to one consumer and until one moment."""
 
     number: int
     messages: MessageColumns
     reserved_ms: int
     until_ms: int
     consumer: str
-    open: Mask
-    left: int
+    open: Mask  # messages that are still in flight
+    left: int  # how many these are
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A failed or expired message that is to be delivered again."""
+class Retry:
+    """A message that waits in memory for its next delivery."""
 
     when_ms: int
-    attempt: int  # of the next delivery
+    attempt: int  # number of the next delivery
     error: str
 
 
 @dataclass(slots=True)
 class Group:
-    """See the module."""
+    """One consumer group: where its cursors stand, which messages are leased, and which wait for a retry."""
 
     name: str
-    epoch: int = 0  # rises when the group is made or moved: older events say nothing of what it holds now
-    born: int = 0  # the epoch in which it was made: older events are of another group with the same name
+    epoch: int = 0  # number of the event that created or last moved the group: older events say nothing of its messages now
+    born: int = 0  # the epoch in which it was created: older events are of another group with the same name
     moves: list[tuple[int, int]] = field(default_factory=list)  # see `standing.add_move`
-    cursors: dict[int, int] = field(default_factory=dict)  # next offset of each priority
-    credits: dict[int, float] = field(default_factory=dict)
-    leases: dict[int, Lease] = field(default_factory=dict)
-    waiting: dict[int, Waiting] = field(default_factory=dict)  # by offset
+    cursors: dict[int, int] = field(default_factory=dict)  # next offset to fetch, by priority
+    credits: dict[int, float] = field(default_factory=dict)  # see `policy.shares`
+    leases: dict[int, Lease] = field(default_factory=dict)  # by number
+    retries: dict[int, Retry] = field(default_factory=dict)  # by ready offset
     unfetched: int = 0  # messages for this group at and behind its cursors
-    in_flight: int = 0
-    settled: int = 0
-    changed_ms: int = 0
-    seen_ms: int | None = None  # when somebody last asked for messages, in vain or not; None: not since the topic was opened
+    in_flight: int = 0  # messages under a lease
+    settled: int = 0  # messages acknowledged since the group was created
+    changed_ms: int = 0  # the last lease, settlement or move
+    seen_ms: int | None = None  # the last fetch, also one that found nothing; None: none since the topic was opened
     tally: GroupTally = field(default_factory=GroupTally)
-    _deadlines: list[tuple[int, int]] = field(default_factory=list)
-    _retries: list[tuple[int, int]] = field(default_factory=list)
+    _deadlines: list[tuple[int, int]] = field(default_factory=list)  # heap of (end, lease number), some of them closed
+    _retry_times: list[tuple[int, int]] = field(default_factory=list)  # heap of (when, ready offset), some of them outdated
     _next_lease: int = 0
-    _ids: dict[str, int] = field(default_factory=dict)  # see `ids`
-    _whole: dict[str, int] = field(default_factory=dict)  # leases whose ids are not entered there yet, by their first
-    _shared: bool = False  # an id was in two leases at once: requeued from the dead while the group was moved back
+    _slots: dict[str, int] = field(default_factory=dict)  # by id: lease number << _SLOT_BITS | row in that lease
+    _unentered: dict[str, int] = field(default_factory=dict)  # leases whose ids are not in `_slots` yet, by first id
+    _shared: bool = False  # an id was in two leases at once: a requeued dead letter, after the group was moved back
 
     def start(self, offset: int) -> None:
-        """Stand at an offset with nothing in flight."""
+        """Stand at an offset with no lease and no retry."""
         self.cursors = dict.fromkeys((int(level) for level in LEVELS), offset)
-        self.leases, self.waiting, self._ids, self._whole, self._shared = {}, {}, {}, {}, False
-        self._deadlines, self._retries = [], []
+        self.leases, self.retries, self._slots, self._unentered, self._shared = {}, {}, {}, {}, False
+        self._deadlines, self._retry_times = [], []
         self.in_flight = 0
 
     @property
     def ready(self) -> int:
-        """Messages to be delivered, those that wait to be tried again included."""
-        return self.unfetched + len(self.waiting)
+        """Messages to be delivered, retries included."""
+        return self.unfetched + len(self.retries)
+
+    def has_ready(self, now_ms: int) -> bool:
+        """Whether a fetch may find a message. O(1)."""
+        return self.unfetched > 0 or (bool(self.retries) and self.next_retry(now_ms) is None)
 
     @property
     def committed(self) -> int:
-        """Everything before this offset is settled. O(in flight)."""
+        """The offset before which every message is settled. O(in flight)."""
         open_ = [int(lease.messages.offsets[lease.open].min()) for lease in self.leases.values() if lease.left]
-        return min([*self.cursors.values(), *open_, *self.waiting])
+        return min([*self.cursors.values(), *open_, *self.retries])
 
     # Leases
 
-    def lease(self, held: MessageColumns, now_ms: int, until_ms: int, consumer: str) -> Lease:
-        """Put messages into a consumer's hands."""
+    def lease(self, messages: MessageColumns, now_ms: int, until_ms: int, consumer: str) -> Lease:
+        """Lease messages to a consumer. Required: at least one, none of them in flight."""
         number = self._next_lease
         self._next_lease += 1
-        made = Lease(number, held, now_ms, until_ms, consumer, np.ones(len(held), np.bool_), len(held))
+        made = Lease(number, messages, now_ms, until_ms, consumer, np.ones(len(messages), np.bool_), len(messages))
         self.leases[number] = made
-        if held.ids[0] in self._whole:
+        if messages.ids[0] in self._unentered:
             self._enter()
-        self._whole[held.ids[0]] = number
+        self._unentered[messages.ids[0]] = number
         heappush(self._deadlines, (until_ms, number))
-        if len(self._deadlines) > 2 * len(self.leases) + 64:  # most of them have ended
+        if len(self._deadlines) > 2 * len(self.leases) + 64:  # most of them are of closed leases
             self._deadlines = [(lease.until_ms, lease.number) for lease in self.leases.values()]
             heapify(self._deadlines)
-        self.in_flight += len(held)
+        self.in_flight += len(messages)
         return made
 
     @property
-    def ids(self) -> dict[str, int]:
-        """Reserved ids: lease number << 20 | slot."""
+    def reserved_ids(self) -> KeysView[str]:
+        """Ids of the messages in flight."""
         self._enter()
-        return self._ids
+        return self._slots.keys()
+
+    def lease_of(self, id_: str) -> tuple[Lease, int] | None:
+        """The lease that holds an id, and the row of the message in it; None: it is not in flight."""
+        self._enter()
+        slot = self._slots.get(id_)
+        return None if slot is None else (self.leases[slot >> _SLOT_BITS], slot & _SLOT_MASK)
 
     def _enter(self) -> None:
-        """Leases that are acknowledged as they were handed out never come here: that saves a tenth of the work on a message."""
-        for number in self._whole.values():
+        """Enter the ids of new leases into `_slots`. A lease that is acknowledged as it was handed out is closed before that,
+        which saves a tenth of the work on a message."""
+        for number in self._unentered.values():
             ids, first = self.leases[number].messages.ids, number << _SLOT_BITS
-            expected = len(self._ids) + len(ids)
-            self._ids.update(zip(ids, range(first, first + len(ids)), strict=True))
-            self._shared |= len(self._ids) < expected
-        self._whole = {}
+            expected = len(self._slots) + len(ids)
+            self._slots.update(zip(ids, range(first, first + len(ids)), strict=True))
+            self._shared |= len(self._slots) < expected
+        self._unentered = {}
 
-    def whole(self, ids: Sequence[str]) -> tuple[Lease, I64] | None:
-        """The lease that holds just these ids, in this order, if there is one."""
-        number = self._whole.get(ids[0]) if ids else None
+    def whole_lease(self, ids: Sequence[str]) -> tuple[Lease, I64] | None:
+        """The lease that holds exactly these ids, in this order, and its rows; None if there is none."""
+        number = self._unentered.get(ids[0]) if ids else None
         if number is None or self.leases[number].messages.ids != ids:
             return None
         return self.leases[number], np.arange(len(ids))
 
-    def seek(self, ids: Sequence[str]) -> tuple[list[tuple[Lease, I64]], list[str]]:
-        """Which leases hold these ids, and in which slots; and the ids that the group does not hold in reserve."""
+    def locate(self, ids: Sequence[str]) -> tuple[list[tuple[Lease, I64]], list[str]]:
+        """The leases that hold these ids, each with its rows; and the ids that are not in flight, or listed before."""
         if not ids:
             return [], []
-        if (whole := self.whole(ids)) is not None:
+        if (whole := self.whole_lease(ids)) is not None:
             return [whole], []
-        if len(ids) < small_batches.DOCUMENTS and (few := self._seek_few(ids)):
-            return few, []
-        found = np.fromiter(map(self.ids.get, ids, repeat(-1)), np.int64, len(ids))
-        number = int(found[0]) >> _SLOT_BITS
-        if number >= 0 and (found >> _SLOT_BITS == number).all():  # all in one lease, as they were handed out
-            lease, which = self.leases[number], found & _SLOT_MASK
+        self._enter()
+        if len(ids) < small_batches.DOCUMENTS and (rows := self._locate_small(ids)):
+            return rows, []
+        slots = np.fromiter(map(self._slots.get, ids, repeat(-1)), np.int64, len(ids))
+        number = int(slots[0]) >> _SLOT_BITS
+        if number >= 0 and (slots >> _SLOT_BITS == number).all():  # all in one lease, as they were handed out
+            lease, which = self.leases[number], slots & _SLOT_MASK
             seen = np.zeros(len(lease.messages), np.bool_)
             seen[which] = True
             if np.count_nonzero(seen) == len(which):
                 return [(lease, which)], []
         unknown = self._unknown(ids)
-        found = np.unique(found[found >= 0])
-        numbers = found >> _SLOT_BITS
-        return [(self.leases[n], found[numbers == n] & _SLOT_MASK) for n in np.unique(numbers).tolist()], unknown
+        slots = np.unique(slots[slots >= 0])
+        numbers = slots >> _SLOT_BITS
+        return [(self.leases[n], slots[numbers == n] & _SLOT_MASK) for n in np.unique(numbers).tolist()], unknown
 
-    def _seek_few(self, ids: Sequence[str]) -> list[tuple[Lease, I64]]:
-        """The same without arrays, where each id is held, and named once; nothing where it is not so."""
-        found = list(map(self.ids.get, ids, repeat(-1)))
-        if min(found) < 0 or len(set(found)) < len(found):
+    def _locate_small(self, ids: Sequence[str]) -> list[tuple[Lease, I64]]:
+        """`locate` without arrays. Returns [] unless every id is in flight and listed once."""
+        slots = list(map(self._slots.get, ids, repeat(-1)))
+        if min(slots) < 0 or len(set(slots)) < len(slots):
             return []
-        numbers = {number >> _SLOT_BITS for number in found}
+        numbers = {slot >> _SLOT_BITS for slot in slots}
         if len(numbers) == 1:
-            return [(self.leases[numbers.pop()], np.array([number & _SLOT_MASK for number in found]))]
+            return [(self.leases[numbers.pop()], np.array([slot & _SLOT_MASK for slot in slots]))]
         by_lease: dict[int, list[int]] = {}
-        for number in sorted(found):
-            by_lease.setdefault(number >> _SLOT_BITS, []).append(number & _SLOT_MASK)
-        return [(self.leases[number], np.array(slots)) for number, slots in by_lease.items()]
-
-    def slot(self, number: int) -> tuple[Lease, int]:
-        """The lease and the place in it that an entry of `ids` stands for."""
-        return self.leases[number >> _SLOT_BITS], number & _SLOT_MASK
+        for slot in sorted(slots):
+            by_lease.setdefault(slot >> _SLOT_BITS, []).append(slot & _SLOT_MASK)
+        return [(self.leases[number], np.array(rows)) for number, rows in by_lease.items()]
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
         seen: set[str] = set()
         unknown = []
         for id_ in ids:
-            if id_ in seen or id_ not in self.ids:
+            if id_ in seen or id_ not in self._slots:
                 unknown.append(id_)
             seen.add(id_)
         return unknown
 
-    def close(self, taken: Sequence[tuple[Lease, I64]]) -> None:
-        """These are no longer in a consumer's hands."""
-        for lease, which in taken:
+    def close(self, leased: Sequence[tuple[Lease, I64]]) -> None:
+        """End the leases of these messages, given as rows of leases."""
+        for lease, which in leased:
             if len(which):
                 self._drop_ids(lease, which)
             lease.open[which] = False
@@ -236,32 +246,33 @@ class Group:
                 self.leases.pop(lease.number, None)
 
     def _drop_ids(self, lease: Lease, which: I64) -> None:
-        """Forget who holds these ids, unless somebody else has taken one over."""
-        held = lease.messages.ids
-        if len(which) == len(held) and self._whole.get(held[0]) == lease.number:
-            del self._whole[held[0]]
+        """Forget which lease holds these ids, unless another lease has one of them by now."""
+        ids = lease.messages.ids
+        if len(which) == len(ids) and self._unentered.get(ids[0]) == lease.number:
+            del self._unentered[ids[0]]
             return
-        ids = self.ids
-        slot = lease.number << _SLOT_BITS
+        self._enter()
+        slots = self._slots
         if not self._shared:
-            if len(which) == len(held) == len(ids):  # nothing else is in anybody's hands, or it is not entered
-                self._ids = {}
+            if len(which) == len(ids) == len(slots):  # no other message is in flight
+                self._slots = {}
                 return
-            mine = held if len(which) == len(held) else [held[i] for i in which.tolist()]
-            deque(map(ids.__delitem__, mine), maxlen=0)
+            dropped = ids if len(which) == len(ids) else [ids[i] for i in which.tolist()]
+            deque(map(slots.__delitem__, dropped), maxlen=0)
             return
+        first = lease.number << _SLOT_BITS
         for i in which.tolist():
-            if ids.get(held[i]) == slot + i:
-                del ids[held[i]]
+            if slots.get(ids[i]) == first + i:
+                del slots[ids[i]]
 
-    def extend(self, taken: Sequence[tuple[Lease, I64]], until_ms: int) -> None:
-        """Longer leases for these: they move to a lease of their own."""
-        held = MessageColumns.join([lease.messages.pick(which) for lease, which in taken])
-        self.close(taken)
-        self.lease(held, taken[0][0].reserved_ms, until_ms, taken[0][0].consumer)
+    def extend(self, leased: Sequence[tuple[Lease, I64]], until_ms: int) -> None:
+        """Move these messages to a new lease that ends later."""
+        messages = MessageColumns.join([lease.messages.pick(which) for lease, which in leased])
+        self.close(leased)
+        self.lease(messages, leased[0][0].reserved_ms, until_ms, leased[0][0].consumer)
 
-    def expired(self, now_ms: int) -> list[Lease]:
-        """Leases that have run out, oldest first. They stay until they are closed."""
+    def expired_leases(self, now_ms: int) -> list[Lease]:
+        """Leases that have ended, oldest first. They stay until they are closed."""
         due = self.next_deadline()
         if due is None or due > now_ms:
             return []
@@ -269,7 +280,7 @@ class Group:
         return sorted(out, key=lambda lease: (lease.until_ms, lease.number))
 
     def next_deadline(self) -> int | None:
-        """When the next lease may run out."""
+        """When the next lease ends, at the earliest."""
         while self._deadlines and not self._is_open(self._deadlines[0][1]):
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -280,41 +291,41 @@ class Group:
 
     # Retries
 
-    def wait(self, offset: int, waiting: Waiting) -> None:
-        """A message is to come again."""
-        self.waiting[offset] = waiting
-        heappush(self._retries, (waiting.when_ms, offset))
+    def add_retry(self, offset: int, retry: Retry) -> None:
+        """Deliver the message at a ready offset again when its back-off is over."""
+        self.retries[offset] = retry
+        heappush(self._retry_times, (retry.when_ms, offset))
 
     def has_due_retries(self, now_ms: int) -> bool:
-        """Is a back-off over? Perhaps of a message that waits no more."""
-        return bool(self._retries) and self._retries[0][0] <= now_ms
+        """Whether a back-off is over. May be true for a retry that is gone."""
+        return bool(self._retry_times) and self._retry_times[0][0] <= now_ms
 
-    def due_retries(self, now_ms: int, count: int) -> list[tuple[int, Waiting]]:
-        """Messages whose back-off is over, oldest first. They wait on until `wait_no_more`."""
-        found: dict[int, Waiting] = {}
-        while self._retries and self._retries[0][0] <= now_ms and len(found) < count:
-            when, offset = heappop(self._retries)
-            waiting = self.waiting.get(offset)
-            if waiting is not None and waiting.when_ms == when:
-                found[offset] = waiting
-        return sorted(found.items())
+    def take_due_retries(self, now_ms: int, count: int) -> list[tuple[int, Retry]]:
+        """Up to `count` retries whose back-off is over, by offset. The caller ends with `remove_retries` or `return_retries`."""
+        due: dict[int, Retry] = {}
+        while self._retry_times and self._retry_times[0][0] <= now_ms and len(due) < count:
+            when, offset = heappop(self._retry_times)
+            retry = self.retries.get(offset)
+            if retry is not None and retry.when_ms == when:
+                due[offset] = retry
+        return sorted(due.items())
 
-    def put_back(self, retries: Sequence[tuple[int, Waiting]]) -> None:
-        """What `due_retries` gave was not delivered after all."""
-        for offset, waiting in retries:
-            heappush(self._retries, (waiting.when_ms, offset))
+    def return_retries(self, retries: Sequence[tuple[int, Retry]]) -> None:
+        """Retries that `take_due_retries` gave were not delivered: they stay due."""
+        for offset, retry in retries:
+            heappush(self._retry_times, (retry.when_ms, offset))
 
-    def wait_no_more(self, retries: Sequence[tuple[int, Waiting]]) -> None:
-        """These were delivered."""
+    def remove_retries(self, retries: Sequence[tuple[int, Retry]]) -> None:
+        """Retries that `take_due_retries` gave were delivered."""
         for offset, _ in retries:
-            del self.waiting[offset]
+            del self.retries[offset]
 
     def next_retry(self, now_ms: int) -> int | None:
-        """When the next back-off is over, if the first one is not over yet."""
-        while self._retries and not self._still_waits(*self._retries[0]):
-            heappop(self._retries)
-        return self._retries[0][0] if self._retries and self._retries[0][0] > now_ms else None
+        """When the next back-off is over; None if the first one is over already, or there is none."""
+        while self._retry_times and not self._is_waiting(*self._retry_times[0]):
+            heappop(self._retry_times)
+        return self._retry_times[0][0] if self._retry_times and self._retry_times[0][0] > now_ms else None
 
-    def _still_waits(self, when_ms: int, offset: int) -> bool:
-        waiting = self.waiting.get(offset)
-        return waiting is not None and waiting.when_ms == when_ms
+    def _is_waiting(self, when_ms: int, offset: int) -> bool:
+        retry = self.retries.get(offset)
+        return retry is not None and retry.when_ms == when_ms

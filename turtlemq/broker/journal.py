@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import bson
-import numpy as np
 
+from turtlemq.broker import events
 from turtlemq.broker.policy import Extent
 from turtlemq.errors import Corrupt, DiskFull
 from turtlemq.model import I64, Damage
@@ -24,7 +24,6 @@ from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-_NUMBERS = np.dtype("<i8")
 _BARE_BYTES = 300  # of a document beside its body: a group's name has at most 200
 
 
@@ -37,9 +36,9 @@ class Event:
     group: str
     fields: dict[str, Any]
 
-    def array(self, name: str, dtype: str = "<i8") -> I64:
-        """A packed column."""
-        return np.frombuffer(self.fields[name], dtype=dtype).astype(np.int64)
+    def array(self, name: str) -> I64:
+        """A packed column of numbers."""
+        return events.unpack(self.fields[name])
 
 
 def _event(raw: memoryview) -> Event | None:
@@ -50,11 +49,6 @@ def _event(raw: memoryview) -> Event | None:
     except bson.errors.InvalidBSON:
         return None
     return Event(document.seq, document.due_ms, document.id, fields) if "event" in fields else None
-
-
-def pack(values: I64 | list[int]) -> bytes:
-    """A column of numbers as bytes."""
-    return np.asarray(values, _NUMBERS).tobytes()
 
 
 class Journal(log.Stoppable):
@@ -237,11 +231,11 @@ class Journal(log.Stoppable):
     def note_state(self) -> None:
         """Write where everything stands, so that nothing before it need be replayed."""
         assert self.state is not None, "only for a journal that keeps one"
-        self.append(0, "", {"event": "state", "state": self.state()})
+        self.append(0, "", events.state(self.state()))
 
     def roll(self, at_ms: int) -> None:
         """Begin a new file; whoever keeps a state has it written there first."""
-        state = bson.encode({"event": "state", "state": self.state()}) if self.state is not None and self.bases else None
+        state = bson.encode(events.state(self.state())) if self.state is not None and self.bases else None
         self.sync()
         base = self.bases[-1] + self.size if self.bases else 0
         fd = log.create(self.door, self._path(base), f.FileHeader(self.kind, self.topic, base))

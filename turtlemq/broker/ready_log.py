@@ -251,7 +251,7 @@ class ReadyLog(log.Stoppable):
         joined = log.Documents(b"".join(buffers), np.concatenate(starts), np.concatenate(heads), np.concatenate(good))
         return joined, np.concatenate(times)
 
-    def few(self, first: int, last: int) -> list[tuple[bytes, int]] | None:
+    def read_small(self, first: int, last: int) -> list[tuple[bytes, int]] | None:
         """`read` for a few documents that came last, without arrays: each in [first, last), and when it became ready. None: they
         are too far back, too large, or damaged."""
         found = self.recent.find(first, last)
@@ -293,7 +293,7 @@ class ReadyLog(log.Stoppable):
             if (damage.file, damage.position) not in known:
                 self.damage.append(damage)
 
-    def unpassed(self, offsets: I64, cursors: Sequence[int]) -> int:
+    def count_unpassed(self, offsets: I64, cursors: Sequence[int]) -> int:
         """How many of these rising offsets the cursors of a group, one for each level, have not passed."""
         ahead = offsets[np.searchsorted(offsets, min(cursors)) :]
         if not len(ahead):
@@ -315,7 +315,7 @@ class ReadyLog(log.Stoppable):
         return self.next_offset - self.tail.count + self.tail.rank(ready_ms)
 
     @repairing
-    def special(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
+    def restricted(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
         """How many documents of [first, last) not every group sees, without cancelled ones, and the offsets of those that are one
         group's own."""
         count, mine, wanted = 0, [np.empty(0, np.int64)], np.uint64(owner(name.encode()))
@@ -338,7 +338,7 @@ class ReadyLog(log.Stoppable):
         return count, np.sort(np.concatenate(mine))
 
     @repairing
-    def foreign(self, first: int, last: int, name: str) -> I64:
+    def restricted_for_others(self, first: int, last: int, name: str) -> I64:
         """Offsets in [first, last) of documents that a group does not see, as they were when they were written."""
         wanted, found = np.uint64(owner(name.encode())), [np.empty(0, np.int64)]
         tail = self.tail.rows(0, self.tail.count)

@@ -1,78 +1,84 @@
-"""Retention: only what every group has settled is removed, and only when it is old enough or too much. Decided by `policy`."""
+"""Retention: removes files of the three logs, and idle groups. `policy.droppable` decides which files.
+
+A file of the ready log goes only if every group has settled all of it. Journals may lose their oldest files at any time, since a
+new file of the reserve journal begins with a checkpoint.
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from turtlemq.broker import save
-from turtlemq.broker.broker import Broker
 from turtlemq.broker.policy import Extent, droppable
+from turtlemq.broker.save import save
+from turtlemq.broker.state import BrokerState
 from turtlemq.errors import DiskFull
 
 
-def keep_house(broker: Broker, now_ms: int) -> int:
-    """Forget groups that nobody uses any more, and remove files that nobody needs. Returns how many things went."""
-    count = _forget_groups(broker, now_ms)
-    total = sum(segment.size for segment in broker.ready.segments) + broker.reserve_log.bytes_total + broker.history.bytes_total
-    settled = min((group.committed for group in broker.groups.values()), default=0)
-    dropped = droppable(_ready_extents(broker, settled), broker.settings, now_ms, total)
+def retain(state: BrokerState, now_ms: int) -> int:
+    """Delete idle groups, and remove files that are settled and too old or too many. Returns how many were deleted."""
+    count = _forget_groups(state, now_ms)
+    ready, total = state.logs.ready, state.logs.bytes_total
+    settled = min((group.committed for group in state.groups.values()), default=0)
+    dropped = droppable(_ready_extents(state, settled), state.settings, now_ms, total)
     for _ in range(dropped):
-        total -= broker.ready.segments[0].size
-        broker.ready.drop_first()
+        total -= ready.segments[0].size
+        ready.drop_first()
     if dropped:
-        broker.forget_cancelled()
-        _note_state(broker)
-    return count + dropped + _drop_journals(broker, now_ms, total)
+        state.visibility.forget_removed()
+        _note_state(state)
+    return count + dropped + _drop_journals(state, now_ms, total)
 
 
-def may_go(broker: Broker) -> bool:
-    """Is there anything that grows too old by itself? The newest file of each log always stays."""
-    logs = (broker.ready.segments, broker.reserve_log.bases, broker.history.bases)
-    return any(len(files) > 1 for files in logs) or bool(broker.settings.group_expire_hours and broker.groups)
+def may_retain(state: BrokerState) -> bool:
+    """Whether time alone can give `retain` work. The newest file of each log always stays."""
+    logs = state.logs
+    files = (logs.ready.segments, logs.reserve.bases, logs.history.bases)
+    return any(len(some) > 1 for some in files) or bool(state.settings.group_expire_hours and state.groups)
 
 
-def _note_state(broker: Broker) -> None:
-    """What the removed files had to tell must not have to be found out from journals alone."""
+def _note_state(state: BrokerState) -> None:
+    """Write a checkpoint into the journal: recovery from the journals alone could not read the removed documents any more."""
     try:
-        broker.reserve_log.note_state()
+        state.logs.reserve.note_state()
     except DiskFull:
-        return  # the checkpoint has it
+        return  # the file `offset` has it
 
 
-def _drop_journals(broker: Broker, now_ms: int, total: int) -> int:
-    """A new file of the reserve journal says where everything stands, so that nothing before it is needed."""
-    old = sum(droppable(journal.extents(), broker.settings, now_ms, total) for journal in (broker.reserve_log, broker.history))
-    if not old:
+def _drop_journals(state: BrokerState, now_ms: int, total: int) -> int:
+    """Remove old files of the journals, after a new file that begins with a checkpoint. Returns how many."""
+    journals, settings = state.logs.journals, state.settings
+    if not any(droppable(journal.extents(), settings, now_ms, total) for journal in journals):
         return 0
-    broker.reserve_log.roll(now_ms)
-    save.save(broker, broker.ready.folder)
+    state.logs.reserve.roll(now_ms)
+    save(state)
     count = 0
-    for journal in (broker.reserve_log, broker.history):
-        for _ in range(droppable(journal.extents(), broker.settings, now_ms, total)):
+    for journal in journals:
+        for _ in range(droppable(journal.extents(), settings, now_ms, total)):
             total -= journal.drop_first()
             count += 1
     return count
 
 
-def _forget_groups(broker: Broker, now_ms: int) -> int:
-    hours = broker.settings.group_expire_hours
+def _forget_groups(state: BrokerState, now_ms: int) -> int:
+    hours = state.settings.group_expire_hours
     if not hours:
         return 0
-    for group in broker.groups.values():
+    groups = state.groups.values()
+    for group in groups:
         if group.seen_ms is None:
-            group.seen_ms = now_ms  # nobody can have asked while the topic was closed
+            group.seen_ms = now_ms  # no fetch was possible while the topic was closed
     limit_ms = now_ms - hours * 3_600_000
-    idle = [g.name for g in broker.groups.values() if not g.in_flight and max(g.changed_ms, g.seen_ms or 0) < limit_ms]
+    idle = [group.name for group in groups if not group.in_flight and max(group.changed_ms, group.seen_ms or 0) < limit_ms]
     for name in idle:
-        broker.forget(name, now_ms)
+        state.forget_group(name, now_ms)
     return len(idle)
 
 
-def _ready_extents(broker: Broker, settled: int) -> list[Extent]:
+def _ready_extents(state: BrokerState, settled: int) -> list[Extent]:
+    ready = state.logs.ready
     extents = []
-    segments = broker.ready.segments
-    for segment, following in pairwise(segments):
-        extents.append(Extent(segment.size, broker.ready.newest_ms(segment), following.first_offset <= settled))
-    if segments:
-        extents.append(Extent(segments[-1].size, 0, False))
+    for segment, following in pairwise(ready.segments):
+        extents.append(Extent(segment.size, ready.newest_ms(segment), following.first_offset <= settled))
+    if ready.segments:
+        extents.append(Extent(ready.segments[-1].size, 0, False))
     return extents

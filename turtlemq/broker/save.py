@@ -1,4 +1,4 @@
-"""Saving a checkpoint of a Broker: sync its files, then replace the file `offset`. What the file holds is in `checkpoint`.
+"""Saving a checkpoint of a Broker: sync its logs, then replace the file `offset`. What the file holds is in `checkpoint`.
 
 A checkpoint must never run ahead of its data, so the syncs come first, and a failed sync leaves the old file in place.
 """
@@ -12,40 +12,40 @@ from typing import Any
 from bson.int64 import Int64
 
 from turtlemq.broker import checkpoint as c
-from turtlemq.broker.broker import Broker
+from turtlemq.broker.logs import Logs
 from turtlemq.broker.ready_recover import Clean
+from turtlemq.broker.state import BrokerState
 from turtlemq.model import Progress
 from turtlemq.segment import format as f
 from turtlemq.storage.door import Door
 
 
-def clean_mark(broker: Broker) -> dict[str, Any]:
-    """Where the files end, for the clean-shutdown mark."""
-    ends = {journal.kind: [Int64(at) for at in journal.position] for journal in (broker.reserve_log, broker.history)}
-    return {"ready": Clean.of(broker.ready), **ends}
+def clean_mark(logs: Logs) -> dict[str, Any]:
+    """The entry of the clean-shutdown mark: where the files end."""
+    ends = {journal.kind: [Int64(at) for at in journal.position] for journal in logs.journals}
+    return {"ready": Clean.of(logs.ready), **ends}
 
 
-def state(broker: Broker) -> dict[str, Any]:
-    """What a file of the reserve journal begins with: a checkpoint. Like any, it must not run ahead of its data."""
-    broker.ready.sync()
-    broker.history.sync()
-    return c.encode(_checkpoint(broker), broker.groups)
+def state_for_journal(state: BrokerState) -> dict[str, Any]:
+    """A checkpoint for the reserve journal, after a sync of the logs that it speaks of."""
+    state.logs.ready.sync()
+    state.logs.history.sync()
+    return _encode(state)
 
 
 @dataclass(slots=True)
 class Save:
-    """A checkpoint on its way to the disk, by whatever thread: files to sync, then the checkpoint of the moment when it was made.
-    It must never run ahead of its data."""
+    """A checkpoint on its way to the disk: `run` may be called on any thread, while the Broker goes on."""
 
     path: Path
     data: bytes
-    syncs: list[tuple[str, int, Path]]  # kind, a descriptor of its own, file
-    ready: tuple[Progress, int]
-    numbers: tuple[int, int]
-    failed: dict[str, OSError] = field(default_factory=dict)
+    syncs: list[tuple[str, int, Path]]  # kind of log, a descriptor for this sync only, file
+    ready: tuple[Progress, int]  # of the ready log, when the checkpoint was made
+    numbers: tuple[int, int]  # of the next events, then
+    failed: dict[str, OSError] = field(default_factory=dict)  # by kind of log
 
     def run(self, door: Door) -> None:
-        """Touches nothing but files."""
+        """Sync the logs, then replace the checkpoint file. Touches nothing but files."""
         for kind, fd, path in self.syncs:
             try:
                 if not self.failed:
@@ -58,46 +58,49 @@ class Save:
             door.replace(self.path, self.data)
 
 
-def begin_save(broker: Broker, folder: Path) -> Save:
-    """Where everything stands now. `Save.run` may take its time; then `end_save`."""
-    logs = (broker.ready, broker.reserve_log, broker.history)
-    for log in logs:
+def begin_save(state: BrokerState) -> Save:
+    """A checkpoint of this moment. `Save.run` writes it; then call `end_save`."""
+    logs = state.logs
+    for log in logs.all:
         log.refuse_if_stopped()
-    data = f.encode_checked({"topic": broker.ready.topic, **c.encode(_checkpoint(broker), broker.groups)})
-    syncs = [(log.kind, *unsynced) for log in logs if (unsynced := log.unsynced()) is not None]
-    numbers = (broker.reserve_log.number, broker.history.number)
-    broker.note_saved()
-    return Save(folder / c.FILE, data, syncs, (broker.ready.progress, broker.ready.next_offset), numbers)
+    data = f.encode_checked({"topic": logs.ready.topic, **_encode(state)})
+    syncs = [(log.kind, *unsynced) for log in logs.all if (unsynced := log.unsynced()) is not None]
+    numbers = (logs.reserve.number, logs.history.number)
+    logs.note_saved()
+    return Save(logs.ready.folder / c.FILE, data, syncs, (logs.ready.progress, logs.ready.next_offset), numbers)
 
 
-def end_save(broker: Broker, done: Save) -> None:
-    """What was unsynced then is durable now. Raises if a sync failed: then that log is not written any more."""
-    for log in (broker.ready, broker.reserve_log, broker.history):
+def end_save(state: BrokerState, done: Save) -> None:
+    """Note what a save has made durable. Raises if a sync failed: that log accepts no more writes."""
+    logs = state.logs
+    for log in logs.all:
         if log.kind in done.failed:
             raise log.stop(done.failed[log.kind])
-    broker.ready.synced(*done.ready)
-    for journal, number in zip((broker.reserve_log, broker.history), done.numbers, strict=True):
+    logs.ready.synced(*done.ready)
+    for journal, number in zip(logs.journals, done.numbers, strict=True):
         journal.synced(number)
 
 
-def save(broker: Broker, folder: Path) -> None:
-    """All of it at once."""
-    saving = begin_save(broker, folder)
-    saving.run(broker.ready.door)
-    end_save(broker, saving)
+def save(state: BrokerState) -> None:
+    """Write a checkpoint at once."""
+    saving = begin_save(state)
+    saving.run(state.logs.ready.door)
+    end_save(state, saving)
 
 
-def _checkpoint(broker: Broker) -> c.Checkpoint:
-    return c.Checkpoint(
-        reserve=broker.reserve_log.position,
-        history=broker.history.position,
-        numbers=(broker.reserve_log.number, broker.history.number),
-        ready_offset=broker.ready.next_offset,
-        newest_seq=broker.newest_seq(),
-        levels=broker.levels,
-        specials=broker.specials,
-        notices=broker.notices,
-        cancelled=broker.cancelled,
-        cancelled_retries=broker.cancelled_retries,
-        dead_counts=broker.dead_counts,
+def _encode(state: BrokerState) -> dict[str, Any]:
+    logs, visibility = state.logs, state.visibility
+    checkpoint = c.Checkpoint(
+        reserve=logs.reserve.position,
+        history=logs.history.position,
+        numbers=(logs.reserve.number, logs.history.number),
+        ready_offset=logs.ready.next_offset,
+        newest_seq=state.newest_seq(),
+        has_priorities=visibility.has_priorities,
+        has_restricted=visibility.has_restricted,
+        notices=visibility.notices,
+        cancelled=visibility.cancelled,
+        cancelled_retries=visibility.cancelled_retries,
+        dead_counts=state.dead_counts,
     )
+    return c.encode(checkpoint, state.groups)

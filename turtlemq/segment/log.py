@@ -33,6 +33,11 @@ class Documents:
     heads: np.ndarray[Any, np.dtype[Any]]
     good: Mask
 
+    def decode(self, i: int) -> f.Document:
+        """The `i`-th document. Required: it is good."""
+        at = int(self.starts[i])
+        return f.decode(memoryview(self.buffer)[at : at + int(self.heads["len"][i])])
+
 
 def create(door: Door, path: Path, header: f.FileHeader) -> int:
     """A new segment with its header, durable with its name. Returns the descriptor to write to."""

@@ -10,7 +10,7 @@ so is left behind by it. After a checkpoint, the Index may drop the documents th
 
 from __future__ import annotations
 
-from turtlemq.broker.save import Save, begin_save, end_save
+from turtlemq.broker.save import Save
 from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.workers import Inline, Job, Worker
@@ -86,7 +86,7 @@ class Checkpoints:
 
     def _begin(self, worker: Worker) -> None:
         self._stores.remove_superseded()
-        save = begin_save(self._stores.broker, self._stores.folder)
+        save = self._stores.broker.begin_save()
         self._due_ms = None
         self._saving = save, worker.submit(save.run, self._stores.door.fresh())
 
@@ -102,11 +102,11 @@ class Checkpoints:
         stores = self._stores
         try:
             job.result()
-            end_save(stores.broker, save)
+            stores.broker.end_save(save)
         except BaseException:
             self._due_ms = 0  # overdue until there is room, or for good
             raise
-        stores.index.release(stores.broker.ready.durable)
+        stores.index.release(stores.broker.durable_progress)
         stores.index.rest()
         stores.dead_letters.index.rest()
 
@@ -139,6 +139,6 @@ class Checkpoints:
     def retry_recovered(self) -> None:
         """Write an odd state of recovery that is not on the disk yet. Required before each handoff."""
         if self._recovered_unsaved:
-            self._stores.broker.reserve_log.note_state()
+            self._stores.broker.note_state()
             self.write()
             self._recovered_unsaved = False

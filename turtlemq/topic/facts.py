@@ -70,7 +70,7 @@ def state(stores: Stores, id_: str, gathered: Gathered, cancelled: bool, standin
 def traces(stores: Stores, ids: Sequence[str]) -> dict[str, int]:
     """Facts over all groups about ids whose own document is not in the ready log; only ids with a fact are listed. 0.7 µs for
     each id and group."""
-    found = {id_: standing.RETAINED for _, id_ in broker_facts.valid_retries(stores.broker, ids)}
+    found = {id_: standing.RETAINED for _, id_ in stores.broker.ready.valid_retries(ids)}
     for _, id_ in retries.sleeping(stores, ids):
         found[id_] = found.get(id_, 0) | standing.ASLEEP
     for _, id_ in dead_letters(stores, ids):

@@ -38,7 +38,7 @@ class Handoff:
         due = index.due(now_ms, count_max=SLICE_MESSAGES, bytes_max=room)
         if due is None:
             return None
-        fresh = self._not_handed_off(due) if len(due) and broker.ready.damage else due
+        fresh = self._not_handed_off(due) if len(due) and broker.ready.is_damaged else due
         if len(fresh):
             if len(fresh.raw) > room < SLICE_BYTES:  # `due` gives one message at least
                 raise DiskFull

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from turtlemq.broker import delivery
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.browse import LIMIT_MAX, PAGE_BYTES
 from turtlemq.lifecycle import STATES
@@ -86,7 +85,7 @@ def _browse_ready(
         at += len(read.starts)
         due, own = read.heads["due"], (read.heads["flags"] & f.META) != 0  # the due time of a retry is not that of its message
         chosen = np.flatnonzero(read.good & (own | ((due >= from_ms) & (due <= to_ms)))).tolist()
-        for offset, view in _views(stores, {int(offsets[i]): delivery.document(read, i) for i in chosen}, first):
+        for offset, view in _views(stores, {int(offsets[i]): read.decode(i) for i in chosen}, first):
             if view.state == state and from_ms <= view.due_ms <= to_ms:
                 page.append(view)
                 if len(page) == limit:
@@ -120,6 +119,6 @@ def _views(stores: Stores, documents: dict[int, f.Document], first: int) -> Iter
         if places.get(id_) != offset:
             continue
         own = gathered.located.documents.get(id_, -1)
-        cancelled = own in stores.broker.cancelled or bool(document.flags & f.NOTICE)
+        cancelled = stores.broker.ready.is_cancelled_ready(own) or bool(document.flags & f.NOTICE)
         standings = facts.standings(stores, id_, gathered, cancelled)
         yield offset, view_of(document, facts.state(stores, id_, gathered, cancelled, standings))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from turtlemq.broker.retention import keep_house, may_go
 from turtlemq.errors import DiskFull
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.storage.workers import Job, Worker
@@ -81,7 +80,7 @@ class Retention:
     @property
     def has_work(self) -> bool:
         """Is there anything that grows too old by itself?"""
-        return bool(self._stores.broker.dead_counts.total()) or may_go(self._stores.broker)
+        return self._stores.broker.dead_total > 0 or self._stores.broker.may_retain
 
     def run_if_due(self, now_ms: int) -> None:
         if not now_ms < self.due_ms <= now_ms + RETENTION_MS:
@@ -93,7 +92,7 @@ class Retention:
         self._checkpoints.finish()
         if self._checkpoints.is_needed:
             self._checkpoints.write()
-        removed = keep_house(self._stores.broker, now_ms)
+        removed = self._stores.broker.retain(now_ms)
         dead_letters = self._stores.dead_letters
         letters = dead_letters.too_many(now_ms)
         if letters:

@@ -11,7 +11,6 @@ from itertools import islice
 
 import numpy as np
 
-from turtlemq.broker import delivery
 from turtlemq.message_fields import StoredFields, optional_of
 from turtlemq.segment import format as f
 from turtlemq.standing import shown
@@ -87,7 +86,7 @@ def message(stores: Stores, id_: str) -> MessageView | None:
     read, times = stores.broker.ready.read(np.array([offset]))
     if not read.good[0]:
         return None
-    document, became_ready_ms = delivery.document(read, 0), int(times[0])
+    document, became_ready_ms = read.decode(0), int(times[0])
     view = view_of(document, "")
     if document.flags & f.NOTICE:
         view.state, view.timeline = "cancelled", [Moment(became_ready_ms, "cancelled")]
@@ -103,13 +102,13 @@ def _left_document(stores: Stores, gathered: Gathered) -> f.Document | None:
     for offset in gathered.located.retries.values():
         read, _ = stores.broker.ready.read(np.array([offset]))
         if read.good[0]:
-            return delivery.document(read, 0)
+            return read.decode(0)
     return next(iter(gathered.letters.values()), None)
 
 
 def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int | None) -> MessageView:
     """Add the state in every group and over all of them. `offset`: of the message in the ready log, if it is there."""
-    cancelled = offset is not None and offset in stores.broker.cancelled
+    cancelled = offset is not None and stores.broker.ready.is_cancelled_ready(offset)
     standings = facts.standings(stores, view.id, gathered, cancelled)
     view.state = facts.state(stores, view.id, gathered, cancelled, standings)
     for name, standing in standings.items():
@@ -127,8 +126,9 @@ def _details(
 ) -> dict[str, object]:
     """The details of a state in a group. Adds to the timeline of the view."""
     if state == "reserve":
-        group = stores.broker.groups[name]
-        lease, i = group.slot(group.ids[view.id])
+        leased = stores.broker.groups[name].lease_of(view.id)
+        assert leased is not None, "that is how the state was decided"
+        lease, i = leased
         view.timeline.append(Moment(lease.reserved_ms, "reserved", name, lease.consumer))
         attempt = int(lease.messages.attempts[i])
         return {"attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
@@ -146,7 +146,7 @@ def _details(
 def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) -> dict[str, object]:
     """Details of a message that is ready, at one of these offsets."""
     for offset in offsets:
-        waiting = None if offset is None else stores.broker.groups[name].waiting.get(offset)
+        waiting = None if offset is None else stores.broker.groups[name].retries.get(offset)
         if waiting is not None:
             return {"attempt": waiting.attempt - 1, "due_ms": waiting.when_ms, "error": waiting.error}
     return {"attempt": 0}
@@ -155,7 +155,7 @@ def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) 
 def _settled(stores: Stores, name: str, view: MessageView) -> dict[str, object]:
     """How a group settled the message, if the event is among the newest of the history."""
     mark = f"\0{view.id}\0".encode()
-    for event in islice(stores.broker.history.events(), _EVENTS_MAX):
+    for event in islice(stores.broker.history_events(), _EVENTS_MAX):
         if event.group != name or event.fields["event"] != "settle" or mark not in b"\0" + event.fields["ids"] + b"\0":
             continue
         i = event.fields["ids"].decode().split("\0").index(view.id)
@@ -167,7 +167,7 @@ def _settled(stores: Stores, name: str, view: MessageView) -> dict[str, object]:
 
 def _cancellation(stores: Stores, offset: int) -> list[Moment]:
     """When the message at a ready offset was cancelled."""
-    for event in islice(stores.broker.history.events(), _EVENTS_MAX):
+    for event in islice(stores.broker.history_events(), _EVENTS_MAX):
         if event.fields["event"] == "cancel" and offset in event.array("offsets"):
             return [Moment(event.at_ms, "cancelled")]
     return []

@@ -139,4 +139,4 @@ def _note_removal(
 def _undo_removal(stores: Stores, noted: dict[str, list[DeadRemoval]], now_ms: int) -> None:
     """Journal that letters stay after all."""
     for group, of_group in noted.items():
-        stores.broker.note_dead_removed(group, of_group, now_ms, stay=True)
+        stores.broker.note_dead_removed(group, of_group, now_ms, withdrawn=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turtlemq.broker.delivery import void
 from turtlemq.broker.group import Group
+from turtlemq.broker.visibility import is_void
 from turtlemq.segment import format as f
 from turtlemq.topic.stores import Stores
 
@@ -20,7 +20,7 @@ def sleeping(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.Docu
         (group.name, id_): document
         for group in stores.broker.groups.values()
         for id_, document in sleeping_for(stores, group, ids).items()
-        if not void(group, document)
+        if not is_void(group, document)
     }
 
 
@@ -37,4 +37,4 @@ def sleeping_for(stores: Stores, group: Group, ids: Sequence[str], after_seq: in
 def is_valid(stores: Stores, retry: f.Document) -> bool:
     """Will the group of a sleeping retry get it?"""
     group = stores.broker.groups.get(retry.id.partition("/")[0])
-    return group is not None and not void(group, retry)
+    return group is not None and not is_void(group, retry)

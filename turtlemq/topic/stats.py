@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from turtlemq.topic.stores import Stores
 
 
@@ -65,22 +63,18 @@ class GroupStats:
 def topic_stats(stores: Stores, oldest: bool = True) -> TopicStats:
     """Figures of a topic, exact. O(segments + groups). `oldest=False` leaves out the time of the oldest ready message, which is
     read from its file and costs four times as much as all the rest."""
-    index, broker = stores.index.stats(), stores.broker
-    groups = broker.groups.values()
-    waiting = sum(group.ready for group in groups) if groups else broker.unclaimed
-    logs = sum(segment.size for segment in broker.ready.segments) + broker.reserve_log.bytes_total + broker.history.bytes_total
-    dead = stores.dead_letters.index.stats()
+    index, dead, broker = stores.index.stats(), stores.dead_letters.index.stats(), stores.broker.stats()
     return TopicStats(
         sleep=index.sleep,
-        ready=waiting,
-        reserve=sum(group.in_flight for group in groups),
-        history=sum(group.settled for group in groups),
+        ready=broker.ready,
+        reserve=broker.reserve,
+        history=broker.history,
         dead=dead.sleep,
-        cancelled=broker.notices + len(broker.cancelled) - len(broker.cancelled_retries),
-        bytes=index.bytes + logs + dead.bytes,
-        segments=index.segments + len(broker.ready.segments),
+        cancelled=broker.cancelled,
+        bytes=index.bytes + broker.bytes + dead.bytes,
+        segments=index.segments + broker.segments,
         live_ratio=index.live_ratio,
-        oldest_ready_ms=_oldest_ready(stores) if oldest and waiting else None,
+        oldest_ready_ms=stores.broker.oldest_ready_ms() if oldest and broker.ready else None,
         next_due_ms=index.next_due_ms,
         damaged=len(stores.damage()),
     )
@@ -93,7 +87,7 @@ def topic_totals(stores: Stores) -> TopicTotals:
         produced=counters.appended,
         duplicates=counters.duplicates,
         rescheduled=counters.rescheduled,
-        cancelled=counters.cancelled + stores.broker.cancels,
+        cancelled=counters.cancelled + stores.broker.cancel_count,
         handed_off=counters.handed_off,
         retried=counters.retried,
         moved=counters.moved,
@@ -103,16 +97,6 @@ def topic_totals(stores: Stores) -> TopicTotals:
         dead_requeued=dead_letters.requeued,
         dead_dropped=dead_letters.dropped,
     )
-
-
-def _oldest_ready(stores: Stores) -> int | None:
-    """When the oldest message that a group has not fetched became ready."""
-    ready = stores.broker.ready
-    cursors = [cursor for group in stores.broker.groups.values() for cursor in group.cursors.values()]
-    first = max(min(cursors, default=ready.first_offset), ready.first_offset)
-    if first >= ready.next_offset:
-        return None
-    return int(ready.read(np.array([first]))[1][0])
 
 
 def group_stats(stores: Stores) -> dict[str, GroupStats]:

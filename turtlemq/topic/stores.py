@@ -16,7 +16,7 @@ from typing import Any
 
 from turtlemq.broker.broker import Broker
 from turtlemq.broker.failures import EndedDelivery
-from turtlemq.broker.replay import Opened, open_broker
+from turtlemq.broker.opening import Opened, open_broker
 from turtlemq.data_folder import logs
 from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.index.columns import tombstones
@@ -52,7 +52,7 @@ class Stores:
         callbacks = (self._store_dead_letters, self._schedule_retries, self._newest_seq)
         opened = open_broker(door, folder, name, settings, *callbacks, clean.get("broker"))
         self.broker = opened.broker
-        self.index = open_index(door, folder, name, settings, self.broker.ready.progress, clean.get("end"))
+        self.index = open_index(door, folder, name, settings, self.broker.progress, clean.get("end"))
         self.dead_letters = DeadLetters(door, folder, name, settings, clean.get("dead"))
         return self, opened
 
@@ -60,15 +60,14 @@ class Stores:
         """Let `flusher` write tables, and let the journals call `make_room` before they refuse an event for a full disk."""
         self.index.use_flusher(flusher)
         self.dead_letters.index.use_flusher(flusher)
-        self.broker.reserve_log.relief = self.broker.history.relief = make_room
+        self.broker.on_disk_full(make_room)
 
     def configure(self, settings: Settings) -> None:
         """Use these settings from now on."""
         self.settings = settings
         self.index.configure(settings)
         self.dead_letters.configure(settings)
-        self.broker.settings = self.broker.ready.settings = settings
-        self.broker.reserve_log.settings = self.broker.history.settings = settings
+        self.broker.configure(settings)
 
     @property
     def has_superseded(self) -> bool:
@@ -118,18 +117,16 @@ class Stores:
     def refuse_if_stopped(self) -> None:
         """Raise after a failed sync of a journal or of the dead letters: a message may have moved without an event of it, so
         nothing more is written about any message."""
-        for part in (self.broker.reserve_log, self.broker.history, self.dead_letters.index):
-            part.refuse_if_stopped()
+        self.broker.refuse_if_journals_stopped()
+        self.dead_letters.index.refuse_if_stopped()
 
     def damage(self) -> list[Damage]:
         """All damage found so far."""
-        broker = self.broker
-        parts = (self.index, self.dead_letters.index, broker.ready, broker.reserve_log, broker.history)
+        parts = (self.index, self.dead_letters.index, self.broker)
         return self.missing + [damage for part in parts for damage in part.damage]
 
     @property
     def stopped(self) -> BaseException | None:
         """The error that ended all writes to one of the stores, if there was one."""
-        broker = self.broker
-        parts = (self.index, broker.ready, broker.reserve_log, broker.history, self.dead_letters.index)
+        parts = (self.index, self.broker, self.dead_letters.index)
         return next((part.stopped for part in parts if part.stopped is not None), None)

@@ -17,7 +17,6 @@ from bson.int64 import Int64
 
 from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Reserved
-from turtlemq.broker.save import clean_mark
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, DiskFull, InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.histogram import GroupTally, Histogram
@@ -175,7 +174,7 @@ class Topic:
 
     def drop_group(self, group: str, now_ms: int) -> None:
         """Forget a group, so that it holds nothing back."""
-        self.broker.forget(group, now_ms)
+        self.broker.forget_group(group, now_ms)
 
     def has_group(self, name: str) -> bool:
         return name in self.broker.groups
@@ -186,10 +185,7 @@ class Topic:
 
     def has_ready(self, name: str, now_ms: int) -> bool:
         """Would a fetch of a group bring anything? O(1)."""
-        group = self.broker.groups.get(name)
-        if group is None:
-            return self.broker.ready.next_offset > self.broker.ready.first_offset
-        return group.unfetched > 0 or (bool(group.waiting) and group.next_retry(now_ms) is None)
+        return self.broker.has_ready(name, now_ms)
 
     # Dead letters
 
@@ -294,7 +290,7 @@ class Topic:
     @property
     def unsynced_handoffs(self) -> int:
         """Documents of the ready log that a power cut could take; their messages would come due again."""
-        return self.broker.ready.next_offset - self.broker.ready.durable_offset
+        return self.broker.unsynced_documents
 
     @property
     def unsealable(self) -> dict[int, str]:
@@ -310,9 +306,9 @@ class Topic:
         Raises the first `DiskFull` at the end: the rest of the work may make room."""
         self.stores.refuse_if_stopped()
         full = self._hand_off(now_ms)
-        before = self.broker.events
+        before = self.broker.event_count
         wake = self.broker.tick(now_ms)
-        if self.broker.events > before or self.broker.deferred:
+        if self.broker.event_count > before or self.broker.has_deferred:
             self._checkpoints.due_soon(now_ms)
         for work in (self._checkpoints.write_if_due, self._maintenance.step_if_due, self._retention.run_if_due):
             try:
@@ -345,13 +341,7 @@ class Topic:
     def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
         """When `tick` may have something to do: due messages, checkpoints, maintenance, ends of leases and back-offs; with
         `name`, only the leases and back-offs of this group count."""
-        first: int | None = None
-        groups = self.broker.groups
-        for group in groups.values() if name is None else (groups[name],) if name in groups else ():
-            for at in (group.next_deadline(), group.next_retry(now_ms)):
-                if at is not None and (first is None or at < first):
-                    first = at
-        return self._wake(first)
+        return self._wake(self.broker.next_wake(now_ms, name))
 
     def _wake(self, first: int | None) -> int | None:
         """The earliest of `first`, at which a group has something to do, and all other times. Called a thousand times a second:
@@ -394,12 +384,10 @@ class Topic:
         broker = self.broker
         if self.index.stopped is None:
             self.index.commit()  # its consequences are written, too
-        if not any((broker.ready.stopped, broker.reserve_log.stopped, broker.history.stopped)):
+        if broker.stopped is None:
             self._checkpoints.write()
         else:
             self._checkpoints.abandon()
-        for part in (broker.ready, broker.reserve_log, broker.history):
-            part.shut()
-        dead, end = self.dead.close(), self.index.close()
+        ends, dead, end = broker.close(), self.dead.close(), self.index.close()
         mark = {"base": Int64(self.index.active_base), "end": Int64(end), "dead": Int64(dead)}
-        return {**mark, "broker": clean_mark(broker), "files": logs(self.door, self.folder)}
+        return {**mark, "broker": ends, "files": logs(self.door, self.folder)}

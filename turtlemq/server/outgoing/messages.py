@@ -10,7 +10,6 @@ import msgspec
 from bson.int64 import Int64
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from turtlemq.broker import delivery
 from turtlemq.broker.delivery import Piece
 from turtlemq.broker.results import Reserved
 from turtlemq.message_fields import NAMES
@@ -69,7 +68,7 @@ def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
             document = None
             body, headers, created = bytes(buffer[at + f.BODY_HEAD_BYTES : end]), _NO_HEADERS, seq >> SEQ_COUNTER_BITS
         else:
-            document = delivery.document(piece.read, i)
+            document = piece.read.decode(i)
             body, headers, created = document.body, document.headers, document.created_ms
         is_json = flags & f.JSON
         message = Delivered(

@@ -1,0 +1,108 @@
+"""A read-only view of the ready log, for the topic: documents by offset or id, and facts about them.
+
+Which state a message has for a group follows from these facts, and is decided in `topic.standing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turtlemq.broker.group import Group
+from turtlemq.broker.state import BrokerState
+from turtlemq.broker.visibility import is_void
+from turtlemq.model import I64, U64
+from turtlemq.segment import format as f
+from turtlemq.segment.ids import hash_id
+from turtlemq.segment.log import Documents
+
+
+class ReadyView:
+    """The ready log of one topic, to be read."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._log, self._visibility, self._groups = state.logs.ready, state.visibility, state.groups
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the oldest document that is retained."""
+        return self._log.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next document gets."""
+        return self._log.next_offset
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether damage was found, so that it may lack handoffs that the Index has made."""
+        return bool(self._log.damage)
+
+    def offset_at(self, ready_ms: int) -> int:
+        """The first offset that became ready at or after a time."""
+        return self._log.offset_at(ready_ms)
+
+    def read(self, offsets: I64, bytes_max: int | None = None) -> tuple[Documents, I64]:
+        """Documents at rising offsets, checked, and their ready times; no more than `bytes_max`, but at least one."""
+        return self._log.read(offsets, bytes_max)
+
+    def document(self, offset: int) -> f.Document:
+        """The decoded document at an offset. Required: it is not damaged."""
+        return self._log.read(np.array([offset]))[0].decode(0)
+
+    def find(self, id_: str) -> int | None:
+        """The newest offset of an id."""
+        return self._log.find(id_)
+
+    def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
+        """The ids that the log knows, as index → newest offset."""
+        return self._log.find_many(ids, hashes)
+
+    def find_ids(self, ids: Sequence[str]) -> dict[str, int]:
+        """The newest offset of each id that has one."""
+        usable = [id_ for id_ in ids if id_.isprintable()]
+        hashes = np.array([hash_id(id_) for id_ in usable], np.uint64)
+        found = self._log.find_many([id_.encode() for id_ in usable], hashes) if usable else {}
+        return {usable[i]: offset for i, offset in found.items()}
+
+    def valid_retries(self, ids: Sequence[str]) -> dict[tuple[str, str], int]:
+        """The newest retry of each message for each group that is neither void nor cancelled, as (group, id) → offset."""
+        retries: dict[tuple[str, str], int] = {}
+        if not self._visibility.has_restricted:
+            return retries
+        for group in self._groups.values():
+            skip = len(group.name) + 1
+            for key, offset in self.find_ids([f"{group.name}/{id_}" for id_ in ids]).items():
+                valid = self._newest_valid(group, key, offset)
+                if valid is not None and valid not in self._visibility.cancelled:
+                    retries[group.name, key[skip:]] = valid
+        return retries
+
+    def _newest_valid(self, group: Group, key: str, offset: int) -> int | None:
+        """The newest retry that is not void, from the newest of all at `offset` back. Each retry names the offset that its
+        message had left, which is that of the retry before it: after a move between two of them the newer is void, and the older
+        comes again."""
+        while offset >= self._log.first_offset:
+            read, _ = self._log.read(np.array([offset]))
+            if not read.good[0]:
+                return None
+            retry = read.decode(0)
+            if retry.id != key:  # the message itself
+                return None
+            if not is_void(group, retry):
+                return offset
+            offset = min(int(retry.meta["offset"]), offset - 1)
+        return None
+
+    def is_cancelled_ready(self, offset: int) -> bool:
+        """Whether the message at this offset was cancelled while it was ready."""
+        return offset in self._visibility.cancelled
+
+    def is_cancelled(self, offset: int) -> bool:
+        """Whether the message at this offset was cancelled, here or while it slept."""
+        return self._visibility.is_cancelled(offset)
+
+    def is_unfetched(self, group: Group, offset: int) -> bool:
+        """Whether the cursor of a group has still to pass this document. A retry that waits in memory is not unfetched."""
+        return self._visibility.is_unfetched(group, offset)

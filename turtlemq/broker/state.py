@@ -1,0 +1,119 @@
+"""The state of a Broker: what it knows, and the few changes that more than one of its parts makes.
+
+`Broker` serves consumers with it, `failures` ends unacknowledged deliveries, `retention` removes old files, `save` writes a
+checkpoint of it, `opening` builds it, `check` compares it with the files. An event is journaled before the state changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turtlemq.broker import events
+from turtlemq.broker.group import Group, MessageColumns
+from turtlemq.broker.logs import Logs
+from turtlemq.broker.results import DeadRemoval
+from turtlemq.broker.visibility import Visibility
+from turtlemq.errors import UnknownGroup
+from turtlemq.model import I64
+from turtlemq.settings import Settings
+from turtlemq.standing import add_move
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """Logs, groups and counts of one topic's Broker."""
+
+    logs: Logs
+    visibility: Visibility
+    settings: Settings
+    newest_seq: Callable[[], int]  # of the Index
+    groups: dict[str, Group] = field(default_factory=dict)
+    dead_counts: Counter[str] = field(default_factory=Counter)  # dead letters by group, also of groups that were deleted
+
+    def configure(self, settings: Settings) -> None:
+        self.settings = settings
+        self.logs.configure(settings)
+
+    # Groups
+
+    def group(self, name: str) -> Group:
+        """An existing group. Raises `UnknownGroup`."""
+        group = self.groups.get(name)
+        if group is None:
+            raise UnknownGroup(f"there is no group {name!r}")
+        return group
+
+    def move_group(self, name: str, offset: int, now_ms: int) -> Group:
+        """Create a group at a ready offset, or move it there. It gets every message from there on that is retained, again or for
+        the first time."""
+        ready, reserve = self.logs.ready, self.logs.reserve
+        offset = max(ready.first_offset, min(offset, ready.next_offset))
+        epoch, newest = reserve.number + 1, self.newest_seq()
+        reserve.append(now_ms, name, events.group(epoch, offset, newest))
+        group = self.groups.get(name) or Group(name, born=epoch)
+        group.start(offset)
+        group.epoch, group.moves, group.changed_ms = epoch, add_move(group.moves, newest, offset), now_ms
+        group.seen_ms = now_ms
+        group.unfetched = self.visibility.count(name, group, offset, ready.next_offset)
+        self.groups[name] = group
+        return group
+
+    def forget_group(self, name: str, now_ms: int) -> None:
+        """Delete a group, so that it holds no message back from retention. Raises `UnknownGroup`."""
+        self.group(name)
+        self.logs.reserve.append(now_ms, name, events.forget())
+        del self.groups[name]
+
+    # Settlements
+
+    def ack(self, group: Group, messages: MessageColumns, reserved_ms: I64, now_ms: int) -> None:
+        """Journal that messages were handled. Raises `DiskFull`, and changes nothing then."""
+        self.logs.history.append(now_ms, group.name, events.settle(group, messages, reserved_ms, events.ACKED, "", 0))
+        group.changed_ms = now_ms
+        group.settled += len(messages)
+        group.tally.acked += len(messages)
+
+    def bury(
+        self, group: Group, messages: MessageColumns, reserved_ms: I64, outcome: str, error: str, now_ms: int, replaced: int
+    ) -> None:
+        """Journal that messages have become dead letters, which are stored already. `replaced`: so many took the place of an
+        older letter, and are not counted."""
+        fields = events.settle(group, messages, reserved_ms, outcome, error, replaced)
+        self.logs.write_or_defer(self.logs.history, now_ms, group.name, fields)
+        group.changed_ms = now_ms
+        group.tally.dead += len(messages)
+        self.dead_counts[group.name] += len(messages) - replaced
+
+    # Cancelled messages and dead letters
+
+    def cancel(
+        self, ended: Mapping[int, Sequence[Group]], retries: set[int], sleeping: Mapping[str, list[str]], now_ms: int
+    ) -> None:
+        """Cancel documents of the ready log, durably. `ended`: by offset, the groups that see the document. `retries`: offsets of
+        retries of one group. `sleeping`: by group, ids whose sleeping retries end as well."""
+        offsets = np.array(sorted(ended), np.int64)
+        read, _ = self.logs.ready.read(offsets)
+        unfetched: dict[str, list[int]] = {}
+        for offset, groups in ended.items():
+            for group in groups:
+                if self.visibility.is_unfetched(group, offset):
+                    unfetched.setdefault(group.name, []).append(offset)
+        seqs = read.heads["seq"].astype(np.int64)
+        self.logs.history.append(now_ms, "", events.cancel(offsets, seqs, retries, unfetched, sleeping))
+        self.logs.sync()
+        self.visibility.cancel(set(ended), retries)
+        for name, some in unfetched.items():
+            self.groups[name].unfetched -= len(some)
+        for offset, groups in ended.items():
+            for group in groups:
+                group.retries.pop(offset, None)
+
+    def note_dead_removed(self, name: str, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool) -> None:
+        """Journal, durably, that dead letters of a group are about to be removed; or that this is `withdrawn`."""
+        self.logs.history.append(now_ms, name, events.remove_dead(removals, withdrawn))
+        self.logs.history.sync()
+        self.dead_counts[name] += len(removals) if withdrawn else -len(removals)

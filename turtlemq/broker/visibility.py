@@ -1,0 +1,168 @@
+"""Which documents of the ready log are messages, and for which consumer groups.
+
+Most documents are messages for every group. Restricted ones are not: a retry that slept in the Index belongs to one group, and a
+notice (it keeps the id of a cancelled sleeper known) to none. A retry is void, and seen by no group, if its group was moved back
+to where the message comes again by itself, or is another group that has the same name. A message that was cancelled while ready
+is seen by no group, either; the log is not rewritten for that, `Visibility.cancelled` holds its offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any, Protocol
+
+import numpy as np
+from sortedcontainers import SortedSet
+
+from turtlemq import standing
+from turtlemq.broker.group import Group
+from turtlemq.broker.ready_log import ReadyLog
+from turtlemq.model import I64, Mask
+from turtlemq.segment import format as f
+from turtlemq.segment import log
+
+RESTRICTED = f.META | f.NOTICE  # flags of documents that not every group sees
+_STEP = 65_536  # documents that are read at once to count them
+
+
+class Position(Protocol):
+    """What decides whether a group's retries are void: a `Group`, or what a checkpoint says of one."""
+
+    @property
+    def born(self) -> int: ...
+    @property
+    def moves(self) -> list[tuple[int, int]]: ...
+
+
+def is_void(position: Position, retry: f.Document) -> bool:
+    """Whether a retry of a group is void, by the rule of `standing.is_void`."""
+    return standing.is_void(position.born, position.moves, int(retry.meta["epoch"]), retry.order, int(retry.meta["offset"]))
+
+
+def visible(ready: ReadyLog, name: str, position: Position, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
+    """Which documents of a read are messages for a group. A damaged document counts as one, and is skipped when the cursor gets
+    there, unless its table says that it was restricted: then it was never counted for this group."""
+    mine: Mask = ~restricted_for_others(name, position, read)
+    if not read.good.all():
+        mine &= read.good | ~np.isin(offsets, ready.restricted_for_others(int(offsets[0]), int(offsets[-1]) + 1, name))
+    if not cancelled:
+        return mine
+    if len(cancelled) < len(offsets):
+        mine &= ~np.isin(offsets, list(cancelled))
+    else:
+        mine &= np.array([offset not in cancelled for offset in offsets.tolist()], np.bool_)
+    return mine
+
+
+def restricted_for_others(name: str, position: Position, read: log.Documents) -> Mask:
+    """Which undamaged documents of a read are notices, retries of other groups, or void retries."""
+    flags, prefix = read.heads["flags"], name.encode() + b"/"
+    out: Mask = read.good & ((flags & RESTRICTED) != 0)
+    for i in np.flatnonzero(out).tolist():
+        at = int(read.starts[i]) + f.PREFIX_BYTES
+        own = not flags[i] & f.NOTICE and bytes(read.buffer[at : at + len(prefix)]) == prefix
+        out[i] = not own or _is_void(position, read, i)
+    return out
+
+
+def _is_void(position: Position, read: log.Documents, i: int) -> bool:
+    """`is_void` for a document of a read. Decodes it only if it came before the last move."""
+    last_move = position.moves[-1][0] if position.moves else 0
+    if read.heads["seq"][i] > last_move and not read.heads["flags"][i] & f.MOVED:
+        return False
+    return is_void(position, read.decode(i))
+
+
+class Visibility:
+    """Facts about the documents of one ready log that decide which of them are messages, and counts that follow from them."""
+
+    def __init__(self, ready: ReadyLog) -> None:
+        self.ready = ready
+        self.cancelled: SortedSet[int] = SortedSet()  # offsets of messages, and of groups' retries, cancelled while ready
+        self.cancelled_retries: set[int] = set()  # those that are a group's retry: the message itself is counted elsewhere
+        self.notices = 0  # cancelled messages that are not in `cancelled`: they slept, or retention removed them
+        self.has_priorities = False  # some message has a priority
+        self.has_restricted = False  # some document is restricted
+        self._unclaimed: int | None = None  # see `unclaimed`; None: to be counted
+
+    @property
+    def unclaimed(self) -> int:
+        """Messages in the log, for a topic that has no group yet."""
+        if self._unclaimed is None:
+            self._unclaimed = self.count("", Group(""), self.ready.first_offset, self.ready.next_offset)
+        return self._unclaimed
+
+    @property
+    def cancelled_messages(self) -> int:
+        """How many messages were cancelled, asleep or ready."""
+        return self.notices + len(self.cancelled) - len(self.cancelled_retries)
+
+    def is_cancelled(self, offset: int) -> bool:
+        """Whether the message at this offset was cancelled, here or while it slept."""
+        return offset in self.cancelled or bool(int(self.ready.read(np.array([offset]))[0].heads["flags"][0]) & f.NOTICE)
+
+    def is_unfetched(self, group: Group, offset: int) -> bool:
+        """Whether the cursor of a group has still to pass this document. A retry that waits in memory is not unfetched."""
+        cursors = group.cursors
+        if offset in group.retries or offset < min(cursors.values()):
+            return False
+        if offset >= max(cursors.values()):
+            return True
+        read, _ = self.ready.read(np.array([offset]))
+        return offset >= cursors[int(read.heads["flags"][0]) & f.PRIORITY]
+
+    def count(self, name: str, position: Position, first: int, last: int) -> int:
+        """How many documents in [first, last) are messages for a group. Only the group's own retries are read."""
+        total: int = last - first - (self.cancelled.bisect_left(last) - self.cancelled.bisect_left(first))
+        if not self.has_restricted:
+            return total
+        restricted, own = self.ready.restricted(first, last, name, self.cancelled)
+        for some in np.split(own, range(_STEP, len(own), _STEP)):
+            read, _ = self.ready.read(some)
+            total += int(visible(self.ready, name, position, read, some, self.cancelled).sum())
+        return total - restricted
+
+    def count_ahead(self, name: str, position: Position, cursors: Sequence[int]) -> int:
+        """How many documents at or behind its cursors, one for each priority, are messages for a group. Reads each of them."""
+        total, ready, ahead = 0, self.ready, np.array(cursors)
+        for at in range(max(min(cursors), ready.first_offset), ready.next_offset, _STEP):
+            offsets = np.arange(at, min(at + _STEP, ready.next_offset))
+            read, _ = ready.read(offsets)
+            levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(ahead) - 1)
+            unpassed = offsets >= np.where(read.good, ahead[levels], ahead[0])
+            total += int((unpassed & visible(ready, name, position, read, offsets, self.cancelled)).sum())
+        return total
+
+    # Changes
+
+    def note_arrivals(
+        self, raw: bytes, starts: I64, heads: np.ndarray[Any, np.dtype[Any]], flags: int
+    ) -> tuple[log.Documents, I64] | None:
+        """Note the facts of the batch that was appended last; `flags`: the flags that any of its documents has. Returns its
+        restricted documents and their offsets, None if it has none."""
+        self.has_priorities |= bool(flags & f.PRIORITY)
+        if not flags & RESTRICTED:
+            if self._unclaimed is not None:
+                self._unclaimed += len(starts)
+            return None
+        which = np.flatnonzero(heads["flags"] & RESTRICTED)
+        self.has_restricted = True
+        self.notices += int(((heads["flags"] & f.NOTICE) != 0).sum())
+        if self._unclaimed is not None:
+            self._unclaimed += len(starts) - len(which)
+        restricted = log.Documents(raw, starts[which], heads[which], np.ones(len(which), np.bool_))
+        return restricted, which + (self.ready.next_offset - len(starts))
+
+    def cancel(self, offsets: Set[int], retries: Set[int]) -> None:
+        """Messages at these offsets were cancelled; `retries`: those that are a group's retry."""
+        self.cancelled |= offsets
+        self.cancelled_retries |= retries
+        self._unclaimed = None
+
+    def forget_removed(self) -> None:
+        """Files of the ready log were removed, or it was opened: cancelled messages that are gone are only counted."""
+        gone = set(self.cancelled[: self.cancelled.bisect_left(self.ready.first_offset)])
+        self.notices += len(gone) - len(gone & self.cancelled_retries)
+        self.cancelled -= gone
+        self.cancelled_retries -= gone
+        self._unclaimed = None
