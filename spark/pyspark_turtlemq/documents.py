@@ -22,6 +22,7 @@ from pyspark_turtlemq.kinds import DAMAGE, KINDS, TIMES
 from pyspark_turtlemq.parts import EndedDocuments, Part
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq.errors import Corrupt
+from turtlemq.message_fields import FIELDS, Kind, OptionalField
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_COUNTER_BITS, Mask, Progress
 from turtlemq.segment import fields as v
 from turtlemq.segment import format as f
@@ -38,6 +39,7 @@ _STATES = {  # by code: 0 present, 1 handed off, 2 ended by a tombstone, 3 ended
 }
 _KEY_TIMES = {"delay": "due", "dead": "dropped"}  # the time by which a table's keys are sorted
 _TIMESTAMP = pa.timestamp("us", "UTC")
+_OPTIONAL = {field.element: field for field in FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,8 @@ class Chunk:
 
     def _column(self, name: str) -> pa.Array:
         base = name.removesuffix("_ms")
+        if base in _OPTIONAL:
+            return self._optional(_OPTIONAL[base], in_ms=name != base)
         if base in TIMES:
             ms: I64 = getattr(self, base)()
             return _timestamps(ms) if name == base else _nullable(ms)
@@ -291,11 +295,6 @@ class Chunk:
         if self.log != "ready" or not self.codes.any():
             return times
         return np.where(self.codes == 1, v.ABSENT, times)
-
-    def expires(self) -> I64:
-        if not (self.heads["flags"] & f.EXPIRES).any():
-            return np.full(len(self.rows), v.ABSENT, np.int64)
-        return self.fields.optional["expires"]
 
     def ready(self) -> I64:
         return self._ready_ms(self.ordinals, self.table)
@@ -366,14 +365,25 @@ class Chunk:
     def group(self) -> pa.Array:
         return self._key_part(0) if (self.heads["flags"] & f.META).any() else pa.nulls(len(self.rows), pa.string())
 
-    def headers(self) -> pa.Array:
+    def _optional(self, field: OptionalField, in_ms: bool) -> pa.Array:
+        """The column of an optional field of messages; a time as timestamps, or in milliseconds."""
+        has = (self.heads["flags"] & field.flag) != 0
+        if field.kind is Kind.TEXTS:
+            return self._texts(field.element, np.flatnonzero(has).tolist())
+        type_ = _TIMESTAMP if field.kind is Kind.TIME and not in_ms else pa.int64()
+        if not has.any():
+            return pa.nulls(len(self.rows), type_)
+        values = self.fields.optional[field.element]
+        return pa.array(values if type_ == pa.int64() else values * 1000, mask=~has).view(type_)
+
+    def _texts(self, element: str, which: list[int]) -> pa.Array:
+        """Maps of texts by name, for the rows `which`."""
         type_ = pa.map_(pa.string(), pa.string())
-        which = np.flatnonzero(self.heads["flags"] & f.HEADERS).tolist()
         if not which:
             return pa.nulls(len(self.rows), type_)
         maps: list[list[tuple[str, str]] | None] = [None] * len(self.rows)
         for i in which:
-            maps[i] = list(v.subdocument(self.view, int(self.fields.optional["headers"][i])).items())
+            maps[i] = list(v.subdocument(self.view, int(self.fields.optional[element][i])).items())
         return pa.array(maps, type_)
 
     def body_bytes(self) -> pa.Array:

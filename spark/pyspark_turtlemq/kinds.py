@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_turtlemq.pins import PIN_ORDER
+from turtlemq.message_fields import FIELDS
+from turtlemq.message_fields import Kind as FieldKind
 
 _TIME, _MS, _TEXT, _NUMBER = "timestamp", "bigint", "string", "bigint"
 BODY_TYPES = {"binary": "binary", "string": "string", "json": "variant"}  # by option `body`
@@ -38,6 +40,15 @@ def _times(*names: str) -> dict[str, str]:
     return {column: type_ for name in names for column, type_ in ((name, _TIME), (f"{name}_ms", _MS))}
 
 
+def _optional_columns() -> dict[str, str]:
+    """Columns of the optional fields of messages, by the names of their elements."""
+    columns: dict[str, str] = {}
+    for row in FIELDS:
+        columns |= _times(row.element) if row.kind is FieldKind.TIME else {row.element: _OPTIONAL_TYPES[row.kind]}
+    return columns
+
+
+_OPTIONAL_TYPES = {FieldKind.NUMBER: _NUMBER, FieldKind.TEXTS: "map<string,string>"}
 _MESSAGE = {
     **_times("due", "created"),
     "seq": _NUMBER,
@@ -51,6 +62,7 @@ _MESSAGE = {
     "body_bytes": "int",
     "segment": _TEXT,
     "position": _NUMBER,
+    **_optional_columns(),  # new ones behind all others; those above keep their places
 }
 KINDS = {
     "delay": Kind(  # sleepers; `group` is set for a sleeping retry

@@ -32,8 +32,9 @@ from pyspark_turtlemq.options import check_names
 from turtlemq.client import Client, ClientError, NewMessage
 from turtlemq.client.errors import Refused
 from turtlemq.errors import InvalidArgument
+from turtlemq.message_fields import FIELDS, Kind
 
-_FIELDS = ("id", "body", "topic", "due", "due_ms", "delay", "ttr", "priority", "expires", "expires_ms", "headers")
+_FIELDS = {"id", "body", "topic", "due", "due_ms", "delay", "ttr", "priority"}.union(*((row.name, row.element) for row in FIELDS))
 _BATCH_ROWS = 5_000
 _REFUSALS_MAX = 1_000  # refusals of a task that are kept with their details
 
@@ -142,6 +143,9 @@ def _message(row: dict[str, Any], options: WriteOptions, partition: int, seen: C
         digest = xxhash.xxh3_128_hexdigest(json.dumps(_plain(row), sort_keys=True, default=str).encode())
         id_ = generated_id(options.run, partition, digest, seen[digest])
         seen[digest] += 1
+    optional: dict[str, Any] = {
+        field.element: _time(row, field.element) if field.kind is Kind.TIME else row.get(field.element) for field in FIELDS
+    }
     return topic, NewMessage(
         body=body,
         id=id_,
@@ -149,8 +153,7 @@ def _message(row: dict[str, Any], options: WriteOptions, partition: int, seen: C
         due=_time(row, "due"),
         ttr=None if row.get("ttr") is None else float(row["ttr"]),
         priority=row.get("priority"),
-        expires=_time(row, "expires"),
-        headers=row.get("headers"),
+        **optional,
     )
 
 
