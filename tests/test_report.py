@@ -391,7 +391,7 @@ def test_wrong_use_is_told_before_spark_is_started(shop: Path, tmp_path: Path, m
     assert "there is no topic 'nobody'" in line("--data", str(shop), "--out", out, "--topic", "nobody", code=1)
     assert "is no time" in line("--data", str(shop), "--since", "yesterday", code=2)
     assert "--since is not before --until" in line("--data", str(shop), "--since", "-1h", "--until", "-2h", code=2)
-    monkeypatch.setattr(verb, "_NEEDED", ("a_package_that_nobody_has",))
+    monkeypatch.setattr(verb, "_REQUIRED", ("a_package_that_nobody_has",))
     assert "make spark" in line("--data", str(shop), code=1)
     assert not Path(out).exists()
 
