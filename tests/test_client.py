@@ -19,11 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.server_process import ROOT, environment
-from turtlemq.client import calls, errors, sending, wire
-from turtlemq.client.consumer_state import STOPPED, AckList, ConsumerOptions, ConsumerState, Retry, error_text
+from turtlemq.client import batching, calls, dead_calls, errors, fetched, outgoing, sending, wire
+from turtlemq.client.batching import BatchBuffer, PendingPut
+from turtlemq.client.consumer_state import STOPPED_ERROR, AckList, ConsumerOptions, ConsumerState, Retry, error_text
+from turtlemq.client.fetched import Message
 from turtlemq.client.options import Sink
-from turtlemq.client.sending import BatchBuffer, Entry, Pause, Rules, Send
-from turtlemq.client.wire import Answer, Message, Out, Request
+from turtlemq.client.outgoing import OutgoingMessage
+from turtlemq.client.sending import Pause, RetryPolicy, Send
+from turtlemq.client.wire import Answer, Request
 
 
 class World:
@@ -31,7 +34,7 @@ class World:
 
     def __init__(self, server: Callable[[Send], Answer | Exception], *, roll: float = 1.0, latency_s: float = 0.0) -> None:
         self.server, self.now, self.latency_s = server, 1000.0, latency_s
-        self.rules = Rules(now=lambda: self.now, roll=lambda: roll, budget_s=10.0, try_s=3.0)
+        self.rules = RetryPolicy(now=lambda: self.now, random=lambda: roll, budget_s=10.0, try_timeout_s=3.0)
         self.sent: list[Send] = []
         self.pauses: list[float] = []
 
@@ -68,7 +71,7 @@ CUT = errors.ConnectionFailed("cut")
 def test_what_may_pass_is_tried_again_after_growing_pauses(bad: Any) -> None:
     answers = [bad] * 4 + [GOOD]
     world = World(lambda _: answers.pop(0))
-    assert world.play(sending.exchange(lambda _: ASK, world.rules, world.now + 10)) is GOOD
+    assert world.play(sending.send_with_retries(lambda _: ASK, world.rules, world.now + 10)) is GOOD
     assert world.pauses == [0.05, 0.1, 0.2, 0.4]
     assert [send.budget_ms for send in world.sent] == pytest.approx([10_000, 9_950, 9_850, 9_650, 9_250], abs=1)
 
@@ -79,21 +82,21 @@ def test_what_may_pass_is_tried_again_after_growing_pauses(bad: Any) -> None:
 def test_what_will_not_pass_is_raised_at_once(status: int, code: str) -> None:
     world = World(lambda _: refusal(status, code, index=3))
     with pytest.raises(errors.BY_CODE[code]) as met:
-        world.play(sending.exchange(lambda _: ASK, world.rules, world.now + 10))
+        world.play(sending.send_with_retries(lambda _: ASK, world.rules, world.now + 10))
     assert (met.value.index, met.value.status, len(world.sent)) == (3, status, 1)
 
 
 def test_a_patient_caller_tries_again_whatever_the_server_says_of_itself() -> None:
     answers: list[Any] = [refusal(500, "INTERNAL"), refusal(507, "DISK_FULL"), CUT, GOOD]
     world = World(lambda _: answers.pop(0))
-    assert world.play(sending.exchange(lambda _: ASK, world.rules, sending.FOREVER, patient=True)) is GOOD
+    assert world.play(sending.send_with_retries(lambda _: ASK, world.rules, sending.FOREVER, patient=True)) is GOOD
     assert {send.budget_ms for send in world.sent} == {None}
 
 
 def test_the_server_says_how_long_to_wait() -> None:
     answers = [refusal(429, "RATE_LIMITED", retry_after_ms=1500), Answer(503, {"retry-after": "2"}, b""), GOOD]
     world = World(lambda _: answers.pop(0), roll=0.0)
-    world.play(sending.exchange(lambda _: ASK, world.rules, world.now + 10))
+    world.play(sending.send_with_retries(lambda _: ASK, world.rules, world.now + 10))
     assert world.pauses == [1.5, 2.0]
 
 
@@ -109,7 +112,7 @@ def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: f
 
     world.server = serve
     with pytest.raises(errors.TimedOut) as met:
-        world.play(sending.exchange(lambda _: ASK, world.rules, start + budget))
+        world.play(sending.send_with_retries(lambda _: ASK, world.rules, start + budget))
     assert world.now <= start + budget + 1e-6
     assert met.value.__cause__ is CUT or not world.sent
     assert all(send.budget_ms is not None and 0 < send.budget_ms <= budget * 1000 + 1 for send in world.sent)
@@ -119,7 +122,7 @@ def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: f
     ("call", "field"),
     [
         (calls.reschedule("t", "a", delay=Decimal(5)), "delay"),  # type: ignore[arg-type]
-        (calls.requeue_dead("t", ["a"], delay=5), "delay"),
+        (dead_calls.requeue_dead("t", ["a"], delay=5), "delay"),
         (calls.ack("t", ["-a"], retry_delay=5, error="why"), "retry_delay"),
     ],
     ids=["reschedule", "requeue_dead", "ack"],
@@ -127,14 +130,14 @@ def test_all_tries_stay_inside_the_budget(roll: float, latency: float, budget: f
 def test_a_delay_counts_from_the_call(call: sending.Call[Any], field: str) -> None:
     answers: list[Any] = [CUT, CUT, CUT, Answer(200, {}, b'{"due_ms": 1}')]
     world = World(lambda _: answers.pop(0), latency_s=2.0)
-    world.play(sending.ask(call, world.rules))
+    world.play(sending.run_call(call, world.rules))
     delays = [json.loads(send.request.body or b"")[field] for send in world.sent]
     assert delays == pytest.approx([5.0, 2.95, 0.85, 0.0])
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), "5"])
 def test_a_delay_that_json_would_not_say_is_refused(delay: Any) -> None:
-    for call in (calls.reschedule, calls.requeue_dead):
+    for call in (calls.reschedule, dead_calls.requeue_dead):
         with pytest.raises(errors.InvalidFireAt):
             call("t", "a", delay=delay)
 
@@ -156,11 +159,11 @@ class Promise:
         self.said = exception
 
 
-def entries(world: World, count: int) -> list[Entry]:
-    return [Entry(Out(str(i), b"x", put_s=world.now), Promise(), world.now + 10) for i in range(count)]
+def entries(world: World, count: int) -> list[PendingPut]:
+    return [PendingPut(OutgoingMessage(str(i), b"x", put_s=world.now), Promise(), world.now + 10) for i in range(count)]
 
 
-def said(batch: list[Entry]) -> list[Any]:
+def said(batch: list[PendingPut]) -> list[Any]:
     return [entry.promise.said for entry in batch]  # type: ignore[attr-defined]
 
 
@@ -183,7 +186,7 @@ def test_exactly_the_bad_messages_fail(count: int, bad: set[int], named: bool, s
 
     world = World(serve, roll=0.0)
     batch = entries(world, count)
-    world.play(sending.deliver("t", batch, world.rules))
+    world.play(batching.deliver_batch("t", batch, world.rules))
     good = [str(i) for i in range(count) if i not in bad]
     assert stored == good  # once each, in order
     for i, outcome in enumerate(said(batch)):
@@ -196,7 +199,7 @@ def test_exactly_the_bad_messages_fail(count: int, bad: set[int], named: bool, s
 def test_a_request_error_fails_all_after_one_try(status: int, code: str) -> None:
     world = World(lambda _: refusal(status, code))
     batch = entries(world, 5)
-    world.play(sending.deliver("t", batch, world.rules))
+    world.play(batching.deliver_batch("t", batch, world.rules))
     assert len(world.sent) == 1
     assert {type(outcome) for outcome in said(batch)} == {errors.BY_CODE[code]}
     assert len({id(outcome) for outcome in said(batch)}) == 5  # each has its own, for each may be raised
@@ -213,7 +216,7 @@ def test_puts_with_more_time_go_on_when_others_time_out() -> None:
         return Answer(201, {}, wire.to_json({"ids": ids})) if world.now > 1020 else CUT
 
     world.server = serve
-    world.play(sending.deliver("t", early + late, world.rules))
+    world.play(batching.deliver_batch("t", early + late, world.rules))
     assert {type(outcome) for outcome in said(early)} == {errors.TimedOut}
     assert said(late) == ["0", "1", "2"]
 
@@ -225,32 +228,32 @@ def test_a_batch_goes_by_count_bytes_time_or_flush() -> None:
     world = World(lambda _: GOOD)
     gather = BatchBuffer(3, 1000, 0.5, 100, 10_000)
     some = entries(world, 4)
-    assert gather.due_s() is None
+    assert gather.send_at_s() is None
     gather.add(some[0])
-    assert gather.due_s() == world.now + 0.5
+    assert gather.send_at_s() == world.now + 0.5
     gather.add(some[1])
     gather.add(some[2])
-    assert gather.due_s() == 0.0
+    assert gather.send_at_s() == 0.0
     gather.add(some[3])
-    assert gather.take() == some[:3]
-    assert gather.due_s() == world.now + 0.5
+    assert gather.take_batch() == some[:3]
+    assert gather.send_at_s() == world.now + 0.5
     mark = gather.flush_now()
-    assert gather.due_s() == 0.0
-    assert gather.take() == some[3:]
-    gather.settled(some[3:])
-    assert not gather.past(mark)
-    gather.settled(some[:3])
-    assert gather.past(mark)
-    assert (gather.held_bytes, gather.waiting_bytes) == (0, 0)
+    assert gather.send_at_s() == 0.0
+    assert gather.take_batch() == some[3:]
+    gather.release(some[3:])
+    assert not gather.flushed(mark)
+    gather.release(some[:3])
+    assert gather.flushed(mark)
+    assert (gather.unconfirmed_bytes, gather.waiting_bytes) == (0, 0)
     gather.add(some[0])
-    taken = gather.take()
+    taken = gather.take_batch()
     gather.add(some[1])
     gather.put_back(taken)
-    assert gather.take() == some[:2]  # it is the next again
+    assert gather.take_batch() == some[:2]  # it is the next again
     assert gather.waiting_bytes == 0
-    gather.add(Entry(Out("big", b"x" * 5000), Promise(), 0.0))
-    assert gather.due_s() == 0.0
-    assert len(gather.take()) == 1
+    gather.add(PendingPut(OutgoingMessage("big", b"x" * 5000), Promise(), 0.0))
+    assert gather.send_at_s() == 0.0
+    assert len(gather.take_batch()) == 1
 
 
 # What a consumer holds
@@ -262,7 +265,7 @@ def leased(id_: str, **more: Any) -> Message:
 
 def desk(*ids: str, now: float = 100.0, **terms: Any) -> ConsumerState:
     made = ConsumerState(ConsumerOptions("t", **{"ttr": 10.0, **terms}))
-    made.arrived([leased(id_) for id_ in ids], now)
+    made.add_fetched([leased(id_) for id_ in ids], now)
     return made
 
 
@@ -272,21 +275,21 @@ def ids_of(job: Any) -> list[str]:
 
 def test_a_message_is_handled_and_acknowledged() -> None:
     one = desk("a", "b")
-    job = one.next(101)
+    job = one.next_job(101)
     assert ids_of(job) == ["a"]
     one.finished(job, {}, 102)
-    one.finished(one.next(102), {"b": Retry("later", delay=5)}, 103)
+    one.finished(one.next_job(102), {"b": Retry("later", delay=5)}, 103)
     assert one.acks_due_s() == 102 + one.options.ack_linger_s
     assert one.take_acks() == [AckList(["a", "-b"], 5, "later")]
     assert one.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0}
     assert not one.idle
-    one.acked(2)
+    one.acks_done(2)
     assert one.idle
 
 
 def test_different_failures_are_told_apart() -> None:
     one = desk("a", "b", "c", batch=3)
-    one.finished(one.next(101), {"a": ValueError("x"), "b": ValueError("y"), "c": "x" * 9999}, 101)
+    one.finished(one.next_job(101), {"a": ValueError("x"), "b": ValueError("y"), "c": "x" * 9999}, 101)
     assert [(acks.acks, acks.error) for acks in one.take_acks()] == [
         (["-a"], "ValueError: x"),
         (["-b"], "ValueError: y"),
@@ -296,19 +299,19 @@ def test_different_failures_are_told_apart() -> None:
 
 def test_what_waited_longer_than_its_lease_is_not_handled() -> None:
     one = desk("a", "b")
-    assert one.next(109.5) == []
+    assert one.next_job(109.5) == []
     assert one.counts["lost"] == 2
-    assert not one.held
+    assert not one.in_hand
 
 
 def test_leases_are_extended_together_and_in_time() -> None:
     one = desk("a", "b")
-    one.next(100)
+    one.next_job(100)
     due = one.extend_due_s(100)
     assert due is not None
     assert 100 < due < 105
-    one.arrived([leased("c")], due - 0.1)
-    assert sorted(one.to_extend(due)) == ["a", "b", "c"]  # the new one goes along
+    one.add_fetched([leased("c")], due - 0.1)
+    assert sorted(one.ids_to_extend(due)) == ["a", "b", "c"]  # the new one goes along
     one.extended(["a", "b"], [], due)
     assert one.holds(leased("a"), due + 9.9)
     assert not one.holds(leased("a"), due + 10.1)
@@ -317,9 +320,9 @@ def test_leases_are_extended_together_and_in_time() -> None:
 
 def test_a_lost_lease_is_noticed() -> None:
     one = desk("a", "b", "c", "d")
-    first, second = one.next(100), one.next(100)
+    first, second = one.next_job(100), one.next_job(100)
     one.extended(["a", "b", "c", "d"], ["a", "b", "c"], 104)
-    assert ids_of(one.next(105)) == ["d"]  # c is another's by now
+    assert ids_of(one.next_job(105)) == ["d"]  # c is another's by now
     one.finished(first, {"a": ValueError()}, 106)  # its failure is not told: that would be the other's
     one.finished(second, {}, 106)  # but that it is done, is
     assert one.take_acks() == [AckList(["b"])]
@@ -328,61 +331,61 @@ def test_a_lost_lease_is_noticed() -> None:
 
 def test_a_message_redelivered_in_its_handler_is_handled_once() -> None:
     one = desk("a")
-    job = one.next(100)
-    one.arrived([leased("a", attempt=2)], 120)
-    assert one.next(120) == []
+    job = one.next_job(100)
+    one.add_fetched([leased("a", attempt=2)], 120)
+    assert one.next_job(120) == []
     one.finished(job, {"a": ValueError("x")}, 125)
     assert one.take_acks() == [AckList(["-a"], None, "ValueError: x")]
 
 
 def test_a_handler_that_takes_too_long_is_given_up() -> None:
     one = desk("a", limit_s=20)
-    one.next(100)
+    one.next_job(100)
     one.extended(["a"], [], 115)
-    assert one.to_extend(119) == ["a"]
-    assert one.to_extend(121) == []
+    assert one.ids_to_extend(119) == ["a"]
+    assert one.ids_to_extend(121) == []
     assert one.extend_due_s(121) is None
 
 
 def test_it_asks_for_more_when_half_is_gone() -> None:
     one = desk(*"abcdefgh", prefetch=8)
-    assert one.room() == 0
+    assert one.fetch_count() == 0
     for _ in range(4):
-        one.finished(one.next(100), {}, 100)
-    assert one.room() == 4
-    one.next(100)
-    assert one.room() == 4  # what is being handled counts
+        one.finished(one.next_job(100), {}, 100)
+    assert one.fetch_count() == 4
+    one.next_job(100)
+    assert one.fetch_count() == 4  # what is being handled counts
     one.stopping = True
-    assert one.room() == 0
+    assert one.fetch_count() == 0
 
 
 def test_what_nobody_began_is_given_back() -> None:
     one = desk("a", "b", "c")
-    one.next(100)
+    one.next_job(100)
     one.give_back(101)
-    assert one.take_acks() == [AckList(["-b", "-c"], 0.0, STOPPED)]
+    assert one.take_acks() == [AckList(["-b", "-c"], 0.0, STOPPED_ERROR)]
 
 
 def test_at_most_once_holds_and_tells_nothing() -> None:
     one = desk("a", "b", mode="at-most-once")
-    job = one.next(500)
+    job = one.next_job(500)
     assert ids_of(job) == ["a"]
     one.finished(job, {"a": ValueError()}, 501)
-    assert (one.held, one.take_acks(), one.extend_due_s(501)) == ({}, [], None)
+    assert (one.in_hand, one.take_acks(), one.extend_due_s(501)) == ({}, [], None)
 
 
 def test_at_most_once_messages_are_handled_however_late() -> None:
     """A topic may be at-most-once though the consumer is not: there is no lease, to lose or to extend."""
     one = desk(now=100)
-    one.arrived([Message(id="a"), Message(id="b"), leased("c")], 100)
+    one.add_fetched([Message(id="a"), Message(id="b"), leased("c")], 100)
     assert one.holds(Message(id="a"), 500)
-    assert one.to_extend(105) == ["c"]
-    job = one.next(500)
+    assert one.ids_to_extend(105) == ["c"]
+    job = one.next_job(500)
     assert ids_of(job) == ["a"]
     one.finished(job, {"a": ValueError()}, 501)
-    assert ids_of(one.next(501)) == ["b"]
+    assert ids_of(one.next_job(501)) == ["b"]
     assert one.take_acks() == []
-    assert one.next(501) == []
+    assert one.next_job(501) == []
     assert one.counts == {"fetched": 3, "handled": 0, "failed": 1, "lost": 1}
 
 
@@ -402,7 +405,7 @@ def test_an_exception_that_cannot_say_what_it_is_has_its_name() -> None:
             return self.args[0]  # type: ignore[no-any-return]
 
     one = desk("a")
-    one.finished(one.next(100), {"a": Odd(404)}, 100)
+    one.finished(one.next_job(100), {"a": Odd(404)}, 100)
     assert one.take_acks() == [AckList(["-a"], None, "Odd")]
     assert error_text(Odd("text")) == "Odd: text"
 
@@ -427,24 +430,24 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
     body=st.binary(max_size=50),
     delay=st.none() | st.floats(0, 1e9),
     ttr=st.none() | st.floats(0.1, 1e6),
-    priority=st.none() | st.sampled_from(wire.PRIORITIES),
+    priority=st.none() | st.sampled_from(outgoing.PRIORITIES),
     expires=st.none() | st.integers(0, 2**41),
     headers=st.none() | st.dictionaries(names, texts, max_size=3),
 )
 def test_our_bson_is_bson(body: bytes, headers: dict[str, str] | None, expires: int | None, **fields: Any) -> None:
-    out = wire.outgoing(body, "ü-1", headers=headers, expires=expires, **fields)
-    (found,) = bson.decode_all(wire.as_bson([out], out.put_s))
+    out = outgoing.outgoing_message(body, "ü-1", headers=headers, expires=expires, **fields)
+    (found,) = bson.decode_all(outgoing.batch_to_bson([out], out.put_s))
     wanted = {"id": "ü-1", **fields, "expires_ms": expires, "headers": headers or None, "body": body}
     assert found == {name: value for name, value in wanted.items() if value is not None}
 
 
 @pytest.mark.parametrize("body", [b"bytes", "json"])
 def test_lingering_and_retried_puts_keep_their_due_time(body: Any) -> None:
-    out = wire.outgoing(body, "a", delay=60.0, put_s=1000.0)
+    out = outgoing.outgoing_message(body, "a", delay=60.0, put_s=1000.0)
     for later, left in ((0.0, 60.0), (0.5, 59.5), (70.0, 0.0)):
-        request = wire.produce("t", [out], 1000.0 + later)
+        request = outgoing.produce_request("t", [out], 1000.0 + later)
         assert request.body is not None
-        (found,) = bson.decode_all(request.body) if request.kind == wire.BSON else json.loads(request.body)["messages"]
+        (found,) = bson.decode_all(request.body) if request.content_type == wire.BSON else json.loads(request.body)["messages"]
         assert found["delay"] == left
 
 
@@ -452,7 +455,7 @@ documents = st.fixed_dictionaries(
     {"due_ms": st.integers(0, 2**41).map(Int64), "created_ms": st.integers(0, 2**41).map(Int64)}
     | {"ready_ms": st.integers(0, 2**41).map(Int64), "lease_until_ms": st.integers(0, 2**41).map(Int64)}
     | {"attempt": st.integers(1, 99), "headers": st.just({}) | st.dictionaries(names, texts, max_size=2)}
-    | {"priority": st.sampled_from(wire.PRIORITIES), "id": names, "body": st.binary(max_size=40) | texts | st.integers(0, 99)}
+    | {"priority": st.sampled_from(outgoing.PRIORITIES), "id": names, "body": st.binary(max_size=40) | texts | st.integers(0, 99)}
 )
 
 
@@ -461,7 +464,7 @@ documents = st.fixed_dictionaries(
 def test_fetched_bson_is_read_in_any_order_of_fields(found: list[dict[str, Any]], turned: bool) -> None:
     if turned:
         found = [dict(reversed(document.items())) for document in found]
-    read = wire.from_bson(b"".join(map(bson.encode, found)))
+    read = fetched.messages_from_bson(b"".join(map(bson.encode, found)))
     assert [{name: getattr(message, name) for name in ("id", "headers", "attempt", "due_ms", "body")} for message in read] == [
         {name: document[name] for name in ("id", "headers", "attempt", "due_ms", "body")} for document in found
     ]
@@ -475,13 +478,13 @@ def test_broken_bson_is_a_bad_answer_and_nothing_else(data: bytes) -> None:
     )
     for some in (data, good[:-1] + data, good + data):
         try:
-            wire.from_bson(some)
+            fetched.messages_from_bson(some)
         except errors.BadAnswer:
             pass
 
 
 def test_a_value_that_bson_does_not_have_comes_as_json() -> None:
-    (found,) = wire.from_bson(bson.encode({"id": "a", "body_json": str(2**70)}))
+    (found,) = fetched.messages_from_bson(bson.encode({"id": "a", "body_json": str(2**70)}))
     assert found.body == 2**70
 
 
@@ -495,19 +498,19 @@ def test_a_number_that_fits_no_type_leaves_its_neighbours_readable(text: bytes, 
     each = b'{"id": "a", "state": "sleep", "due_ms": 5, "group": "g", "body": %s}' % body
     two = b'{"messages": [{"id": "b", "state": "sleep", "due_ms": 5, "group": "g", "body_base64": "AP8="}, %s]}' % each
     answer = Answer(200, {}, two)
-    for parse in (wire.parse_fetched, calls.browse_page("t").parse, calls.dead_page("t").parse):
+    for parse in (fetched.parse_fetched, calls.browse_page("t").parse, dead_calls.dead_page("t").parse):
         found: Any = parse(answer)
         assert [message.body for message in getattr(found, "messages", found)] == [b"\x00\xff", odd]
     assert calls.get("t", "a").parse(Answer(200, {}, each)).body == odd
     documents = bson.encode({"id": "b", "body": 1}) + bson.encode({"id": "a", "body_json": body.decode()})
-    assert [message.body for message in wire.from_bson(documents)] == [1, odd]
+    assert [message.body for message in fetched.messages_from_bson(documents)] == [1, odd]
 
 
 @pytest.mark.parametrize(
     "text", [b"<html>", b"NaN", b'{"messages": [{"id": 5}]}', b'{"messages": [{"id": 1e999}]}', b'{"messages": 1e999', b""]
 )
 def test_what_is_no_answer_is_still_none(text: bytes) -> None:
-    for parse in (wire.parse_fetched, calls.browse_page("t").parse):
+    for parse in (fetched.parse_fetched, calls.browse_page("t").parse):
         with pytest.raises(errors.BadAnswer):
             parse(Answer(200, {}, text))
 
@@ -529,9 +532,11 @@ class Name(str):
     ],
 )
 def test_fields_of_odd_types_do_not_break_their_batch(body: Any, odd: Any, plain: Any) -> None:
-    request = wire.produce("t", [wire.outgoing(body, Name("x"), **odd), wire.outgoing(body, "y")], 0.0)
+    request = outgoing.produce_request(
+        "t", [outgoing.outgoing_message(body, Name("x"), **odd), outgoing.outgoing_message(body, "y")], 0.0
+    )
     assert request.body is not None
-    found = bson.decode_all(request.body) if request.kind == wire.BSON else json.loads(request.body)["messages"]
+    found = bson.decode_all(request.body) if request.content_type == wire.BSON else json.loads(request.body)["messages"]
     given = {name: value for name, value in found[0].items() if not name.startswith("body")}
     assert repr(sorted(given.items())) == repr(sorted({"id": "x", **plain}.items()))  # True is no number
     assert found[1]["id"] == "y"

@@ -157,7 +157,7 @@ def test_a_bad_message_is_refused_where_it_is_put(client: Client, topic: str, fi
 
 
 def test_put_many_says_which_one_and_how_many_before_it(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turtlemq.client.sync.REQUEST_COUNT", 10)
+    monkeypatch.setattr("turtlemq.client.sending.REQUEST_COUNT", 10)
     messages = [NewMessage(body=n, due=2**50 if n == 25 else None) for n in range(30)]
     with pytest.raises(errors.InvalidFireAt) as met:
         client.put_many(topic, messages)

@@ -35,7 +35,10 @@ RINGS = {
     "turtlemq.server": "shell",
     "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
-    **{f"turtlemq.client.{name}": "pure" for name in "calls consumer_state errors results sending wire".split()},
+    **{
+        f"turtlemq.client.{name}": "pure"
+        for name in "batching calls consumer_flows consumer_state dead_calls errors fetched outgoing results sending wire".split()
+    },
     "turtlemq.engine": "engine",
     "turtlemq.backup": "engine",
     "turtlemq.data_folder": "engine",
@@ -427,7 +430,7 @@ def test_an_outward_import_is_an_offence(path: str, text: str) -> None:
     [
         ("turtlemq/cli.py", "import turtlemq.server, turtlemq.engine, turtlemq.model"),
         ("turtlemq/cli.py", "import turtlemq.client"),
-        ("turtlemq/client/sync.py", "from turtlemq.client import flow, options"),
+        ("turtlemq/client/sync.py", "from turtlemq.client import sending, options"),
         ("turtlemq/engine.py", "from turtlemq import broker, index, door\nfrom turtlemq.segment.log import Log"),
         ("turtlemq/index/tree.py", "from turtlemq.index.run import Run\nfrom turtlemq.segment import names"),
         ("turtlemq/segment/log.py", "from turtlemq.storage.door import Door\nfrom . import format"),

@@ -1,4 +1,4 @@
-"""The client: put messages that wait, and handle them when they are due.
+"""The Python client: put messages that sleep until they are due, and consume them.
 
     from turtlemq.client import Client, Consumer, Producer
 
@@ -7,8 +7,10 @@
 
     Consumer("orders", lambda message: print(message.body)).run()
 
-`AsyncClient`, `AsyncProducer` and `AsyncConsumer` are the same for asyncio; they need aiohttp, which is loaded only for them.
-See docs/CLIENT.md.
+`AsyncClient`, `AsyncProducer` and `AsyncConsumer` do the same with asyncio; aiohttp is loaded only for them. The protocol is pure
+code, which both shells run: `wire`, `outgoing` and `fetched` (encoding), `calls`, `sending` (retries), `batching`,
+`consumer_state` and `consumer_flows`. The shells are `sync`, `producer`, `consumer`, and for asyncio the `aio` modules.
+User guide: docs/CLIENT.md. Words: docs/GLOSSARY.md.
 """
 
 from __future__ import annotations
@@ -20,16 +22,22 @@ from turtlemq.client.consumer import Consumer
 from turtlemq.client.consumer_state import ConsumerOptions, Retry
 from turtlemq.client.dedup import Dedup
 from turtlemq.client.errors import ClientError
+from turtlemq.client.fetched import Message
 from turtlemq.client.options import NewMessage, new_id
 from turtlemq.client.producer import Producer, Put
 from turtlemq.client.sync import Client
-from turtlemq.client.wire import Message
 
 if TYPE_CHECKING:
     from turtlemq.client.aio import AsyncClient
-    from turtlemq.client.aio_workers import AsyncConsumer, AsyncProducer, AsyncPut
+    from turtlemq.client.aio_consumer import AsyncConsumer
+    from turtlemq.client.aio_producer import AsyncProducer, AsyncPut
 
-_ASYNC = ("AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncPut")  # loaded when they are asked for
+_ASYNC = {  # name: module, imported at the first use
+    "AsyncClient": "aio",
+    "AsyncConsumer": "aio_consumer",
+    "AsyncProducer": "aio_producer",
+    "AsyncPut": "aio_producer",
+}
 
 __all__ = [
     "Client",
@@ -53,7 +61,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ASYNC:
-        from turtlemq.client import aio_workers
+        from importlib import import_module
 
-        return getattr(aio_workers, name)
+        return getattr(import_module(f"turtlemq.client.{_ASYNC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,13 @@
-"""The client for asyncio, over aiohttp: the same calls, following the same rules. A client belongs to one event loop."""
+"""Client for asyncio, over aiohttp: the calls of `Client` as coroutines. Belongs to one event loop.
+
+The requests themselves are in `calls`, retries in `sending`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -12,36 +16,47 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
 import aiohttp
 from yarl import URL
 
-from turtlemq.client import calls, sending
+from turtlemq.client import calls, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
-from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, Sink, new_id, outgoing_all
-from turtlemq.client.results import DeadLetter, Look
+from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
+from turtlemq.client.outgoing import Priority, outgoing_message
+from turtlemq.client.results import DeadLetter, MessageView
 from turtlemq.client.sending import Call, Flow, Pause, Send
-from turtlemq.client.wire import Answer, Priority, Request, error_of, outgoing, path
+from turtlemq.client.wire import Answer, Request, error_of, path
 
 T = TypeVar("T")
 P = ParamSpec("P")
-PIECE = 1 << 16
+READ_BYTES = 1 << 16
 
 
 def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """A call as a method that sends it and awaits the answer."""
+    """A coroutine method that sends a call and awaits its result."""
 
     @functools.wraps(build)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.run(sending.ask(build(*args, **kwargs), self.options.rules))
+        return await self.run(sending.run_call(build(*args, **kwargs), self.options.policy))
 
     method.__doc__ = (build.__doc__ or "").partition("\n\n    >>>")[0]
     return method
 
 
+async def wait_until(event: asyncio.Event, end_s: float | None) -> bool:
+    """Wait for an event until a time of `time.monotonic`. Returns whether it came."""
+    try:
+        async with asyncio.timeout(None if end_s is None else max(0.0, end_s - time.monotonic())):
+            await event.wait()
+        return True
+    except TimeoutError:
+        return False
+
+
 class AsyncClient:
-    """`Client` for asyncio: the same arguments and calls.
+    """`Client` for asyncio, with its arguments and calls.
 
     >>> async def story():
-    ...     async with AsyncClient(client.options.urls) as mine:
-    ...         await mine.put("orders", {"close": 17}, id="order-17")
-    ...         return [message.body for message in await mine.fetch("orders", wait=5)]
+    ...     async with AsyncClient(client.options.urls) as async_client:
+    ...         await async_client.put("orders", {"close": 17}, id="order-17")
+    ...         return [message.body for message in await async_client.fetch("orders", wait=5)]
     >>> asyncio.run(story())
     [{'close': 17}]
     """
@@ -56,10 +71,10 @@ class AsyncClient:
         try_timeout: float = 10.0,
         user_agent: str | None = None,
     ) -> None:
-        self.options = Options.of(url, token, cacert, timeout, try_timeout, user_agent)
+        self.options = Options.from_arguments(url, token, cacert, timeout, try_timeout, user_agent)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
-        self._at = 0
+        self._server = ServerRotation(self.options.urls)
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,71 +83,67 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close its connections. Calls that come later are a `Closed`."""
+        """Close its connections. Later calls raise `Closed`."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
+        """The session, made at the first request, inside the event loop."""
         if self._closed:
             raise Closed("this client was closed; make a new one")
         if self._session is None:
-            secure: Any = True
+            tls: Any = True
             if self.options.cacert is not None:
                 import ssl
 
-                secure = ssl.create_default_context(cafile=self.options.cacert)
-            connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=50)
+                tls = ssl.create_default_context(cafile=self.options.cacert)
+            connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
             self._session = aiohttp.ClientSession(connector=connector)
-            self._session._retry_connection = False  # it would try again by itself, and nobody would know that it did
+            self._session._retry_connection = False  # its own silent retry would bypass the retry policy
         return self._session
 
     async def send(self, step: Send, sink: Sink | None = None) -> Answer:
-        """Ask once. A good body goes into `sink`, if there is one."""
-        session, request = self._open(), step.request
-        url = self.options.urls[self._at]
-        whole = None if sink is not None else step.timeout_s
-        timeout = aiohttp.ClientTimeout(total=whole, sock_connect=step.timeout_s, sock_read=step.timeout_s)
+        """Send a request once. The body of a success goes to `sink`."""
+        session, request = self._open_session(), step.request
+        url = self._server.url
+        total_s = None if sink is not None else step.timeout_s
+        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=step.timeout_s, sock_read=step.timeout_s)
         headers = self.options.headers(step)
-        target = URL(url + request.path, encoded=True)  # it is quoted already
+        target = URL(url + request.path, encoded=True)  # the path is quoted already
         try:
             async with session.request(
                 request.method, target, data=request.body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 if sink is not None and response.status < 300:
-                    async for piece in response.content.iter_chunked(PIECE):
+                    async for piece in response.content.iter_chunked(READ_BYTES):
                         sink.write(piece)
                 body = await response.read() if sink is None or response.status >= 300 else b""
                 if response.status in (502, 503):
-                    self._turn(url)
+                    self._server.note_failure(url)
                 return Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, body)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if sink is not None and error is sink.error:
                 raise
-            self._turn(url)
+            self._server.note_failure(url)
             raise ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}") from error
 
-    def _turn(self, url: str) -> None:
-        """This server failed: the next one, please."""
-        if self.options.urls[self._at] == url:
-            self._at = (self._at + 1) % len(self.options.urls)
-
-    async def run(self, steps: Flow[T]) -> T:
-        """Do what a flow asks for, and return what it returns."""
+    async def run(self, flow: Flow[T]) -> T:
+        """Perform the steps of a flow. Returns its result."""
         try:
-            step = next(steps)
+            step = next(flow)
             while True:
                 try:
-                    done = await (asyncio.sleep(step.seconds) if isinstance(step, Pause) else self.send(step))
-                except ConnectionFailed as failed:
-                    step = steps.throw(failed)
+                    answer = await (asyncio.sleep(step.seconds) if isinstance(step, Pause) else self.send(step))
+                except ClientError as error:
+                    step = flow.throw(error)
                 else:
-                    step = steps.send(done)
+                    step = flow.send(answer)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
         finally:
-            steps.close()
+            flow.close()
 
     async def put(
         self,
@@ -147,22 +158,16 @@ class AsyncClient:
         expires: int | datetime | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> str:
-        """Store one message, durably, and return its id. See `Client.put`."""
-        now = self.options.rules.now()
+        """Store one message durably. Returns its id. Arguments as of `Client.put`."""
+        now = self.options.policy.now()
         more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
-        out = outgoing(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
-        return (await self.run(sending.store(topic, [out], self.options.rules))).ids[0]
+        out = outgoing_message(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
+        return (await self.run(sending.store_batch(topic, [out], self.options.policy))).ids[0]
 
     async def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
-        """Store many messages and return their ids. See `Client.put_many`."""
-        batch = outgoing_all(messages, self.options.rules.now())
-        ids: list[str] = []
-        for part in [batch] if together and batch else sending.chunks(batch, REQUEST_COUNT, REQUEST_BYTES):
-            try:
-                ids += (await self.run(sending.store(topic, part, self.options.rules))).ids
-            except ClientError as error:
-                raise sending.after(error, len(ids)) from error
-        return ids
+        """Store many messages and return their ids. Arguments and errors as of `Client.put_many`."""
+        batch = outgoing_messages(messages, self.options.policy.now())
+        return await self.run(sending.store_all(topic, batch, self.options.policy, together=together))
 
     fetch = _method(calls.fetch)
     ack = _method(calls.ack)
@@ -182,36 +187,32 @@ class AsyncClient:
     place_group = _method(calls.place_group)
     group = _method(calls.group)
     drop_group = _method(calls.drop_group)
-    dead_page = _method(calls.dead_page)
-    dead_summary = _method(calls.dead_summary)
-    requeue_dead = _method(calls.requeue_dead)
-    delete_dead = _method(calls.delete_dead)
+    dead_page = _method(dead_calls.dead_page)
+    dead_summary = _method(dead_calls.dead_summary)
+    requeue_dead = _method(dead_calls.requeue_dead)
+    delete_dead = _method(dead_calls.delete_dead)
 
-    async def browse(self, topic: str, **which: Any) -> AsyncIterator[Look]:
-        """All sleepers by due time, a page at a time; arguments as of `browse_page`."""
-        cursor: str | None = None
-        while True:
-            page = await self.browse_page(topic, **which, cursor=cursor)
-            for found in page.messages:
-                yield found
+    async def browse(self, topic: str, **filters: Any) -> AsyncIterator[MessageView]:
+        """All sleepers by due time, fetched page by page; arguments as of `browse_page`."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self.browse_page(topic, **filters, cursor=cursor or None)
+            for message in page.messages:
+                yield message
             cursor = page.cursor
-            if cursor is None:
-                return
 
-    async def dead(self, topic: str, **which: Any) -> AsyncIterator[DeadLetter]:
-        """All dead letters in the order in which they died, a page at a time; arguments as of `dead_page`."""
-        cursor: str | None = None
-        while True:
-            page = await self.dead_page(topic, **which, cursor=cursor)
-            for found in page.messages:
-                yield found
+    async def dead(self, topic: str, **filters: Any) -> AsyncIterator[DeadLetter]:
+        """All dead letters in the order of their deaths, fetched page by page; arguments as of `dead_page`."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self.dead_page(topic, **filters, cursor=cursor or None)
+            for letter in page.messages:
+                yield letter
             cursor = page.cursor
-            if cursor is None:
-                return
 
     async def export_dead(self, topic: str, file: BinaryIO) -> None:
-        """Write all dead letters into a file, a JSON object a line. See `Client.export_dead`."""
-        step = Send(Request("GET", path(topic, "dead", "export")), self.options.rules.try_s, None)
+        """Write all dead letters into a file, a JSON object a line. They are streamed, so memory stays small; not tried again."""
+        step = Send(Request("GET", path(topic, "dead", "export")), self.options.policy.try_timeout_s, None)
         answer = await self.send(step, Sink(file))
         if answer.status >= 300:
             raise error_of(answer)

@@ -1,7 +1,7 @@
-"""Fetch, handle, acknowledge: a consumer with threads. The rules are in `desk`; here are the threads that follow them.
+"""Consumer with threads: one fetches, one sends acks, one extends leases, and `concurrency` of them run the handler.
 
-One fetches, one sends acks, one extends leases, and `concurrency` of them handle. All share one lock, and each kind waits on a
-condition of its own, so that a message that is done wakes nobody who has nothing to do.
+All share one lock. Each kind of thread waits on its own condition, so that a finished message wakes only threads with work to do.
+The decisions are in `consumer_state`, the requests in `consumer_flows`; the asyncio consumer is in `aio_consumer`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from turtlemq.client import calls, sending
-from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, Retry, all_failed, fetch_for
-from turtlemq.client.errors import ClientError, TimedOut
-from turtlemq.client.sending import FOREVER
-from turtlemq.client.sync import Client, Connection, stop_sending
-from turtlemq.client.wire import Message
+from turtlemq.client import consumer_flows
+from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
+from turtlemq.client.fetched import Message
+from turtlemq.client.options import refuse_client_arguments
+from turtlemq.client.sync import Client, Connection, end_long_poll
 
 log = logging.getLogger("turtlemq.client")
-SIGNAL_S = 0.2  # how soon a signal is noticed
+SIGNAL_S = 0.2  # signals are noticed within this time
 Handler = Callable[[Message], object] | Callable[[list[Message]], Mapping[str, BaseException | str] | None]
 
 
 class Stopping(Exception):
-    """The consumer stops, so whatever waits ends."""
+    """Ends a wait of the fetching thread: the consumer stops."""
 
 
 class Consumer:
     """Hands the messages of a topic to a handler, and acknowledges them when it returns.
 
     A handler that raises has failed: the message comes again after the topic's back-off, or after the delay of `Retry(delay=…)`.
-    With `batch=n` it gets a list, and may return {id: error} for those that failed. Other arguments are those of `Terms`; without
-    a client it makes one of its own from what is left.
+    With `batch=n` it gets a list, and may return {id: error} for those that failed. Other arguments are those of
+    `ConsumerOptions`; without a `client` it makes its own from the arguments of `Client`.
 
     >>> _ = client.put("orders", {"close": 17})
     >>> def handle(message):
@@ -47,56 +46,54 @@ class Consumer:
     {'close': 17}
     """
 
-    def __init__(self, topic: str, handler: Handler, client: Client | None = None, **how: Any) -> None:
-        terms = {name: how.pop(name) for name in list(how) if name in ConsumerOptions.__dataclass_fields__}
-        if client is not None and how:
-            raise TypeError(f"with a client there are no {', '.join(how)}")
+    def __init__(self, topic: str, handler: Handler, client: Client | None = None, **arguments: Any) -> None:
+        self.options = ConsumerOptions.take_from(arguments, topic)
+        refuse_client_arguments(client, arguments)
         if inspect.iscoroutinefunction(handler):
             raise TypeError("a coroutine function is a handler for AsyncConsumer")
-        self.options = ConsumerOptions(topic, **terms)
         self.handler: Callable[[Any], Any] = handler
         self._owned = client is None
-        self.client = Client(**how) if client is None else client
-        self._rules = self.client.options.rules
+        self.client = Client(**arguments) if client is None else client
+        self._policy = self.client.options.policy
         self._state = ConsumerState(self.options)
         self._lock = threading.Lock()
-        made = [threading.Condition(self._lock) for _ in range(5)]
-        self._room, self._jobs, self._acks, self._leases, self._idle = self._conditions = made
-        self._stopped = threading.Event()  # no more fetching
-        self._ended = threading.Event()  # no more anything
-        self._polling: Connection | None = None
+        conditions = [threading.Condition(self._lock) for _ in range(5)]
+        self._room, self._jobs, self._acks, self._leases, self._idle = self._conditions = conditions
+        self._stopped = threading.Event()  # fetching ends
+        self._ended = threading.Event()  # all threads end
+        self._polling: Connection | None = None  # of the long poll, until its messages are queued
         self._signalled = False
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many messages were fetched, handled, failed, lost (their lease ended before they were acknowledged)."""
+        """Messages fetched, handled, failed, and lost (their lease ended before their ack)."""
         with self._lock:
             return dict(self._state.counts)
 
     def holds(self, message: Message) -> bool:
-        """Is this message still ours alone? For handlers that want to be sure before they do what cannot be undone."""
+        """Whether no other consumer can have this message now. For handlers to ask before an effect that cannot be undone."""
         with self._lock:
             return self._state.holds(message, time.monotonic())
 
     # Life
 
     def start(self) -> Self:
-        """Begin, in threads of its own."""
+        """Start the threads and return."""
         if self._threads:
             raise RuntimeError("a consumer starts once; make a new one")
-        work = [self._fetch_all, self._ack_all, self._extend_all] + [self._handle_all] * self.options.concurrency
+        loops = [self._fetch_loop, self._ack_loop, self._extend_loop] + [self._handle_loop] * self.options.concurrency
         name = f"turtlemq-{self.options.topic}-{self.options.group}"
-        self._threads = [threading.Thread(target=self._guard, args=(one,), name=name, daemon=True) for one in work]
+        self._threads = [threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
         return self
 
     def run(self, *, signals: bool = False, timeout: float = 30.0) -> None:
-        """Work until somebody calls `stop`, or something is wrong that will not change, which is raised.
+        """Work until `stop` is called, or until a permanent error, which is raised.
 
-        signals: SIGTERM and SIGINT stop it gracefully, within `timeout` seconds. Else Ctrl-C does so, and is raised afterwards.
+        signals: SIGTERM and SIGINT stop it gracefully, within `timeout` seconds. Without, Ctrl-C does so and is then raised.
         """
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT) if signals}
         try:
@@ -104,27 +101,27 @@ class Consumer:
             try:
                 while not self._stopped.wait(SIGNAL_S) and not self._signalled:
                     pass
-            finally:  # after a KeyboardInterrupt, too: nothing goes on behind the caller's back
+            finally:  # after a KeyboardInterrupt, too: no thread may work on after the return
                 self.stop(timeout=timeout)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True  # nothing more: whoever was interrupted may hold any lock
+        self._signalled = True  # nothing more: the interrupted code may hold any lock
 
     def stop(self, *, timeout: float = 30.0, wait: bool = True) -> None:
-        """Fetch no more, finish what is in hand, send the acks. After `timeout` seconds, what nobody began is given back.
+        """Stop gracefully: fetch no more, finish the messages in hand, send the acks.
 
-        A handler that does not end by then is left alone; its message comes again when the lease is over. With `wait=False`, or
-        called by a handler, it only begins to stop.
+        After `timeout` seconds, messages that are not begun are given back. A handler that still runs then is left alone; its
+        message comes again when the lease ends. With `wait=False`, or called by a handler, this only begins the stop.
         """
         self._stopped.set()
         end = time.monotonic() + timeout
         with self._lock:
             self._state.stopping = True
-            if self._polling is not None and not self.options.auto:
-                stop_sending(self._polling)
+            if self._polling is not None and not self.options.at_most_once:
+                end_long_poll(self._polling)
             self._wake_all()
             if not wait or threading.current_thread() in self._threads:
                 return
@@ -149,13 +146,13 @@ class Consumer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    def _guard(self, work: Callable[[], None]) -> None:
-        """A thread: what goes wrong in it stops the consumer, and is raised by `stop` or `run`."""
+    def _guard(self, loop: Callable[[], None]) -> None:
+        """Run a thread. An exception stops the consumer, and `stop` or `run` raises it."""
         try:
-            work()
+            loop()
         except Stopping:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised again where somebody sees it
+        except BaseException as error:  # noqa: BLE001 - raised again by `stop`
             log.error("event=consumer_failed topic=%s group=%s error=%s", self.options.topic, self.options.group, error)
             self._error = self._error or error
             self._stopped.set()
@@ -164,31 +161,28 @@ class Consumer:
                 self._wake_all()
 
     def _wake_all(self) -> None:
-        """Everybody looks again at what there is to do. With the lock."""
+        """Wake every thread, so that it checks its condition again. Requires the lock."""
         for condition in self._conditions:
             condition.notify_all()
 
     # Fetching
 
-    def _fetch_all(self) -> None:
+    def _fetch_loop(self) -> None:
         while True:
             with self._lock:
-                self._room.wait_for(lambda: self._state.stopping or self._state.room() > 0)
-                count = self._state.room()
+                self._room.wait_for(lambda: self._state.stopping or self._state.fetch_count() > 0)
+                count = self._state.fetch_count()
             if self._stopped.is_set():
                 return
             self._fetch(count)
 
     def _fetch(self, count: int) -> None:
-        call = fetch_for(self.options, count)
+        flow = consumer_flows.fetch(self.options, count, self._policy)
         try:
-            steps = sending.exchange(lambda _: call.request, self._rules, FOREVER, patient=True)
-            answer = self.client.run(steps, pause=self._pause, watch=self._watch)
-            came_s = time.monotonic()
-            found = call.parse(answer)
+            messages, arrived_s = self.client.run(flow, sleep=self._sleep, on_connection=self._note_polling)
             with self._lock:
-                self._state.arrived(found, came_s)
-                self._jobs.notify(len(found))
+                self._state.add_fetched(messages, arrived_s)
+                self._jobs.notify(len(messages))
                 self._leases.notify()
         finally:
             with self._lock:
@@ -196,30 +190,30 @@ class Consumer:
                 if self._state.stopping:
                     self._wake_all()
 
-    def _pause(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         if self._stopped.wait(seconds):
             raise Stopping
 
-    def _watch(self, connection: Connection | None) -> None:
-        """Know which connection a long poll is on, so that `stop` can end it."""
+    def _note_polling(self, connection: Connection | None) -> None:
+        """Note the connection of a long poll, so that `stop` can end it."""
         with self._lock:
             if connection is not None and self._state.stopping:
                 raise Stopping
-            self._polling = connection or self._polling  # until what it brought is on the desk
+            self._polling = connection or self._polling  # `_fetch` clears it when the messages are queued
 
     # Handling
 
-    def _handle_all(self) -> None:
+    def _handle_loop(self) -> None:
         while True:
             with self._lock:
-                while not (job := self._state.next(time.monotonic())):
+                while not (job := self._state.next_job(time.monotonic())):
                     if self._ended.is_set() or (self._state.stopping and self._polling is None and not self._state.queue):
                         return
                     self._jobs.wait()
             errors: Mapping[str, BaseException | str] | None = None
             try:
                 errors = self._handle(job)
-            finally:  # even if the thread is to end: what was not handled is not acknowledged
+            finally:  # also if the thread is to end: a message that was not handled must not be acked
                 with self._lock:
                     self._state.finished(job, all_failed(job) if errors is None else errors, time.monotonic())
                     if self._state.stopping:
@@ -228,18 +222,16 @@ class Consumer:
                     self._room.notify()
 
     def _handle(self, job: list[InHand]) -> Mapping[str, BaseException | str]:
-        messages = [held.message for held in job]
+        messages = [item.message for item in job]
         try:
-            said = self.handler(messages if self.options.batch else messages[0])
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is for the record of its message
-            level = logging.INFO if isinstance(error, Retry) else logging.WARNING  # the one is meant, the other is not
-            log.log(level, "event=handler_failed topic=%s id=%s error=%r", self.options.topic, messages[0].id, error)
-            return all_failed(job, error)
-        return said if self.options.batch and isinstance(said, Mapping) else {}
+            result = self.handler(messages if self.options.batch else messages[0])
+        except Exception as error:  # noqa: BLE001 - any exception of a handler becomes the error of its message
+            return consumer_flows.handler_raised(self.options, job, error)
+        return result if self.options.batch and isinstance(result, Mapping) else {}
 
     # Acks and leases
 
-    def _ack_all(self) -> None:
+    def _ack_loop(self) -> None:
         while True:
             with self._lock:
                 while (due := self._state.acks_due_s()) is None or due > time.monotonic():
@@ -254,19 +246,14 @@ class Consumer:
             return self._state.take_acks()
 
     def _send_acks(self, acks: AckList, deadline_s: float) -> None:
-        """Send acks; if that fails for as long as a lease, they come to nothing, and the messages again."""
-        terms = self.options
-        call = calls.ack(terms.topic, acks.acks, group=terms.group, retry_delay=acks.delay, error=acks.error)
         try:
-            call.parse(self.client.run(sending.exchange(call.since(time.monotonic()), self._rules, deadline_s, patient=True)))
-        except ClientError as error:
-            log.warning("event=ack_failed topic=%s count=%d error=%s", terms.topic, len(acks.acks), error)
+            self.client.run(consumer_flows.send_acks(self.options, acks, self._policy, deadline_s))
         finally:
             with self._lock:
-                self._state.acked(len(acks.acks))
+                self._state.acks_done(len(acks.acks))
                 self._idle.notify_all()
 
-    def _extend_all(self) -> None:
+    def _extend_loop(self) -> None:
         while True:
             with self._lock:
                 while (due := self._state.extend_due_s(time.monotonic())) is None or due > time.monotonic():
@@ -274,22 +261,9 @@ class Consumer:
                         return
                     self._leases.wait(None if due is None else max(0.0, due - time.monotonic()))
                 asked_s = time.monotonic()
-                ids = self._state.to_extend(asked_s)
-                deadline_s = self._state.first_end_s(ids)
-            self._extend(ids, asked_s, deadline_s)
-
-    def _extend(self, ids: list[str], asked_s: float, deadline_s: float) -> None:
-        terms = self.options
-        call = calls.extend(terms.topic, ids, terms.ttr, group=terms.group)
-        unknown: list[str] = []
-        try:
-            unknown = call.parse(
-                self.client.run(sending.exchange(lambda _: call.request, self._rules, deadline_s, patient=True))
-            ).unknown
-        except TimedOut:  # these leases are over; nothing to note
-            return
-        except ClientError as error:
-            log.warning("event=extend_failed topic=%s count=%d error=%s", terms.topic, len(ids), error)
-            unknown = ids
-        with self._lock:
-            self._state.extended(ids, unknown, asked_s)
+                ids = self._state.ids_to_extend(asked_s)
+                deadline_s = self._state.first_lease_end_s(ids)
+            lost = self.client.run(consumer_flows.extend(self.options, ids, self._policy, deadline_s))
+            if lost is not None:
+                with self._lock:
+                    self._state.extended(ids, lost, asked_s)

@@ -1,9 +1,10 @@
-"""What a consumer has in hand, and what is to be done about it: fetch, handle, acknowledge, extend. No clock, no threads. Pure.
+"""State of a consumer: the messages in hand, their leases, and the acks to send. No clock, no threads. Pure.
 
-Leases are counted on this side's clock, from the moment in which the answer came, and a tenth shorter than they are, for the
-answer was on its way for a while; extended ones from when that was asked for. What has waited in the queue until its lease ran
-out is not handled: another consumer may have it. An ack of success is sent even then, for the work is done; one of failure is
-not, for it would fail the other's attempt. What was settled before it came has no lease, and cannot be lost.
+Leases are measured on the clock of this side. A new one counts from the arrival of the answer and a tenth shorter than granted,
+since the answer was on its way for a while; an extended one counts from the moment of the request. A message whose lease ended in
+the queue is not handled: another consumer may have it. After a lost lease an ack of success is still sent, since the work is
+done; a failure is not, since it would fail the attempt of the other consumer. Messages that were acked on delivery
+(at-most-once) have no lease and cannot be lost. The requests are in `consumer_flows`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from turtlemq.client.calls import GROUP, fetch
-from turtlemq.client.sending import Call
-from turtlemq.client.wire import Message, seconds
+from turtlemq.client.calls import GROUP
+from turtlemq.client.fetched import Message
+from turtlemq.client.wire import as_seconds
 
 FETCH_MAX = 10_000
 ERROR_CHARS_MAX = 4_000
-RETRY_S_MAX = 1e9  # a server refuses what reaches beyond its calendar, and all acks of that list with it
-SURE = 0.9  # of a lease
-RENEW = 2 / 3  # a lease is extended when this much of it is left
-AUTO_WAIT_S = 2.0  # a long poll whose messages would be lost with it is not cut off, so it is short
-STOPPED = "the consumer stopped before it came to this message"
+RETRY_S_MAX = 1e9  # the server refuses a delay beyond its latest due time, and the whole ack list with it
+LEASE_USED = 0.9  # part of a granted lease that is relied on
+EXTEND_BELOW = 2 / 3  # leases are extended when less than this part is left
+STOPPED_ERROR = "the consumer stopped before it came to this message"
 
 
 class Retry(Exception):
@@ -31,19 +31,19 @@ class Retry(Exception):
 
     def __init__(self, error: str = "", *, delay: float | None = None) -> None:
         super().__init__(error or "the handler asked for another attempt")
-        self.delay = seconds(delay)
+        self.delay = as_seconds(delay)
         if self.delay is not None and not 0 <= self.delay <= RETRY_S_MAX:
             raise ValueError(f"delay is a number of seconds from 0 to {RETRY_S_MAX:,.0f}, not {delay!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """How a consumer works.
+    """The options of a consumer.
 
-    ttr: a lease; it is extended while a handler runs, so it says how soon another gets what a killed consumer held.
-    batch: 0: the handler gets a message; else a list of at most so many.
-    prefetch: how many messages are in hand at most, those that are being handled included.
-    limit_s: no lease is extended beyond this many seconds of handling; None: as long as it takes.
+    ttr: seconds of a lease. It is extended while a handler runs, so it limits how long the messages of a killed consumer wait.
+    batch: 0: the handler gets one message; else a list of at most so many.
+    prefetch: messages in hand at most, those being handled included.
+    limit_s: no lease is extended beyond this many seconds of handling; None: no limit.
     """
 
     topic: str
@@ -70,38 +70,30 @@ class ConsumerOptions:
         if self.mode not in ("at-least-once", "at-most-once"):
             raise ValueError("mode is at-least-once or at-most-once")
 
+    @staticmethod
+    def take_from(arguments: dict[str, Any], topic: str) -> ConsumerOptions:
+        """Options from the keyword arguments of a consumer; takes them out of the dict and leaves those of the client."""
+        own = {name: arguments.pop(name) for name in list(arguments) if name in ConsumerOptions.__dataclass_fields__}
+        return ConsumerOptions(topic, **own)
+
     @property
-    def auto(self) -> bool:
-        """Are messages settled before they come?"""
+    def at_most_once(self) -> bool:
+        """Whether messages are acked on delivery."""
         return self.mode == "at-most-once"
-
-
-def fetch_for(terms: ConsumerOptions, count: int) -> Call[list[Message]]:
-    """A fetch as these terms want it."""
-    return fetch(
-        terms.topic,
-        group=terms.group,
-        max=count,
-        wait=min(terms.wait, AUTO_WAIT_S) if terms.auto else terms.wait,
-        ttr=None if terms.auto else terms.ttr,
-        consumer=terms.name,
-        ack="auto" if terms.auto else "manual",
-        wire=terms.wire,
-    )
 
 
 @dataclass(eq=False, slots=True)
 class InHand:
-    """A message in hand. `until_s`: the end of its lease, `started_s`: when its handler began."""
+    """A fetched message: the end of its lease, and the time at which its handler began."""
 
     message: Message
-    until_s: float
+    lease_end_s: float
     started_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AckList:
-    """An ack to send. Delay and error are about the failed ones in it."""
+    """One ack request: ids, with "-" before each failed one. Delay and error apply to all failed ones in it."""
 
     acks: list[str]
     delay: float | None = None
@@ -111,187 +103,187 @@ class AckList:
 def all_failed(
     job: Sequence[InHand], error: BaseException | str = "the handler was interrupted"
 ) -> dict[str, BaseException | str]:
-    """None of these was handled."""
-    return {held.message.id: error for held in job}
+    """The errors of a job in which every message failed."""
+    return {item.message.id: error for item in job}
 
 
 class ConsumerState:
-    """See the module. Its caller holds the lock, if there is one, and says what time it is."""
+    """Decides the next actions of a consumer. Its caller holds the lock, if there is one, and passes the time."""
 
-    def __init__(self, terms: ConsumerOptions) -> None:
-        self.options = terms
-        self.queue: deque[InHand] = deque()
-        self.held: dict[str, InHand] = {}
-        self.running = self.sending = 0
+    def __init__(self, options: ConsumerOptions) -> None:
+        self.options = options
+        self.queue: deque[InHand] = deque()  # not begun
+        self.in_hand: dict[str, InHand] = {}  # all with a lease, by id
+        self.handling = self.acks_in_flight = 0
         self.stopping = False
         self.counts = dict.fromkeys(("fetched", "handled", "failed", "lost"), 0)
-        self._done: list[str] = []
-        self._failed: dict[tuple[float | None, str], list[str]] = {}
-        self._pending = 0
-        self._since_s = 0.0  # when the oldest ack began to linger
+        self._handled_acks: list[str] = []
+        self._failed_acks: dict[tuple[float | None, str], list[str]] = {}  # by delay and error
+        self._lingering = 0
+        self._oldest_ack_s = 0.0  # when the first lingering ack was added
 
     # Fetching
 
-    def room(self) -> int:
-        """How many messages to ask for now; 0: not now. It asks when half of them are gone, so that it does not ask for each."""
+    def fetch_count(self) -> int:
+        """How many messages to fetch now; 0 until half of the prefetched ones are begun, so that fetches stay large."""
         if self.stopping or len(self.queue) > self.options.prefetch // 2:
             return 0
-        return max(0, min(FETCH_MAX, self.options.prefetch - len(self.queue) - self.running))
+        return max(0, min(FETCH_MAX, self.options.prefetch - len(self.queue) - self.handling))
 
-    def arrived(self, messages: Sequence[Message], came_s: float) -> None:
-        """These came."""
+    def add_fetched(self, messages: Sequence[Message], arrived_s: float) -> None:
+        """Queue the messages of a fetch whose answer arrived at this time."""
         self.counts["fetched"] += len(messages)
-        until_s = came_s + self.options.ttr * SURE
+        lease_end_s = arrived_s + self.options.ttr * LEASE_USED
         for message in messages:
-            known = self.held.get(message.id)
-            if known is not None and known.started_s is not None:  # its lease was lost and is ours again: do not do it twice
-                known.until_s = until_s
+            known = self.in_hand.get(message.id)
+            if known is not None and known.started_s is not None:  # lost its lease and got it back: it is not handled twice
+                known.lease_end_s = lease_end_s
                 continue
-            held = InHand(message, until_s)
-            if not self._settled(message):
-                self.held[message.id] = held
-            self.queue.append(held)
+            item = InHand(message, lease_end_s)
+            if not self._without_lease(message):
+                self.in_hand[message.id] = item
+            self.queue.append(item)
 
     # Handling
 
-    def next(self, now_s: float) -> list[InHand]:
-        """What a worker is to handle: one message or a batch of them; empty if there is nothing."""
-        out: list[InHand] = []
-        while self.queue and len(out) < max(1, self.options.batch):
-            held = self.queue.popleft()
-            ours = self.held.get(held.message.id) is held and held.until_s > now_s
-            if not ours and not self._settled(held.message):
-                self._lose(held)
+    def next_job(self, now_s: float) -> list[InHand]:
+        """The next messages for a handler: one, or a batch. Empty if there are none."""
+        job: list[InHand] = []
+        while self.queue and len(job) < max(1, self.options.batch):
+            item = self.queue.popleft()
+            leased = self.in_hand.get(item.message.id) is item and item.lease_end_s > now_s
+            if not leased and not self._without_lease(item.message):
+                self._drop_lost(item)
                 continue
-            held.started_s = now_s
-            out.append(held)
-        self.running += len(out)
-        return out
+            item.started_s = now_s
+            job.append(item)
+        self.handling += len(job)
+        return job
 
-    def _lose(self, held: InHand) -> None:
-        if self.held.get(held.message.id) is held:
-            del self.held[held.message.id]
+    def _drop_lost(self, item: InHand) -> None:
+        if self.in_hand.get(item.message.id) is item:
+            del self.in_hand[item.message.id]
         self.counts["lost"] += 1
 
     def finished(self, job: Sequence[InHand], errors: Mapping[str, BaseException | str], now_s: float) -> None:
-        """A handler is done with these; `errors` has those that failed, by id."""
-        self.running -= len(job)
-        for held in job:
-            id_ = held.message.id
+        """Note the end of a job; `errors` holds the failed messages, by id."""
+        self.handling -= len(job)
+        for item in job:
+            id_ = item.message.id
             error = errors.get(id_)
             self.counts["handled" if error is None else "failed"] += 1
-            if self._settled(held.message):
+            if self._without_lease(item.message):
                 continue
-            ours = self.held.get(id_) is held and held.until_s > now_s
-            if self.held.get(id_) is held:
-                del self.held[id_]
+            leased = self.in_hand.get(id_) is item and item.lease_end_s > now_s
+            if self.in_hand.get(id_) is item:
+                del self.in_hand[id_]
             if error is None:
-                self._note(now_s, self._done, id_)
-            elif ours:
+                self._add_ack(now_s, self._handled_acks, id_)
+            elif leased:
                 delay = error.delay if isinstance(error, Retry) else None
                 key = (delay, error_text(error)[:ERROR_CHARS_MAX])
-                self._note(now_s, self._failed.setdefault(key, []), f"-{id_}")
-            self.counts["lost"] += not ours
+                self._add_ack(now_s, self._failed_acks.setdefault(key, []), f"-{id_}")
+            self.counts["lost"] += not leased
 
-    def _note(self, now_s: float, where: list[str], ack: str) -> None:
-        if not self._pending:
-            self._since_s = now_s
-        self._pending += 1
-        where.append(ack)
+    def _add_ack(self, now_s: float, acks: list[str], ack: str) -> None:
+        if not self._lingering:
+            self._oldest_ack_s = now_s
+        self._lingering += 1
+        acks.append(ack)
 
     # Acknowledging
 
     def acks_due_s(self) -> float | None:
-        """When acks are to be sent: long ago if there are many, or nothing else is to be waited for; None if there are none."""
-        if not self._pending:
+        """When to send the lingering acks: 0 if there are `ack_count`, or no handler will add more; None if there are none."""
+        if not self._lingering:
             return None
-        if self._pending >= self.options.ack_count or (self.stopping and not self.running):
+        if self._lingering >= self.options.ack_count or (self.stopping and not self.handling):
             return 0.0
-        return self._since_s + self.options.ack_linger_s
+        return self._oldest_ack_s + self.options.ack_linger_s
 
     def take_acks(self) -> list[AckList]:
-        """All that linger: those handled together with the first kind of failure, a list for each other kind."""
-        done = self._done
-        out = [AckList(ids, delay, error) for (delay, error), ids in self._failed.items()]
+        """All lingering acks: a list for each kind of failure, the first of them with the handled messages."""
+        handled = self._handled_acks
+        out = [AckList(ids, delay, error) for (delay, error), ids in self._failed_acks.items()]
         if out:
-            out[0] = AckList(done + out[0].acks, out[0].delay, out[0].error)
-        elif done:
-            out = [AckList(done)]
-        self.sending += self._pending
-        self._done, self._failed, self._pending = [], {}, 0
+            out[0] = AckList(handled + out[0].acks, out[0].delay, out[0].error)
+        elif handled:
+            out = [AckList(handled)]
+        self.acks_in_flight += self._lingering
+        self._handled_acks, self._failed_acks, self._lingering = [], {}, 0
         return out
 
-    def acked(self, count: int) -> None:
-        """So many acks are through, or given up."""
-        self.sending -= count
+    def acks_done(self, count: int) -> None:
+        """Note that so many acks were sent, or given up."""
+        self.acks_in_flight -= count
 
     # Leases
 
     def extend_due_s(self, now_s: float) -> float | None:
-        """When leases are to be extended. O(messages in hand)."""
-        times = [held.until_s for held in self.held.values() if held.until_s > now_s and self._may_extend(held, now_s)]
-        return min(times) - self.options.ttr * RENEW if times else None
+        """When to extend leases; None if there are none. O(messages in hand)."""
+        ends = [item.lease_end_s for item in self.in_hand.values() if item.lease_end_s > now_s and self._may_extend(item, now_s)]
+        return min(ends) - self.options.ttr * EXTEND_BELOW if ends else None
 
-    def first_end_s(self, ids: Sequence[str]) -> float:
-        """When the first of these leases ends."""
-        return min((self.held[id_].until_s for id_ in ids if id_ in self.held), default=0.0)
+    def first_lease_end_s(self, ids: Sequence[str]) -> float:
+        """The end of the first of these leases to end."""
+        return min((self.in_hand[id_].lease_end_s for id_ in ids if id_ in self.in_hand), default=0.0)
 
-    def to_extend(self, now_s: float) -> list[str]:
-        """Ids to extend, in one call: all that are not quite new."""
-        soon = now_s + self.options.ttr * 0.9
-        return [id_ for id_, held in self.held.items() if now_s < held.until_s <= soon and self._may_extend(held, now_s)]
+    def ids_to_extend(self, now_s: float) -> list[str]:
+        """The ids of the next extend request: all leases but brand-new ones, so that one request serves them together."""
+        new_s = now_s + self.options.ttr * 0.9
+        return [id_ for id_, item in self.in_hand.items() if now_s < item.lease_end_s <= new_s and self._may_extend(item, now_s)]
 
-    def _may_extend(self, held: InHand, now_s: float) -> bool:
+    def _may_extend(self, item: InHand, now_s: float) -> bool:
         limit = self.options.limit_s
-        return limit is None or held.started_s is None or now_s - held.started_s < limit
+        return limit is None or item.started_s is None or now_s - item.started_s < limit
 
     def extended(self, ids: Sequence[str], unknown: Sequence[str], asked_s: float) -> None:
-        """These are held longer; `unknown` are not ours any more."""
+        """Note the answer of an extend request of this time; the leases of `unknown` ids are lost."""
         lost = set(unknown)
         for id_ in ids:
-            held = self.held.get(id_)
-            if held is None:
+            item = self.in_hand.get(id_)
+            if item is None:
                 continue
             if id_ not in lost:
-                held.until_s = max(held.until_s, asked_s + self.options.ttr)
-            elif held.started_s is None:
-                del self.held[id_]  # its place in the queue counts for nothing, which `next` finds out
+                item.lease_end_s = max(item.lease_end_s, asked_s + self.options.ttr)
+            elif item.started_s is None:
+                del self.in_hand[id_]  # `next_job` will pass over it in the queue
             else:
-                held.until_s = asked_s  # its handler goes on; whether that still counts is seen at its end
+                item.lease_end_s = asked_s  # its handler goes on; `finished` decides about the ack
 
     def holds(self, message: Message, now_s: float) -> bool:
-        """Is this message still ours alone? What was settled before it came is nobody else's."""
-        held = self.held.get(message.id)
-        return self._settled(message) or (held is not None and held.until_s > now_s)
+        """Whether no other consumer can have this message: its lease lasts, or it was acked on delivery."""
+        item = self.in_hand.get(message.id)
+        return self._without_lease(message) or (item is not None and item.lease_end_s > now_s)
 
-    def _settled(self, message: Message) -> bool:
-        """Was it settled before it came, without a lease? A topic may be at-most-once, whatever this consumer asks for."""
-        return self.options.auto or message.lease_until_ms == 0
+    def _without_lease(self, message: Message) -> bool:
+        """Whether it was acked on delivery. The topic may be at-most-once even if this consumer is not."""
+        return self.options.at_most_once or message.lease_until_ms == 0
 
     # Stopping
 
     def give_back(self, now_s: float) -> None:
-        """What nobody has begun comes again at once, to others."""
+        """Fail all messages that are not begun, without a delay, so that other consumers get them at once."""
         while self.queue:
-            held = self.queue.popleft()
-            if self.held.get(held.message.id) is held:
-                del self.held[held.message.id]
-                self._note(now_s, self._failed.setdefault((0.0, STOPPED), []), f"-{held.message.id}")
+            item = self.queue.popleft()
+            if self.in_hand.get(item.message.id) is item:
+                del self.in_hand[item.message.id]
+                self._add_ack(now_s, self._failed_acks.setdefault((0.0, STOPPED_ERROR), []), f"-{item.message.id}")
 
     @property
     def idle(self) -> bool:
-        """Is nothing left to handle or to acknowledge?"""
-        return not self.queue and not self.running and not self._pending and not self.sending
+        """Whether nothing is left to handle or to acknowledge."""
+        return not self.queue and not self.handling and not self._lingering and not self.acks_in_flight
 
 
 def error_text(error: BaseException | str) -> str:
-    """An error for the record.
+    """The text of an error for the server's record of the message.
 
     >>> error_text(ValueError("no such customer")), error_text(Retry("later"))
     ('ValueError: no such customer', 'later')
     """
     try:
         text = str(error) if isinstance(error, str | Retry) else f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - one that cannot say what it is must not end the consumer
+    except Exception:  # noqa: BLE001 - an error whose __str__ raises must not end the consumer
         text = type(error).__name__
     return text.encode(errors="replace").decode()

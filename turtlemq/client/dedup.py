@@ -1,7 +1,7 @@
-"""Effects that happen once, though a message may come twice: the id is written down in the same transaction as the effect.
+"""Deduplication: exactly-once effects in a database, although a message may be delivered twice.
 
-At-least-once delivery brings a message again when a consumer dies between its work and its ack. What the work changes in a
-database can be kept from happening twice, exactly, by a row with the message's id that commits or rolls back together with it.
+At-least-once delivery repeats a message if a consumer dies between its work and its ack. A row with the id of the message,
+written in the transaction of the effect, commits or rolls back together with it, so the effect happens once.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
-from turtlemq.client.wire import Message
+from turtlemq.client.fetched import Message
 
 
 class Database(Protocol):
-    """What every DB-API connection has. The database must know ON CONFLICT DO NOTHING, as SQLite and PostgreSQL do."""
+    """A DB-API connection. The database must know ON CONFLICT DO NOTHING, as SQLite and PostgreSQL do."""
 
     def cursor(self) -> Any:
-        """Something with `execute` and `rowcount`."""
+        """A cursor with `execute` and `rowcount`."""
 
     def commit(self) -> object:
-        """Keep what was done."""
+        """Commit the transaction."""
 
     def rollback(self) -> object:
-        """Forget what was done."""
+        """Roll the transaction back."""
 
 
 class Dedup:
-    """Remembers which messages a group has handled, in the database that its handlers change.
+    """A record of the messages that a group has handled, in the database that its handlers change.
 
-    style: how this database writes parameters: `qmark` for sqlite3, `format` for psycopg (PostgreSQL). One connection belongs to
-    one thread at a time: with several handlers at once, make a Dedup in each (it is cheap), or give it a connection of a pool.
+    style: the parameter style of the database: `qmark` for sqlite3, `format` for psycopg (PostgreSQL). A connection serves one
+    thread at a time: with concurrent handlers, make a Dedup in each of them (it is cheap), on its own connection.
 
     >>> import sqlite3
     >>> database = sqlite3.connect(":memory:")
@@ -69,27 +69,27 @@ class Dedup:
 
     @contextmanager
     def once(self, message: Message) -> Iterator[bool]:
-        """A transaction: True inside where the message is new. Commits at the end; an error rolls everything back and is raised.
+        """A transaction that yields True if the message is new. Commits at the end; an error rolls it back and is raised.
 
-        Do the effect through the same connection, and do not commit in between. Two that try at once: the second waits for the
-        first (PostgreSQL), or fails and comes again (SQLite, if the other takes longer than its busy timeout).
+        Make the effect through the same connection, without a commit in between. Of two concurrent transactions for one message,
+        the second waits for the first (PostgreSQL), or fails (SQLite, after its busy timeout), and the message comes again.
         """
         marks = ", ".join([self._mark] * 4)
         row = (message.topic, message.group, message.id, time.time_ns() // 1_000_000)
-        with self._whole() as cursor:
+        with self._transaction() as cursor:
             cursor.execute(f"INSERT INTO {self._table} VALUES ({marks}) ON CONFLICT DO NOTHING", row)
             yield cursor.rowcount > 0
 
     def forget(self, older_s: float) -> int:
-        """Drop what was handled longer ago than this. Keep more than a message may take to come again, say a week."""
+        """Delete older records. Keep them for longer than a message may take to come again, say a week. Returns their number."""
         before = time.time_ns() // 1_000_000 - round(older_s * 1000)
-        with self._whole() as cursor:
+        with self._transaction() as cursor:
             cursor.execute(f"DELETE FROM {self._table} WHERE done_ms < {self._mark}", (before,))
         return int(cursor.rowcount)
 
     @contextmanager
-    def _whole(self) -> Iterator[Any]:
-        """A transaction. A commit that fails is rolled back as well: what it leaves open would fail all that come after it."""
+    def _transaction(self) -> Iterator[Any]:
+        """A transaction. A failed commit is rolled back too: left open, it would fail all later ones."""
         try:
             yield self._database.cursor()
             self._database.commit()

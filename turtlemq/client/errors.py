@@ -1,7 +1,8 @@
-"""What can go wrong for a client: a class for each code of the HTTP contract, and a few for what happens on this side.
+"""Errors of the client: one class for each code of the HTTP contract, and some for errors on this side. Pure.
 
-Everything is a `ClientError`. What the server refused is a `Refused`, with `code`, `status`, `details` and, for one item of many,
-`index`; what never got an answer is a `ConnectionFailed` or, when the time was over, a `TimedOut`.
+All are `ClientError`. A refusal of the server is a `Refused`, with `code`, `status`, `details` and, for one item of many,
+`index`. Without an answer it is a `ConnectionFailed`, or a `TimedOut` at the end of the time. The docstring of a class is its
+default text.
 
 >>> refused(404, "UNKNOWN_TOPIC", "there is no topic 'x'")
 UnknownTopic("there is no topic 'x'")
@@ -19,7 +20,7 @@ class ClientError(Exception):
 
     code = ""
     status = 0
-    tries = 0  # how often it was tried
+    tries = 0  # requests that were sent
 
     def __init__(self, message: str | None = None, **details: Any) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
@@ -27,11 +28,11 @@ class ClientError(Exception):
 
     @property
     def index(self) -> int | None:
-        """Which of the messages or ids that were sent it is about, if it is about one."""
+        """The position of the bad message or id in the request, if the error is about one."""
         return self.details.get("index")
 
     def at(self, index: int | None) -> ClientError:
-        """A copy of its own for another caller, about the item that it knows as `index`.
+        """A copy of the error for a caller that knows the bad item by another index.
 
         >>> InvalidId("no id", index=7).at(0).index
         0
@@ -67,9 +68,9 @@ class Refused(ClientError):
 
     @property
     def retry_after_s(self) -> float | None:
-        """How long the server asks to wait, if it does."""
-        said = self.details.get("retry_after_ms")
-        return None if said is None else max(0.0, float(said) / 1000)
+        """Seconds to wait before the next try, if the server asks for that."""
+        after_ms = self.details.get("retry_after_ms")
+        return None if after_ms is None else max(0.0, float(after_ms) / 1000)
 
 
 class InvalidJson(Refused):
@@ -175,7 +176,7 @@ class Conflict(Refused):
 
     @property
     def state(self) -> str:
-        """The state that it is in."""
+        """The state of the message."""
         return str(self.details.get("state", ""))
 
 
@@ -225,7 +226,7 @@ BY_CODE: dict[str, type[Refused]] = {kind.code: kind for kind in Refused.__subcl
 
 
 def refused(status: int, code: str, message: str, **details: Any) -> Refused:
-    """The error that stands for an answer."""
+    """The error of a refusal, by its code."""
     out = BY_CODE.get(code, Refused)(message, **details)
     out.code, out.status = code, status
     return out

@@ -1,9 +1,11 @@
-"""Single puts gathered into batches by count, bytes and linger, sent by threads of their own. Thread-safe."""
+"""Producer with threads: single puts are buffered and sent in batches by sender threads. Thread-safe.
+
+Buffer and delivery of batches are in `batching`; the asyncio producer is in `aio_producer`.
+"""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -11,65 +13,62 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from turtlemq.client import sending
-from turtlemq.client.errors import BufferFull, ClientError, Closed, TimedOut
-from turtlemq.client.options import new_id
-from turtlemq.client.sending import BatchBuffer, Entry
-from turtlemq.client.sync import Client, forked
-from turtlemq.client.wire import Priority, outgoing
-
-log = logging.getLogger("turtlemq.client")
+from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
+from turtlemq.client.errors import BufferFull, Closed, TimedOut
+from turtlemq.client.options import new_id, refuse_client_arguments
+from turtlemq.client.outgoing import Priority, outgoing_message
+from turtlemq.client.sync import Client, fork_aware
 
 
 class Put:
-    """A put on its way: `id` is known at once, `result()` waits until it is durable and returns the id, or raises why not.
+    """The handle of a put: `id` is known at once; `result()` waits until the message is durable and returns the id.
 
-    A tenth of what a Future of the standard library costs: all puts of a producer share the condition that they wait on.
+    Costs a tenth of a Future of the standard library: all puts of a producer wait on one shared condition.
     """
 
-    __slots__ = ("id", "_settled", "_error", "_changed")
+    __slots__ = ("id", "_done", "_error", "_changed")
 
     def __init__(self, id_: str, changed: threading.Condition) -> None:
         self.id = id_
-        self._settled = False
+        self._done = False
         self._error: BaseException | None = None
         self._changed = changed
 
     def done(self) -> bool:
-        """Is it known what became of it?"""
-        return self._settled
+        """Whether the message is confirmed or has failed."""
+        return self._done
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait; why it is not durable, or None if it is. `TimedOut` if it is not known in time."""
-        if not self._settled:
+        """Wait for the outcome: None if the message is durable, else the error. Raises `TimedOut` if there is none in time."""
+        if not self._done:
             with self._changed:
                 if not self._changed.wait_for(self.done, timeout):
                     raise TimedOut(f"message {self.id!r} is not confirmed yet; it is still being sent")
         return self._error
 
     def result(self, timeout: float | None = None) -> str:
-        """Wait until it is durable."""
+        """Wait until the message is durable and return its id. Raises the error of the put."""
         error = self.exception(timeout)
         if error is not None:
             raise error
         return self.id
 
     def set_result(self, result: str, /) -> None:
-        """For the producer: it is durable."""
-        self._settled = True
+        """For the producer: the message is durable."""
+        self._done = True
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """For the producer: it is not."""
-        self._error, self._settled = exception, True
+        """For the producer: the message has failed."""
+        self._error, self._done = exception, True
 
 
 class Producer:
-    """Puts messages into one topic, many at a time.
+    """Puts messages into one topic, in batches.
 
-    client: whose connections it uses; else one of its own, made from `options` as `Client` takes them.
-    count, bytes, linger: a batch goes when it has so many messages or bytes, or its first message has waited so many seconds.
-    held_count, held_bytes: how much it holds that is not confirmed; then `put` waits.
-    senders: how many batches are on the wire at once. With one, messages are stored in the order in which they were put.
+    client: the client whose connections it uses; without, it makes its own from the arguments of `Client`.
+    count, bytes, linger: a batch is sent at so many messages or bytes, or when its first message has waited so many seconds.
+    held_count, held_bytes: limits of the unconfirmed messages; at a limit `put` waits.
+    senders: batches in flight at once. With one, messages are stored in the order in which they were put.
 
     >>> with Producer("orders", client) as producer:
     ...     puts = [producer.put({"close": n}, id=f"order-{n}", delay=1800) for n in range(3)]
@@ -88,45 +87,43 @@ class Producer:
         held_count: int = 20_000,
         held_bytes: int = 64 << 20,
         senders: int = 1,
-        **options: Any,
+        **arguments: Any,
     ) -> None:
         if senders < 1:
             raise ValueError("senders is 1 or more")
-        if client is not None and options:
-            raise TypeError(f"with a client there are no {', '.join(options)}")
+        refuse_client_arguments(client, arguments)
         self.topic = topic
         self._limits = (count, bytes, linger, held_count, held_bytes)
         self._senders = senders
         self._owned = client is None
-        self.client = Client(**options) if client is None else client
-        self._rules = self.client.options.rules
+        self.client = Client(**arguments) if client is None else client
+        self._policy = self.client.options.policy
         self._closed = False
-        self._begin()
-        self._start()
-        forked.add(self)
+        self._reset()
+        self._start_senders()
+        fork_aware.add(self)
         atexit.register(self.close)
 
-    def _begin(self) -> None:
-        """Nothing is held, and nobody sends yet."""
+    def _reset(self) -> None:
+        """An empty buffer, new locks, no threads."""
         self._buffer = BatchBuffer(*self._limits)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # for senders: there may be a batch
-        self._room = threading.Condition(self._lock)  # for those who put or flush: something was settled
+        self._room = threading.Condition(self._lock)  # for put, flush and results: puts were released
         self._threads: list[threading.Thread] = []
 
-    def _start(self) -> None:
-        """Make the senders."""
+    def _start_senders(self) -> None:
+        """Start the sender threads."""
         names = [f"turtlemq-put-{self.topic}-{i}" for i in range(self._senders)]
-        self._threads = [threading.Thread(target=self._send_all, name=name, daemon=True) for name in names]
+        self._threads = [threading.Thread(target=self._send_batches, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
 
-    def begin_anew(self) -> None:
-        """In a forked child: what was put before is the parent's, which has the threads that send it, and hears of it."""
-        held = list(self._buffer.held.values())
-        self._begin()
-        for entry in held:
-            entry.fail(Closed("it was put before this process was forked; the one that put it sends it"))
+    def reset_after_fork(self) -> None:
+        """In a forked child: earlier puts belong to the parent, whose threads send them; here they fail."""
+        puts = list(self._buffer.unconfirmed.values())
+        self._reset()
+        fail_batch(puts, Closed("it was put before this process was forked; the one that put it sends it"))
 
     def __enter__(self) -> Self:
         return self
@@ -147,48 +144,48 @@ class Producer:
         headers: Mapping[str, str] | None = None,
         block: float | None = None,
     ) -> Put:
-        """Take a message in and return at once; what is wrong with it is raised here. See `Client.put` for the fields.
+        """Buffer a message and return a handle at once. An invalid message raises here. Fields as in `Client.put`.
 
-        block: seconds to wait for room where the producer holds all it may, else `BufferFull`; 0: do not wait; None: as long as
-        the timeout of the client, which begins with this call and covers all tries.
+        block: seconds to wait for room if the buffer is full, then `BufferFull`; 0: do not wait; None: the timeout of the
+        client, which begins with this call and covers all tries.
         """
         now = time.monotonic()
         more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
-        out = outgoing(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
+        out = outgoing_message(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
         put = Put(out.id, self._room)
-        entry = Entry(out, put, now + self._rules.budget_s)
-        wait = self._rules.budget_s if block is None else block
-        gather = self._buffer
+        pending = PendingPut(out, put, now + self._policy.budget_s)
+        wait = self._policy.budget_s if block is None else block
+        buffer = self._buffer
         with self._lock:
-            if not gather.fits(entry.size) and not self._closed:
-                gather.flush_now()  # what is held back for company would wait for room that it takes itself
+            if not buffer.fits(pending.size) and not self._closed:
+                buffer.flush_now()  # lingering puts occupy the room that this put waits for
                 self._work.notify()
-                if not self._room.wait_for(lambda: self._closed or gather.fits(entry.size), wait):
+                if not self._room.wait_for(lambda: self._closed or buffer.fits(pending.size), wait):
                     raise BufferFull
             if self._closed:
                 raise Closed("this producer was closed; make a new one")
-            if not self._threads:  # the first put of a forked child
-                self._start()
-            gather.add(entry)
-            waiting = len(gather.waiting)
-            if waiting == 1 or waiting == gather.count or gather.waiting_bytes >= gather.size:
+            if not self._threads:  # the first put after a fork
+                self._start_senders()
+            buffer.add(pending)
+            waiting = len(buffer.waiting)
+            if waiting == 1 or waiting == buffer.count or buffer.waiting_bytes >= buffer.size:
                 self._work.notify()
         return put
 
     def put_many(self, messages: Iterable[Any], *, together: bool = False) -> list[str]:
-        """Store many at once and wait until they are durable; see `Client.put_many`. They do not wait behind single puts."""
+        """Store many messages and wait until they are durable, as `Client.put_many`. They do not wait behind single puts."""
         return self.client.put_many(self.topic, messages, together=together)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send what lingers, and wait until everything that was put before is settled; `TimedOut` if that takes longer."""
+        """Send lingering puts, and wait until all puts so far are confirmed or failed; `TimedOut` if that takes longer."""
         with self._lock:
-            mark = self._buffer.flush_now()
+            last_seq = self._buffer.flush_now()
             self._work.notify_all()
-            if not self._room.wait_for(lambda: self._buffer.past(mark), timeout):
-                raise TimedOut(f"{len(self._buffer.held):,} messages are not confirmed yet; they are still being sent")
+            if not self._room.wait_for(lambda: self._buffer.flushed(last_seq), timeout):
+                raise TimedOut(f"{len(self._buffer.unconfirmed):,} messages are not confirmed yet; they are still being sent")
 
     def close(self) -> None:
-        """Send all there is, then end. Takes at most the timeout of the client. Puts that come later are a `Closed`."""
+        """Send all buffered puts, then end; takes at most the timeout of the client. Later puts raise `Closed`."""
         with self._lock:
             self._closed = True
             self._buffer.flush_now()
@@ -200,32 +197,29 @@ class Producer:
         if self._owned:
             self.client.close()
 
-    def _send_all(self) -> None:
-        """A sender: batch after batch, until all is sent and the producer is closed."""
-        while batch := self._next():
+    def _send_batches(self) -> None:
+        """A sender thread: batch after batch, until the producer is closed and the buffer empty."""
+        while batch := self._next_batch():
             try:
-                self.client.run(sending.deliver(self.topic, batch, self._rules))
-            except Exception as error:  # noqa: BLE001 - nobody may wait for ever because of something unforeseen
-                for entry in batch:
-                    entry.fail(error if isinstance(error, ClientError) else ClientError(f"not sent: {error!r}"))
-            failed = [entry.error for entry in batch if entry.error is not None]
-            if failed:
-                log.warning("event=puts_failed topic=%s count=%d first=%s", self.topic, len(failed), failed[0])
+                self.client.run(deliver_batch(self.topic, batch, self._policy))
+            except Exception as error:  # noqa: BLE001 - no caller may wait for ever, whatever failed
+                fail_batch(batch, error)
+            log_failed_puts(self.topic, batch)
             with self._lock:
-                self._buffer.settled(batch)
+                self._buffer.release(batch)
                 self._room.notify_all()
 
-    def _next(self) -> list[Entry]:
-        """The next batch, when it is time; empty at the end."""
+    def _next_batch(self) -> list[PendingPut]:
+        """Wait for the next batch to be due and take it. Empty at the end."""
         with self._lock:
             while True:
-                due = self._buffer.due_s()
-                if due is None and self._closed:
+                send_at_s = self._buffer.send_at_s()
+                if send_at_s is None and self._closed:
                     return []
                 now = time.monotonic()
-                if due is not None and due <= now:
-                    batch = self._buffer.take()
+                if send_at_s is not None and send_at_s <= now:
+                    batch = self._buffer.take_batch()
                     if self._buffer.waiting:
-                        self._work.notify()  # there is more, for another sender
+                        self._work.notify()  # another sender can take the next one
                     return batch
-                self._work.wait(None if due is None else due - now)
+                self._work.wait(None if send_at_s is None else send_at_s - now)

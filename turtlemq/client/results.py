@@ -1,4 +1,4 @@
-"""What calls bring back, as types. Times are epoch milliseconds. Fields that a newer server adds are passed over. Pure."""
+"""Types of the results of calls. Times are epoch milliseconds. Unknown fields of a newer server are ignored. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Acked(Struct):
-    """What became of an ack list. `unknown`: ids that the group did not hold in reserve, as after a second ack."""
+    """The outcome of an ack list. `unknown`: ids that the group did not have in reserve, as after a second ack."""
 
     acked: int = 0
     failed: int = 0
@@ -18,21 +18,21 @@ class Acked(Struct):
 
 
 class Extended(Struct):
-    """How many leases were extended, and ids that the group does not hold any more."""
+    """The number of extended leases, and the ids whose leases the group has lost."""
 
     extended: int = 0
     unknown: list[str] = []
 
 
 class Cancelled(Struct):
-    """How many were cancelled; of the others, the state they are in, or `unknown`."""
+    """The number of cancelled messages; the state of each other one, or `unknown`."""
 
     cancelled: int = 0
     missed: dict[str, str] = {}
 
 
-class Moment(Struct):
-    """Something that happened to a message."""
+class MessageEvent(Struct):
+    """An event in the timeline of a message."""
 
     at_ms: int
     event: str
@@ -40,8 +40,8 @@ class Moment(Struct):
     detail: str = ""
 
 
-class Look(Struct, kw_only=True):
-    """A message that is looked at: a sleeper of a listing, or one with its whole story."""
+class MessageView(Struct, kw_only=True):
+    """A message as `browse` lists it, or as `get` returns it, with its groups and its timeline."""
 
     id: str
     state: str
@@ -54,18 +54,18 @@ class Look(Struct, kw_only=True):
     ttr: float | None = None
     priority: str = "normal"
     expires_ms: int | None = None
-    group: str = ""  # of a sleeper that one group is to try again
+    group: str = ""  # set if the message sleeps as a retry of one group
     groups: dict[str, dict[str, Any]] = {}
-    timeline: list[Moment] = []
+    timeline: list[MessageEvent] = []
 
     @property
     def body(self) -> Any:
-        """Bytes as bytes, a JSON value as what it stands for."""
+        """The body: bytes, or the decoded JSON value."""
         return self.value if self.data is None else self.data
 
 
 class DeadLetter(Struct, kw_only=True):
-    """A message that one group could not handle."""
+    """A message that a group has given up: its attempts are used up, or it expired."""
 
     id: str
     group: str
@@ -80,19 +80,19 @@ class DeadLetter(Struct, kw_only=True):
 
     @property
     def body(self) -> Any:
-        """Bytes as bytes, a JSON value as what it stands for."""
+        """The body: bytes, or the decoded JSON value."""
         return self.value if self.data is None else self.data
 
 
-class Looks(Struct):
-    """A page of messages; `cursor` asks for the next one."""
+class MessagePage(Struct):
+    """A page of messages; `cursor` leads to the next page, None at the end."""
 
-    messages: list[Look]
+    messages: list[MessageView]
     cursor: str | None = None
 
 
-class DeadLetters(Struct):
-    """A page of dead letters; `cursor` asks for the next one."""
+class DeadLetterPage(Struct):
+    """A page of dead letters; `cursor` leads to the next page, None at the end."""
 
     messages: list[DeadLetter]
     cursor: str | None = None
@@ -127,7 +127,7 @@ class GroupStats(Struct, kw_only=True):
 
 
 class Topic(Struct):
-    """A topic: what is set, and what is in it."""
+    """A topic with its settings, figures and groups."""
 
     topic: str
     settings: dict[str, Any] = {}
@@ -144,7 +144,7 @@ class Group(Struct):
 
 
 class Forecast(Struct):
-    """How many messages come due in each bucket from `from_ms` on, before it, and after the last."""
+    """The number of messages due in each bucket from `from_ms` on; `overdue` before it, `beyond` after the last."""
 
     bucket_ms: int
     from_ms: int
@@ -161,7 +161,7 @@ class Summary(Struct):
 
 
 class Compacted(Struct):
-    """What compaction did. `outcome` is `running` where it goes on by itself."""
+    """The result of a compaction. `outcome` is `running` if it goes on in the background."""
 
     outcome: str
     bytes: int = 0

@@ -1,31 +1,32 @@
-"""How requests are sent, tried again and gathered, as values and generators without clock, chance, sockets and threads. Pure.
+"""Requests with retries, as generators without clock, randomness, sockets and threads ("sans-io"). Pure.
 
-A generator here yields what is to be done, `Send` or `Pause`; a shell does it, blocking or not, and sends the answer back in (or
-throws `ConnectionFailed` in). So there is one set of rules for both shells, and tests can play every part of the world.
+A `Flow` is a generator that yields its next step, `Send` or `Pause`. A shell (`sync`, `aio`) performs the step and sends the
+answer back in, or throws `ConnectionFailed` in. So both shells follow one retry policy, and tests can play server and clock.
+Batching of single puts is in `batching`, the encoding of messages in `wire`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from turtlemq.client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidFireAt, Refused, TimedOut
-from turtlemq.client.wire import Answer, Out, Request, error_of, produce, seconds
+from turtlemq.client.outgoing import OutgoingMessage, produce_request
+from turtlemq.client.wire import Answer, Request, as_seconds, error_of
 
 T = TypeVar("T")
-AGAIN = (408, 429, 502, 503)  # refused for now: nothing was done
-WHOLE = ("INVALID_TOPIC", "UNSUPPORTED_MEDIA_TYPE")  # said of the request, whatever is in it
+RETRY_STATUSES = (408, 429, 502, 503)  # temporary refusals: the server has done nothing
 FOREVER = float("inf")
-DEADLINE_GRID_S = 0.1  # puts share deadlines, so that those of a batch run out together
+REQUEST_COUNT = 10_000  # messages in one request of `store_all`, unless all go together
+REQUEST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this and wait so long for the answer; the server is told how much time is left."""
+    """A step: send this request and wait `timeout_s` for the answer. `budget_ms`: the remaining time, sent to the server."""
 
     request: Request
     timeout_s: float
@@ -34,7 +35,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait before the next step."""
+    """A step: wait before the next one."""
 
     seconds: float
 
@@ -44,99 +45,103 @@ Flow = Generator[Send | Pause, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request, and how its answer is read. `done`: a refusal that says that an earlier try, whose answer got lost, did it.
+    """A request and the function that reads its answer.
 
-    `later`: the request of a try so many seconds after the call, where that is another: a delay counts from the call.
+    already_done: whether a refusal means that an earlier try succeeded, although its answer got lost.
+    request_after: makes the request of a try so many seconds after the call, if it differs: a delay counts from the call.
     """
 
     request: Request
     parse: Callable[[Answer], T]
-    done: Callable[[Refused], bool] = lambda _: False
-    later: Callable[[float], Request] | None = None
+    already_done: Callable[[Refused], bool] = lambda _: False
+    request_after: Callable[[float], Request] | None = None
 
-    def since(self, called_s: float) -> Callable[[float], Request]:
-        """Makes the request of each try, for `exchange`."""
-        return lambda now: self.request if self.later is None else self.later(now - called_s)
+    def requests_since(self, called_s: float) -> Callable[[float], Request]:
+        """A function from the time of a try to its request, for `send_with_retries`."""
+        return lambda now: self.request if self.request_after is None else self.request_after(now - called_s)
 
 
-def delayed(delay: float | None, make: Callable[[float | None], Request], parse: Callable[[Answer], T]) -> Call[T]:
-    """A call whose delay counts from the call: what its tries take is taken off."""
-    whole = seconds(delay)
-    if whole is None:
-        return Call(make(None), parse)
-    if not 0 <= whole < FOREVER:  # JSON would say null, which is no delay at all
+def delayed_call(delay: float | None, make_request: Callable[[float | None], Request], parse: Callable[[Answer], T]) -> Call[T]:
+    """A call whose delay counts from the call: each try subtracts the time that passed since."""
+    delay_s = as_seconds(delay)
+    if delay_s is None:
+        return Call(make_request(None), parse)
+    if not 0 <= delay_s < FOREVER:  # JSON would write it as null, which means no delay
         raise InvalidFireAt("delay is a number of seconds, 0 or more")
-    return Call(make(whole), parse, later=lambda passed_s: make(max(0.0, whole - passed_s)))
+    return Call(make_request(delay_s), parse, request_after=lambda passed_s: make_request(max(0.0, delay_s - passed_s)))
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """Clock and dice, and how patient a client is: each try, everything together, and the pauses between tries.
+class RetryPolicy:
+    """Clock, random numbers, timeouts, and exponential backoff with full jitter.
 
-    A pause is anything between nothing and base × 2^tries, up to `pause_max_s` ("full jitter"), so that clients that were cut off
-    together do not come back together. Where the server says Retry-After, that comes first.
+    try_timeout_s limits each try, budget_s all tries together. A pause is a random part of base × 2^tries, at most
+    `backoff_max_s`, so that clients that lost the server together do not come back together. Retry-After is added to it.
     """
 
     now: Callable[[], float]
-    roll: Callable[[], float]
-    try_s: float = 10.0
+    random: Callable[[], float]
+    try_timeout_s: float = 10.0
     budget_s: float = 30.0
-    pause_base_s: float = 0.05
-    pause_max_s: float = 5.0
+    backoff_base_s: float = 0.05
+    backoff_max_s: float = 5.0
 
-    def pause(self, tries: int, after_s: float | None = None) -> float:
-        """How long to wait after so many tries.
+    def backoff_s(self, tries: int, retry_after_s: float | None = None) -> float:
+        """The pause after so many tries.
 
-        >>> rules = Rules(now=lambda: 0.0, roll=lambda: 1.0)
-        >>> [rules.pause(n) for n in (1, 2, 3, 20)], rules.pause(1, after_s=2)
+        >>> policy = RetryPolicy(now=lambda: 0.0, random=lambda: 1.0)
+        >>> [policy.backoff_s(n) for n in (1, 2, 3, 20)], policy.backoff_s(1, retry_after_s=2)
         ([0.05, 0.1, 0.2, 5.0], 2.05)
         """
-        return (after_s or 0.0) + self.roll() * min(self.pause_max_s, self.pause_base_s * 2.0 ** min(tries - 1, 30))
+        limit_s = min(self.backoff_max_s, self.backoff_base_s * 2.0 ** min(tries - 1, 30))
+        return (retry_after_s or 0.0) + self.random() * limit_s
 
 
-def exchange(make: Callable[[float], Request], rules: Rules, deadline_s: float, *, patient: bool = False) -> Flow[Answer]:
-    """Send until there is a good answer, a refusal that will not change, or no time left. `make` gets the time of each try.
+def send_with_retries(
+    make_request: Callable[[float], Request], policy: RetryPolicy, deadline_s: float, *, patient: bool = False
+) -> Flow[Answer]:
+    """Send until there is a success, a permanent refusal, or no time left. `make_request` gets the time of each try.
 
-    A patient caller tries again whatever is wrong with the server, and has all the time of the world if the deadline is infinite.
+    patient: all errors of the server (5xx) are tried again, too. The deadline may be `FOREVER`.
     """
     tries = 0
     error: ClientError = TimedOut("the time was over before the first")
-    wait = 0.0
+    pause_s = 0.0
     while True:
-        now = rules.now()
-        left = deadline_s - now
-        if left <= wait:  # a pause that nothing can follow is not made
+        now = policy.now()
+        left_s = deadline_s - now
+        if left_s <= pause_s:  # no time for a try after this pause
             raise TimedOut(f"no success within the time after {tries} tries; the last: {error}") from error
-        if wait:
-            yield Pause(wait)
-            wait = 0.0
+        if pause_s:
+            yield Pause(pause_s)
+            pause_s = 0.0
             continue
-        request = make(now)
+        request = make_request(now)
         tries += 1
-        after: float | None = None
+        retry_after_s: float | None = None
         try:
-            # a server that has more time than its caller would work for nobody
-            budget_ms = max(1, int(left * 1000)) if left < FOREVER else None
-            answer: Answer = yield Send(request, min(rules.try_s + request.wait_s, left), budget_ms)
+            # without a budget, the server could work on after its caller has given up
+            budget_ms = max(1, int(left_s * 1000)) if left_s < FOREVER else None
+            answer: Answer = yield Send(request, min(policy.try_timeout_s + request.wait_s, left_s), budget_ms)
             if answer.status < 300:
                 return answer
             error = error_of(answer)
             error.tries = tries
-            if answer.status not in AGAIN and not (patient and answer.status >= 500):
+            if answer.status not in RETRY_STATUSES and not (patient and answer.status >= 500):
                 raise error
-            after = error.retry_after_s if isinstance(error, Refused) else None
+            retry_after_s = error.retry_after_s if isinstance(error, Refused) else None
         except ConnectionFailed as failed:
             error = failed
-        wait = rules.pause(tries, after)
+        pause_s = policy.backoff_s(tries, retry_after_s)
 
 
-def ask(call: Call[T], rules: Rules) -> Flow[T]:
-    """Send a call, and read its answer."""
-    now = rules.now()
+def run_call(call: Call[T], policy: RetryPolicy) -> Flow[T]:
+    """Send a call and read its answer."""
+    now = policy.now()
     try:
-        answer = yield from exchange(call.since(now), rules, now + rules.budget_s + call.request.wait_s)
+        answer = yield from send_with_retries(call.requests_since(now), policy, now + policy.budget_s + call.request.wait_s)
     except Refused as error:
-        if error.tries < 2 or not call.done(error):
+        if error.tries < 2 or not call.already_done(error):
             raise
         answer = Answer(200, {}, b"")
     return call.parse(answer)
@@ -157,175 +162,51 @@ _stored = msgspec.json.Decoder(Stored)
 
 
 def parse_stored(answer: Answer) -> Stored:
-    """What a produce request was answered with."""
+    """The answer to a produce request, decoded."""
     try:
         return _stored.decode(answer.body)
     except msgspec.DecodeError as wrong:
         raise BadAnswer(f"a batch was answered with something else: {wrong}") from None
 
 
-def store(topic: str, batch: Sequence[Out], rules: Rules) -> Flow[Stored]:
-    """Store a batch, all of it or none."""
-    answer = yield from exchange(lambda now: produce(topic, batch, now), rules, rules.now() + rules.budget_s)
+def store_batch(
+    topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, deadline_s: float | None = None
+) -> Flow[Stored]:
+    """Store a batch in one request: all of it or nothing. Without a deadline it takes at most the budget of the policy."""
+    end_s = policy.now() + policy.budget_s if deadline_s is None else deadline_s
+    answer = yield from send_with_retries(lambda now: produce_request(topic, batch, now), policy, end_s)
     return parse_stored(answer)
 
 
-def chunks(batch: Sequence[Out], count: int, size: int) -> list[Sequence[Out]]:
-    """A batch cut into requests of at most so many messages and bytes.
+def store_all(topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, *, together: bool) -> Flow[list[str]]:
+    """Store a list of any length, in one request if `together`. Returns its ids.
 
-    >>> [len(part) for part in chunks([Out("a", b""), Out("b", b"x" * 500), Out("c", b""), Out("d", b"")], 2, 600)]
+    An error has the `index` of the bad message in the list, and `stored`: how many messages earlier requests have stored.
+    """
+    ids: list[str] = []
+    for part in [batch] if together and batch else split_batch(batch, REQUEST_COUNT, REQUEST_BYTES):
+        try:
+            ids += (yield from store_batch(topic, part, policy)).ids
+        except ClientError as error:
+            out = error.at(None if error.index is None else error.index + len(ids))
+            out.details["stored"] = len(ids)
+            raise out from error
+    return ids
+
+
+def split_batch(batch: Sequence[OutgoingMessage], count: int, size: int) -> list[Sequence[OutgoingMessage]]:
+    """A batch cut into requests of at most `count` messages and `size` bytes. A larger message goes alone.
+
+    >>> sizes = {"a": 0, "b": 500, "c": 0, "d": 0}
+    >>> batch = [OutgoingMessage(id_, bytes(size)) for id_, size in sizes.items()]
+    >>> [len(part) for part in split_batch(batch, 2, 600)]
     [1, 1, 2]
     """
-    out: list[Sequence[Out]] = []
+    parts: list[Sequence[OutgoingMessage]] = []
     start, bytes_ = 0, 0
     for i, message in enumerate(batch):
         if i > start and (i - start >= count or bytes_ + message.size > size):
-            out.append(batch[start:i])
+            parts.append(batch[start:i])
             start, bytes_ = i, 0
         bytes_ += message.size
-    return [*out, batch[start:]] if len(batch) > start else out
-
-
-def after(error: ClientError, stored: int) -> ClientError:
-    """An error of a later request of many, for a caller who counts from the first: `index` and `stored` say how far it came."""
-    out = error.at(None if error.index is None else error.index + stored)
-    out.details["stored"] = stored
-    return out
-
-
-class Promise(Protocol):
-    """Whom to tell what became of a put: a future of either kind."""
-
-    def done(self) -> bool:
-        """Whether nobody waits for it any more."""
-
-    def set_result(self, result: str, /) -> None:
-        """It is durable."""
-
-    def set_exception(self, exception: BaseException, /) -> None:
-        """It is not."""
-
-
-class Entry:
-    """A put that waits in a producer."""
-
-    __slots__ = ("out", "promise", "deadline_s", "seq", "size", "error")
-
-    def __init__(self, out: Out, promise: Promise, deadline_s: float) -> None:
-        self.out, self.promise = out, promise
-        self.deadline_s = -(-deadline_s // DEADLINE_GRID_S) * DEADLINE_GRID_S
-        self.seq, self.size = 0, out.size
-        self.error: ClientError | None = None
-
-    def succeed(self) -> None:
-        """Tell that it is durable."""
-        if not self.promise.done():
-            self.promise.set_result(self.out.id)
-
-    def fail(self, error: ClientError) -> None:
-        """Tell why it is not. An index that counted in the gathered batch would say nothing to who put one message."""
-        if not self.promise.done():
-            self.error = error
-            self.promise.set_exception(error.at(None if error.index is None else 0))
-
-
-def deliver(topic: str, entries: list[Entry], rules: Rules) -> Flow[None]:
-    """Store what was gathered and tell everybody; one bad message does not take the others with it."""
-    parts = [entries]
-    while parts:
-        part = parts.pop()
-        deadline = min(entry.deadline_s for entry in part)
-        outs = [entry.out for entry in part]
-        try:
-            parse_stored((yield from exchange(lambda now, outs=outs: produce(topic, outs, now), rules, deadline)))  # type: ignore[misc]
-        except TimedOut as error:
-            late = [entry for entry in part if entry.deadline_s <= deadline]
-            rest = [entry for entry in part if entry.deadline_s > deadline]
-            parts += [rest] if rest else []
-            for entry in late:
-                entry.fail(error)
-        except ClientError as error:
-            parts += _apart(part, error)
-        else:
-            for entry in part:
-                entry.succeed()
-
-
-def _apart(part: list[Entry], error: ClientError) -> list[list[Entry]]:
-    """What to send again after a refusal: all but the message it is about; halves if it does not say which."""
-    bad = error.index
-    if len(part) > 1 and error.status in (400, 413) and error.code not in WHOLE:
-        if bad is not None and 0 <= bad < len(part):
-            part[bad].fail(error)
-            return [part[:bad] + part[bad + 1 :]]
-        half = len(part) // 2
-        return [part[half:], part[:half]]
-    for entry in part:
-        entry.fail(error)
-    return []
-
-
-class BatchBuffer:
-    """Puts on their way into batches. Holds at most so many messages and bytes, those on the wire included. Not thread-safe."""
-
-    def __init__(self, count: int, size: int, linger_s: float, held_count_max: int, held_bytes_max: int) -> None:
-        if count < 1 or size < 1 or linger_s < 0 or held_count_max < 1 or held_bytes_max < 1:
-            raise ValueError("counts and bytes are 1 or more, linger is 0 or more")
-        self.count, self.size, self.linger_s = count, size, linger_s
-        self.held_count_max, self.held_bytes_max = held_count_max, held_bytes_max
-        self.waiting: deque[Entry] = deque()
-        self.held: dict[int, Entry] = {}
-        self.held_bytes = self.waiting_bytes = 0
-        self._last = self._urgent = 0
-
-    def fits(self, size: int) -> bool:
-        """Is there room for one more? There is always room for one alone."""
-        return not self.held or (len(self.held) < self.held_count_max and self.held_bytes + size <= self.held_bytes_max)
-
-    def add(self, entry: Entry) -> None:
-        """Take one in. O(1)."""
-        self._last += 1
-        entry.seq = self._last
-        self.held[entry.seq] = entry
-        self.waiting.append(entry)
-        self.waiting_bytes += entry.size
-        self.held_bytes += entry.size
-
-    def flush_now(self) -> int:
-        """What is here now lingers no more. Returns a mark for `past`."""
-        self._urgent = self._last
-        return self._last
-
-    def past(self, mark: int) -> bool:
-        """Has everything up to this mark been settled? O(1): what came first is first."""
-        return not self.held or next(iter(self.held)) > mark
-
-    def due_s(self) -> float | None:
-        """When a batch is to go: long ago if it is full or hurried; None if nothing waits."""
-        if not self.waiting:
-            return None
-        first = self.waiting[0]
-        if first.seq <= self._urgent or len(self.waiting) >= self.count or self.waiting_bytes >= self.size:
-            return 0.0
-        return first.out.put_s + self.linger_s
-
-    def take(self) -> list[Entry]:
-        """The next batch. At least one message, however large."""
-        out: list[Entry] = []
-        size = 0
-        while self.waiting and len(out) < self.count and (not out or size + self.waiting[0].size <= self.size):
-            out.append(self.waiting.popleft())
-            size += out[-1].size
-        self.waiting_bytes -= size
-        return out
-
-    def put_back(self, batch: list[Entry]) -> None:
-        """What was taken was not sent, or nobody knows whether it was: it is the next again."""
-        self.waiting.extendleft(reversed(batch))
-        self.waiting_bytes += sum(entry.size for entry in batch)
-
-    def settled(self, entries: list[Entry]) -> None:
-        """These are done, one way or the other: room for others."""
-        for entry in entries:
-            if self.held.pop(entry.seq, None) is not None:
-                self.held_bytes -= entry.size
+    return [*parts, batch[start:]] if len(batch) > start else parts

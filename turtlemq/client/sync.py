@@ -1,4 +1,7 @@
-"""The client for programs with threads: connections, and every call as a method. Thread-safe: one client is enough."""
+"""Blocking client: a pool of connections, and every call as a method. Thread-safe: a program needs only one.
+
+The requests themselves are in `calls`, retries in `sending`; the asyncio client is in `aio`.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +19,41 @@ from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
-from turtlemq.client import calls, sending
+from turtlemq.client import calls, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
-from turtlemq.client.options import REQUEST_BYTES, REQUEST_COUNT, Options, Sink, new_id, outgoing_all
-from turtlemq.client.results import DeadLetter, Look
+from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
+from turtlemq.client.outgoing import Priority, outgoing_message
+from turtlemq.client.results import DeadLetter, MessageView
 from turtlemq.client.sending import Call, Flow, Pause, Send
-from turtlemq.client.wire import Answer, Priority, Request, error_of, outgoing, path
+from turtlemq.client.wire import Answer, Request, error_of, path
 
 T = TypeVar("T")
 P = ParamSpec("P")
-IDLE_S_MAX = 50.0  # servers close connections that were idle for longer
-IDLE_MAX = 64
-PIECE = 1 << 20
+IDLE_S_MAX = 50.0  # older idle connections may be closed by the server at any moment
+IDLE_MAX = 64  # idle connections that are kept
+READ_BYTES = 1 << 20
 
 Connection = http.client.HTTPConnection
-Watch = Callable[[Connection | None], None]
+ConnectionCallback = Callable[[Connection | None], None]
 
 
 class Pool:
-    """Connections to the servers of one client, used again while they are fresh. Thread-safe."""
+    """Keep-alive connections to the servers of one client. Thread-safe."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.closed = False
         self._lock = threading.Lock()
         self._idle: list[tuple[float, str, Connection]] = []
-        self._at = 0
+        self._server = ServerRotation(options.urls)
         self._context: Any = None
-        forked.add(self)
+        fork_aware.add(self)
 
-    def _take(self) -> tuple[str, Connection]:
+    def _take_connection(self) -> tuple[str, Connection]:
         with self._lock:
             if self.closed:
                 raise Closed("this client was closed; make a new one")
-            url = self.options.urls[self._at]
+            url = self._server.url
             while self._idle:
                 since, where, connection = self._idle.pop()
                 if where == url and time.monotonic() - since < IDLE_S_MAX:
@@ -68,41 +72,35 @@ class Pool:
             self._context = ssl.create_default_context(cafile=self.options.cacert)
         return http.client.HTTPSConnection(parts.hostname, parts.port, context=self._context)
 
-    def _give(self, url: str, connection: Connection) -> None:
+    def _return_connection(self, url: str, connection: Connection) -> None:
         with self._lock:
             if not self.closed and len(self._idle) < IDLE_MAX:
                 self._idle.append((time.monotonic(), url, connection))
                 return
         connection.close()
 
-    def _turn(self, url: str) -> None:
-        """This server failed: the next one, please."""
-        with self._lock:
-            if self.options.urls[self._at] == url:
-                self._at = (self._at + 1) % len(self.options.urls)
-
-    def send(self, step: Send, *, watch: Watch | None = None, sink: Sink | None = None) -> Answer:
-        """Ask once. `watch` gets the connection while it is in use; a good body goes into `sink`, if there is one."""
-        url, connection = self._take()
-        kept = False
+    def send(self, step: Send, *, on_connection: ConnectionCallback | None = None, sink: Sink | None = None) -> Answer:
+        """Send a request once. `on_connection` gets the connection, and None at the end. The body of a success goes to `sink`."""
+        url, connection = self._take_connection()
+        keep = False
         try:
-            if watch is not None:
-                watch(connection)
+            if on_connection is not None:
+                on_connection(connection)
             response, body = self._exchange(url, connection, step, sink)
-            kept = not response.will_close
+            keep = not response.will_close
             if response.status in (502, 503):
-                self._turn(url)
+                self._server.note_failure(url)
             return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if sink is not None and error is sink.error:
                 raise
-            self._turn(url)
+            self._server.note_failure(url)
             raise ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}") from error
         finally:
-            if watch is not None:
-                watch(None)
-            if kept:
-                self._give(url, connection)
+            if on_connection is not None:
+                on_connection(None)
+            if keep:
+                self._return_connection(url, connection)
             else:
                 connection.close()
 
@@ -118,72 +116,72 @@ class Pool:
         connection.request(request.method, target, request.body, self.options.headers(step))
         response = connection.getresponse()
         pieces: list[bytes] = []
-        while piece := response.read(PIECE):
+        while piece := response.read(READ_BYTES):
             if sink is not None and response.status < 300:
                 sink.write(piece)
             else:
                 pieces.append(piece)
             if time.monotonic() > end and sink is None:
                 raise TimeoutError("the answer takes too long")
-        if response.length:  # read() with a size does not tell
+        if response.length:  # read() with a size does not raise IncompleteRead
             raise http.client.IncompleteRead(b"", response.length)
         return response, b"".join(pieces)
 
     def close(self) -> None:
-        """Close what is idle, and what is in use as soon as it is not."""
+        """Close idle connections now, others when their requests end."""
         with self._lock:
             self.closed = True
             idle, self._idle = self._idle, []
         for _, _, connection in idle:
             connection.close()
 
-    def begin_anew(self) -> None:
-        """In a forked child: the sockets are the parent's, and the lock may be held by a thread that only the parent has."""
+    def reset_after_fork(self) -> None:
+        """In a forked child: the sockets belong to the parent, and a thread that the child lacks may hold the lock."""
         self._lock, self._idle = threading.Lock(), []
 
 
-class Forked(Protocol):
-    """Something with locks, sockets or threads, of which a forked child has none."""
+class ForkAware(Protocol):
+    """An object with locks, sockets or threads, which a forked child cannot use."""
 
-    def begin_anew(self) -> None:
-        """In the child."""
+    def reset_after_fork(self) -> None:
+        """Replace them, in the child."""
 
 
-forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for one in list(forked):
-        one.begin_anew()
+    for instance in list(fork_aware):
+        instance.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def stop_sending(connection: Connection) -> None:
-    """End a long poll: the server sees that nobody waits, and what it has sent already can still be read."""
+def end_long_poll(connection: Connection) -> None:
+    """End a long poll: the server sees the end of the stream and stops waiting; an answer on its way can still be read."""
     with contextlib.suppress(OSError, AttributeError):
         connection.sock.shutdown(socket.SHUT_WR)
 
 
 def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """A call as a method that sends it and waits."""
+    """A method that sends a call and waits for its result."""
 
     @functools.wraps(build)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.run(sending.ask(build(*args, **kwargs), self.options.rules))
+        return self.run(sending.run_call(build(*args, **kwargs), self.options.policy))
 
     method.__doc__ = (build.__doc__ or "").partition("\n\n    >>>")[0]
     return method
 
 
 class Client:
-    """A client of a server, or of several that share the work.
+    """A client of one server, or of several: after a failure it asks the next.
 
-    url: its address, or several; else TURTLEMQ_URL, else this machine. token: else TURTLEMQ_TOKEN. cacert: a file with the
-    certificates to trust; else TURTLEMQ_CACERT. timeout: seconds for a call with all its tries; try_timeout: for each of them, to
-    which a long poll adds its wait.
+    url: the address of the server, or several; default TURTLEMQ_URL, else this machine. token: default TURTLEMQ_TOKEN.
+    cacert: a file with the certificates to trust, default TURTLEMQ_CACERT. timeout: seconds for a call with all its tries.
+    try_timeout: seconds for each try; a long poll adds its wait.
 
     >>> client.put("orders", {"close": 17}, id="order-17")
     'order-17'
@@ -203,7 +201,7 @@ class Client:
         try_timeout: float = 10.0,
         user_agent: str | None = None,
     ) -> None:
-        self.options = Options.of(url, token, cacert, timeout, try_timeout, user_agent)
+        self.options = Options.from_arguments(url, token, cacert, timeout, try_timeout, user_agent)
         self.pool = Pool(self.options)
 
     def __enter__(self) -> Self:
@@ -213,25 +211,31 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close its connections. Calls that come later are a `Closed`."""
+        """Close its connections. Later calls raise `Closed`."""
         self.pool.close()
 
-    def run(self, steps: Flow[T], *, pause: Callable[[float], object] = time.sleep, watch: Watch | None = None) -> T:
-        """Do what a flow asks for, and return what it returns."""
+    def run(
+        self,
+        flow: Flow[T],
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+        on_connection: ConnectionCallback | None = None,
+    ) -> T:
+        """Perform the steps of a flow. Returns its result."""
         try:
-            step = next(steps)
+            step = next(flow)
             while True:
                 try:
-                    done = pause(step.seconds) if isinstance(step, Pause) else self.pool.send(step, watch=watch)
-                except ConnectionFailed as failed:
-                    step = steps.throw(failed)
+                    answer = sleep(step.seconds) if isinstance(step, Pause) else self.pool.send(step, on_connection=on_connection)
+                except ClientError as error:
+                    step = flow.throw(error)
                 else:
-                    step = steps.send(done)
+                    step = flow.send(answer)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
         finally:
-            steps.close()
+            flow.close()
 
     # Producing
 
@@ -248,33 +252,26 @@ class Client:
         expires: int | datetime | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> str:
-        """Store one message, durably. Returns its id. A `Producer` gathers many of these into batches, which is much faster.
+        """Store one message durably. Returns its id. A `Producer` sends single puts in batches, which is much faster.
 
-        body: bytes, or anything that JSON can say. delay: seconds from now; due: a datetime or epoch milliseconds.
+        body: bytes, or a JSON value. delay: seconds from now; due: a datetime or epoch milliseconds.
         """
-        now = self.options.rules.now()
+        now = self.options.policy.now()
         more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
-        out = outgoing(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
-        return self.run(sending.store(topic, [out], self.options.rules)).ids[0]
+        out = outgoing_message(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
+        return self.run(sending.store_batch(topic, [out], self.options.policy)).ids[0]
 
     def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
         """Store many messages, bodies or `NewMessage`s, and return their ids.
 
-        They go in requests of 10,000 messages and 16 MiB; with `together` in one, whatever its size: all are stored, or none. An
-        error has the `index` of the first bad message, and `stored` says how many before it are stored.
+        They go in requests of 10,000 messages and 16 MiB; with `together` in one of any size: all are stored, or none. An error
+        has the `index` of the bad message, and `stored`, the number of messages that earlier requests have stored.
 
         >>> client.put_many("orders", [b"a", NewMessage(body={"b": 1}, id="b", delay=60)])[1]
         'b'
         """
-        batch = outgoing_all(messages, self.options.rules.now())
-        parts = [batch] if together and batch else sending.chunks(batch, REQUEST_COUNT, REQUEST_BYTES)
-        ids: list[str] = []
-        for part in parts:
-            try:
-                ids += self.run(sending.store(topic, part, self.options.rules)).ids
-            except ClientError as error:
-                raise sending.after(error, len(ids)) from error
-        return ids
+        batch = outgoing_messages(messages, self.options.policy.now())
+        return self.run(sending.store_all(topic, batch, self.options.policy, together=together))
 
     # Calls
 
@@ -296,39 +293,35 @@ class Client:
     place_group = _method(calls.place_group)
     group = _method(calls.group)
     drop_group = _method(calls.drop_group)
-    dead_page = _method(calls.dead_page)
-    dead_summary = _method(calls.dead_summary)
-    requeue_dead = _method(calls.requeue_dead)
-    delete_dead = _method(calls.delete_dead)
+    dead_page = _method(dead_calls.dead_page)
+    dead_summary = _method(dead_calls.dead_summary)
+    requeue_dead = _method(dead_calls.requeue_dead)
+    delete_dead = _method(dead_calls.delete_dead)
 
-    def browse(self, topic: str, **which: Any) -> Iterator[Look]:
-        """All sleepers by due time, a page at a time; arguments as of `browse_page`.
+    def browse(self, topic: str, **filters: Any) -> Iterator[MessageView]:
+        """All sleepers by due time, fetched page by page; arguments as of `browse_page`.
 
         >>> _ = client.put_many("orders", [NewMessage(body=i, id=str(i), delay=60 + i) for i in range(5)])
-        >>> [found.id for found in client.browse("orders", limit=2)]
+        >>> [message.id for message in client.browse("orders", limit=2)]
         ['0', '1', '2', '3', '4']
         """
-        cursor: str | None = None
-        while True:
-            page = self.browse_page(topic, **which, cursor=cursor)
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self.browse_page(topic, **filters, cursor=cursor or None)
             yield from page.messages
             cursor = page.cursor
-            if cursor is None:
-                return
 
-    def dead(self, topic: str, **which: Any) -> Iterator[DeadLetter]:
-        """All dead letters in the order in which they died, a page at a time; arguments as of `dead_page`."""
-        cursor: str | None = None
-        while True:
-            page = self.dead_page(topic, **which, cursor=cursor)
+    def dead(self, topic: str, **filters: Any) -> Iterator[DeadLetter]:
+        """All dead letters in the order of their deaths, fetched page by page; arguments as of `dead_page`."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self.dead_page(topic, **filters, cursor=cursor or None)
             yield from page.messages
             cursor = page.cursor
-            if cursor is None:
-                return
 
     def export_dead(self, topic: str, file: BinaryIO) -> None:
-        """Write all dead letters into a file, a JSON object a line, as they come: nothing is held in memory. Not tried again."""
-        step = Send(Request("GET", path(topic, "dead", "export")), self.options.rules.try_s, None)
+        """Write all dead letters into a file, a JSON object a line. They are streamed, so memory stays small; not tried again."""
+        step = Send(Request("GET", path(topic, "dead", "export")), self.options.policy.try_timeout_s, None)
         answer = self.pool.send(step, sink=Sink(file))
         if answer.status >= 300:
             raise error_of(answer)

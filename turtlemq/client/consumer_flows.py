@@ -1,0 +1,64 @@
+"""Requests of a consumer as flows (fetch, ack, extend), and the failure of its handler. No clock, no threads. Pure.
+
+They are patient: broken connections and restarts of the server are waited out. Both shells run them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from turtlemq.client import calls
+from turtlemq.client.consumer_state import AckList, ConsumerOptions, InHand, Retry, all_failed
+from turtlemq.client.errors import ClientError, TimedOut
+from turtlemq.client.fetched import Message
+from turtlemq.client.sending import FOREVER, Flow, RetryPolicy, send_with_retries
+
+log = logging.getLogger("turtlemq.client")
+AT_MOST_ONCE_WAIT_S = 2.0  # a long poll that acks on delivery must not be cut off by a stop, so it is short
+
+
+def fetch(options: ConsumerOptions, count: int, policy: RetryPolicy) -> Flow[tuple[list[Message], float]]:
+    """Fetch up to `count` messages by long polling. Returns them and the time at which the answer arrived."""
+    call = calls.fetch(
+        options.topic,
+        group=options.group,
+        max=count,
+        wait=min(options.wait, AT_MOST_ONCE_WAIT_S) if options.at_most_once else options.wait,
+        ttr=None if options.at_most_once else options.ttr,
+        consumer=options.name,
+        ack="auto" if options.at_most_once else "manual",
+        wire=options.wire,
+    )
+    answer = yield from send_with_retries(lambda _: call.request, policy, FOREVER, patient=True)
+    arrived_s = policy.now()
+    return call.parse(answer), arrived_s
+
+
+def send_acks(options: ConsumerOptions, acks: AckList, policy: RetryPolicy, deadline_s: float) -> Flow[None]:
+    """Send an ack list. If that fails until the deadline, the messages come again when their leases end."""
+    call = calls.ack(options.topic, acks.acks, group=options.group, retry_delay=acks.delay, error=acks.error)
+    try:
+        call.parse((yield from send_with_retries(call.requests_since(policy.now()), policy, deadline_s, patient=True)))
+    except ClientError as error:
+        log.warning("event=ack_failed topic=%s count=%d error=%s", options.topic, len(acks.acks), error)
+
+
+def extend(options: ConsumerOptions, ids: list[str], policy: RetryPolicy, deadline_s: float) -> Flow[list[str] | None]:
+    """Extend leases. Returns the ids whose leases are lost; None if the deadline, the end of the first lease, passed before."""
+    call = calls.extend(options.topic, ids, options.ttr, group=options.group)
+    try:
+        answer = yield from send_with_retries(lambda _: call.request, policy, deadline_s, patient=True)
+        return call.parse(answer).unknown
+    except TimedOut:
+        return None
+    except ClientError as error:
+        log.warning("event=extend_failed topic=%s count=%d error=%s", options.topic, len(ids), error)
+        return ids
+
+
+def handler_raised(options: ConsumerOptions, job: Sequence[InHand], error: BaseException) -> Mapping[str, BaseException | str]:
+    """Log the exception of a handler, a warning unless it is a `Retry`. Returns it as the error of every message of the job."""
+    level = logging.INFO if isinstance(error, Retry) else logging.WARNING
+    log.log(level, "event=handler_failed topic=%s id=%s error=%r", options.topic, job[0].message.id, error)
+    return all_failed(job, error)

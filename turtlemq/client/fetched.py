@@ -1,0 +1,120 @@
+"""Fetched messages: `Message`, decoded from JSON or BSON. Pure.
+
+msgspec decodes JSON straight into `Message` (0.6 µs). BSON takes 1 µs with `struct`, and less work of the server.
+"""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct as Layout
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from turtlemq.client.errors import BadAnswer
+from turtlemq.client.wire import BSON, Answer, decode_json
+
+
+class Message(Struct, kw_only=True):
+    """A fetched message. `attempt` is 1 at its first delivery."""
+
+    id: str
+    headers: dict[str, str] = {}
+    due_ms: int = 0
+    created_ms: int = 0
+    ready_ms: int = 0
+    attempt: int = 1
+    priority: str = "normal"
+    lease_until_ms: int = 0
+    value: Any = msgspec.field(name="body", default=None)
+    data: bytes | None = msgspec.field(name="body_base64", default=None)
+    topic: str = ""
+    group: str = ""
+
+    @property
+    def body(self) -> Any:
+        """The body: bytes, or the decoded JSON value."""
+        return self.value if self.data is None else self.data
+
+
+class _Fetched(Struct):
+    messages: list[Message]
+
+
+_fetched = msgspec.json.Decoder(_Fetched)
+_value: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+def parse_fetched(answer: Answer) -> list[Message]:
+    """The messages of a fetch, from JSON or BSON."""
+    if answer.headers.get("content-type", "").startswith(BSON):
+        return messages_from_bson(answer.body)
+    try:
+        return decode_json(answer.body, _fetched).messages
+    except msgspec.DecodeError as wrong:
+        raise BadAnswer(f"a fetch was answered with something else: {wrong}") from None
+
+
+# The usual layout of a fetched document: five numbers, empty headers, priority, id, and a binary body.
+_NAMES = (b"\x12due_ms\0", b"\x12created_ms\0", b"\x12ready_ms\0", b"\x12lease_until_ms\0", b"\x10attempt\0")
+_MARKS = b"\x03headers\0\x05\0\0\0\0\x02priority\0"
+_names = Layout("<4x8s8x12s8x10s8x16s8x9s").unpack_from
+_head = Layout("<i8xq12xq10xq16xq9xi24si").unpack_from
+_HEAD_BYTES = 4 + 16 + 20 + 18 + 24 + 13 + 24 + 4
+_id = Layout("<4si").unpack_from
+_tail = Layout("<6siB").unpack_from
+
+
+def messages_from_bson(data: bytes) -> list[Message]:
+    """Decode fetched BSON. From the first document with another layout or a body that is not bytes, by the library (2 µs)."""
+    out: list[Message] = []
+    at, end = 0, len(data)
+    try:
+        if at < end and _names(data) != _NAMES:  # checked once: all documents of an answer have one order
+            return _messages_from_any_bson(data)
+        while at < end:
+            length, due, created, ready, lease, attempt, marks, priority_bytes = _head(data, at)
+            here = at + _HEAD_BYTES + priority_bytes
+            name, id_bytes = _id(data, here)
+            start = here + 8 + id_bytes
+            body_name, size, kind = _tail(data, start)
+            unusual = length < 5 or marks != _MARKS or name != b"\x02id\0" or body_name != b"\x05body\0" or kind
+            if unusual or start + size + 12 != at + length:
+                return out + _messages_from_any_bson(data[at:])
+            out.append(
+                Message(
+                    id=data[here + 8 : start - 1].decode(),
+                    due_ms=due,
+                    created_ms=created,
+                    ready_ms=ready,
+                    attempt=attempt,
+                    priority=data[at + _HEAD_BYTES : here - 1].decode(),
+                    lease_until_ms=lease,
+                    data=data[start + 11 : start + 11 + size],
+                )
+            )
+            at += length
+    except struct.error:
+        return out + _messages_from_any_bson(data[at:])
+    return out
+
+
+def _messages_from_any_bson(data: bytes) -> list[Message]:
+    import bson  # not at the top: rarely needed, and slow to load
+
+    try:
+        return [_message_from_document(document) for document in bson.decode_all(data)]
+    except (bson.errors.BSONError, msgspec.DecodeError, TypeError) as wrong:
+        raise BadAnswer(f"a fetch was answered with BSON that holds no messages: {wrong}") from None
+
+
+def _message_from_document(document: dict[str, Any]) -> Message:
+    if "body_json" in document:  # a JSON value that BSON cannot hold
+        document["body"] = decode_json(document["body_json"], _value)
+    known = {name: document[name] for name in _DOCUMENT_FIELDS if name in document}
+    body = document.get("body")
+    return Message(**known, data=body) if isinstance(body, bytes) else Message(**known, value=body)
+
+
+_DOCUMENT_FIELDS = ("id", "headers", "due_ms", "created_ms", "ready_ms", "lease_until_ms", "attempt", "priority")
