@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.harness.index_world import Later, abandon, open_at, replace_by
-from turtlemq.index.filters import ASKED_MAX, choose
+from turtlemq.index.filters import LOOKUPS_MAX, choose
 from turtlemq.index.index import Index
 from turtlemq.index.parts import TablePart
 from turtlemq.index.seal import seal
@@ -65,7 +65,7 @@ def _asked(index: Index) -> int:
 def _filled(index: Index, count: int) -> None:
     for first in range(0, count, 30):
         assert index.append(_own(first, 30), 0).duplicates == 0
-    index._filters.tend(index._writer.flusher)
+    index._filters.step(index._writer.flusher)
 
 
 def test_no_id_is_taken_twice_wherever_it_sleeps(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_no_id_is_taken_twice_wherever_it_sleeps(tmp_path: Path) -> None:
             assert index.append(_own(first, 100), 0).created == [False] * 100
         assert [index.append(_own(n, 1), 0).created for n in range(0, 1_500, 37)] == [[False]] * 41
         assert all(index.get(f"own-{n}") for n in range(0, 1_500, 37))
-        assert _asked(index) <= ASKED_MAX
+        assert _asked(index) <= LOOKUPS_MAX
         assert sum(part.filter is not None for part in index._segments.parts) > 40, "what was asked was a filter"
         abandon(index)
         index = open_at(tmp_path, settings=RUNS)
@@ -177,13 +177,13 @@ def test_damage_of_a_removed_table_is_ignored(tmp_path: Path) -> None:
     for _ in range(3):
         index.append(Batch([b"x"] * 30, [9] * 30), 0)
     slow = Slow()
-    index._filters.tend(slow)
+    index._filters.step(slow)
     index.maintenance.roll()
     assert index.maintenance.adopt(seal(Door(), index.maintenance.seal_job(0)))
     slow.let = True
     with pytest.raises(Damaged):
         slow.result()
-    index._filters.tend(slow)
+    index._filters.step(slow)
     assert index.append(_own(60, 30), 0).created == [False] * 30
     abandon(index)
 
@@ -195,7 +195,7 @@ def test_an_id_is_read_into_few_filters_in_its_life(tmp_path: Path) -> None:
         index.append(_own(first, 30), 0)
         read += sum(part.table.id_count for part in choose(index._segments.parts))
         for _ in range(2):  # it is made at once here, and put in place
-            index._filters.tend(index._writer.flusher)
-        assert _asked(index) <= ASKED_MAX
+            index._filters.step(index._writer.flusher)
+        assert _asked(index) <= LOOKUPS_MAX
     assert 6_000 < read < 10 * 6_000, "it grows with the logarithm of their number"
     abandon(index)

@@ -21,7 +21,7 @@ from turtlemq import small_batches
 from turtlemq.index import firing
 from turtlemq.index.firing_small import SmallBatch
 from turtlemq.index.index import Index
-from turtlemq.index.parts import Singles, SinglesCursor
+from turtlemq.index.parts import KeyList, KeyListCursor
 from turtlemq.model import ORDINAL_BITS, Batch, Damage, Due
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -93,7 +93,7 @@ def test_single_keys_fire_from_the_list_that_gathers_them(world: World) -> None:
     world.append(Batch([b"x"] * 3, [5, 4, 9], ids=list("abc")), 0)
     memtable = world.index._segments.memtable
     (cursor,) = world.index._segments.due_cursors(5)
-    assert isinstance(cursor, SinglesCursor)
+    assert isinstance(cursor, KeyListCursor)
     assert taken_as(world.index, 5) is SmallBatch
     assert drained(world.index, 5) == ["b", "a"]
     assert (len(memtable.single_keys), memtable.cursors, memtable.live, world.index.next_due()) == (1, [], 1, 9)
@@ -221,7 +221,7 @@ def test_more_than_a_few_go_as_arrays(world: World) -> None:
 @given(st.lists(st.integers(0, 99)), st.lists(st.integers(0, 99)))
 def test_a_list_of_keys_answers_like_an_array(some: list[int], asked: list[int]) -> None:
     some.sort()
-    keys, array = Singles(some), np.array(some, np.uint64)
+    keys, array = KeyList(some), np.array(some, np.uint64)
     assert len(keys) == len(array)
     assert keys.ranks(np.array(asked, np.uint64)).tolist() == [keys.rank(key) for key in asked]
     assert [keys.rank(key) for key in asked] == np.searchsorted(array, np.array(asked, np.uint64)).tolist()

@@ -92,7 +92,7 @@ def test_the_checksum_is_that_of_zlib() -> None:
 
 # ── flags, head, limits ──────────────────────────────────────────────────────────────────────────────────
 
-COMBINED = {"KILLS", "USER_FLAGS", "OPTIONAL"}
+COMBINED = {"ENDS", "USER_FLAGS", "OPTIONAL"}
 
 
 def test_the_flags_table_is_complete() -> None:

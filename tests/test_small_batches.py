@@ -27,7 +27,7 @@ from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.index.columns import may_repeat
-from turtlemq.index.filters import Making
+from turtlemq.index.filters import FilterBuild
 from turtlemq.index.firing_small import SmallBatch
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
@@ -125,7 +125,7 @@ def ids_looked_up(count: int) -> object:
         in_table = segments.find_many(raw, hashes)
         part = segments.parts[0]
         assert isinstance(part, TablePart)
-        making = Making(Door(), segments.folder / "filter", [part])
+        making = FilterBuild(Door(), segments.folder / "filter", [part])
         filter_ = making.step()
         assert filter_ is not None
         part.filter = filter_

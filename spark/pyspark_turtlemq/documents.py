@@ -287,7 +287,7 @@ class Chunk:
 
     def created(self) -> I64:
         flags = self.heads["flags"]
-        arrived = self.fields.arrived if (flags & (f.KILLS | f.META)).any() else self.heads["seq"]
+        arrived = self.fields.arrived if (flags & (f.ENDS | f.META)).any() else self.heads["seq"]
         return self._null_notices(arrived >> SEQ_COUNTER_BITS)
 
     def _null_notices(self, times: I64) -> I64:

@@ -214,7 +214,7 @@ class TopicLogs:
             cover = t.Cover(base, generation, number + first, last - first, position, end, low, high, 0)
             asleep = np.flatnonzero((found.flags[some] & f.TOMBSTONE) == 0)
             keys = np.sort(f.packed_keys(found.due_ms[some][asleep], asleep))
-            kills = np.flatnonzero(found.flags[some] & f.KILLS)
+            kills = np.flatnonzero(found.flags[some] & f.ENDS)
             table = self._keep(file, cover, keys, found.positions[some], kills, sealed)
             into.parts.append(Part(self.files.topic, folder, file, sealed, table, cover))
             position = end

@@ -208,8 +208,8 @@ BUGS = (
     Bug(
         "what is due now waits until it is late",
         "index/segments.py",
-        "heap[0][0] <= now_ms:\n            found",
-        "heap[0][0] < now_ms:\n            found",
+        "heap[0][0] <= now_ms:\n            distinct",
+        "heap[0][0] < now_ms:\n            distinct",
         "firing index",
     ),
     Bug(

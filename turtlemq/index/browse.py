@@ -7,7 +7,7 @@ import numpy.ma  # numpy.unique loads it when first called: 20 ms that no tick s
 
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.parts import Array, Cursor, Part, TablePart, rank_behind
+from turtlemq.index.parts import Cursor, KeyArray, Part, TablePart, rank_behind
 from turtlemq.index.segments import Segments
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, U64, Forecast
 from turtlemq.segment import format as f
@@ -96,7 +96,7 @@ def parse_cursor(cursor: str | None) -> tuple[int, int]:
 def _cursors(part: Part) -> list[Cursor]:
     if not isinstance(part, Memtable) or not part.single_keys:
         return part.cursors
-    return [*part.cursors, Cursor(part, Array(np.array(list(part.single_keys), np.uint64)), part.first_seq)]
+    return [*part.cursors, Cursor(part, KeyArray(np.array(list(part.single_keys), np.uint64)), part.first_seq)]
 
 
 def forecast(segments: Segments, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:

@@ -81,7 +81,7 @@ def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, 
     keyed = np.flatnonzero(alive & ((flags & f.TOMBSTONE) == 0))
     keys = np.sort(f.packed_keys(due_ms[keyed], keyed))
     hashed = keyed[hashes[keyed] != 0]
-    kills = np.flatnonzero(flags & f.KILLS)
+    kills = np.flatnonzero(flags & f.ENDS)
     return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, kills)
 
 

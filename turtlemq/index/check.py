@@ -45,7 +45,7 @@ def _scan(segments: Segments, segment: Segment) -> Scan:
 
 def _ended(segments: Segments, segment: Segment, found: Scan) -> Iterator[int]:
     view = segments.door.map(segment.path)
-    for i in np.flatnonzero(found.flags & f.KILLS).tolist():
+    for i in np.flatnonzero(found.flags & f.ENDS).tolist():
         at = int(found.positions[i])
         document = f.decode(view[at : at + int(found.lengths[i])])
         if document.of is not None:

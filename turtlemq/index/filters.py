@@ -23,11 +23,11 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Job, Worker
 
-ASKED_MAX = 3  # filters and tables without one that a look-up may ask before some are put together
+LOOKUPS_MAX = 3  # filters and tables without one that a look-up may ask before some are put together
 _STEP = 1 << 17  # ids read in one go: 5 ms
 
 
-class Making:
+class FilterBuild:
     """A filter that is being made of tables. `step` may run on another thread, one at a time."""
 
     def __init__(self, door: Door, path: Path, parts: Sequence[TablePart]) -> None:
@@ -66,10 +66,10 @@ class Filters:
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self._seen: list[Part] = []  # the parts when there was nothing to do
-        self._making: Making | None = None
+        self._build: FilterBuild | None = None
         self._job: Job | None = None
 
-    def tend(self, worker: Worker) -> None:
+    def step(self, worker: Worker) -> None:
         """Go on with what is to be done, by `worker`, a step at each call. Raises `Damaged` for a table that is."""
         segments = self._segments
         try:
@@ -80,14 +80,14 @@ class Filters:
                 if not (chosen := choose(segments.parts)):
                     return
                 name = names.filter_(KIND, segments.active.base) + names.TMP
-                self._making = Making(segments.door, segments.folder / name, chosen)
+                self._build = FilterBuild(segments.door, segments.folder / name, chosen)
             elif not self._job.done():
                 return
             elif (made := self._job.result()) is not None:
                 self._put(made)
                 return
-            assert self._making is not None, "there is work"
-            self._job = worker.submit(self._making.step)
+            assert self._build is not None, "there is work"
+            self._job = worker.submit(self._build.step)
         except (OSError, DiskFull):  # until other parts come, tables are asked
             self.close()
         except BaseException as error:
@@ -97,8 +97,8 @@ class Filters:
                 raise  # else it has gone, and needs no mending
 
     def _put(self, made: bits.BloomFilter) -> None:
-        assert self._making is not None, "it was just made"
-        for part in self._making.parts:
+        assert self._build is not None, "it was just made"
+        for part in self._build.parts:
             part.filter = made
         self._seen = []
         self.close()
@@ -110,9 +110,9 @@ class Filters:
                 self._job.result()
             except (OSError, DiskFull, Damaged):
                 pass
-        if self._making is not None:
-            self._making.close()
-        self._making = self._job = None
+        if self._build is not None:
+            self._build.close()
+        self._build = self._job = None
 
 
 def choose(parts: Sequence[Part]) -> list[TablePart]:
@@ -122,12 +122,12 @@ def choose(parts: Sequence[Part]) -> list[TablePart]:
     for part in parts:
         if isinstance(part, TablePart) and part.table.id_count and part.table.id_bits == HASH_BITS:
             asked.setdefault(part.filter or part, []).append(part)
-    if len(asked) <= ASKED_MAX:
+    if len(asked) <= LOOKUPS_MAX:
         return []
     chosen: list[TablePart] = []
     total, left = 0, len(asked)
     for some in sorted(asked.values(), key=_ids):
-        if left < ASKED_MAX and _ids(some) > 2 * total:
+        if left < LOOKUPS_MAX and _ids(some) > 2 * total:
             break
         chosen += some
         total, left = total + _ids(some), left - 1

@@ -171,7 +171,7 @@ class Index:
             raw_ids: Any = given if count >= small_batches.DOCUMENTS else [id_.encode() for id_ in given]
             self._writer.stage(batch_columns(batch, raw_ids, None), seq)
             return Receipt(given, [True] * count)
-        self._filters.tend(self._writer.flusher)
+        self._filters.step(self._writer.flusher)
         new = self._all_new(batch.ids, known_elsewhere)
         if new is not None:
             self._reserve_ids(self._writer.stage(batch_columns(batch, *new), seq), new[0])

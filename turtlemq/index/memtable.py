@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.index.parts import Array, Cursor, IdQuery, Part, Singles, SinglesCursor
+from turtlemq.index.parts import Cursor, IdQuery, KeyArray, KeyList, KeyListCursor, Part
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.id_map import IdMap
@@ -32,10 +32,10 @@ class Memtable(Part):
         self.first_seq, self.last_seq, self.ended_by = next_seq, next_seq - 1, next_seq - 1  # what ends others comes after them
         self.cursors: list[Cursor] = []
         self.single_keys: list[int] = []  # newer than what is in `cursors`
-        self._singles: SinglesCursor | None = None  # over `small`, as it is now
+        self._list_cursor: KeyListCursor | None = None  # over `small`, as it is now
         self.ids = IdMap()  # of own ids, over `hashes`
         self.live = 0
-        self._kills: list[int] = []
+        self._ending: list[int] = []
         self._room = _ROOM
         self.seq: I64 = np.empty(_ROOM, np.int64)
         self.due: I64 = np.empty(_ROOM, np.int64)
@@ -80,7 +80,7 @@ class Memtable(Part):
         if n < small_batches.DOCUMENTS:
             return self._add_small(first, dues, flags)
         marked = self.flags[first:last]
-        self._kills += (first + np.flatnonzero(marked & f.KILLS)).tolist()
+        self._ending += (first + np.flatnonzero(marked & f.ENDS)).tolist()
         sleepers = np.flatnonzero((marked & f.TOMBSTONE) == 0)
         keys = np.sort(f.packed_keys(self.due[first + sleepers], first + sleepers))
         self.live += len(keys)
@@ -88,10 +88,10 @@ class Memtable(Part):
 
     def _add_small(self, first: int, dues: Sequence[int] | I64, flags: Sequence[int] | U32) -> list[Cursor]:
         small = self.single_keys
-        self._forget_singles()
+        self._end_list_cursor()
         for ordinal, (due, flag) in enumerate(zip(dues, flags, strict=True), first):
-            if flag & f.KILLS:
-                self._kills.append(ordinal)
+            if flag & f.ENDS:
+                self._ending.append(ordinal)
             if not flag & f.TOMBSTONE:
                 insort(small, int(due) << ORDINAL_BITS | ordinal)
                 self.live += 1
@@ -110,20 +110,20 @@ class Memtable(Part):
         if not self.single_keys:
             return []
         keys = np.array(self.single_keys, dtype=np.uint64)
-        self._forget_singles()
+        self._end_list_cursor()
         self.single_keys = []
         return self._push(keys, int(self.seq[int(f.key_ordinals(keys).min())]))
 
-    def singles(self) -> Cursor:
+    def list_cursor(self) -> Cursor:
         """A cursor over single keys. It sorts behind all others."""
-        if self._singles is None:
-            self._singles = SinglesCursor(self, Singles(self.single_keys), self.last_seq)
-        return self._singles
+        if self._list_cursor is None:
+            self._list_cursor = KeyListCursor(self, KeyList(self.single_keys), self.last_seq)
+        return self._list_cursor
 
-    def _forget_singles(self) -> None:
-        if self._singles is not None:
-            self._singles.alive = False
-            self._singles = None
+    def _end_list_cursor(self) -> None:
+        if self._list_cursor is not None:
+            self._list_cursor.alive = False
+            self._list_cursor = None
 
     def _push(self, keys: U64, order: int) -> list[Cursor]:
         """A new run at the end. Runs of like size merge, up to a size that takes a millisecond, so there are few of them, over
@@ -141,12 +141,12 @@ class Memtable(Part):
                 order = last.order
             last.alive = False
             self.cursors.pop()
-        self.cursors.append(Cursor(self, Array(keys), order))
+        self.cursors.append(Cursor(self, KeyArray(keys), order))
         return [self.cursors[-1]]
 
     def restart(self, handed: Mask) -> None:
         """Keep only the keys of documents that were not handed off: after recovery, when the columns are whole again."""
-        self._forget_singles()
+        self._end_list_cursor()
         self.single_keys = []
         for cursor in self.cursors:
             cursor.alive = False
@@ -200,11 +200,11 @@ class Memtable(Part):
         return bool((self.seq[ordinals] == seqs).all())
 
     def ending_ordinals(self) -> I64:
-        return np.array(self._kills, dtype=np.int64)
+        return np.array(self._ending, dtype=np.int64)
 
     @property
     def ending_count(self) -> int:
-        return len(self._kills)
+        return len(self._ending)
 
     def count_live(self) -> int:
         small = np.array(self.single_keys, dtype=np.uint64)

@@ -68,7 +68,7 @@ class Keys(Protocol):
     def ranks(self, keys: U64) -> I64: ...
 
 
-class Array:
+class KeyArray:
     """Sorted keys in memory."""
 
     def __init__(self, keys: U64) -> None:
@@ -111,7 +111,7 @@ class Cursor:
         return found
 
 
-class Singles:
+class KeyList:
     """Sorted keys of a plain list."""
 
     def __init__(self, keys: list[int]) -> None:
@@ -130,12 +130,12 @@ class Singles:
         return np.searchsorted(self.slice(0, len(self.keys)), keys)
 
 
-class SinglesCursor(Cursor):
+class KeyListCursor(Cursor):
     """The place before all keys of a memtable's list: those that are handed off leave the list. It stands on no heap, and is over
     (not `alive`) when a key is added."""
 
     __slots__ = ()
-    keys: Singles
+    keys: KeyList
 
     def move(self, pos: int) -> None:
         keys = self.keys.keys

@@ -1,4 +1,4 @@
-"""Decisions about segments, as pure functions: which one to empty or seal next. Doing it is `care`."""
+"""Policy of maintenance, as pure functions: which segment to compact or seal next. `maintenance` does it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import StrEnum
 from turtlemq.model import SegmentLoad
 from turtlemq.settings import Settings
 
-_ROLL_SHARE = 16  # an active segment that is nearly all dead is closed early once it has 1/16 of its size
+_ROLL_SHARE = 16  # an active segment with hardly any sleepers is closed early once it has 1/16 of its full size
 
 
 class Task(StrEnum):
-    """What to do with a segment."""
+    """A task of maintenance."""
 
     COMPACT = "compact"
     SEAL = "seal"
@@ -21,14 +21,14 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step of housekeeping."""
+    """A task, and the segment that it is for."""
 
     task: Task
     base: int
 
 
 def plan(closed: Sequence[SegmentLoad], settings: Settings) -> Plan | None:
-    """The most useful step over segments that take no more writes: empty the one that is nearly dead, or seal the oldest.
+    """The most useful task for closed segments: compact the one with the smallest share of sleepers, or seal the oldest.
 
     >>> plan([SegmentLoad(0, 100, 100, 5, True), SegmentLoad(100, 100, 100, 90, False)], Settings())
     Plan(task=<Task.COMPACT: 'compact'>, base=0)
@@ -43,7 +43,7 @@ def plan(closed: Sequence[SegmentLoad], settings: Settings) -> Plan | None:
 
 
 def should_roll(active: SegmentLoad, settings: Settings) -> bool:
-    """Close the active segment early, so that its dead bytes can go?
+    """Should the active segment be closed early, so that its bytes can be reclaimed?
 
     >>> should_roll(SegmentLoad(0, 1 << 20, 1000, 1, False), Settings(segment_bytes=1 << 20))
     True

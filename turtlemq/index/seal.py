@@ -92,7 +92,7 @@ def _sleepers(found: Scan, job: SealJob) -> I64:
 
 def _tombstones(view: memoryview, found: Scan, job: SealJob, sleepers: I64) -> list[bytes]:
     """Documents that still keep others ended: as plain tombstones under their own seq, where they do not sleep themselves."""
-    ends = (found.flags & f.KILLS) != 0
+    ends = (found.flags & f.ENDS) != 0
     ends[sleepers] = False
     killers = np.flatnonzero(ends)
     stones = []

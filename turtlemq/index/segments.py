@@ -1,7 +1,8 @@
-"""The segments: which segments and parts there are, the heap of cursors over them, and finding documents by id or by seq.
+"""All segments of an Index and their parts: lookup by id and by seq, a heap of cursors by due time, ended bits, damage.
 
-Parts stand in order of the seqs that they hold, ranges never overlap, the memtable comes last. A newer document of an id always
-stands behind the older ones, so the first hit from the end decides. Nothing here writes, but for copies of damaged bytes.
+Parts are ordered by the seqs that they hold; ranges never overlap, the memtable is last. A newer document of an id is always in
+the same or a later part, so the first hit from the end decides. Nothing is written here but copies of damaged bytes: appending is
+`writer`, files are opened by `recover`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from turtlemq.errors import DiskFull
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.parts import Array, Cursor, IdQuery, Part, TablePart, rank_behind
+from turtlemq.index.parts import Cursor, IdQuery, KeyArray, Part, TablePart, rank_behind
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Counters, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -28,8 +29,8 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 KIND = "delay"
-_KILLERS = 16_384  # tombstones read at once
-_ASIDE_BYTES_MAX = 1 << 26
+_ENDING_READ = 16_384  # documents that end others, read at once
+_ASIDE_BYTES_MAX = 1 << 26  # of one damaged place that are copied
 
 
 @dataclass(slots=True)
@@ -40,11 +41,11 @@ class Segment:
     path: Path
     generation: int
     sealed: bool
-    size: int  # bytes of the file that count
+    size: int  # bytes up to the end of the last document
     data_start: int  # where documents begin
-    ended_by: int = 0  # only documents behind this seq can end what is in here: when it began, or what a seal worked in
+    ended_by: int = 0  # ends up to this seq are applied: the last seq when it was created, or when a seal rewrote it
     parts: list[Part] = field(default_factory=list)
-    sifted: bool = False  # its tombstones were sifted by a seal, and nothing before it has changed since
+    sifted: bool = False  # a seal removed its needless tombstones, and no segment before it has changed since
 
     @property
     def documents(self) -> int:
@@ -56,13 +57,13 @@ class Segment:
 
     @property
     def ending_count(self) -> int:
-        """How many documents end others, perhaps in segments before this one."""
+        """How many documents end others, in this segment or in older ones."""
         return sum(part.ending_count for part in self.parts)
 
-    def needs(self, stone: f.Document) -> bool:
-        """Would a document of this segment come back without this tombstone?"""
-        of = -1 if stone.of is None else stone.of[0]
-        return stone.seq > self.ended_by and any(part.first_seq <= of <= part.last_seq for part in self.parts)
+    def needs(self, ending: f.Document) -> bool:
+        """Would a document of this segment come back without this document that ends it?"""
+        of = -1 if ending.of is None else ending.of[0]
+        return ending.seq > self.ended_by and any(part.first_seq <= of <= part.last_seq for part in self.parts)
 
 
 class Hit(NamedTuple):
@@ -74,7 +75,7 @@ class Hit(NamedTuple):
 
 
 class Segments:
-    """All parts of one topic."""
+    """All segments and parts of one Index."""
 
     def __init__(self, door: Door, folder: Path, topic: str, progress: Progress) -> None:
         self.door, self.folder, self.topic = door, folder, topic
@@ -84,15 +85,15 @@ class Segments:
         self.durable = progress  # handed off and durable with the receiver: these documents may be dropped from here
         self.counters = Counters()
         self.heap: list[tuple[int, int, Cursor]] = []
-        self.unintegrated: list[TablePart] = []  # parts that have just come: see `finish`
-        self.cursors_stale = False  # cursors do not stand where `progress` says
-        self.last_ending_seq = 0  # the newest document that ended another
+        self.unintegrated: list[TablePart] = []  # rebuilt parts without cursors and ended bits: see `finish`
+        self.cursors_stale = False  # cursors are not where `progress` says
+        self.last_ending_seq = 0  # of the newest document that ended another
         self._damaged: set[tuple[str, int]] = set()
         self._pushed = 0
-        self._active: Segment | None = None  # both are asked for many times a message
+        self._active: Segment | None = None  # cached: read many times for each message, as is the memtable
         self._memtable: Memtable | None = None
 
-    # Which parts there are
+    # Segments and parts
 
     @property
     def active(self) -> Segment:
@@ -100,11 +101,11 @@ class Segments:
 
     @property
     def memtable(self) -> Memtable:
-        assert self._memtable is not None, "the memtable stands last"
+        assert self._memtable is not None, "the memtable is the last part"
         return self._memtable
 
     def arrange(self) -> None:
-        """Order the parts and rebuild the heap, after parts have come or gone."""
+        """Order the parts and rebuild the heap. Call it after parts were added or removed."""
         self.by_base = dict(sorted(self.by_base.items()))
         self.parts = [part for segment in self.by_base.values() for part in segment.parts]
         self.parts.sort(key=lambda part: (part.first_seq, isinstance(part, Memtable)))
@@ -115,13 +116,13 @@ class Segments:
             self.push(part.cursors)
 
     def changed(self, base: int) -> None:
-        """A segment was sealed or dropped: positions in its file mean nothing now, and tombstones behind it may be needless."""
-        self._damaged = {place for place in self._damaged if place[0] != names.segment(KIND, base)}
+        """A segment was sealed or dropped: forget positions in its file; tombstones in later segments may be needless now."""
+        self._damaged = {(file, at) for file, at in self._damaged if file != names.segment(KIND, base)}
         for segment in self.by_base.values():
             segment.sifted &= segment.base <= base
 
     def push(self, cursors: Sequence[Cursor]) -> None:
-        """Put cursors on the heap at their next due time. Entries that a cursor has left behind are dropped when met."""
+        """Put cursors on the heap at their next due time. Outdated entries stay until they are met at the top."""
         for cursor in cursors:
             if cursor.head is not None:
                 self._pushed += 1
@@ -131,7 +132,7 @@ class Segments:
             heapify(self.heap)
 
     def next_due_ms(self) -> int | None:
-        """When the next key is due; it may belong to a cancelled message. O(1)."""
+        """Due time of the next key, perhaps of a cancelled message. O(1)."""
         heap = self.heap
         while heap and not _current(heap[0]):
             heappop(heap)
@@ -142,31 +143,31 @@ class Segments:
         return first
 
     def due_cursors(self, now_ms: int) -> list[Cursor]:
-        """Cursors with a key at or before now, oldest documents first. The heap is left as it is."""
+        """Cursors with a key at or before `now_ms`, oldest documents first. They stay on the heap."""
         heap, memtable = self.heap, self.memtable
         due: list[Cursor] = []
         if heap and heap[0][0] <= now_ms:
-            found: dict[int, Cursor] = {}
+            distinct: dict[int, Cursor] = {}
             while heap and heap[0][0] <= now_ms:
                 entry = heappop(heap)
                 if _current(entry):
-                    found[id(entry[2])] = entry[2]
-            due = list(found.values())
+                    distinct[id(entry[2])] = entry[2]
+            due = list(distinct.values())
             self.push(due)
             if len(due) > 1:
                 due.sort(key=lambda cursor: (cursor.order, not cursor.late))
         if memtable.single_keys and memtable.single_keys[0] >> ORDINAL_BITS <= now_ms:
-            due.append(memtable.singles())
+            due.append(memtable.list_cursor())
         return due
 
     # Finding documents
 
     def part_of(self, seq: int) -> Part | None:
-        """The part whose range holds this seq. O(log parts)."""
+        """The part whose range of seqs includes this one. O(log parts)."""
         return _holding(self.parts, seq)
 
     def read_one(self, part: Part, ordinal: int) -> f.Document | None:
-        """One document, or None if its bytes are damaged (reported)."""
+        """One document. None, and a report, if its bytes are damaged."""
         start, end = part.span_of(ordinal)
         data = log.read_document(self.door, part.path, start, end)
         if data is None:
@@ -174,7 +175,7 @@ class Segments:
         return None if data is None else f.decode(data)
 
     def read_many(self, part: Part, ordinals: I64) -> Iterator[f.Document | None]:
-        """Documents of a part, with None for those whose bytes are damaged (reported). 10 µs each."""
+        """Documents of a part; None, and a report, for damaged ones. 10 µs each."""
         read = part.read(self.door, ordinals)
         self.report(part, read, ordinals)
         view = memoryview(read.buffer)
@@ -182,16 +183,16 @@ class Segments:
             yield f.decode(view[at : at + length]) if good else None
 
     def find(self, id_: str) -> Hit | None:
-        """The newest document of an id that was not cancelled or replaced. 2 µs a part, and a pread for the hit."""
-        if not id_.isprintable():  # no id is, and some such text has no bytes
+        """The newest document of an id, unless it was cancelled or replaced. 2 µs a part, and a pread for the hit."""
+        if not id_.isprintable():  # cannot be an id, and perhaps has no UTF-8 form
             return None
         hash_ = hash_id(id_)
         seq = server_seq(id_)
         hinted = None if seq is None else self.part_of(seq)
         if hinted is not None:
             assert seq is not None
-            found = hinted.find_seq(seq) if isinstance(hinted, Memtable) else None
-            hit = self._verify(hinted, hinted.find(hash_) if found is None else (found,), id_)
+            ordinal = hinted.find_seq(seq) if isinstance(hinted, Memtable) else None
+            hit = self._verify(hinted, hinted.find(hash_) if ordinal is None else (ordinal,), id_)
             if hit is not None:
                 return hit
         maybe: dict[BloomFilter | None, bool] = {None: True}
@@ -213,17 +214,18 @@ class Segments:
         return None
 
     def find_many(self, ids: Sequence[bytes], hashes: U64, after_seq: int = -1) -> dict[int, int]:
-        """Which of many ids are held, as index → seq of the document. 0.2 µs for one that is not. Parts in which nothing is newer
-        than `after_seq` are passed over."""
+        """Held ids, as index in `ids` → seq of the newest document. 0.2 µs for an id that is not held.
+
+        Parts in which nothing is newer than `after_seq` are skipped."""
         held: dict[int, int] = {}
         everything = IdQuery.of(hashes)
-        wanted: dict[BloomFilter | None, IdQuery] = {None: everything}
+        queries: dict[BloomFilter | None, IdQuery] = {None: everything}
         for part in reversed(self.parts):
             if part.last_seq <= after_seq:
                 continue
-            if part.filter is not None and part.filter not in wanted:
-                wanted[part.filter] = everything.through(part.filter)
-            candidates = part.find_many(wanted[part.filter])
+            if part.filter is not None and part.filter not in queries:
+                queries[part.filter] = everything.through(part.filter)
+            candidates = part.find_many(queries[part.filter])
             if held:
                 candidates = [candidate for candidate in candidates if candidate[0] not in held]
             if not candidates:
@@ -241,51 +243,52 @@ class Segments:
     # Ending documents
 
     def end_document(self, seq: int, due_ms: int, seen: tuple[Part, int] | None = None) -> bool:
-        """End the document with this seq, if it is still there and was not ended yet. `seen`: where it was found before."""
+        """End the document with this seq. False if it is gone or was ended before. `seen`: its place, from an earlier lookup."""
         if seen is not None and not seen[0].gone:
             return seen[0].mark_ended(seen[1])
         part = self.part_of(seq)
         ordinal = None if part is None else part.locate(self.door, due_ms, seq)
         return ordinal is not None and part is not None and part.mark_ended(ordinal)
 
-    def apply_ends(self, victims: Sequence[Part]) -> None:
-        """Work tombstones into these parts that are newer than what they know of."""
-        victims = sorted(victims, key=lambda part: part.first_seq)
-        oldest = min((max(part.ended_by, part.first_seq) for part in victims), default=SEQ_MAX)
+    def apply_ends(self, targets: Sequence[Part]) -> None:
+        """Set ended bits in these parts, from all documents of the Index that end others and are newer than their `ended_by`."""
+        targets = sorted(targets, key=lambda part: part.first_seq)
+        oldest = min((max(part.ended_by, part.first_seq) for part in targets), default=SEQ_MAX)
         for part in self.parts:
             if part.last_seq <= oldest:
                 continue
-            kills = part.ending_ordinals()
-            for i in range(0, len(kills), _KILLERS):
-                self._apply(part, kills[i : i + _KILLERS], victims)
+            ordinals = part.ending_ordinals()
+            for i in range(0, len(ordinals), _ENDING_READ):
+                self._apply(part, ordinals[i : i + _ENDING_READ], targets)
 
-    def _apply(self, part: Part, kills: I64, victims: Sequence[Part]) -> None:
-        """Work these documents of a part into those that they end. 3 µs each."""
-        read = part.read(self.door, kills)
-        self.report(part, read, kills)
+    def _apply(self, part: Part, ordinals: I64, targets: Sequence[Part]) -> None:
+        """Set ended bits for what these documents of `part` end. 3 µs each."""
+        read = part.read(self.door, ordinals)
+        self.report(part, read, ordinals)
         if not read.good.any():
             return
-        by = read.heads["seq"][read.good]
+        ending_seqs = read.heads["seq"][read.good]
         seqs, dues = f.ended_seqs(read.buffer, read.starts[read.good], read.heads[read.good])
-        self.last_ending_seq = max(self.last_ending_seq, int(by.max()))
-        for victim in victims:
-            mine = (seqs >= victim.first_seq) & (seqs <= victim.last_seq) & (by > victim.ended_by)
-            if mine.any():
-                for ordinal in victim.locate_many(self.door, dues[mine], seqs[mine]).tolist():
-                    victim.mark_ended(ordinal)
+        self.last_ending_seq = max(self.last_ending_seq, int(ending_seqs.max()))
+        for target in targets:
+            inside = (seqs >= target.first_seq) & (seqs <= target.last_seq) & (ending_seqs > target.ended_by)
+            if inside.any():
+                for ordinal in target.locate_many(self.door, dues[inside], seqs[inside]).tolist():
+                    target.mark_ended(ordinal)
 
     def ending_documents(self, part: Part) -> Iterator[f.Document]:
         """The documents of a part that end others. 10 µs each."""
-        kills = part.ending_ordinals()
-        for i in range(0, len(kills), _KILLERS):
-            for document in self.read_many(part, kills[i : i + _KILLERS]):
+        ordinals = part.ending_ordinals()
+        for i in range(0, len(ordinals), _ENDING_READ):
+            for document in self.read_many(part, ordinals[i : i + _ENDING_READ]):
                 if document is not None and document.of is not None:
                     yield document
 
-    # Handed off
+    # Cursors
 
     def set_cursors(self, part: TablePart, seqs: I64 | None = None) -> None:
-        """Set the cursors of a part to what `progress` says was handed off. `seqs` by ordinal, where the caller knows them."""
+        """Put the cursors of a part behind the keys that were handed off, by `progress`. `seqs`: by ordinal, if the caller has
+        them; else they are read."""
         for cursor in part.cursors:
             cursor.alive = False
         part.cursors = []
@@ -297,7 +300,7 @@ class Segments:
         part.cursors = [Cursor(part, part.table, part.first_seq, pos)]
         if all(m.seq_max >= part.last_seq for m, end in zip(marks, ends, strict=True) if end):
             return
-        # Some keys before `pos` came after the handoff that reached so far: they sleep still, on a cursor of their own.
+        # Some keys before `pos` were appended after the handoff that got there: they still sleep, on a cursor of their own.
         keys = part.table.slice(0, pos)
         if seqs is None:
             starts, _ = part.spans_of(f.key_ordinals(keys))
@@ -306,10 +309,10 @@ class Segments:
             seqs = seqs[f.key_ordinals(keys)]
         late = keys[~self.progress.covers(f.key_dues(keys), seqs)]
         if len(late):
-            part.cursors.append(Cursor(part, Array(late), part.first_seq, late=True))
+            part.cursors.append(Cursor(part, KeyArray(late), part.first_seq, late=True))
 
     def finish(self) -> None:
-        """Do what an error left half done, before anything is read or handed off."""
+        """Complete steps that an error interrupted. Required before anything is read or handed off."""
         if not self.unintegrated and not self.cursors_stale:
             return
         while self.unintegrated:
@@ -320,13 +323,13 @@ class Segments:
         self.set_all_cursors()
 
     def integrate(self, part: TablePart) -> None:
-        """Set the cursors of a part that has just come, and end in it what was ended since it was made."""
+        """Set the cursors of a new part, and the bits of documents that were ended since its table was built."""
         self.set_cursors(part)
         self.apply_ends([part])
         part.live = part.count_live()
 
     def set_all_cursors(self) -> None:
-        """Set every cursor to what `progress` says was handed off, and count the sleepers anew."""
+        """Put every cursor behind the keys that were handed off, and count the sleepers again."""
         for part in self.parts:
             if isinstance(part, TablePart):
                 self.set_cursors(part)
@@ -339,18 +342,20 @@ class Segments:
     # Damage
 
     def report(self, part: Part, read: log.Documents, ordinals: I64) -> None:
-        """Note documents that are not what was written, once each."""
+        """Report the documents of a read that are not as written, each once."""
         if read.good.all():
             return
         starts, ends = part.spans_of(ordinals)
         for i in np.flatnonzero(~read.good).tolist():
             self.damage(Damage(part.path.name, int(starts[i]), int(ends[i] - starts[i]), "checksum does not match"))
 
-    def strays(self, part: Part, found: Iterable[tuple[int, f.Document]]) -> Iterator[int]:
-        """Of good documents, each with the ordinal whose place it has, the numbers of those that were not written there
-        (reported). A misplaced write leaves one twice; of two that no index tells apart, the second counts as such. 5 µs each."""
+    def strays(self, part: Part, documents: Iterable[tuple[int, f.Document]]) -> Iterator[int]:
+        """Report good documents that were not written for their place. Yields their numbers in `documents`, which has ordinals
+        with the document read there. 5 µs each.
+
+        A misplaced write leaves a document twice. If the index cannot tell the two apart, the second is the stray."""
         seen: set[int] = set()
-        for number, (ordinal, document) in enumerate(found):
+        for number, (ordinal, document) in enumerate(documents):
             if part.holds(ordinal, document) and document.seq not in seen:
                 seen.add(document.seq)
             else:
@@ -359,7 +364,7 @@ class Segments:
                 yield number
 
     def damage(self, damage: Damage) -> None:
-        """Note damaged bytes, and keep a copy of them: their segment may go one day."""
+        """Report damaged bytes once, and keep a copy of them: the segment may be dropped later."""
         if (damage.file, damage.position) in self._damaged:
             return
         self._damaged.add((damage.file, damage.position))
@@ -367,11 +372,11 @@ class Segments:
         try:
             keep_aside(self.door, self.folder / damage.file, damage)
         except (OSError, DiskFull):
-            return  # the damage is what must be told
+            return  # the report is what matters
 
 
 def keep_aside(door: Door, path: Path, damage: Damage) -> None:
-    """Keep damaged bytes in a file of their own, beside those that stood at the same place before a seal."""
+    """Copy damaged bytes to a file of their own. A number in its name keeps it apart from bytes of that place before a seal."""
     data = door.read(path, damage.position, min(damage.length, _ASIDE_BYTES_MAX))
     for number in count():
         target = path.with_name(f"{path.name}.{damage.position}{f'.{number}' if number else ''}.damaged")
@@ -383,7 +388,7 @@ def keep_aside(door: Door, path: Path, damage: Damage) -> None:
 
 
 def _holding(parts: Sequence[Part], seq: int) -> Part | None:
-    """Of parts in order of their seqs, the one whose range holds this seq."""
+    """The part whose range of seqs includes this one. Requires: ordered by seq."""
     i = bisect_right(parts, seq, key=lambda part: part.first_seq) - 1
     return parts[i] if i >= 0 and seq <= parts[i].last_seq else None
 

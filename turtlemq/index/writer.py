@@ -1,11 +1,12 @@
-"""The writer: documents are staged, a group of them is committed with one write and one fdatasync, and only then published.
+"""The writer of the delay log: group commit, memtable flush, and the roll to a new segment.
 
-What is published is durable: nothing can be found, handed off or counted that a power cut could still take back. A failed
-commit drops the whole group and leaves file and memory as they were.
+Documents are staged, a commit group of them is written with one write and one fdatasync, and only then published. Published means
+durable: a document that a power cut could still take back cannot be found, handed off or counted. A failed commit drops the whole
+group and leaves file and memory as they were.
 
-Thread contract: `Group.run` touches nothing but the file and may run on a committer's thread; all else belongs to one thread.
-A committer takes a group, gives it a way to `wait` for the run, and calls `land` when it is over. Whoever else must write
-meanwhile commits as ever: that waits for the group under way, and lands it, first.
+Thread contract: `CommitGroup.run` touches only the file and may run on another thread; everything else belongs to one thread. A
+committer takes a group, sets its `wait` (blocks until the run is over), runs it, and then calls `land`. A direct `commit` in
+between first waits for the group under way and lands it.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Job, Worker
 
-_BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # a document without id and body
+_BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # of a document without id and body
 _POSITION_MAX = (1 << 32) - 1  # tables keep positions in 32 bits
 
 
 @dataclass(slots=True)
 class _Batch:
+    """Staged documents, and where they will lie in the segment."""
+
     seqs: range | I64
     columns: Columns
     starts: I64 | list[int]
@@ -48,7 +51,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class CommitGroup:
-    """Everything that one commit writes."""
+    """All staged documents that one commit writes."""
 
     door: Door
     fd: int
@@ -56,21 +59,23 @@ class CommitGroup:
     offset: int
     buffers: list[bytes | bytearray | memoryview] = field(default_factory=list)
     batches: list[_Batch] = field(default_factory=list)
-    ids: list[list[bytes]] = field(default_factory=list)  # own ids in it, by batch
-    error: BaseException | None = None  # why nothing of it was stored
-    failure: BaseException | None = None  # what the run met
-    wait: Callable[[], object] | None = None  # blocks until the run is over, where it runs elsewhere
-    then: list[Callable[[], None]] = field(default_factory=list)  # called when it is published, or dropped with an `error`
+    ids: list[list[bytes]] = field(default_factory=list)  # producers' own ids, by batch
+    error: BaseException | None = None  # why nothing of it was stored, for its callers
+    failure: BaseException | None = None  # the error of the run, as it came
+    wait: Callable[[], object] | None = None  # blocks until the run is over, if it runs on another thread
+    then: list[Callable[[], None]] = field(default_factory=list)  # called when it is published, or dropped with `error` set
 
     def run(self, sync: bool = True) -> None:
-        """Write and sync. A failure is kept for `land`: DiskFull leaves the file as it was; any other means that nobody knows."""
+        """Write and sync. A failure is kept for `land`. After DiskFull the file is as it was; after any other error its state is
+        unknown."""
         try:
             self._write(sync)
-        except BaseException as error:  # noqa: BLE001 - it may be another thread's; `land` raises it where it is heard
+        except BaseException as error:  # noqa: BLE001 - this may be another thread; `land` raises it where a caller waits
             self.failure = error
 
     def finish(self, error: BaseException | None) -> None:
-        """Tell those who wait for it. Nothing that it holds may hold it: its bytes must not have to wait for a collection."""
+        """Call the callbacks. References to them are cleared, so that no cycle keeps the group's bytes until a garbage
+        collection."""
         self.error, self.wait = error, None
         then, self.then = self.then, []
         for call in then:
@@ -79,7 +84,7 @@ class CommitGroup:
     def _write(self, sync: bool) -> None:
         try:
             self.door.write(self.fd, self.path, self.offset, self.buffers)
-        except DiskFull:  # what was cut off again must not come back with a power cut
+        except DiskFull:  # the truncation must be durable, or a power cut could bring the bytes back
             self.door.sync(self.fd, self.path)
             raise
         if sync:
@@ -87,19 +92,19 @@ class CommitGroup:
 
 
 class Writer:
-    """The one writer of a topic's delay log."""
+    """The only writer of an Index's delay log."""
 
     def __init__(self, segments: Segments, settings: Settings, last_seq: int) -> None:
         self.segments, self.settings, self.door = segments, settings, segments.door
         self.last_seq = last_seq
         self.flusher: Worker = Inline()
-        self.frozen: list[Memtable] = []  # full, and not on disk yet
+        self.frozen: list[Memtable] = []  # full memtables whose tables are not written yet
         self.staged_ids: set[bytes] = set()
         self.staged_ends: set[int] = set()
         self.stopped: BaseException | None = None
         self._fd = -1
         self._group: CommitGroup | None = None
-        self._flying: CommitGroup | None = None  # taken, neither published nor dropped yet
+        self._flying: CommitGroup | None = None  # taken, but not landed
         self._end = segments.active.size  # where the next document goes
         self._documents = segments.active.documents  # of the active segment, staged ones included
         self._unsynced = False
@@ -107,13 +112,13 @@ class Writer:
         self._flush: tuple[build.FlushJob, Job] | None = None  # under way
 
     def next_seq(self, now_ms: int) -> int:
-        """A hybrid logical clock: wall time above, a counter below, and never a number twice."""
+        """The next number of a hybrid logical clock: wall time in the high bits, a counter below, never a number twice."""
         return max(self.last_seq + 1, now_ms << SEQ_COUNTER_BITS)
 
     def stage(self, columns: Columns, first_seq: int) -> CommitGroup:
-        """Encode documents and hold them for the next commit. Returns the group that they are in, which tells if it fails.
+        """Encode documents and hold them for the next commit. Returns their commit group.
 
-        Where the segment is full, what was staged before is committed here and now, and a new segment begun."""
+        If the segment is full, earlier documents are committed now, and a new segment begins."""
         self.refuse_if_stopped()
         self._roll_if_full(len(columns.bodies), _size(columns))
         group = self._open_group()
@@ -135,12 +140,12 @@ class Writer:
         return group
 
     def refuse_if_stopped(self) -> None:
-        """Nothing may be written once a write has failed and nobody knows what it left."""
+        """Raise `Stopped` if a write has failed with an unknown result."""
         if self.stopped is not None:
             raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
 
     def stop(self, error: BaseException) -> BaseException:
-        """No more writes until the topic is opened again. Returns what the caller shall hear."""
+        """End all writing until the topic is opened again. Returns the error to raise."""
         if isinstance(error, Stopped):
             return error
         self.stopped = self.stopped or error
@@ -155,19 +160,19 @@ class Writer:
 
     @property
     def pending(self) -> CommitGroup | None:
-        """The last group that is not durable yet: when it has landed, so has everything that was staged up to now."""
+        """The newest commit group that has not landed. When it lands, everything staged up to now is durable."""
         return self._group or self._flying
 
     def take(self) -> CommitGroup | None:
-        """The staged group, to be run and then landed. One at a time: none while another is under way."""
+        """The staged group, to be run and then landed. None while another one is under way, or if nothing is staged."""
         if self._flying is not None or self._group is None:
             return None
         self._flying, self._group = self._group, None
         return self._flying
 
     def commit(self, sync: bool = True) -> None:
-        """Make everything staged durable and visible. One write, one fdatasync. Raises if that failed for what is staged here, or
-        for what was under way before, which takes with it what was staged behind it."""
+        """Make everything staged durable and visible: one write, one fdatasync. Raises if that fails, or if the group under way
+        failed, which drops the documents staged behind it, too."""
         if self._flying is not None:
             self.land(self._flying)
         group = self.take()
@@ -176,7 +181,7 @@ class Writer:
             self.land(group, sync)
 
     def land(self, group: CommitGroup, synced: bool = True) -> None:
-        """A taken group has run, or is waited for: publish it, or drop it and raise what its callers shall hear."""
+        """Wait for the run of a taken group, then publish it; after a failed run, drop it and raise the error for its callers."""
         if group is not self._flying:
             return
         if group.wait is not None:
@@ -187,7 +192,7 @@ class Writer:
         self._publish_group(group)
 
     def _drop(self, error: BaseException) -> BaseException:
-        """Forget everything staged after a failed commit. Returns what the callers shall hear."""
+        """Forget everything staged after a failed commit. Returns the error for the callers."""
         heard = error if isinstance(error, DiskFull) else self.stop(error)
         dropped = [group for group in (self._flying, self._group) if group is not None]
         self._flying = self._group = None
@@ -199,14 +204,14 @@ class Writer:
         return heard
 
     def _publish_group(self, group: CommitGroup) -> None:
-        """Let committed documents be found, fired and counted."""
+        """Make committed documents visible: to lookups, firing and counters."""
         segments = self.segments
         self._flying = None
         try:
             for batch in group.batches:
                 self._publish(batch)
-        except OSError as error:  # it is durable, but what it ends cannot be looked up: opening again will work it in
-            heard = self._drop(error)  # nothing more is written behind it; whoever waits for a later group hears why
+        except OSError as error:  # the group is durable, but a document that it ends cannot be read: the next opening ends it
+            heard = self._drop(error)  # nothing may be written behind it; later groups get the same error
             group.finish(heard)
             raise heard from error
         if self._group is None:
@@ -219,9 +224,9 @@ class Writer:
 
     def _publish(self, batch: _Batch) -> None:
         segments, columns = self.segments, batch.columns
-        fresh = segments.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes)
-        if fresh:
-            segments.push(fresh)
+        new_cursors = segments.memtable.add(batch.seqs, columns.due_ms, batch.starts, batch.end, columns.flags, columns.hashes)
+        if new_cursors:
+            segments.push(new_cursors)
         segments.active.size = batch.end
         if columns.purpose == "appended":
             segments.counters.appended += len(batch.seqs)
@@ -232,10 +237,10 @@ class Writer:
             self.staged_ends.discard(seq)
             segments.last_ending_seq = int(batch.seqs[-1])
 
-    # Runs and rolls
+    # Flush and roll
 
     def _flush_if_room(self) -> None:
-        """A full disk only delays the flush: the documents are durable already."""
+        """Flush the memtable if it is full. A full disk only delays this: the documents are durable already."""
         try:
             if self.segments.memtable.count >= self._flush_at:
                 self._freeze()
@@ -245,7 +250,7 @@ class Writer:
             self._flush_at = self.segments.memtable.count + self.settings.run_messages // 4
 
     def sync(self) -> None:
-        """Make durable what was committed without a sync."""
+        """Make commits without a sync durable."""
         if self._unsynced:
             try:
                 self.door.sync(self._fd, self.segments.active.path)
@@ -254,16 +259,16 @@ class Writer:
             self._unsynced = False
 
     def flush(self) -> None:
-        """The memtable becomes a run on disk, and a new one begins behind it. Where that fails it serves on from memory."""
+        """Write the memtable to disk as a run and begin a new one. Raises if that fails; the old one then serves from memory."""
         self._freeze()
         self.finish_flush(wait=True)
 
     def _freeze(self) -> None:
-        """The memtable changes no more but for what is ended in it; a new one begins behind it."""
+        """Begin a new memtable. In the old one, which waits for its table, only ended bits change from now on."""
         memtable, segment = self.segments.memtable, self.segments.active
         if not memtable.count:
             return
-        self.sync()  # an index must never speak of documents that a power cut could take back
+        self.sync()  # a table must not refer to documents that a power cut could take back
         memtable.spill()
         number = memtable.first + memtable.count
         segment.parts = [*segment.parts, Memtable(segment.path, segment.base, number, segment.size, memtable.last_seq + 1)]
@@ -271,8 +276,8 @@ class Writer:
         self.segments.arrange()
 
     def finish_flush(self, wait: bool = False) -> None:
-        """Have tables written for memtables that are frozen, by `flusher`, one at a time; put those that are written in their
-        place. Raises if one could not be written: it serves on from memory, and is tried again."""
+        """Let `flusher` write the tables of frozen memtables, one at a time, and replace each memtable whose table is done. With
+        `wait`, until all are done. Raises if one cannot be written: its memtable serves on, and is tried again."""
         while self.frozen:
             if self._flush is None:
                 job = build.flush_job(self.segments, self.frozen[0])
@@ -299,12 +304,12 @@ class Writer:
             self.roll()
 
     def roll(self) -> None:
-        """Close the active segment and begin the next. Everything staged must be committed."""
-        assert (self._flying, self._group) == (None, None), "commit what is staged before the segment is closed"
+        """Close the active segment and begin the next one. Requires: nothing is staged."""
+        assert (self._flying, self._group) == (None, None), "commit before the segment is closed"
         self.refuse_if_stopped()
         try:
             self._roll()
-        except OSError as error:  # a file may be there of which we know nothing
+        except OSError as error:  # an unknown file may exist now
             raise self.stop(error) from error
 
     def _roll(self) -> None:
@@ -318,16 +323,16 @@ class Writer:
         self.shut()
         self._fd = fd
         start = len(f.encode_header(header))
-        fresh = Segment(base, path, 0, False, start, start, self.last_seq)
-        fresh.parts.append(Memtable(path, base, 0, start, self.last_seq + 1))
+        new = Segment(base, path, 0, False, start, start, self.last_seq)
+        new.parts.append(Memtable(path, base, 0, start, self.last_seq + 1))
         old.parts = [part for part in old.parts if part.documents]
-        self.segments.by_base[base] = fresh
+        self.segments.by_base[base] = new
         self.segments.arrange()
         self._end, self._documents = start, 0
         self._flush_if_room()
 
     def rest(self) -> None:
-        """Hold no file open while there is nothing to write."""
+        """Close the file if nothing is staged or unsynced. The next write opens it again."""
         if self._group is None and self._flying is None and not self._unsynced:
             self.shut()
 
@@ -339,7 +344,7 @@ class Writer:
 
 
 def _size(columns: Columns) -> int:
-    """How many bytes documents will take."""
+    """How many bytes these documents will take."""
     ids, extras = columns.ids, columns.extras or ()
     named = ids.size if isinstance(ids, np.ndarray) else sum(map(len, ids))
     return _BARE_BYTES * len(columns.bodies) + sum(map(len, columns.bodies)) + named + sum(map(len, extras))

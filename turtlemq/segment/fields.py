@@ -17,7 +17,7 @@ from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
 
 ABSENT = -1  # of a field that a document does not have
-_WITH_MORE = f.KILLS | f.OPTIONAL | f.MOVED | f.META
+_WITH_MORE = f.ENDS | f.OPTIONAL | f.MOVED | f.META
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ MOVED = 1 << 10  # a later copy of the same message, made by compaction; has the
 HANDOFF = 1 << 11  # no message: the head of a batch in the ready log
 META = 1 << 12  # has the field `meta`: what the broker notes with a retry or a dead letter
 NOTICE = 1 << 13  # no message: the ready log's note that a sleeper was cancelled
-KILLS = TOMBSTONE | REPLACES
+ENDS = TOMBSTONE | REPLACES
 USER_FLAGS = PRIORITY | JSON
 OPTIONAL = flags_of(FLAGS)
 
