@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,7 +135,8 @@ class Source:
     @cached_property
     def module(self) -> str:
         """The dotted name: `turtlemq/segment/__init__.py` is `turtlemq.segment`."""
-        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        path = self.path.removeprefix("spark/")
+        return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @cached_property
     def imports(self) -> list[Imported]:
@@ -291,6 +293,42 @@ def too_long(source: Source) -> list[str]:
     return offences
 
 
+def import_graph(sources: list[Source]) -> dict[str, set[str]]:
+    """Which module imports which, among those given. Imports inside functions and under TYPE_CHECKING count: a reader follows
+    them, too. A package is not imported by an import of one of its modules."""
+    modules = {source.module for source in sources}
+    graph: dict[str, set[str]] = {source.module: set() for source in sources}
+    for source in sources:
+        for found in source.imports:
+            imported = found.full if found.full in modules else found.full.rpartition(".")[0]
+            if imported in modules and imported != source.module:
+                graph[source.module].add(imported)
+    return graph
+
+
+def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Which package of turtlemq imports which; a module at its root counts as one."""
+    packages: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        if module.startswith("turtlemq."):
+            above = packages.setdefault(_package(module), set())
+            above |= {_package(name) for name in imported if name.startswith("turtlemq.")} - {_package(module)}
+    return packages
+
+
+def _package(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def cycles(graph: dict[str, set[str]]) -> list[str]:
+    """The first cycle of a graph, as a line; none if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" → ".join(reversed(error.args[1]))]
+    return []
+
+
 def imports_of_tests(source: Source) -> list[str]:
     """A test module is no library: what several of them need lives in tests/harness."""
     return [
@@ -359,6 +397,15 @@ def test_the_package_keeps_its_rules(checker: Callable[[Source], list[str]]) -> 
     sources = package_sources()
     assert any(source.module == "turtlemq" for source in sources), "the package was not found"
     assert_none([offence for source in sources for offence in checker(source)])
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    folders = ("turtlemq", "spark", "tests", "benchmarks", "examples")
+    graph = import_graph([source for folder in folders for source in package_sources(folder)])
+    assert {"turtlemq.engine", "pyspark_turtlemq.source", "tests.harness.doors", "benchmarks.run"} <= graph.keys()
+    assert "turtlemq.topic.topic" in graph["turtlemq.engine"]
+    assert_none(cycles(graph))
+    assert_none(cycles(package_graph(graph)))
 
 
 @pytest.mark.parametrize("checker", [imports_of_tests, long_test_names])
@@ -440,6 +487,41 @@ def test_an_outward_import_is_an_offence(path: str, text: str) -> None:
 )
 def test_an_inward_import_is_none(path: str, text: str) -> None:
     assert wrong_arrows(Source(path, text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cycle"),
+    [
+        ("from turtlemq.b import x", "turtlemq.a → turtlemq.b → turtlemq.c → turtlemq.a"),
+        ("def f():\n    import turtlemq.b", "turtlemq.a → turtlemq.b → turtlemq.c → turtlemq.a"),
+        ("if TYPE_CHECKING:\n    from turtlemq import b", "turtlemq.a → turtlemq.b → turtlemq.c → turtlemq.a"),
+        ("from turtlemq.d import x", ""),
+    ],
+)
+def test_an_import_that_closes_a_cycle_is_an_offence(text: str, cycle: str) -> None:
+    others = {"b": "from turtlemq import c", "c": "import turtlemq.a", "d": "import os"}
+    sources = [Source(f"turtlemq/{name}.py", body) for name, body in (others | {"a": text}).items()]
+    found = cycles(import_graph(sources))
+    assert [_rotated(line) for line in found] == ([cycle] if cycle else [])
+
+
+def _rotated(cycle: str) -> str:
+    """A cycle from its first module on."""
+    *names, _ = cycle.split(" → ")
+    at = names.index(min(names))
+    return " → ".join([*names[at:], *names[:at], names[at]])
+
+
+def test_a_cycle_of_packages_is_an_offence() -> None:
+    texts = {
+        "index/a.py": "import turtlemq.topic.b",
+        "topic/b.py": "",
+        "topic/c.py": "from turtlemq.index.d import e",
+        "index/d.py": "",
+    }
+    graph = import_graph([Source(f"turtlemq/{path}", text) for path, text in texts.items()])
+    assert cycles(graph) == []
+    assert len(cycles(package_graph(graph))) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
-    from turtlemq.model import I64
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Kind(Enum):
@@ -56,7 +57,7 @@ class OptionalFields:
 class OptionalColumns:
     """The optional fields of many messages: a column each. None: no message has it; None in a column: that message has not."""
 
-    expires_ms: Sequence[int | None] | I64 | None = None
+    expires_ms: Sequence[int | None] | NDArray[np.int64] | None = None
     headers: Sequence[dict[str, str] | None] | None = None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.harness.server_process import Server, running
 from tests.trust.model import Broken, Figures, Part, figures
-from tests.trust.simulation_story import Story
+from tests.trust.simulation_scenes import StoryWithScenes
 
 SERVER_EVERY = 100  # of so many cases, one is about a real server
 _DAY_MS = 86_400_000
@@ -25,7 +25,7 @@ _EARLIEST, _LATEST = 40 * 365 * _DAY_MS, 110 * 365 * _DAY_MS  # 2009 to 2079: th
 _JUMPS = [2_000, 60_000, 3_600_000, _DAY_MS, 365 * _DAY_MS, 5 * 365 * _DAY_MS]
 
 
-class Jumping(Story):
+class Jumping(StoryWithScenes):
     """A story in which somebody sets the clock."""
 
     def __init__(self, root: Path, case: str, seed: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 from tests.trust import powercuts, powercuts_story
 from tests.trust.parts import scratch
 from tests.trust.simulation import steps_of
-from tests.trust.simulation_story import Story, got
+from tests.trust.simulation_scenes import StoryWithScenes
+from tests.trust.simulation_story import got
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.topic.topic import Topic
@@ -39,7 +40,7 @@ class Noted:
         return noting
 
 
-class Traced(Story):
+class Traced(StoryWithScenes):
     """A story that notes what is asked when, and what is answered."""
 
     def begin(self) -> None:

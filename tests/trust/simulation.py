@@ -8,7 +8,7 @@ from random import Random
 
 from tests.trust.model import Figures, Part
 from tests.trust.simulation_reach import STORIES_MIN, counting, reached
-from tests.trust.simulation_story import Story
+from tests.trust.simulation_scenes import StoryWithScenes
 
 
 def run(cases: range, folder: Path) -> Figures:
@@ -23,7 +23,7 @@ def run(cases: range, folder: Path) -> Figures:
 
 def tell(case: int, root: Path) -> Figures:
     """One story."""
-    seen = Story(root, f"seed {case}", case).tell(steps_of(case))
+    seen = StoryWithScenes(root, f"seed {case}", case).tell(steps_of(case))
     shutil.rmtree(root)
     return seen
 

@@ -6,17 +6,25 @@ sealed in turn; consumers who speak up when their time is over and somebody else
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from tests.trust.simulation_auditor import Fetch
 from tests.trust.simulation_review import Review
+from tests.trust.simulation_story import Step, Story
 from turtlemq import small_batches
 from turtlemq.topic.maintenance import MAINTENANCE_MS
 
-if TYPE_CHECKING:
-    from tests.trust.simulation_story import Story
-
 _FULL = 14  # messages that fill a segment
+
+
+class StoryWithScenes(Story):
+    """A run in which scenes come between single requests."""
+
+    def rare_scenes(self) -> list[Step]:
+        return [partial(ended_sleepers, self), partial(slow_consumer, self)]
+
+    def rarest_scenes(self) -> list[Step]:
+        return [partial(crowd, self)]
 
 
 def crowd(story: Story, name: str, audit: Review) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -19,7 +18,6 @@ from tests.trust.simulation_auditor import Fetch, Got
 from tests.trust.simulation_disk import Crash, Drive, Process
 from tests.trust.simulation_ledger import Sent, Side
 from tests.trust.simulation_review import Review
-from tests.trust.simulation_scenes import crowd, ended_sleepers, slow_consumer
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
@@ -379,6 +377,14 @@ class Story:
 
     # The run
 
+    def rare_scenes(self) -> list[Step]:
+        """Steps of several requests in a row. None here: see `simulation_scenes`."""
+        return []
+
+    def rarest_scenes(self) -> list[Step]:
+        """Scenes that come half as often."""
+        return []
+
     def tell(self, steps: int) -> Counter[str]:
         """So many steps, and then all of it to the end."""
         often: list[Step] = [self.submit, self.tick, self.tick, self.fetch, self.fetch, self.ack, self.ack]
@@ -391,9 +397,8 @@ class Story:
             self.look,
             self.send_again,
         ]
-        scenes = [partial(ended_sleepers, self), partial(slow_consumer, self)]
-        rare: list[Step] = [self.delete_dead, self.move, self.compact, *scenes]
-        choices: list[Step] = [*often * 12, *seldom * 4, *rare * 2, partial(crowd, self)]
+        rare: list[Step] = [self.delete_dead, self.move, self.compact, *self.rare_scenes()]
+        choices: list[Step] = [*often * 12, *seldom * 4, *rare * 2, *self.rarest_scenes()]
         for _ in range(steps):
             dice = self.chance.random()
             if dice < self.ends / 2:
