@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import aiohttp
 from yarl import URL
@@ -19,7 +18,7 @@ from yarl import URL
 from turtlemq.client import calls, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
-from turtlemq.client.outgoing import Priority, outgoing_message
+from turtlemq.client.outgoing import MessageFields, outgoing_message
 from turtlemq.client.results import DeadLetter, MessageView
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.wire import Answer, Request, error_of, path
@@ -151,17 +150,11 @@ class AsyncClient:
         body: Any,
         *,
         id: str | None = None,  # noqa: A002 - the contract's word
-        delay: float | None = None,
-        due: int | datetime | None = None,
-        ttr: float | None = None,
-        priority: Priority | None = None,
-        expires: int | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
+        **fields: Unpack[MessageFields],
     ) -> str:
         """Store one message durably. Returns its id. Arguments as of `Client.put`."""
         now = self.options.policy.now()
-        more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
-        out = outgoing_message(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
+        out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         return (await self.run(sending.store_batch(topic, [out], self.options.policy))).ids[0]
 
     async def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:

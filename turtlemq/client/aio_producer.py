@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from turtlemq.client.aio import AsyncClient, wait_until
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
 from turtlemq.client.options import new_id, refuse_client_arguments
-from turtlemq.client.outgoing import Priority, outgoing_message
+from turtlemq.client.outgoing import MessageFields, outgoing_message
 
 
 class AsyncPut(asyncio.Future[str]):
@@ -74,18 +73,12 @@ class AsyncProducer:
         body: Any,
         *,
         id: str | None = None,  # noqa: A002 - the contract's word
-        delay: float | None = None,
-        due: int | datetime | None = None,
-        ttr: float | None = None,
-        priority: Priority | None = None,
-        expires: int | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
         block: float | None = None,
+        **fields: Unpack[MessageFields],
     ) -> AsyncPut:
         """Buffer a message; arguments and errors are those of `Producer.put`."""
         now = time.monotonic()
-        more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
-        out = outgoing_message(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
+        out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         put = AsyncPut()
         put.id = out.id
         pending = PendingPut(out, put, now + self._policy.budget_s)

@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 
 from turtlemq import __version__
 from turtlemq.client.errors import ClientError, InvalidArgument
-from turtlemq.client.outgoing import OutgoingMessage, Priority, outgoing_message
+from turtlemq.client.outgoing import MessageFields, OutgoingMessage, Priority, outgoing_message
 from turtlemq.client.sending import RetryPolicy, Send
 from turtlemq.client.wire import BUDGET_HEADER
 
 URL = "http://127.0.0.1:8878"
+_FIELDS = tuple(MessageFields.__annotations__)
 _counter = itertools.count()
 
 
@@ -166,9 +167,8 @@ def outgoing_messages(messages: Iterable[Any], now_s: float) -> list[OutgoingMes
     for index, m in enumerate(given):
         try:
             if isinstance(m, NewMessage):
-                more = {"delay": m.delay, "due": m.due, "ttr": m.ttr, "priority": m.priority, "expires": m.expires}
                 id_ = ids[index] if m.id is None else m.id
-                out.append(outgoing_message(m.body, id_, **more, headers=m.headers, put_s=now_s))  # type: ignore[arg-type]
+                out.append(outgoing_message(m.body, id_, put_s=now_s, **{name: getattr(m, name) for name in _FIELDS}))
             else:
                 out.append(outgoing_message(m, ids[index], put_s=now_s))
         except ClientError as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from struct import Struct as Layout
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from msgspec import Raw, Struct
 
@@ -21,6 +21,17 @@ PRIORITIES = ("high", "normal", "low")
 ID_BYTES_MAX = 200
 MESSAGE_OVERHEAD_BYTES = 120  # estimate for a message without body and headers
 Priority = Literal["high", "normal", "low"]
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a message beside body and id: the keywords of every `put`, and fields of `NewMessage`."""
+
+    delay: float | None  # seconds from now; or
+    due: int | datetime | None  # the time itself, an int in epoch milliseconds
+    ttr: float | None  # seconds that a consumer may take
+    priority: Priority | None
+    expires: int | datetime | None  # not delivered by then, it is dead
+    headers: Mapping[str, str] | None
 
 
 @dataclass(slots=True)

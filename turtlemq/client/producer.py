@@ -8,15 +8,14 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
 from turtlemq.client.options import new_id, refuse_client_arguments
-from turtlemq.client.outgoing import Priority, outgoing_message
+from turtlemq.client.outgoing import MessageFields, outgoing_message
 from turtlemq.client.sync import Client, fork_aware
 
 
@@ -136,13 +135,8 @@ class Producer:
         body: Any,
         *,
         id: str | None = None,  # noqa: A002 - the contract's word
-        delay: float | None = None,
-        due: int | datetime | None = None,
-        ttr: float | None = None,
-        priority: Priority | None = None,
-        expires: int | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
         block: float | None = None,
+        **fields: Unpack[MessageFields],
     ) -> Put:
         """Buffer a message and return a handle at once. An invalid message raises here. Fields as in `Client.put`.
 
@@ -150,8 +144,7 @@ class Producer:
         client, which begins with this call and covers all tries.
         """
         now = time.monotonic()
-        more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
-        out = outgoing_message(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
+        out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         put = Put(out.id, self._room)
         pending = PendingPut(out, put, now + self._policy.budget_s)
         wait = self._policy.budget_s if block is None else block

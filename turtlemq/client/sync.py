@@ -13,16 +13,15 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from turtlemq.client import calls, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
-from turtlemq.client.outgoing import Priority, outgoing_message
+from turtlemq.client.outgoing import MessageFields, outgoing_message
 from turtlemq.client.results import DeadLetter, MessageView
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.wire import Answer, Request, error_of, path
@@ -245,20 +244,15 @@ class Client:
         body: Any,
         *,
         id: str | None = None,  # noqa: A002 - the contract's word
-        delay: float | None = None,
-        due: int | datetime | None = None,
-        ttr: float | None = None,
-        priority: Priority | None = None,
-        expires: int | datetime | None = None,
-        headers: Mapping[str, str] | None = None,
+        **fields: Unpack[MessageFields],
     ) -> str:
         """Store one message durably. Returns its id. A `Producer` sends single puts in batches, which is much faster.
 
-        body: bytes, or a JSON value. delay: seconds from now; due: a datetime or epoch milliseconds.
+        body: bytes, or a JSON value. fields: `delay` (seconds from now) or `due` (a datetime or epoch milliseconds), `ttr`,
+        `priority`, `expires`, `headers`; see `MessageFields`.
         """
         now = self.options.policy.now()
-        more = {"delay": delay, "due": due, "ttr": ttr, "priority": priority, "expires": expires}
-        out = outgoing_message(body, new_id() if id is None else id, **more, headers=headers, put_s=now)  # type: ignore[arg-type]
+        out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         return self.run(sending.store_batch(topic, [out], self.options.policy)).ids[0]
 
     def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
