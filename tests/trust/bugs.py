@@ -316,8 +316,8 @@ BUGS = (
     Bug(
         "a token for one topic is good for all",
         "server/auth.py",
-        "if set(rights).isdisjoint(who.rights) or not self._fits[who.name](topic):",
-        "if set(rights).isdisjoint(who.rights):",
+        "isdisjoint(token.rights) and bool(self._fits[token.name](topic))",
+        "isdisjoint(token.rights)",
         "server_security trust:hostile",
     ),
     Bug(

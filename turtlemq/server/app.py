@@ -1,4 +1,8 @@
-"""The routes, and what happens around every request: errors in one shape, a count, the caller's time budget."""
+"""The application: routes of all operations, and the middleware around every request.
+
+The middleware names and counts the request, checks access, origin and time budget, and gives all errors one shape. The table of
+operations is in `operations`, the process around the application in `run`.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,12 @@ def routes() -> list[web.RouteDef]:
 
 
 def make_app(service: Service, config: Config) -> web.Application:
-    """The application around a service."""
+    """The application around a service, with the limits of a configuration."""
     app = web.Application(middlewares=[cast(Any, _around)], client_max_size=config.max_body_bytes)
     app[SERVICE], app[CONFIG], app[metrics.TOPIC_LABELS] = service, config, TopicLabels()
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
-    app.cleanup_ctx.extend((service.meter.heartbeat, EventLog(service)))
+    app.cleanup_ctx.extend((service.meter.measure_lag, EventLog(service)))
     app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS)
     service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.polls_max = config.max_waiting
@@ -69,8 +73,8 @@ async def _answered(request: web.Request, handler: Handler) -> Answered:
     except web.HTTPException as error:
         return _plain(request, error)
     except ConnectionError:
-        raise  # nobody is there to be answered
-    except OSError as error:  # of the disk
+        raise  # the client is gone
+    except OSError as error:  # from the disk
         trace.failed(request, Unavailable.code, error)
         return _refused(request, Unavailable(f"the disk has failed: {error.strerror or error}. The log says more."))
     except Exception as error:  # noqa: BLE001 - it is logged and answered
@@ -80,16 +84,16 @@ async def _answered(request: web.Request, handler: Handler) -> Answered:
 
 def _refused(request: web.Request, error: TurtleError) -> web.Response:
     request.app[SERVICE].meter.rejected[error.code] += 1
-    if trace.STARTED in request:  # a stream is half sent: all that can be said now is that it is not whole
+    if trace.STARTED in request:  # a stream is half sent: cutting the connection tells the client that it is not complete
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError
-    error.details["request_id"] = request[trace.REQUEST_ID]  # all requests of a commit that failed get the same error
+    error.details["request_id"] = request[trace.REQUEST_ID]  # the error object is shared by all requests of a failed commit
     return refusal(error)
 
 
 def _plain(request: web.Request, error: web.HTTPException) -> web.Response:
-    """aiohttp's own refusals, in our shape."""
+    """A refusal of aiohttp itself (no such path, method not allowed, …) in the shape of every error."""
     body: dict[str, Any] = {"code": _PLAIN.get(error.status, "INVALID_ARGUMENT"), "message": error.text or error.reason}
     if error.status == 404:
         body["message"] = "there is nothing at this path; see /docs"

@@ -1,9 +1,11 @@
-"""Who may do what: client addresses (`allowed_hosts`), bearer tokens, and the one table that says which right an endpoint needs.
+"""Authentication and authorisation: client addresses (`allowed_hosts`), bearer tokens, and the kinds of access rights.
 
-A token is `tmq_ID_SECRET`, and 256 bits of chance are in its secret. The server keeps `sha256:ID:DIGEST`, the digest of the whole
-token. One round of SHA-256 is right here: slow hashes make it dear to guess passwords, and nobody guesses 256 bits. The random ID
-is the salt, and it finds the one entry to compare with: a request costs one hash however many tokens there are. The comparison
-takes as long whatever it finds, and an ID that is not known is compared as well.
+A token is `tmq_ID_SECRET`, with 256 random bits in its secret. The server keeps `sha256:ID:DIGEST`, the digest of the whole
+token. One round of SHA-256 is enough: slow hashes protect passwords that can be guessed, and 256 random bits cannot. The random
+ID is the salt, and it finds the one entry to compare with, so a request costs one hash for any number of tokens. The comparison
+takes constant time, and an unknown ID is compared as well.
+
+The right that an operation needs stands in the table of operations, not here.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOOPBACK = ("127.0.0.0/8", "::1")
 HOSTS_MAX, TOKENS_MAX, PATTERNS_MAX = 1_000, 10_000, 100
-TOKEN_KEY = "who"  # a request's token; None where none is needed
+TOKEN_KEY = "token"  # of a request: its `Token`; None where none is needed
 _TOKEN = re.compile(r"tmq_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _HASH = re.compile(r"sha256:([0-9a-f]{16}):([0-9a-f]{64})")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,200}")
-_NOBODY = "0" * 64
-_LOCAL = ("127.0.0.1", "::1")
+_NO_DIGEST = "0" * 64  # compared with the token of an unknown ID
+_LOOPBACK_ADDRESSES = ("127.0.0.1", "::1")
 
 # The access right that an operation requires. Rights are those of a token on the topic in the path, one of them is enough;
 # `admin` includes `produce` and `consume`.
@@ -50,7 +52,7 @@ ADMIN: Access = ("admin",)  # on all topics, where the path names none
 
 
 class Token(Struct, frozen=True, forbid_unknown_fields=True):
-    """Somebody with rights on topics. Patterns are names in which `*` stands for any characters."""
+    """A token of the configuration, with its rights on topics. In `topics`, `*` stands for any characters."""
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._@ -]+$")]
     hash: str
@@ -62,12 +64,12 @@ class Token(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A new random token."""
     return f"tmq_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}"
 
 
 def hash_of(token: str) -> str:
-    """What a server keeps of a token.
+    """The form in which the configuration keeps a token.
 
     >>> hash_of("tmq_0123456789abcdef_" + "x" * 43)[:40]
     'sha256:0123456789abcdef:c22c779b74a68139'
@@ -83,7 +85,7 @@ def _digest(token: str) -> str:
 
 
 def check_tokens(tokens: Iterable[Token]) -> None:
-    """Refuse tokens that could not work."""
+    """Raise `InvalidArgument` for a malformed hash or pattern, and for a name or hash that occurs twice."""
     names: set[str] = set()
     ids: set[str] = set()
     for token in tokens:
@@ -99,7 +101,7 @@ def check_tokens(tokens: Iterable[Token]) -> None:
 
 
 def pattern_of(topics: Iterable[str]) -> Callable[[str], object]:
-    """Whether a name fits one of the patterns, as a function.
+    """A function that tells whether a name matches one of the patterns.
 
     >>> fits = pattern_of(["orders", "mail.*"])
     >>> bool(fits("orders")), bool(fits("orders2")), bool(fits("mail.de"))
@@ -113,7 +115,7 @@ def pattern_of(topics: Iterable[str]) -> Callable[[str], object]:
 
 
 def networks_of(hosts: Iterable[str]) -> list[Network]:
-    """Addresses and networks; `*` is everybody.
+    """The networks of `allowed_hosts`: addresses, networks, or `*` for all of them.
 
     >>> networks_of(["10.0.0.0/8", "::1"])
     [IPv4Network('10.0.0.0/8'), IPv6Network('::1/128')]
@@ -130,7 +132,7 @@ def networks_of(hosts: Iterable[str]) -> list[Network]:
 
 
 def plain_address(text: str) -> Address:
-    """A client's address; one of IPv4 that came over IPv6 is the one of IPv4.
+    """A client's address, without its zone. An IPv4 address mapped into IPv6 becomes the IPv4 address.
 
     >>> plain_address("::ffff:10.1.2.3"), plain_address("fe80::1%eth0")
     (IPv4Address('10.1.2.3'), IPv6Address('fe80::1'))
@@ -141,8 +143,10 @@ def plain_address(text: str) -> Address:
 
 @lru_cache(1_000)
 def is_own_name(host: str) -> bool:
-    """Whether a browser on this machine may have asked for us by this name. A name of somebody's domain that leads to 127.0.0.1
-    is the trick by which a page of theirs reads what is here; addresses, localhost and names without a dot cannot be theirs.
+    """Whether the Host header can belong to this server when a browser on this machine sends it.
+
+    Against DNS rebinding: a foreign domain that resolves to 127.0.0.1 would let its pages read this server. Addresses, localhost
+    and names without a dot cannot be foreign domains.
 
     >>> [is_own_name(host) for host in ("127.0.0.1:8878", "[::1]:8878", "localhost", "turtle:80", "evil.example:8878")]
     [True, True, True, True, False]
@@ -159,7 +163,7 @@ def is_own_name(host: str) -> bool:
 
 @lru_cache(10_000)
 def client_network(remote: str) -> str:
-    """What counts as one client: an address, or with IPv6 the network of 64 bits that is given to one customer."""
+    """The unit of rate limits: an IPv4 address, or the /64 network of an IPv6 address, which belongs to one customer."""
     try:
         address = plain_address(remote)
     except ValueError:
@@ -168,23 +172,24 @@ def client_network(remote: str) -> str:
 
 
 class Auth:
-    """Every check of a server, with its tokens and networks."""
+    """The checks that every request passes, with the tokens and networks of a server."""
 
     def __init__(
         self, allowed_hosts: Iterable[str] = LOOPBACK, tokens: Iterable[Token] = (), access: Mapping[str, Access] | None = None
     ) -> None:
         self._access = access or {}  # by method and path; a route that it lacks needs ADMIN
         self._networks = networks_of(allowed_hosts)
-        self._tokens: dict[str, tuple[str, Token, Callable[[str], object]]] = {}
+        self._tokens: dict[str, tuple[str, Token]] = {}  # by ID, with the digest
+        self._fits: dict[str, Callable[[str], object]] = {}  # by name of the token
         for token in tokens:
             _, id_, digest = token.hash.split(":")
-            self._tokens[id_] = digest, token, pattern_of(token.topics)
-        self._fits = {token.name: fits for _, token, fits in self._tokens.values()}
-        self._often = logs.LogLimiter()
+            self._tokens[id_] = digest, token
+            self._fits[token.name] = pattern_of(token.topics)
+        self._log_limiter = logs.LogLimiter()
         self.allows = lru_cache(10_000)(self._allows)
 
     def _allows(self, remote: str) -> bool:
-        """Whether a client of this address is served."""
+        """Whether `allowed_hosts` admits this address."""
         try:
             address = plain_address(remote)
         except ValueError:
@@ -192,14 +197,14 @@ class Auth:
         return any(address in network for network in self._networks)
 
     def admit(self, request: web.Request) -> None:
-        """Let a request pass, or raise. O(1): a look-up, and with tokens one hash."""
+        """Return if a request is allowed; log and raise if not. O(1): a look-up, and with tokens one hash."""
         try:
             self._admit(request)
         except (HostNotAllowed, Unauthenticated, Forbidden) as error:
-            left_out = self._often.allow(error.code, monotonic())
+            left_out = self._log_limiter.allow(error.code, monotonic())
             if left_out is not None:
-                who: Token | None = request.get(TOKEN_KEY)
-                named = {} if who is None else {"token": who.name}
+                token: Token | None = request.get(TOKEN_KEY)
+                named = {} if token is None else {"token": token.name}
                 logs.warning(error.code.lower(), client=request.remote, method=request.method, path=request.path, **named)
             raise
 
@@ -209,7 +214,7 @@ class Auth:
         if not self.allows(remote):
             raise HostNotAllowed(f"clients of {remote or 'no address'} are not served here; allowed_hosts says which are")
         resource = request.match_info.route.resource
-        if not self._tokens and remote in _LOCAL and not is_own_name(request.host):
+        if not self._tokens and remote in _LOOPBACK_ADDRESSES and not is_own_name(request.host):
             raise Forbidden(f"a page of {request.host!r:.80} cannot be one of this server; use http://127.0.0.1 or localhost")
         if not self._tokens or resource is None:
             return
@@ -217,46 +222,49 @@ class Auth:
         needed = self._access.get(f"{method} {resource.canonical}", ADMIN)
         if needed is OPEN:
             return
-        who = request[TOKEN_KEY] = self.identify(request.headers.get("Authorization"))
+        token = request[TOKEN_KEY] = self.identify(request.headers.get("Authorization"))
         if needed is TOKEN:
             return
         if needed is ALL:
-            if "*" not in who.topics:
-                raise Forbidden(f'token {who.name!r} is for some topics only; this needs one whose topics hold "*"')
+            if "*" not in token.topics:
+                raise Forbidden(f'token {token.name!r} is for some topics only; this needs one whose topics hold "*"')
             return
-        self._check(who, request.match_info.get("topic", "*"), needed)
+        self._check(token, request.match_info.get("topic", "*"), needed)
 
     def identify(self, header: str | None) -> Token:
-        """Whose token this is."""
+        """The token of an Authorization header. Raises `Unauthenticated` if there is none or it is unknown."""
         scheme, _, text = (header or "").partition(" ")
         found = _TOKEN.fullmatch(text.strip())
         if scheme.lower() != "bearer" or found is None:
             raise Unauthenticated
-        digest, token, _ = self._tokens.get(found[1], (_NOBODY, None, None))
+        digest, token = self._tokens.get(found[1], (_NO_DIGEST, None))
         if not hmac.compare_digest(_digest(found[0]), digest) or token is None:
             raise Unauthenticated
         return token
 
     def may(self, request: web.Request, topic: str, rights: Access = ANY) -> bool:
-        """Whether the sender of an admitted request has one of these rights on a topic."""
-        who: Token | None = request[TOKEN_KEY]
-        return who is None or (not set(rights).isdisjoint(who.rights) and bool(self._fits[who.name](topic)))
+        """Whether the token of an admitted request has one of these rights on a topic. Always true where no token is needed."""
+        token: Token | None = request[TOKEN_KEY]
+        return token is None or self._has_right(token, topic, rights)
 
     def require(self, request: web.Request, topic: str, rights: Access) -> None:
-        """Raise if it has none."""
-        who: Token | None = request[TOKEN_KEY]
-        if who is not None:
-            self._check(who, topic, rights)
+        """Raise `Forbidden` unless the token of an admitted request has one of these rights on a topic."""
+        token: Token | None = request[TOKEN_KEY]
+        if token is not None:
+            self._check(token, topic, rights)
 
-    def _check(self, who: Token, topic: str, rights: Access) -> None:
-        if set(rights).isdisjoint(who.rights) or not self._fits[who.name](topic):
-            raise Forbidden(f"token {who.name!r} has no right to {' or '.join(rights)} on topic {topic!r:.210}")
+    def _has_right(self, token: Token, topic: str, rights: Access) -> bool:
+        return not set(rights).isdisjoint(token.rights) and bool(self._fits[token.name](topic))
+
+    def _check(self, token: Token, topic: str, rights: Access) -> None:
+        if not self._has_right(token, topic, rights):
+            raise Forbidden(f"token {token.name!r} has no right to {' or '.join(rights)} on topic {topic!r:.210}")
 
 
 def client_name(request: web.Request) -> str:
-    """Whom to count this request for: its token, else its address."""
-    who: Token | None = request.get(TOKEN_KEY)
-    return f"token {who.name}" if who is not None else client_network(request.remote or "")
+    """The name under which rate limits count this request: its token's, else its address or network."""
+    token: Token | None = request.get(TOKEN_KEY)
+    return f"token {token.name}" if token is not None else client_network(request.remote or "")
 
 
 AUTH = web.AppKey("auth", Auth)

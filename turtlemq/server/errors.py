@@ -1,4 +1,8 @@
-"""Errors that only a shell can meet: requests that are no JSON, no BSON, too late, or of a kind that nobody understands."""
+"""Errors of the HTTP server alone: bodies that cannot be decoded, missing rights, exceeded rates, budgets and limits.
+
+A class has code and status of the answer; its docstring is the default message, which users see. Errors of the engine are in
+`turtlemq.errors`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Turns: heavy work of many requests, one piece in each round of the event loop, so that what is due between is not late by more
-than one piece. First come, first served."""
+"""Cooperative scheduling on the event loop: long work is done in pieces, so that no other work is late by more than one piece.
+
+`FairTurns` shares rounds of the event loop among requests, `in_slices` interrupts one long loop.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,27 @@ SLICE_S = 0.002  # the longest piece of `in_slices`
 
 
 class FairTurns:
-    """Await `turn()` before each piece of work that takes a millisecond or so, and await nothing else before it is done."""
+    """A fair queue for heavy work: one piece in each round of the event loop, first come, first served.
+
+    Await `turn()` before each piece that takes a millisecond or so; do not await anything else before the piece is done.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._taken = False  # somebody has had the turn of this round
+        self._taken = False  # the turn of this round is taken
 
     async def turn(self) -> None:
-        """Returns in a round in which nobody else works."""
+        """Return in a round that no other piece of work has taken."""
         if not self._taken:
             self._taken = True
             asyncio.get_running_loop().call_soon(self._next)
             return
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
-        await mine
+        my_turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(my_turn)
+        await my_turn
 
     def _next(self) -> None:
-        """A new round."""
+        """Begin a new round."""
         while self._waiting:
             following = self._waiting.popleft()
             if not following.done():  # else its request was cancelled

@@ -1,4 +1,8 @@
-"""The door of the server: TLS, how many connections, how long a head may be and take, and a warning where it stands open."""
+"""Listening for clients: TLS, and limits on connections, request heads and the time that a client takes to read an answer.
+
+Also the loud warning where a server without tokens can be reached from other machines. The parts of aiohttp that this builds on
+are in `aiohttp_internals`.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +29,22 @@ from turtlemq.server.incoming.body import SLOWEST
 from turtlemq.server.outgoing.reply import Answered, Reply
 from turtlemq.server.request import SERVICE
 
-BACKLOG = 4_096  # whoever finds no place in it tries again after 1 s, 3 s, 7 s, …: a crowd would not begin at once
-KEEPALIVE_S = 75  # a head must have come within this time after the connection, or after the last answer
-LINGER_S = 5  # the rest of a body that was refused is read so long, so that the answer is seen
-HANDSHAKE_S = 10  # of TLS
-ANSWER_S = 30  # for a client to take a large answer, and a second more for each 64 KiB of it
-ANSWER_SMALL_BYTES = 64 << 10
-REFUSE_S = 1  # a connection that is one too many is held so long, to be told
+BACKLOG = 4_096  # connections beyond it are tried again after 1 s, 3 s, 7 s, …: a crowd of clients would start slowly
+KEEPALIVE_S = 75  # time for the next request head to arrive, after the connection or the last answer
+LINGER_S = 5  # time for reading the rest of a refused body, so that the client sees the answer
+HANDSHAKE_S = 10  # time for a TLS handshake
+ANSWER_S = 30  # time for a client to read a large answer, and a second more for each 64 KiB of it
+ANSWER_SMALL_BYTES = 64 << 10  # a smaller answer fits into the socket's buffers: no timeout, no byte budget
+REFUSE_S = 1  # a refused connection stays open so long, so that its first request can be answered
 HEAD_LINE_BYTES, HEAD_FIELD_BYTES, HEAD_FIELDS = 8_190, 8_190, 100
-FILES_KEPT = 512  # of the open files that the system grants: for segments, not for connections
+FILES_KEPT = 512  # file descriptors that connections leave to segments and tables
 
 
 _LIMITS: dict[str, Any] = {
     "access_log": None,
     "keepalive_timeout": KEEPALIVE_S,
     "lingering_time": LINGER_S,
-    "auto_decompress": False,  # `unpack` does it, and refuses what was cut off
+    "auto_decompress": False,  # `incoming.decompress` does it, and refuses truncated bodies
     "max_line_size": HEAD_LINE_BYTES,
     "max_field_size": HEAD_FIELD_BYTES,
     "max_headers": HEAD_FIELDS,
@@ -48,12 +52,12 @@ _LIMITS: dict[str, Any] = {
 
 
 def runner_for(app: web.Application, drain_s: float) -> web.AppRunner:
-    """The application with limits on what a client may send before anything of ours runs."""
+    """A runner for the application, with limits on request heads. At its end, requests under way get `drain_s`."""
     return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=drain_s, **_LIMITS)
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
-    """What TLS needs, if certificate and key were given: version 1.2 at least."""
+    """The TLS context, version 1.2 at least; None if no certificate is configured. Raises `InvalidArgument` for bad files."""
     if not config.tls_cert:
         return None
     for name, file in (("tls_cert", config.tls_cert), ("tls_key", config.tls_key)):
@@ -66,15 +70,15 @@ def tls_of(config: Config) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key, password=_no_password)
     except (ssl.SSLError, InvalidArgument) as error:
-        said = "the key has a password; store it without" if isinstance(error, InvalidArgument) else str(error)
+        reason = "the key has a password; store it without" if isinstance(error, InvalidArgument) else str(error)
         raise InvalidArgument(
-            f"tls_cert {config.tls_cert} and tls_key {config.tls_key} are no certificate and its key, as PEM: {said}"
+            f"tls_cert {config.tls_cert} and tls_key {config.tls_key} are no certificate and its key, as PEM: {reason}"
         ) from None
     return context
 
 
 def _no_password() -> str:
-    raise InvalidArgument("a key with a password")  # else OpenSSL would ask for it on the terminal
+    raise InvalidArgument("a key with a password")  # otherwise OpenSSL asks for it on the terminal
 
 
 # Connections
@@ -148,15 +152,15 @@ class Connection(AiohttpConnection):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer to a head that cannot be read."""
+        """The answer to a request head that is no HTTP."""
         if status != 400 or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
         return _refused(request, InvalidArgument(f"this is no HTTP request that can be read here: {message or exc}"), 400)
 
 
 def _refused(request: web.BaseRequest, error: TurtleError, status: int) -> web.Response:
-    """A refusal before anything of ours runs."""
-    error.details["request_id"] = request[trace.REQUEST_ID] = name = trace.made()
+    """The answer to a request that is refused before it reaches the application."""
+    error.details["request_id"] = request[trace.REQUEST_ID] = name = trace.new_id()
     response = web.Response(status=status, body=_body(error), content_type="application/json", headers={trace.HEADER: name})
     response.force_close()
     return response
@@ -211,7 +215,7 @@ class Site(AiohttpSite):
 
 
 def connections_of(config: Config) -> int:
-    """How many connections there may be: as configured, as far as the system grants open files. Asks it for all it grants."""
+    """The most connections: `max_connections`, or fewer if the system grants too few open files. Raises the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.max_connections + FILES_KEPT
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -229,7 +233,7 @@ def connections_of(config: Config) -> int:
 
 
 def warn_if_open(config: Config, host: str) -> None:
-    """Say loudly where others than this machine can reach a server that asks nobody for a token."""
+    """Warn on standard error and in the log if other machines can reach a server without tokens, or tokens travel without TLS."""
     if _is_loopback(host):
         return
     outside = [network for network in networks_of(config.allowed_hosts) if not network.is_loopback]

@@ -1,7 +1,7 @@
-"""The log: one line an event, `event=name key=value …` or a JSON object, on standard error. docs/OBSERVE.md lists the events.
+"""The log: one line for each event, as `event=name key=value …` or as a JSON object, on standard error.
 
-What is logged are names, counts, times and reasons; never a message's body, never a token. Whatever comes from outside is quoted
-and cut, so nobody can forge a line.
+Lines hold names, counts, times and reasons; never a message's body, never a token. Values from outside are quoted and cut, so
+that a client cannot forge a line. docs/OBSERVE.md lists the events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 VALUE_CHARS_MAX = 4_000
-OFTEN_PER_S = 10  # lines of one event a second, for events that a client can cause
+LINES_PER_S_MAX = 10  # of one event, for events that a client can cause
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,*()\[\]{}<>#?&;~^|$!-]+")
 _EVENT = re.compile(r"event=\w")
 _PAIR = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)", re.DOTALL)
@@ -23,17 +23,17 @@ _log = logging.getLogger("turtlemq")
 
 
 def info(event: str, **fields: Any) -> None:
-    """Something that an operator may want to know."""
+    """Log an event of normal operation."""
     _emit(logging.INFO, event, fields)
 
 
 def warning(event: str, **fields: Any) -> None:
-    """Something to look at."""
+    """Log an event that an operator should look at."""
     _emit(logging.WARNING, event, fields)
 
 
 def error(event: str, trace: BaseException | None = None, **fields: Any) -> None:
-    """Something that is broken; `trace` adds where."""
+    """Log a failure, with the traceback of `trace`."""
     _emit(logging.ERROR, event, fields, trace)
 
 
@@ -44,7 +44,7 @@ def _emit(level: int, event: str, fields: dict[str, Any], trace: BaseException |
 
 
 class LogLimiter:
-    """Lets a few of many alike through each second, and counts the rest.
+    """Limits the lines of each event to LINES_PER_S_MAX a second, and counts the rest.
 
     >>> limiter = LogLimiter(); [limiter.allow("slow_request", 5.0) for _ in range(12)][8:]
     [0, 0, None, None]
@@ -53,16 +53,16 @@ class LogLimiter:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, list[float]] = {}  # since when, how many were logged, how many were not
+        self._seen: dict[str, list[float]] = {}  # for each event: begin of its second, lines logged, lines left out
 
     def allow(self, event: str, now_s: float) -> int | None:
-        """None: leave it out. Else log it, with so many that were left out before."""
+        """The number of lines left out since the last one that was logged; None: leave this one out, too."""
         seen = self._seen.setdefault(event, [now_s, 0, 0])
         if now_s - seen[0] >= 1:
             left_out = int(seen[2])
             self._seen[event] = [now_s, 1, 0]
             return left_out
-        if seen[1] < OFTEN_PER_S:
+        if seen[1] < LINES_PER_S_MAX:
             seen[1] += 1
             return 0
         seen[2] += 1
@@ -73,7 +73,7 @@ class LogLimiter:
 
 
 def quoted(value: Any) -> str:
-    r"""A value as logfmt has it.
+    r"""A value in logfmt.
 
     >>> print(quoted("orders"), quoted(True), quoted(None), quoted('no "room"\nleft'), quoted(""))
     orders true null "no \"room\"\nleft" ""
@@ -93,17 +93,17 @@ def _cut(text: str) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Both shapes. Records of libraries, which have no fields, are the event `log`."""
+    """Writes records in both shapes. Records of libraries have no fields; their event is `log`."""
 
     def __init__(self, shape: str = "text") -> None:
         super().__init__()
         self._shape = shape
 
     def format(self, record: logging.LogRecord) -> str:
-        found = self._fields(record)
+        fields = self._fields(record)
         if self._shape == "json":
-            return json.dumps({k: _json(v) for k, v in found.items()}, ensure_ascii=False)
-        return " ".join([f"{name}={quoted(value)}" for name, value in found.items()])
+            return json.dumps({k: _json(v) for k, v in fields.items()}, ensure_ascii=False)
+        return " ".join([f"{name}={quoted(value)}" for name, value in fields.items()])
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
         whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -112,7 +112,7 @@ class Formatter(logging.Formatter):
         message = record.getMessage()
         if isinstance(fields, dict):
             out |= {"event": message, **fields}
-        elif _EVENT.match(message):  # written out by hand
+        elif _EVENT.match(message):  # a message with its fields already written out
             out |= dict(_PAIR.findall(message))
         else:
             out |= {"event": "log", "logger": record.name, "message": message}
@@ -130,7 +130,7 @@ def _json(value: Any) -> Any:
 
 
 def set_up(shape: str = "text", level: str = "info") -> None:
-    """Send every record of the process to standard error."""
+    """Send all log records of the process to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter(shape))
     root = logging.getLogger()

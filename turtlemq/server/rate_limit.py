@@ -1,10 +1,10 @@
-"""Flow control: how much may come in and go out. Pure: time is an argument, in seconds of a clock that never goes back.
+"""Flow control: rates of messages in and out, and budgets for bytes in memory. Pure: time is an argument, in monotonic seconds.
 
-One bucket does both jobs. As a **token bucket** it lets producers save up a burst; as a **leaky bucket** with next to no room it
-lets deliveries drip out evenly. All of it is O(1), and a topic without a rate costs one comparison.
+One class serves both directions. As a **token bucket** it lets producers save up a burst; with next to no room it is a **leaky
+bucket** from which deliveries drip evenly. Everything is O(1); a topic without a rate costs one comparison.
 
-A request for more than a burst is not refused for ever: it passes when the bucket is full, and those who come after it wait until
-the debt is paid. So over a long time the mean is the rate, and a batch is never split.
+A batch larger than the burst is never refused for ever, and never split: it passes when the bucket is full and leaves a debt, for
+which later requests wait. So the long-term mean is the rate.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ from collections.abc import Hashable
 from turtlemq.server.errors import Overloaded, RateLimited
 from turtlemq.settings import Settings
 
-DRIP_S = (
-    0.1  # deliveries that nobody took are saved up for so long: a consumer that fetches ten times a second gets all of its rate
-)
-CLIENTS_MAX = (
-    10_000  # buckets that are kept; beyond, the one unused for the longest is forgotten, and starts full when it is seen again
-)
+DRIP_S = 0.1  # unused deliveries of so many seconds are saved up: a consumer that fetches ten times a second gets its full rate
+CLIENTS_MAX = 10_000  # buckets; beyond it, the least recently used one is dropped, and starts full when its client comes again
 TOPICS_MAX = 100_000
 
 
 class Bucket:
-    """Fills with `rate` a second up to `burst`.
+    """A token bucket: fills with `rate` a second up to `burst`; may go into debt.
 
     >>> bucket = Bucket(rate=10, burst=5, now=0)
     >>> bucket.wait(5, 0), bucket.spend(5, 0), bucket.wait(1, 0)
@@ -48,16 +44,16 @@ class Bucket:
         return self._level
 
     def wait(self, count: float, now: float) -> float:
-        """Seconds until so many may pass; 0: now. More than a burst may pass when the bucket is full."""
+        """Seconds until `count` may pass; 0: now. More than a burst may pass when the bucket is full."""
         short = min(count, self.burst) - self._fill(now)
         return short / self.rate if short > 1e-9 else 0.0
 
     def spend(self, count: float, now: float) -> None:
-        """So many have passed."""
+        """Take out `count`; the level may become negative."""
         self._level = self._fill(now) - count
 
     def room(self, now: float) -> int:
-        """How many whole ones may pass now.
+        """How many whole messages may pass now.
 
         >>> Bucket(rate=10, burst=2.5, now=0).room(0)
         2
@@ -65,13 +61,13 @@ class Bucket:
         return max(0, math.floor(self._fill(now) + 1e-9))
 
     def adjust(self, rate: float, burst: float, now: float) -> None:
-        """Go on with another rate: what was saved up is kept as far as it fits."""
+        """Go on with another rate, and keep the present level as far as it fits."""
         self._level = min(self._fill(now), burst)
         self.rate, self.burst = rate, burst
 
 
 class BucketTable:
-    """Buckets by key, at most `limit`: the one that was not used for the longest goes first."""
+    """Buckets by key, at most `limit`; the least recently used one is dropped first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -81,21 +77,21 @@ class BucketTable:
         return len(self._buckets)
 
     def get(self, key: Hashable, rate: float, burst: float, now: float) -> Bucket:
-        """The bucket of `key`, as its settings say by now."""
-        found = self._buckets.get(key)
-        if found is None:
-            found = self._buckets[key] = Bucket(rate, burst, now)
+        """The bucket of `key`, with the rate and burst that its settings have now."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(rate, burst, now)
             if len(self._buckets) > self._limit:
                 self._buckets.popitem(last=False)
-            return found
+            return bucket
         self._buckets.move_to_end(key)
-        if (found.rate, found.burst) != (rate, burst):
-            found.adjust(rate, burst, now)
-        return found
+        if (bucket.rate, bucket.burst) != (rate, burst):
+            bucket.adjust(rate, burst, now)
+        return bucket
 
 
 class ByteBudget:
-    """Bytes in memory: of requests from when they arrive until they are answered, of answers until somebody has taken them.
+    """A limit on bytes in memory: of requests until they are answered, or of answers until clients have read them.
 
     >>> held = ByteBudget(100); held.take(80); held.give(50); held.take(70); held.bytes
     100
@@ -107,7 +103,7 @@ class ByteBudget:
         self.most, self.bytes, self._what = most, 0, what
 
     def take(self, count: int) -> None:
-        """Make room for so many more, or raise `Overloaded`."""
+        """Count `count` more bytes, or raise `Overloaded` if they exceed the limit."""
         if self.bytes + count > self.most:
             raise Overloaded(
                 f"{self._what} of {self.bytes:,} bytes are under way, and {self.most:,} are the most", retry_after_ms=1_000
@@ -116,25 +112,25 @@ class ByteBudget:
 
     @property
     def full(self) -> bool:
-        """Is there no room at all?"""
+        """Whether the limit is reached."""
         return self.bytes >= self.most
 
     def refuse_if_full(self) -> None:
-        """Raise `Overloaded` where others do not take their answers."""
+        """Raise `Overloaded` if the limit is reached."""
         if self.full:
             self.take(1)
 
     def add(self, count: int) -> None:
-        """So many are there already, room or not."""
+        """Count `count` more bytes, even beyond the limit."""
         self.bytes += count
 
     def give(self, count: int) -> None:
-        """So many are gone."""
+        """Count `count` bytes less."""
         self.bytes -= count
 
 
 class FlowControl:
-    """Every bucket of a server, and what it holds."""
+    """All rates and byte budgets of a server."""
 
     def __init__(self, client_per_s: float = 0, client_burst: int = 0, held_bytes_max: int = 512 << 20) -> None:
         self.request_bytes = ByteBudget(held_bytes_max)
@@ -143,7 +139,7 @@ class FlowControl:
         self._topics, self._clients, self._groups = BucketTable(TOPICS_MAX), BucketTable(CLIENTS_MAX), BucketTable(TOPICS_MAX)
 
     def admit_produced(self, topic: str, settings: Settings, client: str, count: int, now: float) -> None:
-        """Let `count` messages of a client into a topic, or raise `RateLimited` and let none in."""
+        """Admit `count` messages of a client into a topic, or raise `RateLimited` and admit none."""
         buckets: list[tuple[str, Bucket]] = []
         rate = settings.rate_produce_per_s
         if rate:
@@ -152,10 +148,10 @@ class FlowControl:
         if self.client_rate:
             bucket = self._clients.get(client, self.client_rate, self._client_burst, now)
             buckets.append(("a client may send", bucket))
-        for said, bucket in buckets:
+        for subject, bucket in buckets:
             if wait := bucket.wait(count, now):
                 raise RateLimited(
-                    f"{said} {bucket.rate:g} messages a second, and {bucket.burst:g} at once; nothing was stored",
+                    f"{subject} {bucket.rate:g} messages a second, and {bucket.burst:g} at once; nothing was stored",
                     retry_after_ms=math.ceil(wait * 1000),
                 )
         for _, bucket in buckets:
@@ -167,13 +163,13 @@ class FlowControl:
         return count if not rate else min(count, self._drip(topic, group, rate, now).room(now))
 
     def delivered(self, topic: str, group: str, settings: Settings, count: int, now: float) -> None:
-        """A group was given `count` messages."""
+        """Count messages that a group was given."""
         rate = settings.rate_deliver_per_s
         if rate and count:
             self._drip(topic, group, rate, now).spend(count, now)
 
     def delivery_pause(self, topic: str, group: str, settings: Settings, now: float) -> float:
-        """Seconds until a group may be given its next message."""
+        """Seconds until a group may be given its next message; 0: now."""
         rate = settings.rate_deliver_per_s
         return self._drip(topic, group, rate, now).wait(1, now) if rate else 0.0
 
@@ -182,7 +178,7 @@ class FlowControl:
 
 
 def burst_of(rate: float, burst: int) -> float:
-    """What may be saved up: as told, else what comes in one second, and at least one message.
+    """The size of a bucket: `burst`, or by default the messages of one second, and at least one.
 
     >>> burst_of(50, 0), burst_of(0.5, 0), burst_of(50, 200)
     (50, 1, 200)

@@ -33,14 +33,14 @@ DEADLINE = "deadline"
 
 
 def check_origin(request: web.Request) -> None:
-    """Browsers say where a page is from that sends something; other clients say nothing. A page of ours has our own address."""
+    """Raise `Forbidden` if a page of another site sends this. Browsers name the site in Origin; other clients send none."""
     origin = request.headers.get("Origin")
     if origin is not None and request.method not in ("GET", "HEAD") and origin.partition("://")[2] != request.host:
         raise Forbidden
 
 
 def set_deadline(request: web.Request) -> None:
-    """Note until when the caller waits."""
+    """Note the deadline of a request that has a time budget. Raises `DeadlineExceeded` if the budget is 0."""
     text = request.headers.get(BUDGET)
     if text is None:
         return
@@ -52,19 +52,19 @@ def set_deadline(request: web.Request) -> None:
 
 
 def check_deadline(request: web.Request) -> None:
-    """Refuse to begin what its caller does not wait for any more."""
+    """Raise `DeadlineExceeded` if the caller no longer waits. Call it before work that changes something."""
     if DEADLINE in request and time_left(request) <= 0:
         raise DeadlineExceeded
 
 
 def time_left(request: web.Request) -> float:
-    """Seconds until the caller gives up; infinite if it did not say."""
+    """Seconds until the deadline; infinite without a time budget."""
     return float(request.get(DEADLINE, float("inf"))) - asyncio.get_running_loop().time()
 
 
 def query(request: web.Request, kind: type[T]) -> T:
-    """The typed query string."""
-    given = {name: value for name, value in request.query.items() if value != ""}
+    """The query string as a type. Parameters without a value count as missing."""
+    given = {name: value for name, value in request.query.items() if value}
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as wrong:
@@ -75,43 +75,43 @@ def query(request: web.Request, kind: type[T]) -> T:
 
 
 def engine_of(request: web.Request) -> Engine:
-    """The engine, if it serves."""
+    """The engine. Raises `Unavailable` while the server starts or stops."""
     return request.app[SERVICE].engine
 
 
 def topic_of(request: web.Request, may_create: bool = False) -> str:
-    """The topic of the path, which must be there; with `may_create`, one that is not appears, where the server allows that."""
+    """The topic of the path. It must exist; with `may_create`, a new one is fine where the configuration allows it."""
     name = names.check_topic(request.match_info["topic"])
     engine = engine_of(request)
     if name not in engine.topics and not (may_create and request.app[CONFIG].auto_create_topics):
-        engine.topic(name)  # it says why not
+        engine.topic(name)  # raises with the reason
     check_topics(request, name)
     return name
 
 
 def check_topics(request: web.Request, name: str) -> None:
-    """A topic that is there, or one for which there is room."""
+    """Raise `InvalidArgument` if this topic does not exist and there are `max_topics` already."""
     topics, most = engine_of(request).topics, request.app[CONFIG].max_topics
     if name not in topics and len(topics) >= most:
         raise InvalidArgument(f"there are {len(topics):,} topics already, as many as max_topics allows; delete some first")
 
 
 def settings_of(request: web.Request, topic: str) -> Settings:
-    """The settings of a topic, or those that it would have."""
+    """The settings of a topic; of one that does not exist, the settings that it would have."""
     engine = engine_of(request)
     found = engine.topics.get(topic)
     return engine.settings if found is None else found.settings
 
 
 def throttle(request: web.Request, topic: str, count: int) -> None:
-    """Let so many messages of this client into a topic, or raise `RateLimited`. Free where no rate is set."""
+    """Admit `count` messages of this client into a topic, or raise `RateLimited`. Costs nothing where no rate is set."""
     flow, settings = request.app[SERVICE].flow, settings_of(request, topic)
     if settings.rate_produce_per_s or flow.client_rate:
         flow.admit_produced(topic, settings, client_name(request), count, asyncio.get_running_loop().time())
 
 
 def group_of(request: web.Request, may_create: bool = False) -> str:
-    """The group of the path, or the default one; with `may_create`, one that is there or for which there is room."""
+    """The group of the path, or the default one. With `may_create`, raises if it would be more than `max_groups`."""
     name = names.check_group(request.match_info.get("group", GROUP))
     topic = engine_of(request).topics.get(request.match_info["topic"]) if may_create else None
     if topic is not None and topic.group_count >= request.app[CONFIG].max_groups and not topic.has_group(name):

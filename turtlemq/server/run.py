@@ -1,4 +1,7 @@
-"""The process: listen at once, open the engine, serve until a signal, then drain, sync and end."""
+"""The server process: listen at once, open the engine, serve until a signal, then drain, sync and exit.
+
+Here are the settings of the whole process: event loop, garbage collector, malloc, thread switching.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
 from turtlemq.server.service import Service
 from turtlemq.storage.process_worker import ProcessWorker
 
-GC_THRESHOLDS = 20_000, 50, 50  # a batch makes thousands of objects, and none of them in circles
-SWITCH_S = 0.001  # a committer that has synced must not wait for long until it may say so
-DRAIN_S = 1.5  # how long requests under way may take once a stop was asked for
+GC_THRESHOLDS = 20_000, 50, 50  # a batch makes thousands of objects, none of them in reference cycles
+SWITCH_S = 0.001  # of the interpreter: a committer thread that has synced must soon get its turn to report it
+DRAIN_S = 1.5  # time for requests under way, once the server stops
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
-KEPT_BYTES, LARGE_BYTES = 16 << 20, 4 << 20  # of free memory that is kept, and of a buffer that is not taken from it
-WORKER_S = 1.5  # how long a seal under way may take then; one that is cut off is done again
+KEPT_BYTES, LARGE_BYTES = 16 << 20, 4 << 20  # free memory that malloc keeps; buffers from this size on are mapped instead
+WORKER_S = 1.5  # time for a seal under way, once the server stops; an interrupted one is repeated at the next start
 
 
 def serve(config: Config) -> int:
@@ -50,8 +53,11 @@ def serve(config: Config) -> int:
 
 
 def _keep_memory() -> None:
-    """glibc gives what a request took back to the system, page by page, and asks for it again with the next one: a fifth of the
-    time of one with a megabyte. Other libraries have no such option."""
+    """Let glibc's malloc keep the memory of a request for the next one.
+
+    By default it returns the pages to the system and asks for them again: a fifth of the time of a request with a megabyte.
+    Other C libraries have no such option.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
@@ -59,7 +65,7 @@ def _keep_memory() -> None:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Broken requests were answered, or nobody is there any more: no page of traceback for them."""
+    """A log filter: leaves out tracebacks of broken requests, which were answered, and of clients that are gone."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not issubclass(kind, web.RequestPayloadError | HttpProcessingError | ConnectionError)
 
@@ -105,7 +111,7 @@ async def _until_stopped(
         return 1
     service.start(engine)
     gc.collect()
-    gc.freeze()  # nothing of this will go
+    gc.freeze()  # these objects live as long as the process
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_S)
     logs.info("ready", topics=len(engine.topics), was_clean=engine.was_clean, version=__version__)
@@ -122,7 +128,7 @@ async def _until_stopped(
 
 
 def _end(worker: ProcessWorker) -> None:
-    """End the worker process, by force if a seal takes too long."""
+    """End the worker process; terminate it if a seal takes too long."""
     ending = threading.Thread(target=worker.close, daemon=True)
     ending.start()
     ending.join(WORKER_S)

@@ -1,5 +1,7 @@
-"""An alarm at a time of the wall clock. On Linux it is exact to some tens of microseconds, and rings as well when somebody sets
-the clock; the event loop's own timers count whole milliseconds, so a message would be late by one on average.
+"""A timer for a time of the wall clock: Linux's timerfd, or the event loop's own timer on other systems.
+
+timerfd is exact to some tens of microseconds, and also rings when the clock is set. The event loop's own timers count whole
+milliseconds, which would make a message late by one on average.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ import time
 from collections.abc import Callable
 
 _REALTIME, _ABSOLUTE, _CANCEL_ON_SET = 0, 1, 2
-_MISSED = (BlockingIOError, OSError)  # it was set anew before it was read, or the clock was set
+_MISSED = (BlockingIOError, OSError)  # the timer was set anew before it was read, or the clock was set
 
 
 class _Spec(ctypes.Structure):
-    """struct itimerspec: an interval, which we leave at 0, and when to ring."""
+    """struct itimerspec: an interval, here always 0, and the time to ring."""
 
     _fields_ = (
         ("every_s", ctypes.c_long),
@@ -27,7 +29,7 @@ class _Spec(ctypes.Structure):
 
 
 class WallClockTimer:
-    """Calls `ring` on the event loop at the time that was set last. One that was set to ring is not called off: it just rings."""
+    """Calls `ring` on the event loop at the time that was set last. A set timer cannot be cancelled, only moved or closed."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring, self._loop = ring, asyncio.get_running_loop()
@@ -42,7 +44,7 @@ class WallClockTimer:
             self._loop.add_reader(self._fd, self._read)
 
     def at(self, when_ms: float) -> None:
-        """Ring at this time, in epoch milliseconds, and not before."""
+        """Ring at this time, in epoch milliseconds, and not earlier."""
         if self._fd >= 0:
             at_ns = max(1, math.ceil(when_ms * 1e6))  # 0 would switch it off
             spec = _Spec(0, 0, at_ns // 10**9, at_ns % 10**9)
@@ -61,7 +63,7 @@ class WallClockTimer:
         self._ring()
 
     def close(self) -> None:
-        """Ring no more."""
+        """Release the timer."""
         if self._timer is not None:
             self._timer.cancel()
         if self._fd >= 0:

@@ -1,6 +1,7 @@
-"""Around every request: its id, how long it took, whether it was slow; and what is counted of it.
+"""Tracing of requests: their ids, durations and outcome, counted in the meter and logged if they are slow or fail.
 
-A caller's `X-Request-Id` is kept if it is sane, else one is made. It is in the answer, in error bodies and in the log.
+A caller's `X-Request-Id` is kept if it is safe to log; otherwise the server makes one. The id is in the answer, in error bodies
+and in the log.
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ T = TypeVar("T")
 
 HEADER = "X-Request-Id"
 REQUEST_ID, STARTED, _BEGUN, _WAITED = "request_id", "started", "begun", "waited"
-_SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 _PREFIX, _NUMBERS = secrets.token_hex(4), count(1)
-_often = logs.LogLimiter()
+_log_limiter = logs.LogLimiter()
 
 
-def sane(text: str | None) -> bool:
-    """May this be an id in our log?
+def is_safe(text: str | None) -> bool:
+    """Whether a text may be used as a request id.
 
-    >>> sane("7f3a-41"), sane("a b"), sane("x" * 129), sane(None)
+    >>> is_safe("7f3a-41"), is_safe("a b"), is_safe("x" * 129), is_safe(None)
     (True, False, False, False)
     """
-    return text is not None and _SANE.fullmatch(text) is not None
+    return text is not None and _SAFE.fullmatch(text) is not None
 
 
 def begin(request: web.Request) -> str:
-    """A request has come: name it."""
+    """Give a request its id, and count it as in flight. Returns the id."""
     given = request.headers.get(HEADER)
-    name = given if given is not None and sane(given) else made()
+    name = given if given is not None and is_safe(given) else new_id()
     request[REQUEST_ID], request[_BEGUN] = name, perf_counter()
     request.app[SERVICE].meter.in_flight += 1
     return name
 
 
 def route_of(request: web.Request) -> str:
-    """The path as it stands in the table of routes, so that labels are few."""
+    """The path of the route, with its variables: the number of labels stays bounded."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "other"
 
 
 def finish(request: web.Request, status: int | None) -> None:
-    """It is over; None: nobody was there any more to be answered."""
+    """Count an answered request, and log it if it was slow. `status` is None if the client was gone."""
     meter = request.app[SERVICE].meter
     meter.in_flight -= 1
     if status is None:
@@ -61,7 +62,7 @@ def finish(request: web.Request, status: int | None) -> None:
     meter.answered(request.method if route != "other" else "other", route, status, seconds)
     limit_ms = request.app[CONFIG].slow_request_ms
     if limit_ms and seconds * 1000 >= limit_ms:
-        left_out = _often.allow("slow_request", perf_counter())
+        left_out = _log_limiter.allow("slow_request", perf_counter())
         if left_out is not None:
             more = {"left_out": left_out} if left_out else {}
             where = {"method": request.method, "path": request.path, "status": status, "ms": round(seconds * 1000, 1)}
@@ -69,7 +70,7 @@ def finish(request: web.Request, status: int | None) -> None:
 
 
 async def waited(request: web.Request, work: Awaitable[T]) -> T:
-    """Await something whose time is the caller's own wish, as a long poll's: it makes no request slow."""
+    """Await `work`, and leave its time out of the request's duration: the caller itself asked for the wait, as of a long poll."""
     begun = perf_counter()
     try:
         return await work
@@ -78,22 +79,22 @@ async def waited(request: web.Request, work: Awaitable[T]) -> T:
 
 
 async def stamp(request: web.Request, response: web.StreamResponse) -> None:
-    """Every answer names its request, streams too."""
+    """A signal handler of aiohttp: put the request id into the head of an answer, also of a stream."""
     request[STARTED] = True
-    response.headers[HEADER] = request.get(REQUEST_ID) or made()
+    response.headers[HEADER] = request.get(REQUEST_ID) or new_id()
 
 
-def made() -> str:
-    """An id of our own. It is for finding lines, and guards nothing, so a running number will do."""
+def new_id() -> str:
+    """A new request id: a counter behind a random prefix. It finds log lines and protects nothing, so it may be guessed."""
     return f"{_PREFIX}-{next(_NUMBERS):x}"
 
 
 def failed(request: web.Request, code: str, error: BaseException, trace: bool = False) -> None:
-    """Log that a request failed through no fault of its sender."""
-    left_out = _often.allow("request_failed", perf_counter())
+    """Log a request that failed through a fault of the server."""
+    left_out = _log_limiter.allow("request_failed", perf_counter())
     if left_out is not None:
-        said = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         where = {"code": code, "method": request.method, "path": request.path, "request_id": request.get(REQUEST_ID)}
         logs.error(
-            "request_failed", error if trace else None, **where, error=said, **({"left_out": left_out} if left_out else {})
+            "request_failed", error if trace else None, **where, error=text, **({"left_out": left_out} if left_out else {})
         )

@@ -17,7 +17,7 @@ Labels = Mapping[str, str]
 
 
 def family(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float | None]]) -> Iterator[str]:
-    """A gauge or a counter with its samples; None: there is no such figure."""
+    """A gauge or a counter with its samples. A sample of None is left out."""
     yield from _head(name, kind, text)
     for labels, value in samples:
         if value is not None:
@@ -32,16 +32,16 @@ def histogram(name: str, text: str, samples: Iterable[tuple[Labels, Histogram]],
     ['t_seconds_bucket{topic="a",le="0.005"} 0', 't_seconds_bucket{topic="a",le="0.05"} 1']
     """
     yield from _head(name, "histogram", text)
-    for labels, found in samples:
+    for labels, counted in samples:
         inner = _inner(labels)
         comma = "," if inner else ""
         seen = 0
-        for bound, count in zip(found.bounds, found.counts, strict=False):
+        for bound, count in zip(counted.bounds, counted.counts, strict=False):
             seen += count
             yield f'{name}_bucket{{{inner}{comma}le="{_number(round(bound * unit, 9))}"}} {seen}'
-        seen += found.counts[-1]
+        seen += counted.counts[-1]
         yield f'{name}_bucket{{{inner}{comma}le="+Inf"}} {seen}'
-        yield f"{name}_sum{_braces(labels)} {_number(round(found.total * unit, 9))}"
+        yield f"{name}_sum{_braces(labels)} {_number(round(counted.total * unit, 9))}"
         yield f"{name}_count{_braces(labels)} {seen}"
 
 
@@ -58,7 +58,7 @@ def _braces(labels: Labels) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""A label's value.
+    r"""The value of a label, escaped.
 
     >>> _escaped('a"b')
     'a\\"b'

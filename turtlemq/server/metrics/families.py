@@ -54,7 +54,7 @@ GROUP_TOTALS = (
 
 
 def topic_families(rows: dict[str, TopicFigures]) -> Iterator[str]:
-    """Everything that has a topic for a label."""
+    """Families whose samples have a topic as label."""
     states = [({"topic": name, "state": state}, row.stats[state]) for name, row in rows.items() for state in STATES]
     yield from exposition.family("turtlemq_messages", "gauge", "Messages by state; from ready on summed over the groups.", states)
     for name, text, key in GAUGES:
@@ -78,15 +78,14 @@ def topic_families(rows: dict[str, TopicFigures]) -> Iterator[str]:
 
 
 def server_families(service: Service) -> Iterator[str]:
-    """Everything that has none."""
+    """Families of the server as a whole."""
     meter, family, histogram = service.meter, exposition.family, exposition.histogram
     none: Labels = {}
     engine = service.engine if service.serving else None
-    waiting = service.polls
     yield from family("turtlemq_info", "gauge", "The version.", [({"version": __version__}, 1)])
     yield from family("turtlemq_up", "gauge", "1 while it serves.", [(none, int(engine is not None))])
     yield from family("turtlemq_topics", "gauge", "Topics.", [(none, len(engine.topics) if engine else None)])
-    yield from family("turtlemq_long_polls", "gauge", "Fetches that wait.", [(none, waiting)])
+    yield from family("turtlemq_long_polls", "gauge", "Fetches that wait.", [(none, service.polls)])
     yield from family(
         "turtlemq_requests_in_flight", "gauge", "Requests under way, long polls included.", [(none, meter.in_flight)]
     )

@@ -12,10 +12,10 @@ from turtlemq.server.metrics import exposition
 _STARTED = time.time()
 
 
-def _or_none(take_it: Callable[[], float]) -> float | None:
+def _or_none(read: Callable[[], float]) -> float | None:
     try:
-        return take_it()
-    except (OSError, ValueError, IndexError):  # not this operating system
+        return read()
+    except (OSError, ValueError, IndexError):  # this system does not tell
         return None
 
 
@@ -25,13 +25,13 @@ def _resident() -> int:
 
 
 def resident_bytes() -> int | None:
-    """The memory that this process has."""
-    found = _or_none(_resident)
-    return None if found is None else int(found)
+    """The resident memory of this process; None where the system does not tell."""
+    size = _or_none(_resident)
+    return None if size is None else int(size)
 
 
 def process_families(root: str | None) -> Iterator[str]:
-    """The process and its disk, named as Prometheus' own clients do."""
+    """Metric families of the process, and the free space on the disk of `root`."""
     times = os.times()
     cpu = times.user + times.system
     free = None if root is None else _or_none(lambda: shutil.disk_usage(root).free)
