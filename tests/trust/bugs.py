@@ -230,7 +230,7 @@ BUGS = (
     Bug(
         "tombstones are lost when their segment is sealed",
         "index/seal.py",
-        "            stones.append(tombstone(document))\n",
+        "            tombstones.append(tombstone(document))\n",
         "            pass\n",
         f"compaction index_machine {_SIM}",
     ),

@@ -1,4 +1,8 @@
-"""Building tables: from a memtable, or from a scan of a segment whose table is missing or damaged; and the files of dead bits."""
+"""Building tables, from a memtable or from a scan, and reading and writing the files of ended bits.
+
+Both are caches of the segments: a write that fails costs time at the next opening, nothing else. The byte layout of a table is
+`segment.table`; ended bits are described below.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from turtlemq.storage.door import Door
 
 @dataclass(frozen=True, slots=True)
 class FlushJob:
-    """The order to write a memtable's table. Its columns do not change any more: another thread may read them."""
+    """The order to write the table of a frozen memtable. Its columns no longer change, so another thread may read them."""
 
     path: Path
     cover: t.Cover
@@ -32,12 +36,12 @@ class FlushJob:
     due_ms: I64
     starts: I64
     flags: U32
-    hashes: U64  # of own ids
+    hashes: U64  # of producers' own ids; 0 for others
     alive: Mask
 
 
 def flush_job(segments: Segments, memtable: Memtable) -> FlushJob:
-    """What tombstones have ended up to now is left out; what was handed off is not, for a crash may bring that back."""
+    """The job for a frozen memtable. Ended documents get no key; handed off ones do, for a crash may undo the handoff."""
     n = memtable.count
     cover = t.Cover(
         base=memtable.base,
@@ -55,7 +59,7 @@ def flush_job(segments: Segments, memtable: Memtable) -> FlushJob:
 
 
 def write_run(door: Door, job: FlushJob) -> None:
-    """Write the table. 100 ns a message."""
+    """Write the table of a job. 100 ns a message."""
     hashes = job.hashes.copy()
     given = (job.flags & f.SERVER_ID) != 0
     hashes[given] = hash_seqs(job.seq[given])
@@ -64,7 +68,7 @@ def write_run(door: Door, job: FlushJob) -> None:
 
 
 def open_run(segments: Segments, memtable: Memtable, job: FlushJob) -> TablePart:
-    """The run that was written, to stand in the memtable's place: what was ended or handed off meanwhile is so there, too."""
+    """The part over the written table, with the ended bits and the cursor of its memtable as of now."""
     opened = t.open_table(segments.door, job.path)
     if opened is None or opened.cover != job.cover:
         raise t.Damaged(f"{job.path.name}: what was written is not there any more.")
@@ -77,12 +81,12 @@ def open_run(segments: Segments, memtable: Memtable, job: FlushJob) -> TablePart
 
 
 def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, alive: Mask) -> list[bytes]:
-    """A table's bytes from columns by ordinal. Tombstones have no key and no id; a hash of 0 is not entered."""
+    """The bytes of a table, from columns by ordinal. Tombstones get no key and no id; a hash of 0 is left out."""
     keyed = np.flatnonzero(alive & ((flags & f.TOMBSTONE) == 0))
     keys = np.sort(f.packed_keys(due_ms[keyed], keyed))
     hashed = keyed[hashes[keyed] != 0]
-    kills = np.flatnonzero(flags & f.ENDS)
-    return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, kills)
+    ending = np.flatnonzero(flags & f.ENDS)
+    return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, ending)
 
 
 def _store(segments: Segments, segment: Segment, cover: t.Cover, buffers: list[bytes]) -> TablePart:
@@ -94,9 +98,10 @@ def _store(segments: Segments, segment: Segment, cover: t.Cover, buffers: list[b
 
 
 def from_scan(
-    segments: Segments, segment: Segment, buffer: memoryview, found: Scan, span: tuple[int, int], number: int, start: int
+    segments: Segments, segment: Segment, buffer: memoryview, scanned: Scan, span: tuple[int, int], number: int, start: int
 ) -> TablePart:
-    """A part over documents [first, last) of a scan, from byte `start`; `number` is that of the first one in the segment."""
+    """A part over the documents `span` = [first, last) of a scan, which begin at byte `start`. `number`: ordinal of the first one
+    in the segment."""
     first, last = span
     part = slice(first, last)
     cover = t.Cover(
@@ -105,47 +110,47 @@ def from_scan(
         first=number,
         documents=last - first,
         start=start,
-        end=int(found.positions[last]) if last < len(found) else found.end,
-        first_seq=int(found.seq[part].min()),
-        last_seq=int(found.seq[part].max()),
+        end=int(scanned.positions[last]) if last < len(scanned) else scanned.end,
+        first_seq=int(scanned.seq[part].min()),
+        last_seq=int(scanned.seq[part].max()),
         killed_seq=segment.ended_by,
     )
-    hashes = scan_hashes(buffer, found, first, last)
+    hashes = scan_hashes(buffer, scanned, first, last)
     alive = np.ones(last - first, np.bool_)
-    buffers = tabulate(cover, found.due_ms[part], found.positions[part], found.flags[part], hashes, alive)
+    buffers = tabulate(cover, scanned.due_ms[part], scanned.positions[part], scanned.flags[part], hashes, alive)
     try:
         return _store(segments, segment, cover, buffers)
-    except (DiskFull, OSError):  # serve from memory; the file is only a cache
+    except (DiskFull, OSError):  # the table stays in memory; its file is only a cache
         data = memoryview(b"".join(buffers))
         return TablePart(segments.folder, t.parse_table(Path(segment.path.name), data), segment.path.name, segment.sealed)
 
 
-def scan_hashes(buffer: memoryview, found: Scan, first: int, last: int) -> U64:
-    """Hashes of the ids of scanned documents."""
-    hashes = hash_seqs(found.seq[first:last])
-    own = np.flatnonzero((found.flags[first:last] & f.SERVER_ID) == 0)
-    starts, sizes = found.positions[first:last][own] + f.PREFIX_BYTES, found.id_bytes[first:last][own]
+def scan_hashes(buffer: memoryview, scanned: Scan, first: int, last: int) -> U64:
+    """Hashes of the ids of the scanned documents [first, last)."""
+    hashes = hash_seqs(scanned.seq[first:last])
+    own = np.flatnonzero((scanned.flags[first:last] & f.SERVER_ID) == 0)
+    starts, sizes = scanned.positions[first:last][own] + f.PREFIX_BYTES, scanned.id_bytes[first:last][own]
     if len(own):
         hashes[own] = hash_ids(buffer, starts, sizes)
     return hashes
 
 
-# Dead bits: {cover, killed_seq, bits, crc}. A cache: tombstones in the log are the truth. They tell what was ended up to
-# `killed_seq` of exactly those documents that a table covers, but for what was ended before and left out of that table.
+# Ended bits, in files with the suffix .dead: {cover, killed_seq, bits, crc}. A cache of the tombstones in the log. They say which
+# of the documents that a table covers were ended up to the seq `killed_seq` (here `ended_by`), beyond those left out of it.
 
 
-def write_ended_bits(segments: Segments, parts: Sequence[Part], *, all_of_them: bool = False) -> None:
-    """Keep the dead bits of table parts, a cache, as far as there is room. Only called when everything published is durable.
+def write_ended_bits(segments: Segments, parts: Sequence[Part], *, every: bool = False) -> None:
+    """Write the changed ended bits of table parts, as far as there is room. Requires: everything published is durable.
 
-    `all_of_them`: also where no bit is new, so that the next opening need not read every tombstone since."""
+    `every`: also unchanged bits, so that the next opening does not read all tombstones since."""
     for part in parts:
-        behind = all_of_them and part.ended_by < segments.last_ending_seq
+        behind = every and part.ended_by < segments.last_ending_seq
         if not isinstance(part, TablePart) or part in segments.unintegrated or not (part.dirty or behind):
             continue
-        killed_seq = segments.memtable.last_seq
+        ended_by = segments.memtable.last_seq
         fields: dict[str, Any] = {
             "cover": {name: Int64(value) for name, value in asdict(part.table.cover).items()},
-            "killed_seq": Int64(killed_seq),
+            "killed_seq": Int64(ended_by),
             "bits": b"" if part.ended is None else part.ended.data.tobytes(),
         }
         path = ended_path(segments.folder, part.base, None if part.sealed else part.first)
@@ -153,11 +158,11 @@ def write_ended_bits(segments: Segments, parts: Sequence[Part], *, all_of_them: 
             segments.door.replace(path, f.encode_checked(fields), durable=False)
         except (DiskFull, OSError):
             return
-        part.dirty, part.ended_by = False, killed_seq
+        part.dirty, part.ended_by = False, ended_by
 
 
 def read_ended_bits(door: Door, folder: Path, part: TablePart) -> None:
-    """Take up dead bits that fit the part; others are of no use."""
+    """Load the ended bits of a part, if there are any that fit its table."""
     path = ended_path(folder, part.base, None if part.sealed else part.first)
     if not door.exists(path):
         return

@@ -1,6 +1,6 @@
-"""`check`: read every byte of an Index again, work out from the segments alone what must sleep, and compare. Changes nothing.
+"""Self-check of an Index: compute the sleepers from a scan of all segments, and compare them with the tables and the memtable.
 
-Costs a scan of all segments: 0.5 µs a document, and 10 µs for each tombstone.
+Reads every byte, changes nothing. 0.5 µs a document, and 10 µs for each tombstone.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from turtlemq.segment.table import Damaged
 
 
 def check(segments: Segments) -> list[str]:
-    """Every broken invariant, a line each. Empty: all is well."""
+    """Every broken invariant, a line each."""
     scans = {base: _scan(segments, segment) for base, segment in segments.by_base.items()}
     ended = np.array(sorted({seq for base in scans for seq in _ended(segments, segments.by_base[base], scans[base])}), np.int64)
     problems: list[str] = []
     for base, segment in segments.by_base.items():
         problems += _check_segment(segments, segment, scans[base], ended)
     problems += _check_order(segments)
-    due = [found.due_ms[asleep] for base, found in scans.items() if len(asleep := _asleep(segments, found, ended))]
+    due = [scanned.due_ms[asleep] for base, scanned in scans.items() if len(asleep := _asleep(segments, scanned, ended))]
     first = min((int(d.min()) for d in due), default=None)
     promised = segments.next_due_ms()
     if first is not None and (promised is None or promised > first):
@@ -43,44 +43,45 @@ def _scan(segments: Segments, segment: Segment) -> Scan:
     return scan(segments.door.map(segment.path), segment.data_start, segment.size, sealed=True, rising=rising)
 
 
-def _ended(segments: Segments, segment: Segment, found: Scan) -> Iterator[int]:
+def _ended(segments: Segments, segment: Segment, scanned: Scan) -> Iterator[int]:
+    """Seqs of the documents that those of a segment end."""
     view = segments.door.map(segment.path)
-    for i in np.flatnonzero(found.flags & f.ENDS).tolist():
-        at = int(found.positions[i])
-        document = f.decode(view[at : at + int(found.lengths[i])])
+    for i in np.flatnonzero(scanned.flags & f.ENDS).tolist():
+        at = int(scanned.positions[i])
+        document = f.decode(view[at : at + int(scanned.lengths[i])])
         if document.of is not None:
             yield document.of[0]
 
 
-def _asleep(segments: Segments, found: Scan, ended: I64) -> I64:
-    """Numbers of the documents of a scan that must sleep."""
-    handed = segments.progress.covers(found.due_ms, found.seq)
-    return np.flatnonzero(~handed & ~np.isin(found.seq, ended) & ((found.flags & f.TOMBSTONE) == 0))
+def _asleep(segments: Segments, scanned: Scan, ended: I64) -> I64:
+    """Numbers of the scanned documents that must sleep."""
+    handed = segments.progress.covers(scanned.due_ms, scanned.seq)
+    return np.flatnonzero(~handed & ~np.isin(scanned.seq, ended) & ((scanned.flags & f.TOMBSTONE) == 0))
 
 
-def _check_segment(segments: Segments, segment: Segment, found: Scan, ended: I64) -> Iterator[str]:
+def _check_segment(segments: Segments, segment: Segment, scanned: Scan, ended: I64) -> Iterator[str]:
     name = f"{segments.topic}/{segment.path.name}"
-    for damage in log.damage_of(segment.path, found):
+    for damage in log.damage_of(segment.path, scanned):
         yield f"{segments.topic}/{damage}"
     size = segments.door.size(segment.path)
     if size != segment.size:
         yield f"{name}: {size} bytes long, {segment.size} are known"
     if segment.sealed:
-        asleep = found.due_ms[(found.flags & f.TOMBSTONE) == 0]
+        asleep = scanned.due_ms[(scanned.flags & f.TOMBSTONE) == 0]
         if (np.diff(asleep) < 0).any():
             yield f"{name}: sealed, but not in due order"
-    elif (np.diff(found.seq) <= 0).any():
+    elif (np.diff(scanned.seq) <= 0).any():
         yield f"{name}: documents are not in order of arrival"
-    if (found.due_ms < 0).any():
+    if (scanned.due_ms < 0).any():
         yield f"{name}: a due time is negative"
-    expected = np.sort(found.positions[_asleep(segments, found, ended)])
+    expected = np.sort(scanned.positions[_asleep(segments, scanned, ended)])
     sleeping: list[I64] = [np.empty(0, np.int64)]
     for part in segment.parts:
         if part.live != part.count_live():
             yield f"{name}: {part.live} are said to sleep in a part where {part.count_live()} do"
         try:
             if isinstance(part, TablePart):
-                yield from _check_table(segments, part, found)
+                yield from _check_table(segments, part, scanned)
             keys = [cursor.keys.slice(cursor.pos, len(cursor.keys)) for cursor in part.cursors]
         except Damaged as error:
             yield f"{segments.topic}/{error}"
@@ -101,33 +102,34 @@ def _check_segment(segments: Segments, segment: Segment, found: Scan, ended: I64
         )
 
 
-def _check_table(segments: Segments, part: TablePart, found: Scan) -> Iterator[str]:
-    """Every block; and every byte against a table that is made anew, or where documents are damaged, that keys and ids are those
-    of the others."""
+def _check_table(segments: Segments, part: TablePart, scanned: Scan) -> Iterator[str]:
+    """Compare a table, byte by byte, with one built from its documents. If some are damaged: compare keys and ids of the rest."""
     name, cover = f"{segments.topic}/{part.table.path.name}", part.table.cover
     part.table.verify()
     keys = part.table.slice(0, len(part.table))
-    low, high = np.searchsorted(found.positions, (cover.start, cover.end)).tolist()
+    low, high = np.searchsorted(scanned.positions, (cover.start, cover.end)).tolist()
     if high - low == cover.documents and (f.key_ordinals(keys) < cover.documents).all():
         span, alive = slice(low, high), np.zeros(cover.documents, np.bool_)
-        alive[f.key_ordinals(keys)] = True  # that nobody is left out who sleeps is seen by our caller
-        hashes = build.scan_hashes(segments.door.map(part.path), found, low, high)
-        fresh = build.tabulate(cover, found.due_ms[span], found.positions[span], found.flags[span], hashes, alive)
-        if not part.table.is_made_of(fresh):
+        alive[f.key_ordinals(keys)] = True  # the caller checks that no sleeper is left out
+        hashes = build.scan_hashes(segments.door.map(part.path), scanned, low, high)
+        expected = build.tabulate(cover, scanned.due_ms[span], scanned.positions[span], scanned.flags[span], hashes, alive)
+        if not part.table.is_made_of(expected):
             yield f"{name}: it is not what its documents make. Remove it: it is made again."
-        if low < high and not cover.first_seq <= found.seq[span].min() <= found.seq[span].max() <= cover.last_seq:
+        if low < high and not cover.first_seq <= scanned.seq[span].min() <= scanned.seq[span].max() <= cover.last_seq:
             yield f"{name}: it says that it covers seqs {cover.first_seq} to {cover.last_seq}, and does not"
         return
     if (np.diff(keys.astype(np.int64)) <= 0).any():
         yield f"{name}: keys are out of order"
     ordinals = f.key_ordinals(keys)
     starts, _ = part.spans_of(ordinals)
-    at = np.searchsorted(found.positions, starts)
-    known = (at < len(found)) & (found.positions[np.minimum(at, max(len(found) - 1, 0))] == starts) if len(found) else at < 0
-    if not (found.due_ms[at[known]] == f.key_dues(keys)[known]).all():
+    at = np.searchsorted(scanned.positions, starts)
+    known = (
+        (at < len(scanned)) & (scanned.positions[np.minimum(at, max(len(scanned) - 1, 0))] == starts) if len(scanned) else at < 0
+    )
+    if not (scanned.due_ms[at[known]] == f.key_dues(keys)[known]).all():
         yield f"{name}: a key names another due time than its document"
-    hashes = build.scan_hashes(segments.door.map(part.path), found, 0, len(found))
-    if part.table.lacks(hashes[at[known]]):  # of two with one id, the newer is enough
+    hashes = build.scan_hashes(segments.door.map(part.path), scanned, 0, len(scanned))
+    if part.table.lacks(hashes[at[known]]):  # of two documents with one id, the newer is enough
         yield f"{name}: an id is missing"
     if not part.table.may_hold(hashes[at[known]]).all():
         yield f"{name}: the prints deny an id"

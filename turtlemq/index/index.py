@@ -437,7 +437,7 @@ class Index:
             except (TurtleError, OSError, Damaged):
                 pass  # opening builds that table
             if self._writer.stopped is None:
-                build.write_ended_bits(self._segments, self._segments.parts, all_of_them=True)
+                build.write_ended_bits(self._segments, self._segments.parts, every=True)
         finally:
             self._filters.close()
             self._writer.shut()

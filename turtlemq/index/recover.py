@@ -1,5 +1,8 @@
-"""Opening an Index: segments are the truth, tables are taken where they fit and built where they do not, and only what no table
-covers is scanned. Opening twice gives the same state; nothing good is ever cut off.
+"""Recovery: open an Index from its files. Segments are the truth; tables and ended bits are caches.
+
+A table is used if it fits its segment. Only bytes that no table covers are scanned; they get new tables, or the memtable. The
+torn tail of the last segment is cut at the last whole batch; good documents are never cut off, and damage is reported. Opening
+twice gives the same state.
 """
 
 from __future__ import annotations
@@ -29,30 +32,30 @@ from turtlemq.storage.door import Door
 def open_index(
     door: Door, folder: Path, topic: str, settings: Settings, progress: Progress, clean_end: int | None = None
 ) -> Index:
-    """The Index in `folder`, made if there is none. `progress`: what the receiver holds durably. `clean_end`: where the active
-    segment ended when it was closed properly; then nothing in it can be torn."""
+    """Open the Index in `folder`, or create it. `progress`: the handoffs that the receiver holds durably. `clean_end`: the size
+    of the active segment after a clean shutdown; then nothing in it can be torn."""
     door.make_folder(folder)
     segments = Segments(door, folder, topic, progress)
-    bases = _tidy(door, folder)
+    bases = _remove_leftovers(door, folder)
     if clean_end is None:
-        door.sync_folder(folder)  # a process that was killed may have left names that are not durable: all are relied on now
+        door.sync_folder(folder)  # a killed process may have left names that are not durable; from now on all are relied on
     for base in bases:
         segment = _open_segment(segments, base, base == bases[-1], clean_end)
         if segment is not None:
             segments.by_base[base] = segment
             _open_parts(segments, segment, settings, base == bases[-1], clean_end)
     if not segments.by_base or not isinstance(_last_part(segments), Memtable):
-        _begin(segments)
+        _create_segment(segments)
     segments.arrange()
     for part in segments.parts:
         if isinstance(part, TablePart):
             build.read_ended_bits(door, folder, part)
-    repairing(segments, partial(_settle, segments))
+    repairing(segments, partial(_set_cursors_and_ends, segments))
     return Index(segments, Writer(segments, settings, _last_seq(segments)))
 
 
-def _settle(segments: Segments) -> None:
-    """Cursors where the receiver says, and everything ended that tombstones end."""
+def _set_cursors_and_ends(segments: Segments) -> None:
+    """Set all cursors behind the handed off messages, and all ended bits."""
     segments.set_all_cursors()
     segments.apply_ends(segments.parts)
     for part in segments.parts:
@@ -60,18 +63,18 @@ def _settle(segments: Segments) -> None:
 
 
 def _last_seq(segments: Segments) -> int:
-    """The newest seq that any file speaks of. None is given twice, or a new tombstone could be taken for one worked in before."""
+    """The highest seq in any file. A number given twice could make a new tombstone count as applied already."""
     seqs = [max(part.last_seq, part.ended_by) for part in segments.parts]
     return max([segments.progress.seq_max, *seqs, *(segment.ended_by for segment in segments.by_base.values())])
 
 
-def _tidy(door: Door, folder: Path) -> list[int]:
-    """Remove unfinished work and index files without a segment. Returns the bases of the segments, in order."""
+def _remove_leftovers(door: Door, folder: Path) -> list[int]:
+    """Remove unfinished files, and tables without a segment. Returns the bases of the segments in order."""
     files = {name: names.parse(name) for name in door.names(folder)}
-    mine = {name: file for name, file in files.items() if file is not None and file.kind == KIND}
-    bases = sorted(file.base for file in mine.values() if file.what == "bson" and not file.suffix)
-    for name, file in mine.items():
-        finishing = file.what == "index" and file.suffix == names.TMP  # a seal may have been cut between its two renames
+    own = {name: file for name, file in files.items() if file is not None and file.kind == KIND}
+    bases = sorted(file.base for file in own.values() if file.what == "bson" and not file.suffix)
+    for name, file in own.items():
+        finishing = file.what == "index" and file.suffix == names.TMP  # a crash may have come between the two renames of a seal
         orphan = file.what != "bson" and file.base not in bases
         if orphan or (file.suffix and not finishing):
             door.remove(folder / name)
@@ -79,7 +82,8 @@ def _tidy(door: Door, folder: Path) -> list[int]:
 
 
 def _open_segment(segments: Segments, base: int, last: bool, clean_end: int | None) -> Segment | None:
-    """A segment as its header describes it. One that is last and whose header was never synced never held anything."""
+    """A segment as its header describes it. None if it is the last one and its header was never synced: it never held a
+    document, and is removed."""
     path = segments.folder / names.segment(KIND, base)
     size = segments.door.size(path)
     blank = f.encode_header(f.FileHeader(KIND, segments.topic, base))
@@ -102,11 +106,12 @@ def _open_segment(segments: Segments, base: int, last: bool, clean_end: int | No
 
 
 def _open_parts(segments: Segments, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:
+    """Take the tables that fit, scan the rest of the segment, cut a torn tail, and cover the rest with new parts."""
     if segment.sealed:
         _open_sealed(segments, segment)
         return
-    active = last and segment.generation >= 0  # behind a damaged header nothing more is written
-    if segment.generation < 0:  # perhaps sealed once: in no order that runs could have
+    active = last and segment.generation >= 0  # nothing is appended to a file with a damaged header
+    if segment.generation < 0:  # perhaps sealed, so seqs do not rise: one run over all of it
         settings = replace(settings, run_messages=SEGMENT_MESSAGES_MAX)
     position, number = segment.data_start, 0
     while (part := _fitting_run(segments, segment, position, number)) is not None:
@@ -117,24 +122,24 @@ def _open_parts(segments: Segments, segment: Segment, settings: Settings, last: 
     view = segments.door.map(segment.path)
     whole = not last or clean_end is not None
     before = segment.parts[-1].last_seq if segment.parts else -1
-    found = scan(view, position, segment.size, sealed=whole, rising=segment.generation >= 0, after=before)
-    for damage in log.damage_of(segment.path, found):
+    scanned = scan(view, position, segment.size, sealed=whole, rising=segment.generation >= 0, after=before)
+    for damage in log.damage_of(segment.path, scanned):
         segments.damage(damage)
     if last and clean_end is not None and clean_end > segment.size:
         gone = clean_end - segment.size
         segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than it was at the last proper stop"))
     if last:
-        _make_durable(segments, segment, found.end)
-    _cover(segments, segment, view, found, position, number, settings, active)
+        _make_durable(segments, segment, scanned.end)
+    _cover_scanned(segments, segment, view, scanned, position, number, settings, active)
 
 
 def _open_sealed(segments: Segments, segment: Segment) -> None:
-    """One table for all of it; where a crash cut the seal between its two renames, the second is made up for."""
+    """A sealed segment has one table. If a crash came between the two renames of its seal, the second is done now."""
     path = table_path(segments.folder, segment.base, None)
     unfinished = path.with_name(path.name + names.TMP)
     header, _ = log.read_header(segments.door, segment.path)
     odd = segment.size - (segment.data_start + header.bytes)
-    if odd:  # said at every opening: a table that was made of what is left fits
+    if odd:  # reported at every opening: a table built from the remaining documents fits, and would hide it
         reason = f"the file is {'shorter' if odd < 0 else 'longer'} than its header says"
         segments.damage(Damage(segment.path.name, segment.size - max(odd, 0), abs(odd), reason))
     wanted = (segment.generation, segment.size, segment.ended_by)
@@ -149,23 +154,23 @@ def _open_sealed(segments: Segments, segment: Segment) -> None:
             segment.parts = [part]
             return
     segments.door.remove(unfinished)
-    _, found = log.scan_file(segments.door, segment.path)
-    for damage in log.damage_of(segment.path, found):
+    _, scanned = log.scan_file(segments.door, segment.path)
+    for damage in log.damage_of(segment.path, scanned):
         segments.damage(damage)
-    if len(found):
+    if len(scanned):
         view = segments.door.map(segment.path)
-        segment.parts = [build.from_scan(segments, segment, view, found, (0, len(found)), 0, segment.data_start)]
+        segment.parts = [build.from_scan(segments, segment, view, scanned, (0, len(scanned)), 0, segment.data_start)]
 
 
 def _fitting_run(segments: Segments, segment: Segment, position: int, number: int) -> TablePart | None:
-    """The run that goes on at this position, if it covers bytes that are there."""
+    """The run that begins at this position, if it fits the segment. Removes one that does not."""
     path = table_path(segments.folder, segment.base, number)
     part = _open_part(segments, segment, path)
     if part is None:
         return None
     cover = part.table.cover
     fits = (cover.base, cover.generation, cover.first, cover.start) == (segment.base, segment.generation, number, position)
-    if fits and cover.end > segment.size:  # a table speaks of nothing that was not synced before
+    if fits and cover.end > segment.size:  # a table is written after its documents are synced: so these are lost
         gone = cover.end - segment.size
         segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than its index says"))
     if not fits or cover.end > segment.size or not cover.documents:
@@ -175,7 +180,7 @@ def _fitting_run(segments: Segments, segment: Segment, position: int, number: in
 
 
 def _open_part(segments: Segments, segment: Segment, path: Path) -> TablePart | None:
-    """The part of a segment that a table describes; None where there is none that can be used."""
+    """The part of a segment over the table in `path`. None if there is none, or it is damaged."""
     try:
         table = t.open_table(segments.door, path)
         return None if table is None else TablePart(segments.folder, table, segment.path.name, segment.sealed)
@@ -184,46 +189,46 @@ def _open_part(segments: Segments, segment: Segment, path: Path) -> TablePart | 
         return None
 
 
-def _cover(
+def _cover_scanned(
     segments: Segments,
     segment: Segment,
     view: memoryview,
-    found: Scan,
+    scanned: Scan,
     position: int,
     number: int,
     settings: Settings,
     active: bool,
 ) -> None:
-    """Runs over what no run covered, and in the active segment a memtable over the rest."""
+    """Build runs over scanned documents; in the active segment the last ones go to the memtable."""
     first = 0
-    while len(found) - first >= (settings.run_messages if active else 1):
-        span = (first, min(first + settings.run_messages, len(found)))
-        part = build.from_scan(segments, segment, view, found, span, number, position)
+    while len(scanned) - first >= (settings.run_messages if active else 1):
+        span = (first, min(first + settings.run_messages, len(scanned)))
+        part = build.from_scan(segments, segment, view, scanned, span, number, position)
         segment.parts.append(part)
         position, number, first = part.table.cover.end, number + part.documents, span[1]
     if not active:
         return
-    memtable = Memtable(segment.path, segment.base, number, position, _next_seq(segments, segment))
-    if first < len(found):
-        given = (found.flags[first:] & (f.SERVER_ID | f.TOMBSTONE)) != 0
+    memtable = Memtable(segment.path, segment.base, number, position, _first_free_seq(segments, segment))
+    if first < len(scanned):
+        given = (scanned.flags[first:] & (f.SERVER_ID | f.TOMBSTONE)) != 0
         own = None
         if not given.all():
-            own = build.scan_hashes(view, found, first, len(found))
+            own = build.scan_hashes(view, scanned, first, len(scanned))
             own[given] = 0
         rest = slice(first, None)
-        memtable.add(found.seq[rest], found.due_ms[rest], found.positions[rest], found.end, found.flags[rest], own)
+        memtable.add(scanned.seq[rest], scanned.due_ms[rest], scanned.positions[rest], scanned.end, scanned.flags[rest], own)
     segment.parts.append(memtable)
 
 
-def _next_seq(segments: Segments, segment: Segment) -> int:
-    """Behind everything that is there: where the range of an empty memtable begins."""
+def _first_free_seq(segments: Segments, segment: Segment) -> int:
+    """The seq behind all parts: the range of an empty memtable begins there."""
     parts = [part for other in (*segments.by_base.values(), segment) for part in other.parts]
     return max((part.last_seq for part in parts), default=-1) + 1
 
 
 def _make_durable(segments: Segments, segment: Segment, end: int) -> None:
-    """Cut a torn tail. What is left may have been written by a process that was killed before its sync: sync it now, for from
-    here on it is found, fired, and answered as a duplicate."""
+    """Cut the torn tail and sync the rest. A killed process may have left documents unsynced; from here on they are found, fired,
+    and answered as duplicates, so they must be durable."""
     fd = segments.door.open_write(segment.path)
     try:
         if end < segment.size:
@@ -239,8 +244,8 @@ def _last_part(segments: Segments) -> object:
     return parts[-1] if parts else None
 
 
-def _begin(segments: Segments) -> None:
-    """The first segment, or a new one behind a last one that takes no more writes."""
+def _create_segment(segments: Segments) -> None:
+    """Create the first segment, or a new one behind a last one that cannot be appended to."""
     base = segments.active.base + segments.active.size if segments.by_base else 0
     path = segments.folder / names.segment(KIND, base)
     segments.parts = [part for segment in segments.by_base.values() for part in segment.parts]
@@ -248,5 +253,5 @@ def _begin(segments: Segments) -> None:
     segments.door.close(log.create(segments.door, path, header))
     start = len(f.encode_header(header))
     segment = Segment(base, path, 0, False, start, start, header.killed_seq)
-    segment.parts = [Memtable(path, base, 0, start, _next_seq(segments, segment))]
+    segment.parts = [Memtable(path, base, 0, start, _first_free_seq(segments, segment))]
     segments.by_base[base] = segment

@@ -315,7 +315,7 @@ class Writer:
     def _roll(self) -> None:
         old = self.segments.active
         self._freeze()
-        build.write_ended_bits(self.segments, self.segments.parts, all_of_them=True)
+        build.write_ended_bits(self.segments, self.segments.parts, every=True)
         base = old.base + old.size
         path = self.segments.folder / names.segment(KIND, base)
         header = f.FileHeader(KIND, self.segments.topic, base, killed_seq=self.last_seq)
