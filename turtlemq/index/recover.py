@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from turtlemq.errors import NotOurs
 from turtlemq.index import build
 from turtlemq.index.index import Index
 from turtlemq.index.memtable import Memtable
@@ -23,7 +22,16 @@ from turtlemq.model import SEGMENT_MESSAGES_MAX, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
-from turtlemq.segment.scan import Scan, scan
+from turtlemq.segment.readonly import (
+    Runs,
+    SegmentFile,
+    fits_sealed,
+    fitting_runs,
+    open_segment,
+    scan_uncovered,
+    segment_bases,
+)
+from turtlemq.segment.scan import Scan
 from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
@@ -40,10 +48,10 @@ def open_index(
     if clean_end is None:
         door.sync_folder(folder)  # a killed process may have left names that are not durable; from now on all are relied on
     for base in bases:
-        segment = _open_segment(segments, base, base == bases[-1], clean_end)
-        if segment is not None:
-            segments.by_base[base] = segment
-            _open_parts(segments, segment, settings, base == bases[-1], clean_end)
+        file = _open_file(segments, base, base == bases[-1], clean_end)
+        if file is not None:
+            segments.by_base[base] = segment = _segment(file)
+            _open_parts(segments, segment, file, settings, base == bases[-1], clean_end)
     if not segments.by_base or not isinstance(_last_part(segments), Memtable):
         _create_segment(segments)
     segments.arrange()
@@ -71,9 +79,10 @@ def _last_seq(segments: Segments) -> int:
 def _remove_leftovers(door: Door, folder: Path) -> list[int]:
     """Remove unfinished files, and tables without a segment. Returns the bases of the segments in order."""
     files = {name: names.parse(name) for name in door.names(folder)}
-    own = {name: file for name, file in files.items() if file is not None and file.kind == KIND}
-    bases = sorted(file.base for file in own.values() if file.what == "bson" and not file.suffix)
-    for name, file in own.items():
+    bases = segment_bases(files.values(), KIND)
+    for name, file in files.items():
+        if file is None or file.kind != KIND:
+            continue
         finishing = file.what == "index" and file.suffix == names.TMP  # a crash may have come between the two renames of a seal
         orphan = file.what != "bson" and file.base not in bases
         if orphan or (file.suffix and not finishing):
@@ -81,48 +90,41 @@ def _remove_leftovers(door: Door, folder: Path) -> list[int]:
     return bases
 
 
-def _open_segment(segments: Segments, base: int, last: bool, clean_end: int | None) -> Segment | None:
-    """A segment as its header describes it. None if it is the last one and its header was never synced: it never held a
-    document, and is removed."""
+def _open_file(segments: Segments, base: int, last: bool, clean_end: int | None) -> SegmentFile | None:
+    """A segment file with its header. A last file whose header was never synced is removed: it never held a document."""
     path = segments.folder / names.segment(KIND, base)
     size = segments.door.size(path)
-    blank = f.encode_header(f.FileHeader(KIND, segments.topic, base))
-    torn = last and size <= len(blank) and log.never_synced(segments.door.read_all(path), blank)
-    try:
-        header, start = log.try_header(segments.door, path, KIND, segments.topic, base)
-    except NotOurs:
-        if not torn:
-            raise
-        header, start = None, 0
-    if header is None and torn:
+    file = open_segment(segments.door, path, KIND, segments.topic, base, size, last=last)
+    if file is None:
         if clean_end is not None:
             segments.damage(Damage(path.name, size, clean_end - size, "the file is shorter than it was at the last proper stop"))
         segments.door.remove(path)
-        return None
-    if header is None:
-        segments.damage(Damage(path.name, 0, len(blank), "its header is damaged"))
-        return Segment(base, path, -1, False, size, start)
-    return Segment(base, path, header.generation, header.sealed, size, start, header.killed_seq)
+    elif file.header_damage is not None:
+        segments.damage(file.header_damage)
+    return file
 
 
-def _open_parts(segments: Segments, segment: Segment, settings: Settings, last: bool, clean_end: int | None) -> None:
+def _segment(file: SegmentFile) -> Segment:
+    if file.header is None:
+        return Segment(file.base, file.path, file.generation, False, file.size, file.data_start)
+    return Segment(file.base, file.path, file.generation, file.header.sealed, file.size, file.data_start, file.header.killed_seq)
+
+
+def _open_parts(
+    segments: Segments, segment: Segment, file: SegmentFile, settings: Settings, last: bool, clean_end: int | None
+) -> None:
     """Take the tables that fit, scan the rest of the segment, cut a torn tail, and cover the rest with new parts."""
     if segment.sealed:
-        _open_sealed(segments, segment)
+        _open_sealed(segments, segment, file)
         return
     active = last and segment.generation >= 0  # nothing is appended to a file with a damaged header
     if segment.generation < 0:  # perhaps sealed, so seqs do not rise: one run over all of it
         settings = replace(settings, run_messages=SEGMENT_MESSAGES_MAX)
-    position, number = segment.data_start, 0
-    while (part := _fitting_run(segments, segment, position, number)) is not None:
-        segment.parts.append(part)
-        position, number = part.table.cover.end, number + part.documents
-    if position == segment.size and not last:
+    runs = _fitting_runs(segments, segment, file)
+    if runs.position == segment.size and not last:
         return
     view = segments.door.map(segment.path)
-    whole = not last or clean_end is not None
-    before = segment.parts[-1].last_seq if segment.parts else -1
-    scanned = scan(view, position, segment.size, sealed=whole, rising=segment.generation >= 0, after=before)
+    scanned = scan_uncovered(view, file, runs, whole=not last or clean_end is not None)
     for damage in log.damage_of(segment.path, scanned):
         segments.damage(damage)
     if last and clean_end is not None and clean_end > segment.size:
@@ -130,25 +132,18 @@ def _open_parts(segments: Segments, segment: Segment, settings: Settings, last: 
         segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than it was at the last proper stop"))
     if last:
         _make_durable(segments, segment, scanned.end)
-    _cover_scanned(segments, segment, view, scanned, position, number, settings, active)
+    _cover_scanned(segments, segment, view, scanned, runs.position, runs.documents, settings, active)
 
 
-def _open_sealed(segments: Segments, segment: Segment) -> None:
+def _open_sealed(segments: Segments, segment: Segment, file: SegmentFile) -> None:
     """A sealed segment has one table. If a crash came between the two renames of its seal, the second is done now."""
     path = table_path(segments.folder, segment.base, None)
     unfinished = path.with_name(path.name + names.TMP)
-    header, _ = log.read_header(segments.door, segment.path)
-    odd = segment.size - (segment.data_start + header.bytes)
-    if odd:  # reported at every opening: a table built from the remaining documents fits, and would hide it
-        reason = f"the file is {'shorter' if odd < 0 else 'longer'} than its header says"
-        segments.damage(Damage(segment.path.name, segment.size - max(odd, 0), abs(odd), reason))
-    wanted = (segment.generation, segment.size, segment.ended_by)
+    if file.length_damage is not None:  # reported at every opening: a table built from the rest fits, and would hide it
+        segments.damage(file.length_damage)
     for candidate in (path, unfinished):
         part = _open_part(segments, segment, candidate)
-        if part is None:
-            continue
-        cover = part.table.cover
-        if (cover.generation, cover.end, cover.killed_seq) == wanted and cover.documents <= header.documents:
+        if part is not None and fits_sealed(file, part.table.cover):
             if candidate is unfinished:
                 segments.door.rename(unfinished, path)
             segment.parts = [part]
@@ -162,25 +157,29 @@ def _open_sealed(segments: Segments, segment: Segment) -> None:
         segment.parts = [build.from_scan(segments, segment, view, scanned, (0, len(scanned)), 0, segment.data_start)]
 
 
-def _fitting_run(segments: Segments, segment: Segment, position: int, number: int) -> TablePart | None:
-    """The run that begins at this position, if it fits the segment. Removes one that does not."""
-    path = table_path(segments.folder, segment.base, number)
-    part = _open_part(segments, segment, path)
-    if part is None:
-        return None
-    cover = part.table.cover
-    fits = (cover.base, cover.generation, cover.first, cover.start) == (segment.base, segment.generation, number, position)
-    if fits and cover.end > segment.size:  # a table is written after its documents are synced: so these are lost
-        gone = cover.end - segment.size
-        segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than its index says"))
-    if not fits or cover.end > segment.size or not cover.documents:
-        segments.door.remove(path)
-        return None
-    return part
+def _fitting_runs(segments: Segments, segment: Segment, file: SegmentFile) -> Runs:
+    """Take up the runs that fit, and remove the first one that does not."""
+    opened: list[TablePart] = []
+
+    def open_run(number: int) -> t.Table | None:
+        part = _open_part(segments, segment, table_path(segments.folder, segment.base, number))
+        if part is None:
+            return None
+        opened.append(part)
+        return part.table
+
+    runs = fitting_runs(file, segment.generation, open_run)
+    segment.parts += opened[: len(runs.tables)]
+    if runs.missing:
+        reason = "the file is shorter than its index says"
+        segments.damage(Damage(segment.path.name, segment.size, runs.missing, reason))
+    if runs.rejected is not None:
+        segments.door.remove(runs.rejected.path)
+    return runs
 
 
 def _open_part(segments: Segments, segment: Segment, path: Path) -> TablePart | None:
-    """The part of a segment over the table in `path`. None if there is none, or it is damaged."""
+    """The part of a segment that a table describes; None if there is no table. A damaged one is removed."""
     try:
         table = t.open_table(segments.door, path)
         return None if table is None else TablePart(segments.folder, table, segment.path.name, segment.sealed)
