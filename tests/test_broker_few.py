@@ -17,7 +17,7 @@ from tests.harness.broker_insides import logs_of
 from turtlemq import small_batches
 from turtlemq.broker import ready_cache
 from turtlemq.broker.group import Group, MessageColumns
-from turtlemq.broker.ready_cache import Recent
+from turtlemq.broker.ready_cache import RecentDocuments
 from turtlemq.broker.ready_tail import Tail
 from turtlemq.engine import Engine
 from turtlemq.model import Message, Priority
@@ -181,13 +181,13 @@ def test_few_and_many_do_the_same_and_leave_the_same_bytes(steps: list[Step]) ->
 
 def test_that_comparison_takes_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[object] = []
-    find = Recent.find
+    find = RecentDocuments.find
 
-    def noted(self: Recent, first: int, last: int) -> Any:
+    def noted(self: RecentDocuments, first: int, last: int) -> Any:
         found.append(find(self, first, last))
         return found[-1]
 
-    monkeypatch.setattr(Recent, "find", noted)
+    monkeypatch.setattr(RecentDocuments, "find", noted)
     steps: list[Step] = [
         ("tick", 0),
         ("reserve", "g", 10, None, False),
@@ -243,22 +243,25 @@ def test_batches_entered_late_are_those_entered_at_once(sizes: list[int], asked:
             tail.add(at + 50, n, bytes(raw), starts)
         at += 50 + len(raw)
         late.end = prompt.end = at
-        prompt.enter()
+        prompt.enter_pending()
         assert (late.count, late.last_ready_ms) == (prompt.count, prompt.last_ready_ms)
         if n == asked:
             assert late.rank(n) == prompt.rank(n)
         if n > asked and late.count:
-            assert late.few(0, 1) == prompt.few(0, 1), "it was entered before"
+            assert late.spans_small(0, 1) == prompt.spans_small(0, 1), "it was entered before"
     ones, others = late.rows(0, late.count), prompt.rows(0, prompt.count)
-    for name in ("starts", "ready_ms", "hashes", "special", "owners"):
+    for name in ("starts", "ready_ms", "hashes", "restricted", "owners"):
         assert getattr(ones, name).tolist() == getattr(others, name).tolist()
     if late.count:
         every = np.arange(late.count)
         assert [a.tolist() for a in late.spans_of(every)] == [a.tolist() for a in prompt.spans_of(every)]
-        assert late.times(every).tolist() == prompt.times(every).tolist()
+        assert late.ready_times(every).tolist() == prompt.ready_times(every).tolist()
         begin, end = (some.tolist() for some in late.spans_of(every))
         for first in (0, late.count - 1):
-            assert late.few(first, late.count) == (list(zip(begin, end, strict=True))[first:], ones.ready_ms[first:].tolist())
+            assert late.spans_small(first, late.count) == (
+                list(zip(begin, end, strict=True))[first:],
+                ones.ready_ms[first:].tolist(),
+            )
         assert late.find_many(ones.hashes) == prompt.find_many(ones.hashes)
 
 
@@ -267,7 +270,7 @@ def test_batches_entered_late_are_those_entered_at_once(sizes: list[int], asked:
 
 def test_recent_documents_are_found_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready_cache, "_BYTES_MAX", 2_000)
-    kept = Recent()
+    kept = RecentDocuments()
     for n in range(0, 40, 2):
         kept.add(n, 1_000 + n, b"abcd", [0, 3])
     assert kept.find(38, 40) == [(b"abc", 1_038), (b"d", 1_038)]

@@ -450,7 +450,7 @@ def test_a_beat_syncs_through_descriptors_of_its_own(tmp_path: Path, part: str) 
     engine.tick(10)
     engine.ack("t", "g", engine.reserve("t", "g", 1, 10).ids, 10)
     found = getattr(logs_of(engine), part)
-    fd, path = found.unsynced()
+    fd, path = found.sync_target()
     os.lseek(fd, 1, os.SEEK_SET)
     assert os.path.samestat(os.fstat(fd), path.stat())
     assert os.lseek(found._fd, 0, os.SEEK_CUR) == 0, "no copy of the one that is written through"

@@ -91,7 +91,7 @@ def test_hashes_that_come_with_a_handoff_are_those_of_the_documents(tmp_path: Pa
     ready = logs_of(engine).ready
     assert ready.next_offset == 201
     read, _ = ready.read(np.arange(201))
-    ready.tail.enter()
+    ready.tail.enter_pending()
     assert ready.tail.hashes[:201].tolist() == document_hashes(bytes(read.buffer), read.starts, read.heads).tolist()
     engine.close()
 

@@ -338,8 +338,8 @@ BUGS = (
     Bug(
         "a beat claims handoffs that came after it began",
         "broker/save.py",
-        "    logs.ready.synced(*done.ready)\n",
-        "    logs.ready.synced(logs.ready.progress, logs.ready.next_offset)\n",
+        "    logs.ready.note_synced(*done.ready)\n",
+        "    logs.ready.note_synced(logs.ready.progress, logs.ready.next_offset)\n",
         "engine_trust",
     ),
     Bug(

@@ -322,7 +322,7 @@ class Broker:
     @property
     def durable_progress(self) -> Progress:
         """What the Index has handed off and may forget: it is durable here."""
-        return self._ready.durable
+        return self._ready.durable_progress
 
     def sync(self) -> None:
         """Make everything so far durable."""
@@ -359,9 +359,9 @@ class Broker:
         """A checkpoint was written, and its files are synced. Raises if that failed."""
         save.end_save(self._state, done)
 
-    def note_state(self) -> None:
+    def write_state(self) -> None:
         """Write a checkpoint into the reserve journal, so that no event before it need be replayed."""
-        self._logs.reserve.note_state()
+        self._logs.reserve.write_checkpoint()
 
     def retain(self, now_ms: int) -> int:
         """Delete idle groups, and remove files that are settled and too old or too many. Returns how many were deleted."""

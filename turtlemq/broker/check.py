@@ -10,7 +10,7 @@ from turtlemq.broker import checkpoint, events
 from turtlemq.broker.group import Group
 from turtlemq.broker.journal import Journal
 from turtlemq.broker.ready_batches import Batches, read_batches
-from turtlemq.broker.ready_log import ReadyLog, Segment, tabulate
+from turtlemq.broker.ready_log import ReadyLog, Segment, encode_table
 from turtlemq.broker.ready_tail import Rows
 from turtlemq.broker.replay import Replay
 from turtlemq.broker.state import BrokerState
@@ -74,30 +74,32 @@ def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: 
         elif not np.array_equal(f.key_dues(keys), batches.ready_ms[at:stop]):
             yield f"{table.path.name}: ready times are not those of the batches"
         elif batches.hashes[at:stop].all():
-            low, high = np.searchsorted(batches.special, (at, stop)).tolist()
-            special, owners = batches.special[low:high] - at, batches.owners[low:high]
+            low, high = np.searchsorted(batches.restricted, (at, stop)).tolist()
+            special, owners = batches.restricted[low:high] - at, batches.owners[low:high]
             rows = Rows(starts, batches.ready_ms[at:stop], batches.hashes[at:stop], special, owners)
-            if not table.is_made_of(tabulate(table.cover, rows)):
+            if not table.is_made_of(encode_table(table.cover, rows)):
                 yield f"{table.path.name}: it is not what its documents make. Remove it: it is made again."
         else:  # some are damaged
             yield from _check_ids(table, batches, at, stop)
             yield from _check_special(table, batches, at, stop)
         at = stop
     if last:
-        tail, low = ready.tail.rows(0, ready.tail.count), int(np.searchsorted(batches.special, at))
+        tail, low = ready.tail.rows(0, ready.tail.count), int(np.searchsorted(batches.restricted, at))
         if not (np.array_equal(tail.starts, batches.positions[at:]) and np.array_equal(tail.ready_ms, batches.ready_ms[at:])):
             yield f"{segment.path.name}: its last documents are not what is known of them"
-        if not np.array_equal(tail.special + at, batches.special[low:]) or not np.array_equal(tail.owners, batches.owners[low:]):
+        if not np.array_equal(tail.restricted + at, batches.restricted[low:]) or not np.array_equal(
+            tail.owners, batches.owners[low:]
+        ):
             yield f"{segment.path.name}: which of its last documents are special is not what is known of them"
 
 
 def _check_special(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:
     """What has become damaged since the table was made is not missed."""
-    low, high = np.searchsorted(batches.special, (at, stop)).tolist()
+    low, high = np.searchsorted(batches.restricted, (at, stop)).tolist()
     known = dict(
         zip(table.ending_ordinals().tolist(), [] if (owners := table.owners()) is None else owners.tolist(), strict=True)
     )
-    for ordinal, owner in zip((batches.special[low:high] - at).tolist(), batches.owners[low:high].tolist(), strict=True):
+    for ordinal, owner in zip((batches.restricted[low:high] - at).tolist(), batches.owners[low:high].tolist(), strict=True):
         if known.pop(ordinal, None) != owner:
             yield f"{table.path.name}: whose document {ordinal} is, is not what it says"
     if any(batches.hashes[at + ordinal] for ordinal in known):

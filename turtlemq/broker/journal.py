@@ -1,7 +1,10 @@
-"""A journal: what consumers did, as documents in `reserve_*.bson` (leases, retries, groups) and `history_*.bson` (settlements).
+"""A journal: a write-ahead log of events. A Broker has two, `reserve_*.bson` (leases, retries, groups) and `history_*.bson`
+(settlements, cancellations).
 
-One document an event, whatever the number of messages it is about: offsets, times and ids travel as packed arrays. Written
-before the answer, so a killed process forgets nothing; synced on the beat. Replayed from where the last checkpoint stands.
+An event is one document, and is written before the caller gets an answer, so a killed process loses none; it is synced with the
+next checkpoint. Opening replays the events behind the last checkpoint. Files are rolled by size, and removed from the oldest on.
+
+Not here: which events there are (`events`), and their effects (`replay`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-_BARE_BYTES = 300  # of a document beside its body: a group's name has at most 200
+_OVERHEAD_BYTES = 300  # of a document beside its body: a group's name has at most 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Event:
 
 
 def _event(raw: memoryview) -> Event | None:
-    """What a whole document tells of. None: it is of another kind of file, which stands here under a wrong name."""
+    """The event in an undamaged document; None if it holds none, since the file is of another kind and has a wrong name."""
     document = f.decode(raw)
     try:
         fields: dict[str, Any] = bson.decode(document.body)
@@ -52,22 +55,22 @@ def _event(raw: memoryview) -> Event | None:
 
 
 class Journal(log.Stoppable):
-    """The one writer of one kind of journal of a topic."""
+    """One journal of a topic: its files, and the only writer to them."""
 
     def __init__(self, door: Door, folder: Path, topic: str, kind: str, settings: Settings) -> None:
         self.door, self.folder, self.topic, self.kind, self.settings = door, folder, topic, kind, settings
-        self.bases: list[int] = []
+        self.bases: list[int] = []  # of the files; the base is the number of bytes in the files before
         self.size = 0  # of the active file
         self.number = 0  # of the next event
         self.damage: list[Damage] = []
-        self.relief: Callable[[], bool] = bool  # called when the disk is full; true if there is room now
-        self.state: Callable[[], dict[str, Any]] | None = None  # what each new file is to begin with
-        self.last_ms: dict[int, int] = {}  # when each file was last written to, as far as known
-        self._paths: dict[int, Path] = {}  # by base: joining takes 10 µs
+        self.make_room: Callable[[], bool] = bool  # called when the disk is full; true if there is room now
+        self.make_checkpoint: Callable[[], dict[str, Any]] | None = None  # for the first event of each file but the very first
+        self._last_ms: dict[int, int] = {}  # by base: the time of the last event, if known
+        self._paths: dict[int, Path] = {}  # by base; joining a path takes 10 µs
         self._fd = -1
         self._dirty = False
         self.durable = 0  # events before this number are synced
-        self._spoiled = False  # the header of the active file is damaged
+        self._header_damaged = False  # the header of the active file is damaged
 
     def _path(self, base: int) -> Path:
         found = self._paths.get(base)
@@ -80,7 +83,7 @@ class Journal(log.Stoppable):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Where the next event goes: base of the file and position in it."""
+        """(base of the file, position in it) of the next event."""
         return (self.bases[-1], self.size) if self.bases else (0, 0)
 
     @property
@@ -90,11 +93,11 @@ class Journal(log.Stoppable):
 
     @property
     def bytes_total(self) -> int:
-        """Room that it takes."""
+        """Bytes on disk."""
         return sum(self.door.size(self._path(base)) for base in self.bases)
 
     def find_files(self) -> None:
-        """Which files there are. The first step of opening."""
+        """Find the files of this journal. The first step of opening."""
         files = [names.parse(name) for name in self.door.names(self.folder)]
         mine = [file for file in files if file is not None and file.kind == self.kind]
         self.bases = sorted(file.base for file in mine if file.what == "bson" and not file.suffix)
@@ -102,7 +105,7 @@ class Journal(log.Stoppable):
             self.door.remove(self._path(self.bases.pop()))
 
     def _never_written(self, base: int) -> bool:
-        """A file that a crash left with nothing in it, its header perhaps not even synced."""
+        """Whether a crash left this file without an event, and perhaps with an unsynced header."""
         blank = self._header(base)
         size = self.door.size(self._path(base))
         if size != len(blank):
@@ -111,12 +114,12 @@ class Journal(log.Stoppable):
         return data != blank and log.never_synced(data, blank)
 
     def holds(self, start: tuple[int, int]) -> bool:
-        """Is this position in a file that is there?"""
+        """Whether a file has this position."""
         return start == (0, 0) or (start[0] in self.bases and start[1] <= self.door.size(self._path(start[0])))
 
     def open(self, start: tuple[int, int], clean: tuple[int, int] | None = None) -> list[Event]:
-        """Find the end, cut what is torn, and return the events from `start` on; from the beginning if that is not there.
-        `clean`: where it ended at a proper stop; then nothing is torn."""
+        """Find the end, cut a torn last event, and return the events from `start` on, or all if there is no such position.
+        `clean`: the end at a proper stop; if it still is the end, no event is torn."""
         known = start[1] > 0 and self.holds(start)
         events: list[Event] = []
         for base in self.bases:
@@ -132,9 +135,9 @@ class Journal(log.Stoppable):
     def _read(self, base: int, first: int, last: bool, clean: tuple[int, int] | None) -> Iterator[Event]:
         path = self._path(base)
         header, start = log.try_header(self.door, path, self.kind, self.topic, base)
-        if header is None:  # events begin at the same place in any case; no more are added to such a file
+        if header is None:  # events begin at the same position in any case; no more are added to this file
             self.damage.append(Damage(path.name, 0, start, "its header is damaged"))
-            self._spoiled = last
+            self._header_damaged = last
         view = self.door.map(path)
         found = scan(view, first, len(view), sealed=not last or clean == (base, len(view)))
         self.damage += log.damage_of(path, found)
@@ -155,7 +158,7 @@ class Journal(log.Stoppable):
                 self.damage.append(Damage(path.name, at, length, "it tells of no event"))
 
     def events(self) -> Iterator[Event]:
-        """All events that are retained, newest file first, for looking something up."""
+        """All retained events, newest first."""
         for base in reversed(self.bases):
             path = self._path(base)
             view = self.door.map(path)
@@ -166,12 +169,12 @@ class Journal(log.Stoppable):
                     yield event
 
     def verify(self) -> Iterator[Damage]:
-        """Read every event again, also those before the checkpoint, which opening passes over."""
+        """Read every event again, also those before the checkpoint. Returns the damage."""
         for base in self.bases:
             path = self._path(base)
             try:
                 header, start = log.try_header(self.door, path, self.kind, self.topic, base)
-            except Corrupt as error:  # it is none of ours
+            except Corrupt as error:  # of another topic or program
                 yield Damage(path.name, 0, self.door.size(path), str(error))
                 continue
             if header is None:
@@ -184,27 +187,28 @@ class Journal(log.Stoppable):
                     yield Damage(path.name, at, length, "it tells of no event")
 
     def last_event_ms(self, base: int) -> int:
-        """When the last event of a file was written."""
-        if base not in self.last_ms:
+        """The time of the last event of a file."""
+        if base not in self._last_ms:
             view = self.door.map(self._path(base))
             found = scan(view, len(self._header(base)), len(view), sealed=True)
-            self.last_ms[base] = int(found.due_ms.max()) if len(found) else 0
-        return self.last_ms[base]
+            self._last_ms[base] = int(found.due_ms.max()) if len(found) else 0
+        return self._last_ms[base]
 
     def append(self, at_ms: int, group: str, fields: dict[str, Any]) -> None:
-        """Write one event; it outlives this process from here on. On a full disk nothing changes."""
+        """Write one event. It survives the end of the process from here on, and a power cut after `sync`. Raises `DiskFull`, and
+        changes nothing then."""
         self.refuse_if_stopped()
         body = bson.encode(fields)
         try:
             self._append(at_ms, group, body)
         except DiskFull:
-            if not self.relief():
+            if not self.make_room():
                 raise
             self._append(at_ms, group, body)
 
     def _append(self, at_ms: int, group: str, body: bytes) -> None:
-        if self._fd < 0 or self.size + len(body) + _BARE_BYTES > self.settings.segment_bytes:
-            self._open_or_roll(at_ms, len(body) + _BARE_BYTES)
+        if self._fd < 0 or self.size + len(body) + _OVERHEAD_BYTES > self.settings.segment_bytes:
+            self._open_or_roll(at_ms, len(body) + _OVERHEAD_BYTES)
         self._write(at_ms, group, body)
 
     def _write(self, at_ms: int, group: str, body: bytes) -> None:
@@ -218,36 +222,36 @@ class Journal(log.Stoppable):
             raise self.stop(error) from error
         self.number += 1
         self._dirty = True
-        self.last_ms[self.bases[-1]] = max(at_ms, self.last_ms.get(self.bases[-1], at_ms))
+        self._last_ms[self.bases[-1]] = max(at_ms, self._last_ms.get(self.bases[-1], at_ms))
 
     def _open_or_roll(self, at_ms: int, size: int) -> None:
         if self._fd < 0 and self.bases:
             self._fd = self.door.open_write(self._path(self.bases[-1]))
         empty = self.bases and self.size == len(self._header(self.bases[-1]))
-        if self._fd >= 0 and not self._spoiled and (empty or self.size + size <= self.settings.segment_bytes):
+        if self._fd >= 0 and not self._header_damaged and (empty or self.size + size <= self.settings.segment_bytes):
             return
         self.roll(at_ms)
 
-    def note_state(self) -> None:
-        """Write where everything stands, so that nothing before it need be replayed."""
-        assert self.state is not None, "only for a journal that keeps one"
-        self.append(0, "", events.state(self.state()))
+    def write_checkpoint(self) -> None:
+        """Write a checkpoint as an event, so that no event before it need be replayed."""
+        assert self.make_checkpoint is not None, "only the reserve journal has checkpoints"
+        self.append(0, "", events.state(self.make_checkpoint()))
 
     def roll(self, at_ms: int) -> None:
-        """Begin a new file; whoever keeps a state has it written there first."""
-        state = bson.encode(events.state(self.state())) if self.state is not None and self.bases else None
+        """Begin a new file, with a checkpoint as its first event if this journal has them."""
+        state = bson.encode(events.state(self.make_checkpoint())) if self.make_checkpoint is not None and self.bases else None
         self.sync()
         base = self.bases[-1] + self.size if self.bases else 0
         fd = log.create(self.door, self._path(base), f.FileHeader(self.kind, self.topic, base))
-        self.shut()
+        self.close()
         self._fd, self.size = fd, len(self._header(base))
         self.bases.append(base)
-        self._spoiled = False
+        self._header_damaged = False
         if state is not None:
             self._write(at_ms, "", state)
 
     def sync(self) -> None:
-        """Make every event so far durable. After an error the descriptor is not trusted again."""
+        """Make every event so far durable. After a failed sync the journal accepts no more events."""
         self.refuse_if_stopped()
         if self._dirty and self._fd >= 0:
             try:
@@ -256,36 +260,36 @@ class Journal(log.Stoppable):
                 raise self.stop(error) from error
         self._dirty, self.durable = False, self.number
 
-    def unsynced(self) -> tuple[int, Path] | None:
-        """A descriptor for whoever syncs this journal elsewhere, and its file; None if nothing is to be synced. It is a new one:
-        of two copies the system tells only one that a write has failed."""
+    def sync_target(self) -> tuple[int, Path] | None:
+        """A new descriptor and the path of the active file, for a sync on another thread; None if every event is durable. Not a
+        duplicate: of two duplicates the kernel reports a failed write to one only."""
         if not self._dirty or self._fd < 0:
             return None
         path = self._path(self.bases[-1])
         return self.door.open_write(path), path
 
-    def synced(self, number: int) -> None:
-        """Every event before this number was synced elsewhere."""
+    def note_synced(self, number: int) -> None:
+        """Every event before this number was synced through `sync_target`."""
         self._dirty &= self.number != number
         self.durable = max(self.durable, number)
         if not self._dirty:
-            self.shut()  # until somebody has something to write again: a quiet topic holds no file open
+            self.close()  # an idle topic holds no file open; the next event opens it again
 
     def extents(self) -> list[Extent]:
-        """Its files, as retention looks at them."""
+        """The files, for retention."""
         return [Extent(self.door.size(self._path(base)), self.last_event_ms(base), True) for base in self.bases]
 
     def drop_first(self) -> int:
         """Remove the oldest file. Returns its size."""
         base = self.bases.pop(0)
         size = self.door.size(self._path(base))
-        self.last_ms.pop(base, None)
+        self._last_ms.pop(base, None)
         self.door.remove(self._path(base))
         del self._paths[base]
         self.door.sync_folder(self.folder)
         return size
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the descriptor."""
         if self._fd >= 0:
             self.door.close(self._fd)

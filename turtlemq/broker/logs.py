@@ -43,7 +43,7 @@ class Logs:
     def on_disk_full(self, make_room: Callable[[], bool]) -> None:
         """Before an event is refused for a full disk, call `make_room`, and try once more if it returns true."""
         for journal in self.journals:
-            journal.relief = make_room
+            journal.make_room = make_room
 
     # Writing
 
@@ -119,7 +119,7 @@ class Logs:
     def close(self) -> None:
         """Close the files. Nothing is synced."""
         for log in self.all:
-            log.shut()
+            log.close()
 
     # Figures
 

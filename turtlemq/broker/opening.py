@@ -21,7 +21,7 @@ from turtlemq.broker.group import Group, MessageColumns, Retry
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.logs import Logs
 from turtlemq.broker.ready_log import ReadyLog
-from turtlemq.broker.ready_recover import Clean, open_ready
+from turtlemq.broker.ready_recover import CleanEnd, open_ready
 from turtlemq.broker.replay import Replay
 from turtlemq.broker.results import Interrupted
 from turtlemq.broker.save import state_for_journal
@@ -57,7 +57,7 @@ def open_broker(
     `clean`: what `Broker.close` returned at the last proper stop."""
     door.make_folder(folder)
     ready = ReadyLog(door, folder, topic, settings)
-    open_ready(ready, None if clean is None else Clean.read(clean["ready"]))
+    open_ready(ready, None if clean is None else CleanEnd.read(clean["ready"]))
     reserve, history = (Journal(door, folder, topic, kind, settings) for kind in ("reserve", "history"))
     logs = Logs(ready, reserve, history)
     ends = {kind: (int(clean[kind][0]), int(clean[kind][1])) for kind in ("reserve", "history")} if clean else {}
@@ -75,7 +75,7 @@ def open_broker(
     replay.finish(recount=replay.torn or derived or damaged or cancels)
     state.dead_counts = saved.dead_counts
     state.groups |= {name: _group(ready, name, mark) for name, mark in saved.groups.items()}
-    reserve.state = lambda: state_for_journal(state)
+    reserve.make_checkpoint = lambda: state_for_journal(state)
     logs.note_saved()  # nearly: the topic saves the replayed events, if there are any, see `Opened.behind`
     broker = Broker(state, Failures(state, store_dead, schedule_retries))
     return Opened(broker, bool(leases or settlements), replay.torn, replay.interrupted)

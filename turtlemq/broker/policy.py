@@ -1,4 +1,4 @@
-"""Decisions of the broker, as pure functions: when a failed message comes again, who gets how much of a fetch, what may go."""
+"""Policies of the Broker, pure functions: back-off of retries, shares of priorities in a fetch, files that retention removes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WEIGHTS: dict[int, int] = {int(Priority.HIGH): 6, int(Priority.NORMAL): 3, int(P
 
 
 def backoff_ms(settings: Settings, id_: str, attempt: int) -> int:
-    """How long a message waits after its `attempt`-th failure: exponential, with jitter that depends on id and attempt alone.
+    """The back-off after the `attempt`-th failed delivery: exponential, with jitter that depends on id and attempt alone.
 
     >>> plain = Settings(backoff_jitter="none")
     >>> [backoff_ms(plain, "x", n) for n in (1, 2, 3, 30)]
@@ -33,7 +33,7 @@ def backoff_ms(settings: Settings, id_: str, attempt: int) -> int:
 
 
 def shares(count: int, credit: dict[int, float]) -> dict[int, int]:
-    """How many of `count` messages each priority gets. What is left over is remembered in `credit`, so low is never starved.
+    """How many of `count` messages each priority gets. Fractions are carried over in `credit`, so low is never starved.
 
     >>> shares(10, {})
     {1: 6, 0: 3, 2: 1}
@@ -57,15 +57,16 @@ def shares(count: int, credit: dict[int, float]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A file of a log: what retention looks at."""
+    """One file of a log, for retention."""
 
     bytes: int
-    last_ms: int  # its newest entry
-    settled: bool  # every group is done with it
+    last_ms: int  # time of the newest entry
+    settled: bool  # no group needs it
 
 
 def droppable(extents: Sequence[Extent], settings: Settings, now_ms: int, bytes_total: int) -> int:
-    """How many of the oldest files may go: settled, and too old or too much. The newest file always stays.
+    """How many of the oldest files are removed: those that are settled, and too old or above the limit of bytes. The newest file
+    always stays.
 
     >>> old, new = Extent(100, 0, True), Extent(100, 10**12, True)
     >>> droppable([old, old, new], Settings(history_hours=1), 10**12, 300)

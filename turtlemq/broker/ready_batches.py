@@ -14,7 +14,7 @@ import bson
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq.broker.ready_tail import Rows, document_hashes, specials
+from turtlemq.broker.ready_tail import Rows, document_hashes, restricted_documents
 from turtlemq.model import I64, U64, Mark, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import Scan
@@ -31,13 +31,13 @@ class Batches:
     positions: I64  # of the documents
     ready_ms: I64
     hashes: U64
-    special: I64  # which of them not every group sees
+    restricted: I64  # which of them not every group sees
     owners: U64
     progress: Progress | None  # of the last; None: there is no batch
 
     @property
     def rows(self) -> Rows:
-        return Rows(self.positions, self.ready_ms, self.hashes, self.special, self.owners)
+        return Rows(self.positions, self.ready_ms, self.hashes, self.restricted, self.owners)
 
 
 def encode_head(offset: int, ready_ms: int, count: int, size: int, progress: Progress, synced: bool) -> bytes:
@@ -71,11 +71,11 @@ def read_batches(
     positions, times = [out.positions], [out.ready_ms]
     if heads and next_offset is not None and found.seq[heads[0]] > next_offset:  # the first head itself is damaged
         total, stop = int(found.seq[heads[0]]) - next_offset, int(found.positions[heads[0]])
-        positions.append(_place(view, found, _between(found, start, stop), total, start, stop, headless=True))
+        positions.append(_positions(view, found, _between(found, start, stop), total, start, stop, headless=True))
         times.append(np.full(total, int(found.due_ms[heads[0]])))
     if not heads and next_offset is not None and upto is not None:  # every head is damaged
         total, out.end = max(upto[1] - next_offset, 0), upto[0]
-        positions.append(_place(view, found, _between(found, start, upto[0]), total, start, upto[0], headless=True))
+        positions.append(_positions(view, found, _between(found, start, upto[0]), total, start, upto[0], headless=True))
         times.append(np.zeros(total, np.int64))
     for k, i in enumerate(heads):
         count, size, progress = _decode_head(view, found, i)
@@ -94,19 +94,19 @@ def read_batches(
             break  # torn: the Index still has these
         if k == 0 and next_offset is None:
             out.first_offset = int(found.seq[i])
-        positions.append(_place(view, found, mine, total, first, stop))
+        positions.append(_positions(view, found, mine, total, first, stop))
         times.append(np.full(total, int(found.due_ms[i])))
         out.end, out.progress = stop, progress
         if gap:
             break
     out.positions, out.ready_ms = np.concatenate(positions), np.concatenate(times)
-    good = _found(found, out.positions)
+    good = _good_rows(found, out.positions)
     out.hashes = np.zeros(len(out.positions), np.uint64)
     starts = out.positions[good]
     prefixes = f.prefixes(view, starts)
     out.hashes[good] = document_hashes(view, starts, prefixes)
-    special, out.owners = specials(view, starts, prefixes)
-    out.special = good[special]
+    special, out.owners = restricted_documents(view, starts, prefixes)
+    out.restricted = good[special]
     return out
 
 
@@ -136,7 +136,7 @@ def _between(found: Scan, first: int, stop: int) -> I64:
     return inside
 
 
-def _place(view: memoryview, found: Scan, mine: I64, total: int, first: int, stop: int, headless: bool = False) -> I64:
+def _positions(view: memoryview, found: Scan, mine: I64, total: int, first: int, stop: int, headless: bool = False) -> I64:
     """Positions for `total` documents: those found, and where the damage is for the rest. Of more holes than that some are heads,
     by what is left of them; with `headless` the first is one in any case. Where more documents are found than there were, those
     that do not belong there stand behind a hole: what is before the first one and far behind keeps its place."""
@@ -153,7 +153,7 @@ def _place(view: memoryview, found: Scan, mine: I64, total: int, first: int, sto
     return np.sort(np.append(mine, np.array(spread, np.int64)))
 
 
-def _found(found: Scan, positions: I64) -> I64:
+def _good_rows(found: Scan, positions: I64) -> I64:
     """Which of these positions are those of good documents."""
     if not len(found):
         return np.empty(0, np.int64)

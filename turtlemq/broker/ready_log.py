@@ -21,8 +21,8 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.broker.ready_batches import encode_head, read_batches
-from turtlemq.broker.ready_cache import Recent
-from turtlemq.broker.ready_tail import Rows, Tail, owner
+from turtlemq.broker.ready_cache import RecentDocuments
+from turtlemq.broker.ready_tail import Rows, Tail, owner_hash
 from turtlemq.errors import DiskFull, TurtleError
 from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Progress
 from turtlemq.segment import format as f
@@ -64,7 +64,7 @@ class Segment:
     size: int
     data_start: int
     tables: list[t.Table] = field(default_factory=list)
-    spoiled: bool = False  # its header is damaged: what is there is served, and nothing is added
+    header_damaged: bool = False  # its header is damaged: what is there is served, and nothing is added
 
     @property
     def tabled(self) -> int:
@@ -78,12 +78,12 @@ class ReadyLog(log.Stoppable):
 
     def __init__(self, door: Door, folder: Path, topic: str, settings: Settings) -> None:
         self.door, self.folder, self.topic, self.settings = door, folder, topic, settings
-        self.progress = self.durable = Progress()
+        self.progress = self.durable_progress = Progress()
         self.segments: list[Segment] = []
         self.next_offset = self.durable_offset = 0
         self.damage: list[Damage] = []
         self.tail = Tail(0, 0)
-        self.recent = Recent()
+        self.recent = RecentDocuments()
         self._fd = -1
         self._last_batch = (0, 0)  # documents of the tail before the last batch, and where its head lies
 
@@ -122,7 +122,7 @@ class ReadyLog(log.Stoppable):
         if active is not None:
             documents = active.tabled + self.tail.count
             fits = active.size + size <= self.settings.segment_bytes and documents + count <= SEGMENT_MESSAGES_MAX
-            if (fits or not documents) and not active.spoiled:
+            if (fits or not documents) and not active.header_damaged:
                 if self._fd < 0:
                     self._fd = self.door.open_write(active.path)
                 return active
@@ -136,7 +136,7 @@ class ReadyLog(log.Stoppable):
         header = f.FileHeader(KIND, self.topic, base)
         path = self.folder / names.segment(KIND, base)
         fd = log.create(self.door, path, header)
-        self.shut()
+        self.close()
         self._fd = fd
         start = len(f.encode_header(header))
         self.segments.append(Segment(base, path, self.next_offset, start, start))
@@ -161,13 +161,13 @@ class ReadyLog(log.Stoppable):
         first = segment.tabled
         offset = segment.first_offset + first
         cover = t.Cover(segment.base, 0, first, count, self.tail.start, end, offset, offset + count - 1, 0)
-        segment.tables.append(self.store(cover, self.tail.rows(0, count)))
-        self.tail = self.tail.rest(count, end)
+        segment.tables.append(self.write_table(cover, self.tail.rows(0, count)))
+        self.tail = self.tail.without_first(count, end)
         self._last_batch = (0, end)
 
-    def store(self, cover: t.Cover, rows: Rows) -> t.Table:
+    def write_table(self, cover: t.Cover, rows: Rows) -> t.Table:
         """Write a table over ready documents; where the disk is full, serve it from memory."""
-        data = b"".join(tabulate(cover, rows))
+        data = b"".join(encode_table(cover, rows))
         path = self.folder / names.table(KIND, cover.base, cover.first)
         try:
             self.door.replace(path, data, durable=False)
@@ -186,29 +186,29 @@ class ReadyLog(log.Stoppable):
                 self.door.sync(self._fd, self.segments[-1].path)
             except OSError as error:
                 raise self.stop(error) from error
-        self.durable, self.durable_offset = self.progress, self.next_offset
-        self._rest()
+        self.durable_progress, self.durable_offset = self.progress, self.next_offset
+        self._empty_caches()
 
-    def _rest(self) -> None:
+    def _empty_caches(self) -> None:
         """What is kept in memory for those who come at once need not be kept for others."""
-        self.tail.enter()
+        self.tail.enter_pending()
         self.recent.clear()
 
-    def unsynced(self) -> tuple[int, Path] | None:
+    def sync_target(self) -> tuple[int, Path] | None:
         """A descriptor of its own for whoever syncs this log elsewhere (see `Journal.unsynced`), and its file; None if nothing is
         to be synced."""
         behind = self._fd >= 0 and self.durable_offset < self.next_offset
         return (self.door.open_write(self.segments[-1].path), self.segments[-1].path) if behind else None
 
-    def synced(self, progress: Progress, offset: int) -> None:
+    def note_synced(self, progress: Progress, offset: int) -> None:
         """Everything up to this offset was synced elsewhere."""
         if offset >= self.durable_offset:
-            self.durable, self.durable_offset = progress, offset
-        self._rest()
+            self.durable_progress, self.durable_offset = progress, offset
+        self._empty_caches()
         if self.durable_offset == self.next_offset:
-            self.shut()  # ten thousand quiet topics must not hold forty thousand files open
+            self.close()  # ten thousand quiet topics must not hold forty thousand files open
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the descriptor."""
         if self._fd >= 0:
             self.door.close(self._fd)
@@ -234,12 +234,12 @@ class ReadyLog(log.Stoppable):
                 begin, end, ordinals = begin[:fits], end[:fits], ordinals[:fits]
             read = log.read_documents(self.door, segment.path, begin, end)
             np.logical_and(read.good, (read.heads["flags"] & f.HANDOFF) == 0, out=read.good)  # no offset is that of a head
-            self._report(segment, read, begin, end)
+            self._report_damage(segment, read, begin, end)
             buffers.append(read.buffer)
             starts.append(read.starts + size)
             heads.append(read.heads)
             good.append(read.good)
-            times.append(self.tail.times(ordinals) if table is None else _ready_times(table, ordinals))
+            times.append(self.tail.ready_times(ordinals) if table is None else _ready_times(table, ordinals))
             size += len(read.buffer)
             if bytes_max is not None and size >= bytes_max:
                 break
@@ -258,7 +258,7 @@ class ReadyLog(log.Stoppable):
         tail_first = self.next_offset - self.tail.count
         if found is not None or first < tail_first:
             return found
-        places, times = self.tail.few(first - tail_first, last - tail_first)
+        places, times = self.tail.spans_small(first - tail_first, last - tail_first)
         if places[-1][1] - places[0][0] > small_batches.READ_BYTES:
             return None
         read = log.read_small(self.door, self.segments[-1].path, places)
@@ -286,7 +286,7 @@ class ReadyLog(log.Stoppable):
                 found.append((segment, None, numbers[np.searchsorted(numbers, at) :] - at))
         return found
 
-    def _report(self, segment: Segment, read: log.Documents, begin: I64, end: I64) -> None:
+    def _report_damage(self, segment: Segment, read: log.Documents, begin: I64, end: I64) -> None:
         known = {(d.file, d.position) for d in self.damage} if not read.good.all() else set()
         for i in np.flatnonzero(~read.good).tolist():
             damage = Damage(segment.path.name, int(begin[i]), int(end[i] - begin[i]), "checksum does not match")
@@ -318,9 +318,9 @@ class ReadyLog(log.Stoppable):
     def restricted(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
         """How many documents of [first, last) not every group sees, without cancelled ones, and the offsets of those that are one
         group's own."""
-        count, mine, wanted = 0, [np.empty(0, np.int64)], np.uint64(owner(name.encode()))
+        count, mine, wanted = 0, [np.empty(0, np.int64)], np.uint64(owner_hash(name.encode()))
         tail = self.tail.rows(0, self.tail.count)
-        parts = [(self.next_offset - self.tail.count, tail.special, tail.owners)]
+        parts = [(self.next_offset - self.tail.count, tail.restricted, tail.owners)]
         for segment in self.segments:
             at = segment.first_offset
             for table in segment.tables:
@@ -340,9 +340,9 @@ class ReadyLog(log.Stoppable):
     @repairing
     def restricted_for_others(self, first: int, last: int, name: str) -> I64:
         """Offsets in [first, last) of documents that a group does not see, as they were when they were written."""
-        wanted, found = np.uint64(owner(name.encode())), [np.empty(0, np.int64)]
+        wanted, found = np.uint64(owner_hash(name.encode())), [np.empty(0, np.int64)]
         tail = self.tail.rows(0, self.tail.count)
-        parts = [(self.next_offset - self.tail.count, tail.special, tail.owners)]
+        parts = [(self.next_offset - self.tail.count, tail.restricted, tail.owners)]
         for segment in self.segments:
             at = segment.first_offset
             for table in segment.tables:
@@ -353,7 +353,7 @@ class ReadyLog(log.Stoppable):
         return np.concatenate(found)
 
     @repairing
-    def newest_ms(self, segment: Segment) -> int:
+    def last_ready_ms(self, segment: Segment) -> int:
         """When the last document of a segment became ready."""
         last = segment.tables[-1] if segment.tables else None
         return 0 if last is None else int(_ready_times(last, np.array([last.cover.documents - 1]))[0])
@@ -377,9 +377,9 @@ class ReadyLog(log.Stoppable):
                 maybe = np.flatnonzero(table.may_hold(hashes)).tolist()
                 for i in maybe:
                     candidates.setdefault(i, []).extend(at + ordinal for ordinal in table.find(int(hashes[i])))
-        return {i: hit for i, offsets in candidates.items() if (hit := self._verify(ids[i], offsets)) is not None}
+        return {i: hit for i, offsets in candidates.items() if (hit := self._newest_match(ids[i], offsets)) is not None}
 
-    def _verify(self, id_: bytes, offsets: list[int]) -> int | None:
+    def _newest_match(self, id_: bytes, offsets: list[int]) -> int | None:
         for offset in sorted(offsets, reverse=True):
             read, _ = self.read(np.array([offset]))
             at = int(read.starts[0]) + f.PREFIX_BYTES
@@ -400,7 +400,7 @@ class ReadyLog(log.Stoppable):
         found = scan(view, cover.start, cover.end, sealed=True)
         upto = (cover.end, cover.first_seq + cover.documents)
         batches = read_batches(view, found, cover.start, cover.first_seq, upto)
-        fresh = self.store(cover, batches.rows)
+        fresh = self.write_table(cover, batches.rows)
         segment.tables = [fresh if table is broken else table for table in segment.tables]
 
     def drop_first(self) -> None:
@@ -414,11 +414,11 @@ class ReadyLog(log.Stoppable):
             self.door.remove(table.path)
 
 
-def tabulate(cover: t.Cover, rows: Rows) -> list[bytes]:
+def encode_table(cover: t.Cover, rows: Rows) -> list[bytes]:
     """A table's bytes. Keys are ready times."""
     ordinals = np.arange(cover.documents)
     keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
-    return t.build(cover, keys, positions, rows.hashes, ordinals, rows.special, rows.owners)
+    return t.build(cover, keys, positions, rows.hashes, ordinals, rows.restricted, rows.owners)
 
 
 def _ready_times(table: t.Table, ordinals: I64) -> I64:

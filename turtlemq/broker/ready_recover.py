@@ -25,7 +25,7 @@ from turtlemq.storage import names
 
 
 @dataclass(frozen=True, slots=True)
-class Clean:
+class CleanEnd:
     """Where the ready log ended at a proper stop."""
 
     base: int
@@ -34,10 +34,10 @@ class Clean:
     progress: Progress
 
     @staticmethod
-    def read(fields: dict[str, Any]) -> Clean:
+    def read(fields: dict[str, Any]) -> CleanEnd:
         """What `of` wrote."""
         base, end, offset = (int(number) for number in fields["at"])
-        return Clean(base, end, offset, Progress(tuple(Mark(*map(int, mark)) for mark in fields["marks"])))
+        return CleanEnd(base, end, offset, Progress(tuple(Mark(*map(int, mark)) for mark in fields["marks"])))
 
     @staticmethod
     def of(ready: ReadyLog) -> dict[str, Any]:
@@ -48,9 +48,9 @@ class Clean:
         return {"at": [Int64(number) for number in at], "marks": marks}
 
 
-def open_ready(ready: ReadyLog, clean: Clean | None) -> None:
+def open_ready(ready: ReadyLog, clean: CleanEnd | None) -> None:
     """Find the last whole batch, cut what is behind it, and take up or make the tables."""
-    bases = _tidy(ready)
+    bases = _remove_leftovers(ready)
     if clean is not None and ((bases[-1], _size(ready, bases[-1])) if bases else (0, 0)) != (clean.base, clean.end):
         if clean.end > _header_bytes(ready, clean.base):  # a file with nothing in it is tidied away
             reason = "the log ended here at the last proper stop, and does no longer"
@@ -58,20 +58,20 @@ def open_ready(ready: ReadyLog, clean: Clean | None) -> None:
         if not bases or bases[-1] != clean.base or _size(ready, clean.base) > clean.end:  # else the rest of its last batch counts
             clean = None
         else:
-            _fill_up(ready, clean)
+            _pad(ready, clean)
     for i, base in enumerate(bases):
         last = base == bases[-1]
-        _open_segment(ready, base, _next_first(ready, bases[i + 1]) if not last else None, clean if last else None, last)
+        _open_segment(ready, base, _first_offset_of(ready, bases[i + 1]) if not last else None, clean if last else None, last)
     while len(ready.segments) > 1 and not ready.segments[-1].tables and not ready.tail.count and clean is None:
-        _step_back(ready)
-    ready.durable, ready.durable_offset = ready.progress, ready.next_offset
+        _drop_empty_last(ready)
+    ready.durable_progress, ready.durable_offset = ready.progress, ready.next_offset
     if clean is not None and ready.progress != clean.progress:  # the head that said so is damaged: say it again
         ready.durable_offset = -1  # it has no message, and is to be synced all the same
         ready.accept(b"", np.empty(0, np.int64), clean.progress, ready.tail.last_ready_ms)
         ready.sync()
 
 
-def _fill_up(ready: ReadyLog, clean: Clean) -> None:
+def _pad(ready: ReadyLog, clean: CleanEnd) -> None:
     """What was cut off is damage like any other: everything has its place again, and what is left is whole to its last byte."""
     path = _path(ready, clean.base)
     fd = ready.door.open_write(path)
@@ -82,7 +82,7 @@ def _fill_up(ready: ReadyLog, clean: Clean) -> None:
         ready.door.close(fd)
 
 
-def _tidy(ready: ReadyLog) -> list[int]:
+def _remove_leftovers(ready: ReadyLog) -> list[int]:
     """Remove unfinished work, tables without a segment, and last files with nothing in them. Returns the segments' bases."""
     door = ready.door
     files = {name: names.parse(name) for name in door.names(ready.folder)}
@@ -108,7 +108,7 @@ def _header_bytes(ready: ReadyLog, base: int) -> int:
     return len(f.encode_header(f.FileHeader(KIND, ready.topic, base)))
 
 
-def _next_first(ready: ReadyLog, base: int) -> int | None:
+def _first_offset_of(ready: ReadyLog, base: int) -> int | None:
     """With which offset a segment begins, as far as its first document or its first table tells."""
     path, start = _path(ready, base), _header_bytes(ready, base)
     head = ready.door.read(path, start, 4096)
@@ -122,7 +122,7 @@ def _next_first(ready: ReadyLog, base: int) -> int | None:
     return None if table is None else table.cover.first_seq
 
 
-def _step_back(ready: ReadyLog) -> None:
+def _drop_empty_last(ready: ReadyLog) -> None:
     """The last segment holds no whole batch: what was handed off last stands in the one before."""
     ready.door.remove(ready.segments.pop().path)
     before = ready.segments.pop()
@@ -130,10 +130,10 @@ def _step_back(ready: ReadyLog) -> None:
     _open_segment(ready, before.base, None, None, True)
 
 
-def _open_segment(ready: ReadyLog, base: int, following: int | None, clean: Clean | None, last: bool) -> None:
+def _open_segment(ready: ReadyLog, base: int, following: int | None, clean: CleanEnd | None, last: bool) -> None:
     """`following`: the offset with which the next segment begins, where that is known."""
     segment = _read_header(ready, base)
-    position = _take_tables(ready, segment)
+    position = _open_tables(ready, segment)
     expected = ready.next_offset if ready.segments or not base else None  # the first file ever begins with offset 0
     if segment.tables:
         expected = segment.tables[0].cover.first_seq + segment.tabled
@@ -164,7 +164,7 @@ def _open_segment(ready: ReadyLog, base: int, following: int | None, clean: Clea
     elif len(batches.positions):
         count = len(batches.positions)
         cover = t.Cover(base, 0, segment.tabled, count, position, batches.end, offset, offset + count - 1, 0)
-        segment.tables.append(ready.store(cover, batches.rows))
+        segment.tables.append(ready.write_table(cover, batches.rows))
 
 
 def _read_header(ready: ReadyLog, base: int) -> Segment:
@@ -173,7 +173,7 @@ def _read_header(ready: ReadyLog, base: int) -> Segment:
     header, start = log.try_header(ready.door, path, KIND, ready.topic, base)
     if header is None:
         ready.damage.append(Damage(path.name, 0, start, "its header is damaged"))
-    return Segment(base, path, ready.next_offset, size, start, spoiled=header is None)
+    return Segment(base, path, ready.next_offset, size, start, header_damaged=header is None)
 
 
 def _scan(
@@ -184,7 +184,7 @@ def _scan(
     return found, read_batches(view, found, position, expected, upto)
 
 
-def _take_tables(ready: ReadyLog, segment: Segment) -> int:
+def _open_tables(ready: ReadyLog, segment: Segment) -> int:
     """Tables that follow each other from the first document on. Returns the byte position behind them."""
     position = segment.data_start
     while True:

@@ -39,7 +39,7 @@ def may_retain(state: BrokerState) -> bool:
 def _note_state(state: BrokerState) -> None:
     """Write a checkpoint into the journal: recovery from the journals alone could not read the removed documents any more."""
     try:
-        state.logs.reserve.note_state()
+        state.logs.reserve.write_checkpoint()
     except DiskFull:
         return  # the file `offset` has it
 
@@ -78,7 +78,7 @@ def _ready_extents(state: BrokerState, settled: int) -> list[Extent]:
     ready = state.logs.ready
     extents = []
     for segment, following in pairwise(ready.segments):
-        extents.append(Extent(segment.size, ready.newest_ms(segment), following.first_offset <= settled))
+        extents.append(Extent(segment.size, ready.last_ready_ms(segment), following.first_offset <= settled))
     if ready.segments:
         extents.append(Extent(ready.segments[-1].size, 0, False))
     return extents

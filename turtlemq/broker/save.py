@@ -13,7 +13,7 @@ from bson.int64 import Int64
 
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker.logs import Logs
-from turtlemq.broker.ready_recover import Clean
+from turtlemq.broker.ready_recover import CleanEnd
 from turtlemq.broker.state import BrokerState
 from turtlemq.model import Progress
 from turtlemq.segment import format as f
@@ -23,7 +23,7 @@ from turtlemq.storage.door import Door
 def clean_mark(logs: Logs) -> dict[str, Any]:
     """The entry of the clean-shutdown mark: where the files end."""
     ends = {journal.kind: [Int64(at) for at in journal.position] for journal in logs.journals}
-    return {"ready": Clean.of(logs.ready), **ends}
+    return {"ready": CleanEnd.of(logs.ready), **ends}
 
 
 def state_for_journal(state: BrokerState) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def begin_save(state: BrokerState) -> Save:
     for log in logs.all:
         log.refuse_if_stopped()
     data = f.encode_checked({"topic": logs.ready.topic, **_encode(state)})
-    syncs = [(log.kind, *unsynced) for log in logs.all if (unsynced := log.unsynced()) is not None]
+    syncs = [(log.kind, *unsynced) for log in logs.all if (unsynced := log.sync_target()) is not None]
     numbers = (logs.reserve.number, logs.history.number)
     logs.note_saved()
     return Save(logs.ready.folder / c.FILE, data, syncs, (logs.ready.progress, logs.ready.next_offset), numbers)
@@ -76,9 +76,9 @@ def end_save(state: BrokerState, done: Save) -> None:
     for log in logs.all:
         if log.kind in done.failed:
             raise log.stop(done.failed[log.kind])
-    logs.ready.synced(*done.ready)
+    logs.ready.note_synced(*done.ready)
     for journal, number in zip(logs.journals, done.numbers, strict=True):
-        journal.synced(number)
+        journal.note_synced(number)
 
 
 def save(state: BrokerState) -> None:

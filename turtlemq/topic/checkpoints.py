@@ -139,6 +139,6 @@ class Checkpoints:
     def retry_recovered(self) -> None:
         """Write an odd state of recovery that is not on the disk yet. Required before each handoff."""
         if self._recovered_unsaved:
-            self._stores.broker.note_state()
+            self._stores.broker.write_state()
             self.write()
             self._recovered_unsaved = False
