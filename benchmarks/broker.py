@@ -78,7 +78,7 @@ def _engine(folder: str) -> Engine:
 
 def _put(engine: Engine, count: int, batch: int, due_ms: int) -> None:
     bodies = [np.random.default_rng(1).bytes(BODY_BYTES)] * batch
-    index = engine.topic(TOPIC).index
+    index = engine.topic(TOPIC).stores.index
     for first in range(0, count, batch):
         index.append(Batch(bodies, [due_ms] * batch), START_MS, sync=False)
         child.say(first / count / 2)
@@ -113,7 +113,7 @@ def idle(folder: str, size: dict[str, Any]) -> float:
     """Seconds of a tick that finds nothing. Fewer topics where everything is small."""
     engine = Engine.open(Path(folder))
     for n in range(min(1_000, 2 * Size(**size).calls)):
-        engine.topic(f"topic-{n}", create=True).index.append(Batch([b"x"], [START_MS + 10**9]), START_MS, sync=False)
+        engine.topic(f"topic-{n}", create=True).stores.index.append(Batch([b"x"], [START_MS + 10**9]), START_MS, sync=False)
         child.say(n / 1_000)
     for _ in range(5):
         engine.tick(START_MS)
@@ -158,7 +158,7 @@ def reserved(folder: str, size: dict[str, Any]) -> int:
     _fire(engine, START_MS)
     for _ in range(min(100_000, count // 2) // shape.batch):
         engine.reserve(TOPIC, _GROUP, shape.batch, START_MS, ttr_ms=10**9)
-    engine.topic(TOPIC).index.sync()  # as what was answered has been
+    engine.topic(TOPIC).stores.index.sync()  # as what was answered has been
     engine.topic(TOPIC).checkpoint()
     return count
 

@@ -59,7 +59,7 @@ def burst(folder: str, segments: int, size: dict[str, Any]) -> dict[str, float]:
     _fire_all(server)
     taken = time.perf_counter() - begin
     assert server.sleepers == 0, "everything was handed off"
-    assert server.topic.broker.ready.next_offset == stats.sleep, "and accepted"
+    assert server.topic.stores.broker.ready.next_offset == stats.sleep, "and accepted"
     return {"rate": stats.sleep / taken, "document_bytes": stats.bytes / stats.sleep, "count": stats.sleep}
 
 

@@ -85,7 +85,7 @@ class Server:
         process: Worker | None = ProcessWorker() if worker else None
         self.engine = Engine.open(Path(folder), worker=process, settings=settings)
         self.topic = self.engine.topic(TOPIC, create=True)
-        self.index = self.topic.index
+        self.index = self.topic.stores.index
         self.now_ms = START_MS
         self.worker_peak_bytes = 0
 

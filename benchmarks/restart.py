@@ -59,7 +59,7 @@ def reopen(folder: str, size: dict[str, Any]) -> dict[str, float]:
     engine = Engine.open(Path(folder), settings=settings)
     taken = time.perf_counter() - begin
     assert not engine.was_clean, "the process before was killed"
-    return {"seconds": taken, "sleep": engine.topic(TOPIC).index.stats().sleep, "read_bytes": probe.disk_io()[0] - before}
+    return {"seconds": taken, "sleep": engine.topic(TOPIC).stores.index.stats().sleep, "read_bytes": probe.disk_io()[0] - before}
 
 
 def cancels(folder: str, count: int, size: dict[str, Any]) -> int:

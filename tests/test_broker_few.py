@@ -154,7 +154,7 @@ class Run:
         """Everything that can be seen of it."""
         assert self.engine.check() == []
         stats, figures = self.engine.stats("t"), self.engine.groups("t")
-        waited = self.engine.topic("t").broker.wait.counts
+        waited = self.engine.topic("t").stores.broker.wait.counts
         self.engine.close()
         files = {path.relative_to(self.root).as_posix(): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
         files.pop("LOCK", None)
@@ -307,5 +307,5 @@ def test_asking_in_vain_changes_nothing(tmp_path: Path) -> None:
     before = logs_of(engine).reserve.number
     assert engine.reserve("t", "g", 5, 3).idle
     assert logs_of(engine).reserve.number == before
-    assert engine.topic("t").broker.groups["g"].seen_ms == 3
+    assert engine.topic("t").stores.broker.groups["g"].seen_ms == 3
     engine.close()

@@ -79,7 +79,7 @@ class Small(Quick):
 
 
 def dead(engine: Engine) -> list[DeadLetter]:
-    return list(engine.topic("t").dead.all(Filter()))
+    return list(engine.topic("t").dead_letters.all(Filter()))
 
 
 def reopen(tmp_path: Path) -> Engine:
@@ -133,9 +133,9 @@ def test_files_of_cancelled_sleepers_make_room_on_a_full_disk(tmp_path: Path) ->
         engine.submit("t", [Message(bytes(1_000), 10**9, id=id_) for id_ in ids[n : n + 10]], 0)
     assert set(engine.cancel("t", ids, 1).values()) == {"cancelled"}
     fill_up(engine, door, 2_000)
-    before = len(engine.topic("t").index._segments.by_base)
+    before = len(engine.topic("t").stores.index._segments.by_base)
     assert deliver(engine, 2_000) == ["next"]
-    assert len(engine.topic("t").index._segments.by_base) < before
+    assert len(engine.topic("t").stores.index._segments.by_base) < before
     assert engine.ballast.aboard
     assert engine.check() == []
     abandon(engine)
@@ -515,7 +515,7 @@ def test_damage_before_a_group_hides_no_message_from_it(tmp_path: Path, what: st
     assert engine.groups("t")["g"].ready == 0
     engine.submit("t", messages(1, 21, due=50_003), 50_003)
     engine.tick(50_003)
-    assert engine.topic("t").broker.groups["g"].unfetched == 1
+    assert engine.topic("t").stores.broker.groups["g"].unfetched == 1
     assert engine.reserve("t", "g", 9, 50_003).ids == ["m21"]
     (damage,) = engine.damage()["t"]
     assert damage.position <= at < damage.position + damage.length
@@ -616,7 +616,7 @@ def test_memory_of_leases_is_bounded_by_open_ones(tmp_path: Path) -> None:
     assert engine.reserve("t", "g", 1, 10, ttr_ms=10**6).ids == ["m0"], "it is held all the time"
     for now in range(11, 310):
         assert engine.ack("t", "g", engine.reserve("t", "g", 1, now).ids, now).acked == 1
-    assert len(engine.topic("t").broker.groups["g"]._deadlines) < 100
+    assert len(engine.topic("t").stores.broker.groups["g"]._deadlines) < 100
     engine.tick(10**6 + 10)
     assert engine.reserve("t", "g", 9, 10**6 + 10).ids == ["m0"]
     abandon(engine)
@@ -666,7 +666,7 @@ def test_acks_of_a_lost_group_do_not_count_later(tmp_path: Path) -> None:
     engine.tick(10)
     topic = engine.topic("t")
     topic.checkpoint()
-    reserve = topic.folder / "reserve_0000000000.bson"
+    reserve = topic.stores.folder / "reserve_0000000000.bson"
     synced = reserve.stat().st_size
     assert engine.reserve("t", "late", 1, 10).ids == ["m0"]
     assert engine.ack("t", "late", ["m0"], 11).acked == 1
@@ -695,7 +695,7 @@ def test_events_after_a_lost_move_do_not_count(tmp_path: Path, then: str) -> Non
         engine.ack("t", "g", ["m0"], 10)
     topic = engine.topic("t")
     topic.checkpoint()
-    reserve = topic.folder / "reserve_0000000000.bson"
+    reserve = topic.stores.folder / "reserve_0000000000.bson"
     synced = reserve.stat().st_size
     engine.move_group("t", "g", "earliest", 11)
     if then == "acks":

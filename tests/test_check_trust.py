@@ -42,5 +42,5 @@ def test_check_tells_when_a_group_says_something_else_than_its_journals(tmp_path
     engine.reserve("t", "g", 3, 10)
     engine.ack("t", "g", ["a"], 11)
     assert engine.check() == []
-    engine.topic("t").broker.groups["g"].settled += 1
+    engine.topic("t").stores.broker.groups["g"].settled += 1
     assert len(engine.check()) == 1, "an ack too many"

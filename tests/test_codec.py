@@ -524,7 +524,7 @@ def stored(engine: Engine, r: random.Random, count: int, mixed: str) -> Reserved
         expires_ms=[r.choice([None, NOW + 10**9]) for _ in range(count)] if "e" in mixed else None,
         headers=[r.choice([None, {"a": "b"}, {"é": '"'}]) for _ in range(count)] if "h" in mixed else None,
     )
-    engine.topic("t", create=True).index.append(batch, NOW)
+    engine.topic("t", create=True).stores.index.append(batch, NOW)
     engine.tick(NOW + 5)
     if "r" in mixed:
         ids = engine.reserve("t", "g", count // 2, NOW + 5).ids

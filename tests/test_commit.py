@@ -320,10 +320,10 @@ def test_an_id_is_known_at_every_moment_of_its_cancel(tmp_path: Path) -> None:
         return list(engine.stage("t", batch("a", due_ms=1_000_000), 1)[1].created)
 
     assert again() == [False], "it may fail, and then it sleeps on"
-    group = topic.index.take()
+    group = topic.stores.index.take()
     assert group is not None
     group.run()
-    topic.index.land(group)
+    topic.stores.index.land(group)
     view = engine.message("t", "a")  # those who asked for it have not been answered yet
     assert view is not None
     assert view.state == "cancelled"

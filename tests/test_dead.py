@@ -34,7 +34,7 @@ def die(engine: Engine, *ids: str, at: int = 10, error: str = "boom", group: str
 
 
 def dead(engine: Engine, **asked: object) -> list[DeadLetter]:
-    return list(engine.topic("t").dead.all(Filter(**asked)))  # type: ignore[arg-type]
+    return list(engine.topic("t").dead_letters.all(Filter(**asked)))  # type: ignore[arg-type]
 
 
 def test_a_letter_tells_everything(engine: Engine) -> None:
@@ -50,7 +50,7 @@ def test_a_letter_tells_everything(engine: Engine) -> None:
 def test_letters_are_listed_in_pages_by_group_time_and_error(engine: Engine) -> None:
     for n in range(25):
         die(engine, f"m{n}", at=10 + n, error="odd" if n % 2 else "even")
-    letters = engine.topic("t").dead
+    letters = engine.topic("t").dead_letters
     seen: list[str] = []
     cursor = None
     while True:
@@ -109,7 +109,7 @@ def test_count_and_age_limits_hold_over_a_restart(tmp_path: Path) -> None:
     die(engine, *(f"m{n}" for n in range(9)))
     engine.tick(100_000)
     assert [letter.id for letter in dead(engine)] == [f"m{n}" for n in range(4, 9)]
-    assert (engine.groups("t")["g"].dead, engine.topic("t").dead.dropped) == (5, 4)
+    assert (engine.groups("t")["g"].dead, engine.topic("t").dead_letters.dropped) == (5, 4)
     engine.close()
     engine = Engine.open(tmp_path, settings=settings)
     assert len(dead(engine)) == 5, "what was dropped stays dropped"
@@ -129,7 +129,7 @@ def test_expired_messages_are_dead_whoever_asks_first(engine: Engine) -> None:
         rounds.append(engine.groups("t")["g"].dead)
     assert out.ids == ["fresh"]
     assert rounds
-    assert engine.topic("t").dead.summary(Filter()) == {"expired": 2_500}
+    assert engine.topic("t").dead_letters.summary(Filter()) == {"expired": 2_500}
     assert engine.check() == []
 
 

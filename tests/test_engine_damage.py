@@ -79,7 +79,7 @@ def test_a_damaged_header_is_named_and_everything_behind_it_is_served(tmp_path: 
     (folder(tmp_path) / "offset").unlink()
     engine = reopen(tmp_path)
     assert any(d.file == path.name and d.position == 0 for d in engine.damage()["t"])
-    assert [letter.id for letter in engine.topic("t").dead.all(Filter())] == ["m2"]
+    assert [letter.id for letter in engine.topic("t").dead_letters.all(Filter())] == ["m2"]
     assert sorted(_drain(engine)) == sorted(expected)
     assert engine.stats("t").history == 2 + len(expected)
     abandon(engine)
@@ -557,6 +557,6 @@ def test_what_waits_to_be_tried_again_is_no_notice(tmp_path: Path) -> None:
     engine.tick(10)
     assert engine.reserve("t", "g", 9, 10).ids == ["m0"]
     assert engine.cancel("t", ["m1"], 11) == {"m1": "cancelled"}
-    engine.topic("t").broker.groups["g"].add_retry(1, Retry(20, 2, "no"))
+    engine.topic("t").stores.broker.groups["g"].add_retry(1, Retry(20, 2, "no"))
     assert engine.reserve("t", "g", 9, 30).ids == []
     engine.close()

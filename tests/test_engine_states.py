@@ -168,7 +168,7 @@ def test_what_came_due_is_not_rescheduled_and_its_state_is_told(engine: Engine) 
     engine.ack("t", "g", ["m0"], 21)
     engine.ack("t", "g", ["-m1"], 21, retry_delay_ms=LONG)
     engine.compact("t")
-    assert engine.topic("t").index.find("m0") is None, "gone from there"
+    assert engine.topic("t").stores.index.find("m0") is None, "gone from there"
     for id_, state in (("m0", "history"), ("m1", "sleep"), ("m2", "ready")):
         with pytest.raises(Conflict) as caught:
             engine.reschedule("t", id_, 30, due_ms=50)
@@ -186,7 +186,7 @@ def test_times_beyond_the_last_are_refused_and_nothing_changes(engine: Engine) -
     for now in (30, 40, 50):
         engine.ack("t", "g", ["-a"], now, retry_delay_ms=0)
         engine.reserve("t", "g", 1, now)
-    letters = list(engine.topic("t").dead.all(Filter()))
+    letters = list(engine.topic("t").dead_letters.all(Filter()))
     assert len(letters) == 1
     for due, per_s in ((DUE_MS_MAX + 1, None), (-1, None)):
         with pytest.raises(InvalidFireAt):
@@ -227,7 +227,7 @@ def test_a_new_group_is_counted_without_reading_what_others_left(engine: Engine,
     engine.cancel("t", ["m2", "m4"], 30)
     engine.tick(LONG + 50)
     read: list[int] = []
-    ready = engine.topic("t").broker.ready
+    ready = engine.topic("t").stores.broker.ready
     real = ready.read
 
     def counting(offsets: I64, bytes_max: int | None = None) -> Any:
@@ -266,7 +266,7 @@ def test_every_message_is_listed_in_the_state_that_get_tells(engine: Engine) -> 
     put(engine, *(f"m{n}" for n in range(30)), due=20)
     for group in ("g", "h"):
         engine.reserve("t", group, 20, 30, ttr_ms=10**9)
-        held = sorted(engine.topic("t").broker.groups[group].reserved_ids)
+        held = sorted(engine.topic("t").stores.broker.groups[group].reserved_ids)
         engine.ack("t", group, held[:5], 31)
         engine.ack("t", group, [f"-{id_}" for id_ in held[5:8]], 31, retry_delay_ms=LONG)
         engine.ack("t", group, [f"-{id_}" for id_ in held[8:10]], 31, retry_delay_ms=0)
@@ -307,7 +307,7 @@ def test_dead_letters_that_few_match_are_looked_through_in_steps(engine: Engine)
     ids = engine.reserve("t", "g", 2_000, 20).ids
     engine.ack("t", "g", [f"-{id_}" for id_ in ids[:-1]], 21, error="usual")
     engine.ack("t", "g", [f"-{ids[-1]}"], 22, error="rare")
-    dead = engine.topic("t").dead
+    dead = engine.topic("t").dead_letters
     page, cursor = dead.page(Filter(error="rare"), 10)
     assert page == []
     assert cursor is not None
@@ -382,7 +382,7 @@ def test_a_restart_replays_little_however_much_happened_since_the_last_beat(
     for _ in range(100):
         engine.ack("t", "g", engine.reserve("t", "g", 20, 20).ids, 20)
         engine.tick(20)
-        assert not engine.topic("t").broker.unsaved
+        assert not engine.topic("t").stores.broker.unsaved
     abandon(engine)
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings())
     assert engine.stats("t").history == 2_000

@@ -44,7 +44,7 @@ def again(engine: Engine, settings: Settings = SETTINGS) -> Engine:
 def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: Path, how: str) -> None:
     engine = start(tmp_path)
     engine.submit("t", [Message(b"", 10, id="a", expires_ms=50_000)], 0)
-    index = engine.topic("t").index
+    index = engine.topic("t").stores.index
     if how == "rescheduled":
         engine.reschedule("t", "a", 1, due_ms=20)
     elif how == "compacted":
@@ -56,7 +56,7 @@ def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: P
         assert engine.ack("t", "g", ["-a"], 20, retry_delay_ms=60_000).failed == 1
     engine.tick(70_000)
     assert engine.reserve("t", "g", 1, 70_000).ids == [], "nobody wants it any more"
-    assert engine.topic("t").dead.summary(Filter()) == {"expired": 1}
+    assert engine.topic("t").dead_letters.summary(Filter()) == {"expired": 1}
     assert engine.check() == []
     engine.close()
 
@@ -66,7 +66,7 @@ def test_a_message_expires_at_its_millisecond_without_an_attempt(tmp_path: Path)
     engine.submit("t", [Message(b"", 10, id="early", expires_ms=51), Message(b"", 10, id="late", expires_ms=50)], 0)
     engine.tick(50)
     assert engine.reserve("t", "g", 9, 50).ids == ["early"]
-    (letter,) = engine.topic("t").dead.all(Filter())
+    (letter,) = engine.topic("t").dead_letters.all(Filter())
     assert (letter.id, letter.attempts) == ("late", 0)
     engine.close()
 
@@ -127,7 +127,7 @@ def test_a_dead_letter_that_is_younger_than_its_time_stays(tmp_path: Path) -> No
         engine.reserve("t", "g", 1, at)
         assert engine.ack("t", "g", [f"-{id_}"], at).dead == 1
     engine.tick(3 * HOUR)
-    assert [letter.id for letter in engine.topic("t").dead.all(Filter())] == ["young"]
+    assert [letter.id for letter in engine.topic("t").dead_letters.all(Filter())] == ["young"]
     engine.close()
 
 
@@ -162,7 +162,7 @@ def test_a_retry_keeps_the_producers_time_to_run(tmp_path: Path) -> None:
     engine.tick(10)
     engine.reserve("t", "g", 1, 10)
     assert engine.ack("t", "g", ["-a"], 20).dead == 1
-    engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 30)
+    engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 30)
     engine.tick(30)
     (until,) = engine.reserve("t", "g", 1, 30).until_ms
     assert until.tolist() == [5_030]
@@ -197,7 +197,7 @@ def test_there_is_housekeeping_though_the_clock_went_back(tmp_path: Path) -> Non
     for _ in range(60):
         now += 1_000
         engine.tick(now)
-    assert engine.topic("t").index.stats().bytes < 5_000, "what was cancelled has gone from the disk"
+    assert engine.topic("t").stores.index.stats().bytes < 5_000, "what was cancelled has gone from the disk"
     engine.close()
 
 
@@ -214,7 +214,7 @@ def test_what_is_too_old_goes_though_the_clock_went_back(tmp_path: Path) -> None
     for _ in range(130):
         now += 1_000
         engine.tick(now)
-    assert [letter.id for letter in engine.topic("t").dead.all(Filter())] == ["b"]
+    assert [letter.id for letter in engine.topic("t").dead_letters.all(Filter())] == ["b"]
     engine.close()
 
 
@@ -240,7 +240,9 @@ def test_writes_during_a_checkpoint_do_not_count_as_synced(tmp_path: Path) -> No
     logs = logs_of(engine)
     assert logs.history.durable < logs.history.number
     assert logs.ready.durable_offset < logs.ready.next_offset
-    assert topic.index._segments.durable != topic.index.progress, "what was handed off since may be gone with the power"
+    assert topic.stores.index._segments.durable != topic.stores.index.progress, (
+        "what was handed off since may be gone with the power"
+    )
     engine.tick(4_000)
     flusher.finish()
     engine.tick(4_010)
@@ -261,7 +263,7 @@ def test_ids_whose_hashes_are_alike_are_two_messages(tmp_path: Path) -> None:
     assert xxhash.xxh3_64_intdigest(one.encode()) >> 22 == xxhash.xxh3_64_intdigest(other.encode()) >> 22
     engine = start(tmp_path, Settings(run_messages=4))
     engine.submit("t", [Message(b"1", 10, id=one), *messages(8)], 0)
-    engine.topic("t").index.maintenance.flush()
+    engine.topic("t").stores.index.maintenance.flush()
     assert engine.get("t", other) is None
     assert engine.cancel("t", [other], 0) == {other: "unknown"}
     for id_ in (other, one):
@@ -355,6 +357,6 @@ def test_a_new_segments_name_is_durable_before_its_documents(tmp_path: Path) -> 
     abandon(engine)
     fill(tmp_path / "left", all_lost(disk.inodes))
     engine = Engine.open(tmp_path / "left", settings=settings)
-    assert sorted(letter.id for letter in engine.topic("t").dead.all(Filter())) == ["a", "b"]
+    assert sorted(letter.id for letter in engine.topic("t").dead_letters.all(Filter())) == ["a", "b"]
     assert engine.damage() == {}
     engine.close()

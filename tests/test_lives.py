@@ -33,7 +33,7 @@ def test_dead_letters_of_moved_or_forgotten_groups_block_cancels(tmp_path: Path,
     else:
         engine.move_group("t", "g", "earliest", 12)
     assert engine.cancel("t", ["a"], 13) == {"a": "dead"}
-    engine.delete_dead("t", list(engine.topic("t").dead.all(Filter())), 14)
+    engine.delete_dead("t", list(engine.topic("t").dead_letters.all(Filter())), 14)
     assert engine.cancel("t", ["a"], 15) == {"a": "cancelled"}
     engine.close()
 
@@ -42,7 +42,7 @@ def test_dead_letters_of_moved_or_forgotten_groups_block_cancels(tmp_path: Path,
 def test_a_requeued_letter_of_a_forgotten_group_can_be_cancelled(tmp_path: Path, stop: bool) -> None:
     engine = with_a_dead_one(tmp_path)
     engine.drop_group("t", "g", 12)
-    assert engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 13, due_ms=100) == 1
+    assert engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 13, due_ms=100) == 1
     assert engine.cancel("t", ["a"], 14) == {"a": "cancelled"}
     if stop:
         engine.close()
@@ -57,7 +57,7 @@ def test_a_requeued_letter_of_a_forgotten_group_can_be_cancelled(tmp_path: Path,
 def test_a_requeued_letter_reaches_a_recreated_group(tmp_path: Path) -> None:
     engine = with_a_dead_one(tmp_path)
     engine.drop_group("t", "g", 12)
-    assert engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 13, due_ms=100) == 1
+    assert engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 13, due_ms=100) == 1
     engine.tick(200)
     assert engine.reserve("t", "g", 9, 200).ids == ["a"]
     assert engine.check() == []
@@ -77,7 +77,7 @@ def test_a_requeue_only_removes_a_letter_with_a_sleeping_retry(tmp_path: Path, r
     engine.ack("t", "g", ["-m"], 30, retry_delay_ms=90_000)
     if ready:
         engine.tick(100_000)
-    assert engine.requeue("t", list(engine.topic("t").dead.all(Filter())), 100_000, due_ms=150_000) == 1
+    assert engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 100_000, due_ms=150_000) == 1
     engine.tick(200_000)
     assert engine.reserve("t", "g", 9, 200_000).ids == ["m"]
     assert engine.check() == []
@@ -113,7 +113,7 @@ def test_an_id_is_known_while_retried_or_dead(tmp_path: Path, attempts: int, sta
 def test_what_a_group_tries_again_after_a_sleep_is_listed(tmp_path: Path) -> None:
     engine = with_a_dead_one(tmp_path)
     topic = engine.topic("t")
-    engine.requeue("t", list(topic.dead.all(Filter())), 12)
+    engine.requeue("t", list(topic.dead_letters.all(Filter())), 12)
     engine.tick(12)
     assert [(m.id, m.due_ms) for m in topic.browse("ready")[0]] == [("a", 10)]
     engine.reserve("t", "g", 9, 13)

@@ -89,7 +89,7 @@ def test_every_state_is_the_engines_in_every_group(life: tuple[Engine, Path]) ->
 def test_the_ready_log_has_every_offset_once(life: tuple[Engine, Path]) -> None:
     engine, root = life
     found = rows(root, topic="life", kind="ready", body="binary")
-    assert [row["offset"] for row in found] == list(range(engine.topic("life").broker.ready.next_offset))
+    assert [row["offset"] for row in found] == list(range(engine.topic("life").stores.broker.ready.next_offset))
     assert Counter(row["state"] for row in found) == {"notice": 30, "ready": 970}
     row = next(row for row in found if row["id"] == "m17")
     assert (row["due_ms"], row["ready_ms"], row["created_ms"], row["body"]) == (NOW + 1_017, NOW + 1_100, NOW, b"body 17")
@@ -110,7 +110,7 @@ def test_journals_have_a_row_for_each_message(life: tuple[Engine, Path]) -> None
 def test_dead_letters_tell_why(life: tuple[Engine, Path]) -> None:
     engine, root = life
     found = rows(root, topic="life", kind="dead", body="binary")
-    letters = {letter.id: letter for letter in engine.topic("life").dead.page(Filter())[0]}
+    letters = {letter.id: letter for letter in engine.topic("life").dead_letters.page(Filter())[0]}
     assert {row["id"] for row in found} == letters.keys() == {f"m{n}" for n in range(40, 50)}
     for row in found:
         letter = letters[row["id"]]

@@ -83,6 +83,22 @@ PATH_TOUCHES = set(
     "rglob rmdir stat symlink_to touch unlink write_bytes write_text".split()
 )
 
+# Public faces: the fields of these classes that others may read; every other field begins with an underscore.
+FACES = {
+    ("turtlemq.index.index", "Index"): {"maintenance"},
+    ("turtlemq.broker.broker", "Broker"): {"ready", "wait", "cancel_count"},
+    ("turtlemq.topic.topic", "Topic"): {"name", "stores"},
+}
+STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are for its own package
+
+# Private names of libraries, for which there is no public one. They have tests of their own.
+PRIVATE_OF_LIBRARIES = {
+    "turtlemq.server.aiohttp_internals": {"_app", "_connections", "_handle", "_match_info"},
+    "turtlemq.client.aio": {"_retry_connection"},
+    "turtlemq.storage.process_worker": {"_exit"},
+    "pyspark_turtlemq.session": {"_gateway"},
+}
+
 # Loaded by `import turtlemq` alone, these would slow every Spark executor down.
 HEAVY = ("aiohttp", "asyncio", "bson", "msgspec", "numpy", "pymongo", "rich", "typer", "uvloop")
 
@@ -293,6 +309,47 @@ def too_long(source: Source) -> list[str]:
     return offences
 
 
+def reaches_inside(source: Source) -> list[str]:
+    """Private names of another module's objects, and the stores of a topic outside its package."""
+    allowed = PRIVATE_OF_LIBRARIES.get(source.module, set()) | _private_names(source)
+    offences = []
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Attribute) or (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+            continue
+        private = node.attr.startswith("_") and not node.attr.endswith("__") and node.attr not in allowed
+        if private or (node.attr == "stores" and not source.module.startswith(STORES_ONLY)):
+            offences.append(f"{source.path}:{node.lineno}: {ast.unparse(node)} is not for {source.module}")
+    return offences
+
+
+def _private_names(source: Source) -> set[str]:
+    """Names that the module itself gives: to functions and classes, and by assignment."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    names = {node.name for node in ast.walk(source.tree) if isinstance(node, kinds)}
+    names |= {node.id for node in ast.walk(source.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names | {field.attr for field in _own_fields(source.tree)}
+
+
+def _own_fields(tree: ast.AST) -> list[ast.Attribute]:
+    """Every `self.x` that is assigned to."""
+    stored = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return [node for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"]
+
+
+def wider_faces(source: Source) -> list[str]:
+    """Public fields of a class whose face does not list them."""
+    offences = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef) and (source.module, node.name) in FACES:
+            face = FACES[source.module, node.name]
+            offences += [
+                f"{source.path}:{field.lineno}: {node.name}.{field.attr} is not in its face"
+                for field in _own_fields(node)
+                if not field.attr.startswith("_") and field.attr not in face
+            ]
+    return offences
+
+
 def import_graph(sources: list[Source]) -> dict[str, set[str]]:
     """Which module imports which, among those given. Imports inside functions and under TYPE_CHECKING count: a reader follows
     them, too. A package is not imported by an import of one of its modules."""
@@ -392,11 +449,21 @@ def assert_none(offences: list[str]) -> None:
 # ── the repository is tidy ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("checker", [wrong_arrows, banned_names, missing_docstring, too_long])
+@pytest.mark.parametrize("checker", [wrong_arrows, banned_names, missing_docstring, too_long, reaches_inside, wider_faces])
 def test_the_package_keeps_its_rules(checker: Callable[[Source], list[str]]) -> None:
     sources = package_sources()
     assert any(source.module == "turtlemq" for source in sources), "the package was not found"
     assert_none([offence for source in sources for offence in checker(source)])
+
+
+def test_packages_of_spark_reach_inside_no_other() -> None:
+    assert_none([offence for source in package_sources("spark") for offence in reaches_inside(source)])
+
+
+def test_every_class_with_a_face_is_there() -> None:
+    nodes = [(source.module, node) for source in package_sources() for node in ast.walk(source.tree)]
+    classes = {(module, node.name) for module, node in nodes if isinstance(node, ast.ClassDef)}
+    assert FACES.keys() <= classes
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -487,6 +554,33 @@ def test_an_outward_import_is_an_offence(path: str, text: str) -> None:
 )
 def test_an_inward_import_is_none(path: str, text: str) -> None:
     assert wrong_arrows(Source(path, text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "offences"),
+    [
+        ("def f(topic): return topic._index.commit()", 1),
+        ("def f(index): index._writer = None", 1),
+        ("def f(index): return index._segments", 1),
+        ("def f(topic): return topic.stores.broker", 1),
+        ("class A:\n    def __init__(self): self._x = 1\n    def same(self, other): return self._x == other._x", 0),
+        ("class A:\n    def f(self): return self._writer", 0),
+        ("def f(topic): return topic.__class__, topic.stats()", 0),
+    ],
+)
+def test_reaching_inside_another_module_is_an_offence(text: str, offences: int) -> None:
+    assert len(reaches_inside(Source("turtlemq/server/x.py", text))) == offences
+
+
+def test_a_topic_may_reach_its_own_stores() -> None:
+    assert reaches_inside(Source("turtlemq/topic/x.py", "def f(topic): return topic.stores")) == []
+
+
+def test_a_new_public_field_of_a_face_is_an_offence() -> None:
+    text = "class Broker:\n    def __init__(self):\n        self.wait, self._ready = 1, 2\n        self.groups: int = 3"
+    (offence,) = wider_faces(Source("turtlemq/broker/broker.py", text))
+    assert offence == "turtlemq/broker/broker.py:4: Broker.groups is not in its face"
+    assert wider_faces(Source("turtlemq/broker/other.py", text)) == []
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def make_with_engine(scratch: Path, data: Path) -> None:
     messages = [Message(b"body-%d" % i, NOW + 1_000 - 10 * i, f"s{i}") for i in range(8)]
     engine.submit("sealed", messages[:5], NOW)
     engine.submit("sealed", messages[5:], NOW + 1)
-    engine.topic("sealed").index.cancel(["s1", "s6"])
+    engine.topic("sealed").stores.index.cancel(["s1", "s6"])
     engine.compact("sealed")
     engine.submit("handed_off", [Message(b"body-%d" % i, NOW + 10 * i, f"h{i}") for i in range(5)], NOW)
     engine.tick(NOW + 10)

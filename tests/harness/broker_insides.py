@@ -8,4 +8,4 @@ from turtlemq.engine import Engine
 
 def logs_of(engine: Engine, topic: str = "t") -> Logs:
     """Ready log and journals of a topic."""
-    return engine.topic(topic).broker._logs
+    return engine.topic(topic).stores.broker._logs

@@ -139,7 +139,7 @@ class Ground:
 
     @property
     def broker(self) -> Any:
-        return self.engine.topic(TOPIC).broker
+        return self.engine.topic(TOPIC).stores.broker
 
     def offset(self, id_: str) -> int | None:
         return self.broker.ready.find(id_)  # type: ignore[no-any-return]
@@ -293,7 +293,7 @@ class Ground:
                 self.log.append(id_)
                 for story in self.groups.values():
                     story.at[id_] = At("ready")
-        progress = self.engine.topic(TOPIC).index.progress
+        progress = self.engine.topic(TOPIC).stores.index.progress
         self.naps = [nap for nap in self.naps if not (nap[0] <= self.now and (sure or self._nap_over(nap, progress)))]
         for name, story in self.groups.items():
             for id_, at in list(story.at.items()):
@@ -301,7 +301,7 @@ class Ground:
                     self.failed(name, id_, 0)
 
     def _nap_over(self, nap: tuple[int, str, str], progress: Any) -> bool:
-        found = self.engine.topic(TOPIC).index.find(f"{nap[1]}/{nap[2]}")
+        found = self.engine.topic(TOPIC).stores.index.find(f"{nap[1]}/{nap[2]}")
         if found is not None and found.due_ms != nap[0]:  # a later nap of the same message; this one is void
             return bool(progress.covers_one(nap[0], 0))
         return found is None or progress.covers_one(found.due_ms, found.seq)

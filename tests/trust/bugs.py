@@ -294,7 +294,7 @@ BUGS = (
     Bug(
         "an id that is ready already is taken for a new one",
         "topic/topic.py",
-        "        known = partial(facts.known_ids, self.stores) if self.broker.ready.next_offset else None\n",
+        "        known = partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None\n",
         "        known = None\n",
         f"{_SIM} server",
     ),

@@ -74,7 +74,7 @@ class Life:
         held = self.engine.reserve(topic, self.random.choice(["a", "b"]), 20, self.now)
         if held.ids and self.random.random() < 0.9:
             for group in ("a", "b"):
-                if group not in self.engine.topics[topic].broker.groups:
+                if group not in self.engine.topics[topic].stores.broker.groups:
                     self.engine.move_group(topic, group, "earliest", self.now)
                 acks = [id_ if self.random.random() < 0.8 else f"-{id_}" for id_ in held.ids]
                 delay = self.random.choice([0, 40_000])
@@ -105,9 +105,9 @@ class Life:
         for name, topic in engine.topics.items():
             views = {id_: engine.message(name, id_) for id_ in self.ids[name]}
             out |= {(name, f"message {id_}"): asdict(view) for id_, view in views.items() if view is not None}
-            out |= {(name, f"dead {one.group}/{one.id}"): asdict(one) for one in topic.dead.all(Filter())}
+            out |= {(name, f"dead {one.group}/{one.id}"): asdict(one) for one in topic.dead_letters.all(Filter())}
             out |= {(name, f"group {group}"): _group(stats) for group, stats in engine.groups(name).items()}
-            out[name, "settings"] = asdict(topic.broker.settings)
+            out[name, "settings"] = asdict(topic.stores.broker.settings)
             out[name, "stats"] = {field: value for field, value in asdict(engine.stats(name)).items() if field not in LOOSE}
         return out
 

@@ -154,7 +154,7 @@ class Tale(Story):
 def _refuses_for_good(engine: Engine, topic: str, now_ms: int) -> None:
     """A stopped topic takes no message, now or later. If it was the Broker that stopped, it hands nothing off: that is enough."""
     parts = engine.topic(topic)
-    if parts.index.stopped is None:
+    if parts.stores.index.stopped is None:
         engine.tick(now_ms + 100_000)
         return
     for _ in range(2):

@@ -36,7 +36,7 @@ class Fields:
 
 
 _TOGETHER = 64  # prefixes that are compared with so many templates at once
-_WORDS, _BITS = np.tile(f._WORDS, _TOGETHER), np.tile(f._WORD_BITS, _TOGETHER)
+_WORDS, _BITS = np.tile(f.PREFIX_WORDS, _TOGETHER), np.tile(f.PREFIX_WORD_BITS, _TOGETHER)
 
 
 def plausible(heads: np.ndarray[Any, np.dtype[Any]], room: I64) -> Mask:

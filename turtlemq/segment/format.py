@@ -74,7 +74,10 @@ _FIELDS = ((AT_CRC, _CRC), (AT_DUE, _DUE), (AT_SEQ, _SEQ), (AT_TTR, _OPT), (AT_I
 _CONSTANT_BITS = np.zeros(PREFIX_BYTES, np.uint8)  # bytes that are the same in every document: types and names of the fields
 for _at, _name in _FIELDS:
     _CONSTANT_BITS[_at - len(_name) : _at] = 0xFF
-_WORDS, _WORD_BITS = _TEMPLATE.view("<u4"), _CONSTANT_BITS.view("<u4")  # a prefix as words, and the bits that are always the same
+PREFIX_WORDS, PREFIX_WORD_BITS = (
+    _TEMPLATE.view("<u4"),
+    _CONSTANT_BITS.view("<u4"),
+)  # a prefix as words, and the bits that are always the same
 _WHOLE = Struct("<i5sI5sq5sq5sII4si")  # `_HEAD` and `_TAIL`
 MARK = _CRC  # what stands at byte 4 of every document
 BODY = _BODY  # what stands before the length of its body, at the end
@@ -323,7 +326,7 @@ def _windows(buffer: bytes | bytearray | memoryview, width: int) -> np.ndarray[A
 
 def well_formed(heads: np.ndarray[Any, np.dtype[Any]]) -> Mask:
     """Which prefixes carry the right field types and names, and an id that fits into the document."""
-    odd = (heads.view("<u4").reshape(len(heads), len(_WORDS)) ^ _WORDS) & _WORD_BITS
+    odd = (heads.view("<u4").reshape(len(heads), len(PREFIX_WORDS)) ^ PREFIX_WORDS) & PREFIX_WORD_BITS
     fits: Mask = (heads["idlen"] >= 1) & (heads["idlen"] <= heads["len"] - PREFIX_BYTES - 1)
     return fits & ~odd.any(axis=1) if odd.any() else fits
 

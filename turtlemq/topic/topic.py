@@ -38,7 +38,8 @@ from turtlemq.topic.stores import Stores
 
 
 class Topic:
-    """An open topic. Made by `Engine`, by one thread used."""
+    """An open topic, used by one thread. The constructor opens it, or creates it. `clean`: its mark from `close`, if the last
+    stop was a proper one."""
 
     def __init__(
         self,
@@ -51,11 +52,10 @@ class Topic:
         ballast: Ballast,
         clean: dict[str, Any] | None = None,
     ) -> None:
-        """Open a topic, or create it. `clean`: its mark from `close`, if the last stop was a proper one."""
-        self.name, self.folder, self.door = name, folder, door
+        self.name = name
         self.stores, opened = Stores.open(name, folder, door, settings, clean or {})
         self.stores.use(flusher, ballast.throw)
-        self.index, self.broker, self.dead = self.stores.index, self.stores.broker, self.stores.dead_letters
+        self._index, self._broker = self.stores.index, self.stores.broker
         self._checkpoints = Checkpoints(self.stores, flusher, ballast)
         self._handoff = Handoff(self.stores, ballast)
         self._maintenance = Maintenance(self.stores, worker)
@@ -77,17 +77,17 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        known = partial(facts.known_ids, self.stores) if self.broker.ready.next_offset else None
-        receipt = self.index.stage(batch, now_ms, known)
+        known = partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None
+        receipt = self._index.stage(batch, now_ms, known)
         self._maintenance.due_soon(now_ms)
         return receipt
 
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
         """End sleepers with the next commit. When it lands, the ready log learns their ids in the same step, so that a lookup
         finds them at every moment."""
-        outcome = self.index.stage_cancel(ids)
+        outcome = self._index.stage_cancel(ids)
         ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
-        group = self.index.pending
+        group = self._index.pending
         if ended and group is not None:
             group.then.append(lambda: self._note_cancelled_ids(ended, now_ms) if group.error is None else None)
         return outcome
@@ -112,7 +112,7 @@ class Topic:
     def stage_reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` or `headers` with the next commit."""
         try:
-            return self.index.stage_reschedule(id_, now_ms, **changes)
+            return self._index.stage_reschedule(id_, now_ms, **changes)
         except (Conflict, UnknownMessage):
             known = self.message(id_)
             if known is None:
@@ -121,20 +121,20 @@ class Topic:
 
     def commit(self) -> None:
         """Make everything staged durable and visible. Raises if that failed."""
-        self.index.commit()
+        self._index.commit()
 
     @property
     def pending_commit(self) -> CommitGroup | None:
         """The last group that is not durable yet: when it has landed, so has everything staged up to now."""
-        return self.index.pending
+        return self._index.pending
 
     def take_commit(self) -> CommitGroup | None:
         """The staged group, to be run by a committer and then landed; None while another one is under way."""
-        return self.index.take()
+        return self._index.take()
 
     def land_commit(self, group: CommitGroup) -> None:
         """Publish a group that was taken and has run, or drop it and raise the cause."""
-        self.index.land(group)
+        self._index.land(group)
 
     # Consuming. Every method journals, so `sync_soon` must follow.
 
@@ -142,50 +142,50 @@ class Topic:
         self, group: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
     ) -> Reserved:
         """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
-        return self.broker.reserve(group, count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+        return self._broker.reserve(group, count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
 
     def ack(self, group: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
         """Settle messages (`id`), or report them as failed (`-id`)."""
-        return self.broker.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
+        return self._broker.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
 
     def extend(self, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
         """Extend leases to `ttr_ms` from now. Returns how many, and the ids that the group does not hold."""
-        return self.broker.extend(group, ids, ttr_ms, now_ms)
+        return self._broker.extend(group, ids, ttr_ms, now_ms)
 
     def give_back(
         self, group: str, ids: Sequence[str], now_ms: int, until_ms: Sequence[int] | None = None
     ) -> tuple[int, list[str]]:
         """Undo a delivery that no consumer has seen. Returns how many, and the ids that the group does not hold. `until_ms`: the
         ends of the leases to undo; messages that are held under another lease by now are left alone."""
-        return self.broker.give_back(group, ids, now_ms, until_ms)
+        return self._broker.give_back(group, ids, now_ms, until_ms)
 
     def move_group(self, group: str, start: str | int, now_ms: int) -> int:
         """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the ready
         offset where it stands."""
-        ready = self.broker.ready
+        ready = self._broker.ready
         if isinstance(start, int):
             offset = ready.offset_at(start)
         elif start in ("earliest", "latest"):
             offset = ready.first_offset if start == "earliest" else ready.next_offset
         else:
             raise InvalidArgument(f"a group starts at earliest, latest or a time in epoch milliseconds, not {start!r}")
-        self.broker.move_group(group, offset, now_ms)
+        self._broker.move_group(group, offset, now_ms)
         return offset
 
     def drop_group(self, group: str, now_ms: int) -> None:
         """Forget a group, so that it holds nothing back."""
-        self.broker.forget_group(group, now_ms)
+        self._broker.forget_group(group, now_ms)
 
     def has_group(self, name: str) -> bool:
-        return name in self.broker.groups
+        return name in self._broker.groups
 
     @property
     def group_count(self) -> int:
-        return len(self.broker.groups)
+        return len(self._broker.groups)
 
     def has_ready(self, name: str, now_ms: int) -> bool:
         """Would a fetch of a group bring anything? O(1)."""
-        return self.broker.has_ready(name, now_ms)
+        return self._broker.has_ready(name, now_ms)
 
     # Dead letters
 
@@ -196,13 +196,13 @@ class Topic:
 
     def letters_of(self, id_: str, group: str | None = None) -> list[DeadLetter]:
         """The dead letters of a message: of one group, or of all."""
-        names = self.broker.groups_with_dead_letters if group is None else [group]
+        names = self._broker.groups_with_dead_letters if group is None else [group]
         return [letter for name in names if (letter := self.dead_letters.get(name, id_)) is not None]
 
     @property
     def dead_group_count(self) -> int:
         """The number of groups that have dead letters; they may be gone themselves."""
-        return len(self.broker.groups_with_dead_letters)
+        return len(self._broker.groups_with_dead_letters)
 
     def requeue(
         self, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
@@ -230,7 +230,7 @@ class Topic:
 
     def tallies(self) -> dict[str, GroupTally]:
         """What happened in every group since the topic was opened."""
-        return {name: group.tally for name, group in self.broker.groups.items()}
+        return {name: group.tally for name, group in self._broker.groups.items()}
 
     def totals(self) -> TopicTotals:
         """What happened since the topic was opened."""
@@ -239,20 +239,20 @@ class Topic:
     @property
     def activity(self) -> int:
         """How much has happened since the topic was opened, plus the sleepers: for ranking topics."""
-        counters = self.index.counters
-        return counters.appended + counters.handed_off + self.index.stats().sleep
+        counters = self._index.counters
+        return counters.appended + counters.handed_off + self._index.stats().sleep
 
     def get(self, id_: str) -> StoredMessage | None:
         """A message that sleeps."""
-        return self.index.get(id_)
+        return self._index.get(id_)
 
     def sleepers(self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None) -> tuple[list[StoredMessage], str | None]:
         """Sleepers by due time, a page at a time."""
-        return self.index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
+        return self._index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
 
     def forecast(self, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
         """How many messages come due when, from the index alone."""
-        return self.index.forecast(now_ms, bucket_ms=bucket_ms, buckets=buckets)
+        return self._index.forecast(now_ms, bucket_ms=bucket_ms, buckets=buckets)
 
     def message(self, id_: str) -> MessageView | None:
         """One message wherever it is: its state, in every group, and its history."""
@@ -285,12 +285,12 @@ class Topic:
     @property
     def wait(self) -> Histogram:
         """Times from ready to the first delivery, in ms, over all groups."""
-        return self.broker.wait
+        return self._broker.wait
 
     @property
     def unsynced_handoffs(self) -> int:
         """Documents of the ready log that a power cut could take; their messages would come due again."""
-        return self.broker.unsynced_documents
+        return self._broker.unsynced_documents
 
     @property
     def unsealable(self) -> dict[int, str]:
@@ -306,9 +306,9 @@ class Topic:
         Raises the first `DiskFull` at the end: the rest of the work may make room."""
         self.stores.refuse_if_stopped()
         full = self._hand_off(now_ms)
-        before = self.broker.event_count
-        wake = self.broker.tick(now_ms)
-        if self.broker.event_count > before or self.broker.has_deferred:
+        before = self._broker.event_count
+        wake = self._broker.tick(now_ms)
+        if self._broker.event_count > before or self._broker.has_deferred:
             self._checkpoints.due_soon(now_ms)
         for work in (self._checkpoints.write_if_due, self._maintenance.step_if_due, self._retention.run_if_due):
             try:
@@ -336,17 +336,17 @@ class Topic:
 
     def next_due(self) -> int | None:
         """When the next sleeper comes due. O(1)."""
-        return self.index.next_due()
+        return self._index.next_due()
 
     def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
         """When `tick` may have something to do: due messages, checkpoints, maintenance, ends of leases and back-offs; with
         `name`, only the leases and back-offs of this group count."""
-        return self._wake(self.broker.next_wake(now_ms, name))
+        return self._wake(self._broker.next_wake(now_ms, name))
 
     def _wake(self, first: int | None) -> int | None:
         """The earliest of `first`, at which a group has something to do, and all other times. Called a thousand times a second:
         no lists."""
-        for at in (self.index.next_due(), self._checkpoints.wake_ms, self._maintenance.due_ms):
+        for at in (self._index.next_due(), self._checkpoints.wake_ms, self._maintenance.due_ms):
             if at is not None and (first is None or at < first):
                 first = at
         retain_ms = self._retention.due_ms
@@ -381,13 +381,13 @@ class Topic:
 
     def close(self) -> dict[str, Any]:
         """Sync and close. Returns the mark of this topic for the clean-shutdown file."""
-        broker = self.broker
-        if self.index.stopped is None:
-            self.index.commit()  # its consequences are written, too
+        broker = self._broker
+        if self._index.stopped is None:
+            self._index.commit()  # its consequences are written, too
         if broker.stopped is None:
             self._checkpoints.write()
         else:
             self._checkpoints.abandon()
-        ends, dead, end = broker.close(), self.dead.close(), self.index.close()
-        mark = {"base": Int64(self.index.active_base), "end": Int64(end), "dead": Int64(dead)}
-        return {**mark, "broker": ends, "files": logs(self.door, self.folder)}
+        ends, dead, end = broker.close(), self.stores.dead_letters.close(), self._index.close()
+        mark = {"base": Int64(self._index.active_base), "end": Int64(end), "dead": Int64(dead)}
+        return {**mark, "broker": ends, "files": logs(self.stores.door, self.stores.folder)}
