@@ -449,9 +449,9 @@ BUGS = (
     ),
     Bug(
         "messages in BSON that could not be sent are not given back",
-        "server/handlers/messages.py",
-        "        return Reply(fetched_bson(found), 200, BSON, back)\n",
-        "        return Reply(fetched_bson(found), 200, BSON)\n",
+        "server/handlers/consume.py",
+        "        return Reply(fetched_bson(messages), 200, BSON, undo)\n",
+        "        return Reply(fetched_bson(messages), 200, BSON)\n",
         "server_time",
     ),
     Bug(

@@ -17,7 +17,7 @@ from aiohttp import web
 from turtlemq.broker.results import Acked
 from turtlemq.model import Forecast
 from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN, Access
-from turtlemq.server.handlers import backup, command, dead, messages, metrics, pages, status, topics
+from turtlemq.server.handlers import backup, command, consume, dead, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.reply import Answered
@@ -93,40 +93,40 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
     return [
         Operation(
             f"POST {base}/fetch",
-            messages.fetch,
+            consume.fetch,
             CONSUME,
             f"fetch{suffix}",
             f"Fetch messages that are due{whose}",
             answers.Messages,
             "Waits up to `wait` seconds for the first. With `Accept: application/bson` the messages come as BSON documents, one "
             "behind the other. What is not acknowledged by `lease_until_ms` comes again.",
-            body=messages.Fetch,
+            body=consume.Fetch,
             body_example={"max": 100, "wait": 10, "ttr": 30},
             errors=_CHANGE,
             answer_example={"messages": [_FETCHED]},
         ),
         Operation(
             f"POST {base}/ack",
-            messages.ack,
+            consume.ack,
             CONSUME,
             f"ack{suffix}",
             f"Acknowledge, or report as failed{whose}",
             Acked,
             "A list of ids, `-` before each that failed; or an object with `acks`, where `retry_delay` and `error` are about the "
             "failed ones. An id that the group does not hold in reserve is `unknown`, never an error.",
-            body=list[str] | messages.Ack,
+            body=list[str] | consume.Ack,
             body_example=["order-17", "-order-18"],
             errors=_CHANGE,
             answer_example={"acked": 1, "failed": 1, "dead": 0, "unknown": []},
         ),
         Operation(
             f"POST {base}/extend",
-            messages.extend,
+            consume.extend,
             CONSUME,
             f"extend{suffix}",
             f"Give consumers more time{whose}",
             answers.Extended,
-            body=messages.Extend,
+            body=consume.Extend,
             body_example={"ids": ["order-17"], "ttr": 120},
             errors=_CHANGE,
             answer_example={"extended": 1, "unknown": []},
@@ -143,7 +143,7 @@ OPERATIONS: list[Operation] = [
         "Produce",
         Operation(
             f"POST {_TOPIC}/messages",
-            messages.produce,
+            produce.produce,
             PRODUCE,
             "produce",
             "Store messages: all of them or none",

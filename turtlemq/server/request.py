@@ -6,25 +6,29 @@ Bodies are read in `incoming.body`, answers are made in `outgoing.reply`.
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from turtlemq.engine import GROUP, Engine
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.validate import check_ids
+from turtlemq.model import DUE_MS_MAX
 from turtlemq.server.auth import client_name
 from turtlemq.server.config import Config
 from turtlemq.server.errors import (
     DeadlineExceeded,
     Forbidden,
 )
+from turtlemq.server.incoming.batches import Rules
 from turtlemq.server.service import Service
 from turtlemq.settings import Settings
 from turtlemq.storage import names
 
 T = TypeVar("T")
+EpochMs = Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]  # a time in queries and bodies
 
 SERVICE = web.AppKey("service", Service)
 CONFIG = web.AppKey("config", Config)
@@ -103,6 +107,13 @@ def settings_of(request: web.Request, topic: str) -> Settings:
     return engine.settings if found is None else found.settings
 
 
+def due_rules(request: web.Request, topic: str) -> Rules:
+    """The rules about due times: of two limits on the delay, that of the server and that of the topic, the shorter."""
+    config, own_ms = request.app[CONFIG], settings_of(request, topic).max_delay_ms
+    server_ms = int(config.max_delay_days * 86_400_000)
+    return Rules(config.reject_past, min(own_ms, server_ms) if own_ms and server_ms else own_ms or server_ms)
+
+
 def throttle(request: web.Request, topic: str, count: int) -> None:
     """Admit `count` messages of this client into a topic, or raise `RateLimited`. Costs nothing where no rate is set."""
     flow, settings = request.app[SERVICE].flow, settings_of(request, topic)
@@ -117,6 +128,11 @@ def group_of(request: web.Request, may_create: bool = False) -> str:
     if topic is not None and topic.group_count >= request.app[CONFIG].max_groups and not topic.has_group(name):
         raise InvalidArgument(f"the topic has {topic.group_count:,} groups already, as many as max_groups allows")
     return name
+
+
+def topic_and_group(request: web.Request) -> tuple[str, str]:
+    """Topic and group of the path, which may both be new."""
+    return topic_of(request, may_create=True), group_of(request, may_create=True)
 
 
 def id_of(request: web.Request) -> str:

@@ -1,4 +1,4 @@
-"""Live backups over HTTP: files are pinned for `turtlemq backup`, which copies them, and let go again. Callers give no paths."""
+"""Handlers of live backups: pin all files, so that `turtlemq backup` can copy them, and unpin them. Callers give no paths."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _one_at_a_time = asyncio.Lock()
 
 
 async def pin(request: web.Request) -> web.Response:
-    """POST /v1/backup: links to all files as they are now, topic by topic; other requests get their turn between two."""
+    """POST /v1/backup: hard links to all files as they are now, topic by topic; other requests get their turn in between."""
     name = str(time.time_ns())
     async with _one_at_a_time:
-        await _unpinned(request)  # of one that was cut off
+        await _unpin_all(request)  # pins of a backup that was interrupted
         try:
             lengths = await _pinned(request, name)
         except OSError as error:
-            await _unpinned(request)
+            await _unpin_all(request)
             raise Unavailable(
                 f"the files cannot be pinned ({error.strerror or error}): hard links are needed in the data folder. "
                 "Stop the server and back up the folder then."
@@ -40,19 +40,19 @@ async def _pinned(request: web.Request, name: str) -> dict[str, int]:
     for so_far in backup.pin(engine.door, engine.root, name):
         lengths = so_far
         await asyncio.sleep(0)
-        engine_of(request)  # a server that is stopping has no more pins to give
+        engine_of(request)  # raises if the server is stopping
     return lengths
 
 
 async def unpin(request: web.Request) -> web.Response:
-    """DELETE /v1/backup: the copy is made, or given up."""
+    """DELETE /v1/backup: the copy is complete, or given up."""
     async with _one_at_a_time:
-        await _unpinned(request)
+        await _unpin_all(request)
     log.info("event=backup_unpinned")
     return answer({"outcome": "unpinned"})
 
 
-async def _unpinned(request: web.Request) -> None:
-    """Let go of all pins, on a thread: they may be many, and nobody else touches them."""
+async def _unpin_all(request: web.Request) -> None:
+    """Remove all pins, on a thread: they may be many, and no other code touches them."""
     engine = engine_of(request)
     await asyncio.get_running_loop().run_in_executor(None, backup.unpin, engine.door.fresh(), engine.root)

@@ -1,4 +1,4 @@
-"""The command protocol, POST /v1/command, for clients of Youzan-style queues: always 200, success or not is in the answer."""
+"""The handler of the command protocol, for clients of Youzan-style queues: always 200, the answer tells whether it succeeded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server.auth import ANY, AUTH, CONSUME, PRODUCE
 from turtlemq.server.errors import RequestTimeout
-from turtlemq.server.handlers.messages import cancel_ids, due_rules
+from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.outgoing.messages import delivered
 from turtlemq.server.outgoing.reply import answer
-from turtlemq.server.request import CONFIG, SERVICE, check_topics, engine_of, throttle
+from turtlemq.server.request import CONFIG, SERVICE, check_topics, due_rules, engine_of, throttle
 from turtlemq.server.service import Service, now_ms
 from turtlemq.storage import names
 
@@ -28,7 +28,7 @@ ACCESS = {"add": PRODUCE, "delete": PRODUCE, "pop": CONSUME, "finish": CONSUME} 
 
 
 class Command(Struct, rename={"ttr": "TTR"}):
-    """One command."""
+    """A request of the command protocol."""
 
     command: str
     topic: str | None = None
@@ -39,7 +39,7 @@ class Command(Struct, rename={"ttr": "TTR"}):
 
 
 class CommandAnswer(Struct):
-    """Its answer."""
+    """The answer to a command."""
 
     success: bool = True
     error: str = ""
@@ -48,7 +48,7 @@ class CommandAnswer(Struct):
 
 
 async def command(request: web.Request) -> web.Response:
-    """POST /v1/command"""
+    """POST /v1/command: add, pop, finish or delete a message."""
     service = request.app[SERVICE]
     try:
         asked = await read_as(request, Command)
@@ -60,13 +60,13 @@ async def command(request: web.Request) -> web.Response:
             request.app[AUTH].require(request, asked.topic, ACCESS.get(asked.command, ANY))
             creates = names_topic and request.app[CONFIG].auto_create_topics
             if asked.topic not in service.engine.topics and not creates:
-                service.engine.topic(asked.topic)  # it says why not
+                service.engine.topic(asked.topic)  # raises with the reason
             check_topics(request, asked.topic)
         out = await _run(request, asked)
     except TurtleError as error:
         refused = answer(CommandAnswer(False, f"{error.code}: {error}"))
         if isinstance(error, RequestTimeout):
-            refused.force_close()  # the rest of the body would be taken for the next request
+            refused.force_close()  # the rest of the body would be read as the next request
         return refused
     service.answer_polls_soon()
     return answer(out)
@@ -103,8 +103,8 @@ async def _add(service: Service, asked: Command) -> CommandAnswer:
         ttr_ms=[max(1, round(asked.ttr * 1000)) if asked.ttr else 0],
         flags=[f.JSON],
     )
-    found, receipt = service.engine.stage(asked.topic, batch, now)
-    await service.commit(found)
+    staged_in, receipt = service.engine.stage(asked.topic, batch, now)
+    await service.commit(staged_in)
     return CommandAnswer(id=receipt.ids[0])
 
 
@@ -112,22 +112,22 @@ async def _pop(request: web.Request, asked: Command) -> CommandAnswer:
     assert asked.topic is not None
     service = request.app[SERVICE]
     service.engine.topic(asked.topic, create=True)
-    found = delivered(await service.fetch(FetchRequest(asked.topic, GROUP, 1), 0))
-    if not found:
+    messages = delivered(await service.fetch(FetchRequest(asked.topic, GROUP, 1), 0))
+    if not messages:
         return CommandAnswer()
-    message = found[0]
+    message = messages[0]
     return CommandAnswer(id=message.id, value=message.body_base64 if isinstance(message.body, UnsetType) else message.body)
 
 
 def _topics(request: web.Request, asked: Command) -> list[str]:
-    """Where to look for the message: in the topic that was named, else in all on which one has the right."""
+    """Topics in which to look for the message: the one that was named, else all on which the token has the right."""
     if asked.id is None:
         raise InvalidArgument(f"{asked.command} needs an id")
     check_ids([asked.id])
     if asked.topic is not None:
         return [asked.topic]
-    guard = request.app[AUTH]
-    return [topic for topic in sorted(engine_of(request).topics) if guard.may(request, topic, ACCESS[asked.command])]
+    auth = request.app[AUTH]
+    return [topic for topic in sorted(engine_of(request).topics) if auth.may(request, topic, ACCESS[asked.command])]
 
 
 def _finish(engine: Engine, asked: Command, topics: list[str]) -> CommandAnswer:

@@ -33,21 +33,21 @@ HEADERS = {
 
 
 @cache
-def files() -> dict[str, tuple[bytes, str]]:
-    """Every file by name, with its tag."""
-    found = {}
+def _files() -> dict[str, tuple[bytes, str]]:
+    """All files by name, with their ETags. Read once."""
+    out = {}
     for entry in resources.files(static).iterdir():
         if entry.name.rpartition(".")[2] in TYPES:
             data = entry.read_bytes()
-            found[entry.name] = (data, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
-    return found
+            out[entry.name] = (data, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
+    return out
 
 
-def send(request: web.Request, name: str) -> web.Response:
-    """One of the files, or word that the browser has it already."""
-    if name not in files():
+def _send(request: web.Request, name: str) -> web.Response:
+    """A file, or 304 if the browser has it already."""
+    if name not in _files():
         raise web.HTTPNotFound
-    data, tag = files()[name]
+    data, tag = _files()[name]
     headers = HEADERS | {"ETag": tag}
     if request.headers.get("If-None-Match") == tag:
         return web.Response(status=304, headers=headers)
@@ -56,17 +56,17 @@ def send(request: web.Request, name: str) -> web.Response:
 
 async def dashboard(request: web.Request) -> web.Response:
     """GET /"""
-    return send(request, "dashboard.html")
+    return _send(request, "dashboard.html")
 
 
 async def docs(request: web.Request) -> web.Response:
     """GET /docs"""
-    return send(request, "docs.html")
+    return _send(request, "docs.html")
 
 
 async def file(request: web.Request) -> web.Response:
     """GET /pages/{file}"""
-    return send(request, request.match_info["file"])
+    return _send(request, request.match_info["file"])
 
 
 async def openapi(request: web.Request) -> web.Response:

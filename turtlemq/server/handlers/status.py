@@ -1,4 +1,4 @@
-"""How it goes, for people and for supervisors: /healthz, /readyz, and /v1/status, which the dashboard is drawn from."""
+"""Handlers about the state of the server: /healthz and /readyz for supervisors, /v1/status for the dashboard."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from turtlemq import __version__
 from turtlemq.engine import Engine
 from turtlemq.histogram import LATENESS_MS, Histogram
+from turtlemq.lifecycle import STATES
 from turtlemq.server.auth import AUTH
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.metrics.collect import busiest, figures_of
@@ -19,20 +20,20 @@ from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, engine_of, query
 from turtlemq.server.service import now_ms
 
-_BEGUN = time.monotonic()
+_STARTED = time.monotonic()
 DAMAGE_MAX = 20
 
 
 class StatusQuery(Struct, forbid_unknown_fields=True):
-    """Which topics: so many of the busiest whose name holds `q`."""
+    """The topics to show: the `limit` busiest whose name contains `q`."""
 
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 50
     q: Annotated[str, Meta(max_length=200)] = ""
 
 
 class Lateness(Struct):
-    """Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. Differences of two looks
-    give the lateness of the time between."""
+    """Histograms since the start: count i is of at most bounds_ms[i], and one more count is of everything above. The difference
+    of two answers is the lateness in the time between."""
 
     bounds_ms: list[float]
     scheduler: list[int]
@@ -44,7 +45,7 @@ class Lateness(Struct):
 
 
 class TopicStatus(Struct):
-    """A topic: messages in each state, totals since the start, its groups and how late it is."""
+    """A topic: messages by state, totals since the start, its groups and its lateness."""
 
     topic: str
     states: dict[str, int]
@@ -61,7 +62,7 @@ class TopicStatus(Struct):
 
 
 class DamageFound(Struct):
-    """Damage."""
+    """A damaged stretch of a file."""
 
     topic: str
     file: str
@@ -71,7 +72,7 @@ class DamageFound(Struct):
 
 
 class Status(Struct):
-    """The whole server. `topics` are those asked for, `totals` of all of those; `damage` names the first few."""
+    """The server as a whole. `topics` are those of the query; `damage` has at most DAMAGE_MAX entries."""
 
     version: str
     now_ms: int
@@ -100,7 +101,7 @@ async def healthz(request: web.Request) -> web.Response:
 
 async def readyz(request: web.Request) -> web.Response:
     """GET /readyz"""
-    engine = engine_of(request)  # says why not
+    engine = engine_of(request)  # 503 while it starts or stops
     damaged = sum(1 for topic in engine.topics.values() if topic.damage())
     stopped = sum(1 for topic in engine.topics.values() if topic.stopped is not None)
     trouble = len(engine.trouble)
@@ -109,21 +110,21 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 def uptime_s() -> float:
-    """Since the program began."""
-    return round(time.monotonic() - _BEGUN, 3)
+    """Seconds since the process started."""
+    return round(time.monotonic() - _STARTED, 3)
 
 
 async def status(request: web.Request) -> web.Response:
     """GET /v1/status"""
     asked, engine, service = query(request, StatusQuery), engine_of(request), request.app[SERVICE]
-    guard = request.app[AUTH]
-    visible = await in_slices(name for name in list(engine.topics) if asked.q in name and guard.may(request, name))
+    auth = request.app[AUTH]
+    visible = await in_slices(name for name in list(engine.topics) if asked.q in name and auth.may(request, name))
     names = (await busiest(engine, visible))[: asked.limit]
     now = now_ms()
     rows = await in_slices(_topic(engine, name, now) for name in names if name in engine.topics)
-    meter, found = service.meter, [engine.topics[name] for name in visible if name in engine.topics]
-    nothing = Histogram(LATENESS_MS)
-    late, wait = nothing.merge(topic.lateness for topic in found), nothing.merge(topic.wait for topic in found)
+    meter, topics = service.meter, [engine.topics[name] for name in visible if name in engine.topics]
+    empty = Histogram(LATENESS_MS)
+    late, wait = empty.merge(topic.lateness for topic in topics), empty.merge(topic.wait for topic in topics)
     return answer(
         Status(
             version=__version__,
@@ -147,17 +148,17 @@ async def status(request: web.Request) -> web.Response:
 
 
 def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
-    row = figures_of(engine, name, now)
-    stats: Any = row.stats
+    figures = figures_of(engine, name, now)
+    stats: Any = figures.stats
     trouble = engine.trouble.get(name) or engine.topics[name].stopped
     return TopicStatus(
         topic=name,
-        states={state: stats[state] for state in ("sleep", "ready", "reserve", "history", "dead", "cancelled")},
-        totals=row.totals
-        | {key: sum(g[key] for g in row.groups.values()) for key in ("delivered", "acked", "failed", "timed_out")},
+        states={state: stats[state] for state in STATES},
+        totals=figures.totals
+        | {key: sum(group[key] for group in figures.groups.values()) for key in ("delivered", "acked", "failed", "timed_out")},
         groups={
-            group: {key.removeprefix("now_"): n for key, n in found.items() if key != "dead"}
-            for group, found in row.groups.items()
+            name: {key.removeprefix("now_"): count for key, count in group.items() if key != "dead"}
+            for name, group in figures.groups.items()
         },
         bytes=stats["bytes"],
         segments=stats["segments"],
@@ -166,7 +167,7 @@ def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
         oldest_ready_ms=stats["oldest_ready_ms"],
         next_due_ms=stats["next_due_ms"],
         trouble=None if trouble is None else str(trouble),
-        lateness=_lateness(row.lateness, row.wait),
+        lateness=_lateness(figures.lateness, figures.wait),
     )
 
 
@@ -180,5 +181,5 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _damage(engine: Engine, names: list[str]) -> list[DamageFound]:
-    found = [(name, one) for name in names if name in engine.topics for one in engine.topics[name].damage()]
-    return [DamageFound(name, one.file, one.position, one.length, one.reason) for name, one in found[:DAMAGE_MAX]]
+    damage = [(name, one) for name in names if name in engine.topics for one in engine.topics[name].damage()]
+    return [DamageFound(name, one.file, one.position, one.length, one.reason) for name, one in damage[:DAMAGE_MAX]]

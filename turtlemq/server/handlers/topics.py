@@ -1,4 +1,4 @@
-"""Topics and groups over HTTP: settings, figures, compaction, replay."""
+"""Handlers of topics and groups: settings, figures, compaction, replay."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from turtlemq.server.service import now_ms
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
 
-COMPACT_S_MAX = 30  # then the answer says that it goes on by itself
+COMPACT_S_MAX = 30  # then the request is answered, and maintenance goes on by itself
 COMPACT_STEP_S = 0.005
 
 
 class GroupStartAt(Struct, forbid_unknown_fields=True):
-    """A group's start by time."""
+    """A group's start: the first message that became ready at this time or later."""
 
     ready_ms: Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
 
 
 class GroupStart(Struct, forbid_unknown_fields=True):
-    """Where a group starts. Nothing: a new one at the oldest message, one that is there stays where it is."""
+    """The position of a group. Without `start`, a new group begins at the oldest message, and an existing one stays in place."""
 
     start: Literal["earliest", "latest"] | GroupStartAt | None = None
 
 
 def describe(engine: Engine, topic: str) -> dict[str, Any]:
-    """A topic with its settings and figures."""
+    """A topic with its settings and figures, as answers show it."""
     return {
         "topic": topic,
         "settings": to_nested(engine.topic(topic).settings),
@@ -46,9 +46,9 @@ def describe(engine: Engine, topic: str) -> dict[str, Any]:
 
 
 async def list_topics(request: web.Request) -> web.Response:
-    """GET /v1/topics: those on which one has a right."""
-    engine, guard = engine_of(request), request.app[AUTH]
-    names = [name for name in sorted(engine.topics) if guard.may(request, name)]
+    """GET /v1/topics: topics on which the token has any right."""
+    engine, auth = engine_of(request), request.app[AUTH]
+    names = [name for name in sorted(engine.topics) if auth.may(request, name)]
     return answer({"topics": await in_slices(describe(engine, name) for name in names if name in engine.topics)})
 
 
@@ -70,13 +70,13 @@ async def get_topic(request: web.Request) -> web.Response:
 
 async def drop_topic(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}"""
-    engine_of(request).drop_topic(names.check_topic(request.match_info["topic"]))  # also one that cannot be opened
+    engine_of(request).drop_topic(names.check_topic(request.match_info["topic"]))  # works for a topic that cannot be opened, too
     request.app[SERVICE].answer_polls_soon()
     return answer({"outcome": "deleted"})
 
 
 async def compact(request: web.Request) -> web.Response:
-    """POST /v1/topics/{topic}/compact: housekeeping, a step at a time, until nothing is left to do."""
+    """POST /v1/topics/{topic}/compact: maintenance in small steps, until none is left or COMPACT_S_MAX is over."""
     name, engine = topic_of(request), engine_of(request)
     topic, before = engine.topic(name), engine.stats(name)
     topic.checkpoint()

@@ -170,7 +170,7 @@ def listed(message: MessageView) -> dict[str, Any]:
     }
 
 
-def letter(dead: DeadLetter) -> dict[str, Any]:
+def letter_fields(dead: DeadLetter) -> dict[str, Any]:
     """A dead letter."""
     return {
         "id": dead.id,

@@ -1,0 +1,128 @@
+"""Handlers of consumers: fetch, acknowledge, extend a lease."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Annotated, Literal
+
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from turtlemq.errors import InvalidArgument, TooLarge
+from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
+from turtlemq.server import trace
+from turtlemq.server.errors import InvalidAckList
+from turtlemq.server.incoming.batches import DELAY_S_MAX
+from turtlemq.server.incoming.body import read, read_as
+from turtlemq.server.incoming.decode import decode
+from turtlemq.server.long_polls import FetchRequest
+from turtlemq.server.media_types import BSON, JSON
+from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
+from turtlemq.server.outgoing.reply import Reply, answer
+from turtlemq.server.request import SERVICE, engine_of, group_of, time_left, topic_and_group, topic_of
+from turtlemq.server.service import now_ms
+
+Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
+
+
+class Fetch(Struct, forbid_unknown_fields=True):
+    """The body of a fetch."""
+
+    max: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0
+    ttr: Seconds | None = None
+    consumer: Annotated[str, Meta(max_length=200)] = ""
+    ack: Literal["manual", "auto"] = "manual"
+
+
+class Ack(Struct, forbid_unknown_fields=True):
+    """The long form of an ack."""
+
+    acks: list[str]
+    retry_delay: Annotated[float, Meta(ge=0, le=DELAY_S_MAX)] | None = None
+    error: Annotated[str, Meta(max_length=4_000)] = ""
+
+
+class Extend(Struct, forbid_unknown_fields=True):
+    """The body of an extend."""
+
+    ids: list[str]
+    ttr: Seconds | None = None
+
+
+async def fetch(request: web.Request) -> Reply:
+    """POST …/fetch"""
+    topic_and_group(request)
+    asked = await read_as(request, Fetch)
+    topic, group = topic_and_group(request)  # again: topics and groups may have been created or deleted meanwhile
+    service = request.app[SERVICE]
+    service.engine.topic(topic, create=True)
+    ttr_ms = None if asked.ttr is None else max(1, round(asked.ttr * 1000))
+    wanted = FetchRequest(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto")
+    messages = await trace.waited(request, service.fetch(wanted, min(asked.wait, time_left(request))))
+    service.meter.fetch_batch.add(len(messages))
+    undo = partial(service.give_back, wanted, messages)
+    if _prefers_bson(request.headers.get("Accept", "")):
+        return Reply(fetched_bson(messages), 200, BSON, undo)
+    return Reply(fetched_json(messages), 200, JSON, undo)
+
+
+@lru_cache(64)  # clients send the same few headers again and again
+def _prefers_bson(accept: str) -> bool:
+    """Whether an Accept header names BSON with at least the quality of JSON.
+
+    >>> accepts = "application/BSON", "application/bson;q=0", "application/json, application/bson;q=0.1", "*/*"
+    >>> [_prefers_bson(accept) for accept in accepts]
+    [True, False, False, False]
+    """
+    quality = {BSON: 0.0, JSON: 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = (text.strip() for text in part.split(";"))
+        values = [text[2:] for text in parameters if text.startswith("q=")]
+        try:
+            quality[kind] = float(values[0]) if values else 1.0
+        except ValueError:
+            quality[kind] = 1.0
+    return quality[BSON] > 0 and quality[BSON] >= quality[JSON]
+
+
+async def ack(request: web.Request) -> Reply:
+    """POST …/ack"""
+    topic, group = topic_of(request), group_of(request)
+    asked = _parse_acks(await read(request))
+    delay_ms = None if asked.retry_delay is None else round(asked.retry_delay * 1000)
+    now = now_ms()
+    if now + (delay_ms or 0) > DUE_MS_MAX:
+        raise InvalidArgument("retry_delay reaches beyond May 2109")
+    outcome = engine_of(request).ack(topic, group, asked.acks, now, retry_delay_ms=delay_ms, error=asked.error)
+    request.app[SERVICE].meter.ack_batch.add(len(asked.acks))
+    request.app[SERVICE].answer_polls_soon(topic)
+    return Reply.of(outcome)
+
+
+def _parse_acks(data: bytes) -> Ack:
+    """An ack list in its short or long form.
+
+    >>> _parse_acks(b'["a", "-b"]').acks
+    ['a', '-b']
+    """
+    body: list[str] | Ack = decode(data, list[str] | Ack, InvalidAckList)  # type: ignore[arg-type]
+    asked = Ack(body) if isinstance(body, list) else body
+    if len(asked.acks) > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"an ack list holds at most {BATCH_MESSAGES_MAX:,} ids, this one {len(asked.acks):,}")
+    for empty in ("", "-"):
+        if empty in asked.acks:
+            i = asked.acks.index(empty)
+            raise InvalidAckList(f"entry {i} names no message: {empty!r}", index=i)
+    return asked
+
+
+async def extend(request: web.Request) -> web.Response:
+    """POST …/extend"""
+    topic, group = topic_of(request), group_of(request)
+    asked = await read_as(request, Extend)
+    engine = engine_of(request)
+    ttr_ms = engine.topic(topic).settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
+    extended, unknown = engine.extend(topic, group, asked.ids, ttr_ms, now_ms())
+    request.app[SERVICE].tick_soon()
+    return answer({"extended": extended, "unknown": unknown})

@@ -1,0 +1,62 @@
+"""The handler that stores messages: read, decode, stage, and answer when the commit has landed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import numpy as np
+from aiohttp import web
+
+from turtlemq.model import Batch, Receipt
+from turtlemq.server.incoming.batches import TYPES, decode_slices
+from turtlemq.server.incoming.body import read
+from turtlemq.server.outgoing.reply import Reply, encode
+from turtlemq.server.request import SERVICE, check_deadline, due_rules, throttle, topic_of
+from turtlemq.server.service import now_ms
+
+HEAVY_BYTES = 16 << 10  # a larger body takes more than a fraction of a millisecond, so its work waits for its turn
+
+
+async def produce(request: web.Request) -> Reply:
+    """POST /v1/topics/{topic}/messages"""
+    topic, service = topic_of(request, may_create=True), request.app[SERVICE]
+    data = await read(request, TYPES)
+    service.admit(len(data))
+    if len(data) > HEAVY_BYTES:
+        await service.turns.turn()
+    now = now_ms()
+    kind = request.content_type if request.headers.get("Content-Type") else ""
+    batch = await _decoded(request, decode_slices(data, kind, now, due_rules(request, topic)))
+    throttle(request, topic, len(batch))
+    if len(data) > HEAVY_BYTES:
+        await service.turns.turn()
+        check_deadline(request)
+    topic_of(request, may_create=True)  # again: topics may have been created or deleted meanwhile
+    staged_in, receipt = service.engine.stage(topic, batch, now)
+    await service.commit(staged_in, len(data))
+    service.meter.produce_batch.add(len(receipt))
+    return Reply(_receipt_json(receipt), 201)
+
+
+async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) -> Batch:
+    """The batch that `steps` returns, decoded in turns with other requests. Stops if the caller's deadline passes."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            batch: Batch = done.value
+            return batch
+        await request.app[SERVICE].turns.turn()
+        check_deadline(request)
+
+
+def _receipt_json(receipt: Receipt) -> bytes:
+    """The answer to a batch. Ids that the server gave are rows of text in an array, and are copied as they are."""
+    duplicates, given = receipt.duplicates, receipt.given
+    if isinstance(given, list):
+        ids = encode(given)
+    else:
+        rows = np.full((len(given), given.shape[1] + 3), ord('"'), np.uint8)
+        rows[:, 1:-2], rows[:, -1] = given, ord(",")
+        ids = b"[%b]" % rows.tobytes()[:-1]
+    return b'{"ids":%b,"created":%d,"duplicates":%d,"durable":"fsync"}' % (ids, len(receipt) - duplicates, duplicates)
