@@ -20,7 +20,7 @@ from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.incoming.batches import Rules, decode_batch, decode_slices
+from turtlemq.server.incoming.batches import Rules, decode_slices
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.server.outgoing.fetch import Buffer, fetched_bson, fetched_json
@@ -87,6 +87,17 @@ def sent(count: int, kind: str, spread: int = 0) -> bytes:
     return b"\n".join(map(msgspec.json.encode, batch)) if kind == NDJSON else msgspec.json.encode({"messages": batch})
 
 
+def _decoded(data: bytes, kind: str) -> Batch:
+    """A request body as a batch, read in slices without a pause."""
+    steps = decode_slices(data, kind, START_MS, Rules())
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        batch: Batch = done.value
+        return batch
+
+
 def reads(folder: str, size: dict[str, Any]) -> dict[str, Any]:
     """For each way in: rates, bytes of a message, and a rate that no reader here can pass."""
     shape = Size(**size)
@@ -98,11 +109,11 @@ def reads(folder: str, size: dict[str, Any]) -> dict[str, Any]:
     }
     data = {name: sent(shape.batch, *what) for name, what in shapes.items()}
     works: dict[str, Callable[[], object]] = {
-        name: lambda data=data[name], kind=kind: decode_batch(data, kind, START_MS, Rules())  # type: ignore[misc]
+        name: lambda data=data[name], kind=kind: _decoded(data, kind)  # type: ignore[misc]
         for name, (kind, _) in shapes.items()
     }
     for name, (kind, _) in shapes.items():
-        assert len(decode_batch(data[name], kind, START_MS, Rules())) == shape.batch, "every message is read"
+        assert len(_decoded(data[name], kind)) == shape.batch, "every message is read"
     lines, spots = msgspec.json.Decoder(JsonMessage), [54 * i for i in range(shape.batch)]
     bson_data, json_data = data["BSON in"], data["NDJSON in"]
     works["slices"] = lambda: [bson_data[at : at + BODY_BYTES] for at in spots]

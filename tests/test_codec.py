@@ -21,6 +21,7 @@ from bson.int64 import Int64
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.harness.codec import decode_batch
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
@@ -29,7 +30,7 @@ from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server.errors import InvalidBson
 from turtlemq.server.incoming import bson_messages, json_messages
-from turtlemq.server.incoming.batches import Rules, decode_batch, decode_slices
+from turtlemq.server.incoming.batches import Rules, decode_slices
 from turtlemq.server.incoming.columns import Columns
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.server.outgoing import fetch, messages

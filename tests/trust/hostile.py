@@ -28,6 +28,7 @@ import typer
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.harness.codec import decode_batch
 from tests.trust import hostile_decoder
 from tests.trust.damage_folders import Ram, make
 from tests.trust.model import Broken, Figures, Part
@@ -43,7 +44,7 @@ from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.server import config
-from turtlemq.server.incoming.batches import Rules, decode_batch
+from turtlemq.server.incoming.batches import Rules
 from turtlemq.server.incoming.columns import PRIORITIES
 from turtlemq.server.incoming.decompress import unpacked
 from turtlemq.server.media_types import BSON, JSON, NDJSON

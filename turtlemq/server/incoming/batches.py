@@ -34,17 +34,6 @@ class Rules:
     max_delay_ms: int = 0  # 0: no limit of its own
 
 
-def decode_batch(data: bytes, kind: str, now_ms: int, rules: Rules) -> Batch:
-    """A request body as a batch."""
-    steps = decode_slices(data, kind, now_ms, rules)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            batch: Batch = done.value
-            return batch
-
-
 def decode_slices(data: bytes, kind: str, now_ms: int, rules: Rules) -> Generator[None, None, Batch]:
     """The same in steps of a millisecond or so, for a caller that has other things to do in between. It returns the batch."""
     if kind in (JSON, "") and (alone := json_messages.alone(data)) is not None:
