@@ -27,7 +27,7 @@ HISTOGRAM = 32
 HANDOFF = 60
 
 # Keys of single messages that a memtable gathers in a sorted list before they become a run: 0.3 µs to insert a key, 20 µs to make
-# a run of any size. Up to this many.
+# a run of any size. They become a run when there are this many.
 SINGLE_KEYS = 512
 
 # Documents of one due time whose seqs are read to find one of them: one read of all costs less than the preads of a binary

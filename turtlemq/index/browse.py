@@ -1,9 +1,12 @@
-"""Looking at sleepers without changing anything: pages of them in due order, and how many come due when."""
+"""Read-only views of sleepers: pages in due order, and a forecast (counts by due time).
+
+Pages read keys first and then only the documents of the page; a forecast reads no document. Nothing is changed.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.ma  # numpy.unique loads it when first called: 20 ms that no tick should have to wait for
+import numpy.ma  # numpy.unique loads it at its first call: 20 ms that no tick should wait for
 
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.memtable import Memtable
@@ -15,12 +18,12 @@ from turtlemq.segment import format as f
 BUCKETS_MAX = 100_000
 LIMIT_MAX = 10_000
 PAGE_BYTES = 16 << 20  # of documents on one page
-_STRIDE = 512  # keys looked at in one go, where many are cancelled
+_STRIDE = 512  # keys read at once: many of them may be cancelled
 
 
 def browse(segments: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | None) -> tuple[list[f.Document], str | None]:
-    """Sleepers due in [from_ms, to_ms], ordered by (due, seq), and a cursor for the next page, None if this is the last. Where
-    bodies are large, a page has less than `limit` of them. O(limit × segments)."""
+    """A page of sleepers due in [from_ms, to_ms], ordered by (due, seq), and the cursor of the next page, None if this is the
+    last. A page may have fewer than `limit` messages if they are large. O(limit × segments)."""
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
     if not 0 <= from_ms <= to_ms <= DUE_MS_MAX:
@@ -30,18 +33,19 @@ def browse(segments: Segments, from_ms: int, to_ms: int, limit: int, cursor: str
     while True:
         parts, ordinals = _first_keys(segments, max(from_ms, after[0]), to_ms, after, wanted)
         taken = _fitting(segments, parts, ordinals, bytes_max)
-        found = _read(segments, parts[:taken], ordinals[:taken])
+        documents = _read(segments, parts[:taken], ordinals[:taken])
         more = taken < len(ordinals) or len(ordinals) >= wanted
-        if len(found) > limit or (found and taken < len(ordinals)) or not more:
+        if len(documents) > limit or (documents and taken < len(ordinals)) or not more:
             break
-        wanted, bytes_max = 2 * wanted, 2 * bytes_max  # damaged documents are on no page
-    page = found[:limit]
-    return page, f"{page[-1].due_ms}-{page[-1].seq}" if more or len(found) > limit else None
+        wanted, bytes_max = 2 * wanted, 2 * bytes_max  # damaged documents left the page empty or short
+    page = documents[:limit]
+    return page, f"{page[-1].due_ms}-{page[-1].seq}" if more or len(documents) > limit else None
 
 
 def _first_keys(segments: Segments, low: int, to_ms: int, after: tuple[int, int], wanted: int) -> tuple[I64, I64]:
-    """The first `wanted` sleepers behind `after`: numbers of their parts, and their ordinals. Less only if there are no more."""
-    found: list[tuple[int, U64]] = [(0, np.empty(0, np.uint64))]
+    """The first `wanted` sleepers behind `after` = (due, seq): numbers of their parts, and their ordinals. Fewer only if there
+    are no more."""
+    slices: list[tuple[int, U64]] = [(0, np.empty(0, np.uint64))]
     for number, part in enumerate(segments.parts):
         for cursor in _cursors(part):
             behind = low == after[0] and after[1]
@@ -52,17 +56,17 @@ def _first_keys(segments: Segments, low: int, to_ms: int, after: tuple[int, int]
                 following = min(first + max(left, _STRIDE), last)
                 keys = cursor.keys.slice(first, following)
                 keys = keys[part.alive(f.key_ordinals(keys))][:left]
-                found.append((number, keys))
+                slices.append((number, keys))
                 first, left = following, left - len(keys)
-    keys = np.concatenate([keys for _, keys in found])
-    parts = np.repeat(np.array([number for number, _ in found]), [len(keys) for _, keys in found])
+    keys = np.concatenate([keys for _, keys in slices])
+    parts = np.repeat(np.array([number for number, _ in slices]), [len(keys) for _, keys in slices])
     ordinals = f.key_ordinals(keys)
     order = np.lexsort((ordinals, parts, f.key_dues(keys)))[:wanted]  # parts are in the order of their seqs
     return parts[order], ordinals[order]
 
 
 def _fitting(segments: Segments, parts: I64, ordinals: I64, bytes_max: int) -> int:
-    """How many of these documents, one at least, have this many bytes together."""
+    """How many of these documents, one at least, fit into `bytes_max`."""
     sizes = np.zeros(len(ordinals), np.int64)
     for number in np.unique(parts).tolist():
         starts, ends = segments.parts[number].spans_of(ordinals[parts == number])
@@ -71,17 +75,17 @@ def _fitting(segments: Segments, parts: I64, ordinals: I64, bytes_max: int) -> i
 
 
 def _read(segments: Segments, parts: I64, ordinals: I64) -> list[f.Document]:
-    """Documents in this order, without those that are damaged (reported)."""
-    found: dict[int, f.Document] = {}
+    """Documents in this order, without damaged ones, which are reported."""
+    by_row: dict[int, f.Document] = {}
     for number in np.unique(parts).tolist():
-        places = np.flatnonzero(parts == number)
-        documents = segments.read_many(segments.parts[number], ordinals[places])
-        found |= {place: d for place, d in zip(places.tolist(), documents, strict=True) if d is not None}
-    return [found[place] for place in sorted(found)]
+        rows = np.flatnonzero(parts == number)
+        documents = segments.read_many(segments.parts[number], ordinals[rows])
+        by_row |= {row: document for row, document in zip(rows.tolist(), documents, strict=True) if document is not None}
+    return [by_row[row] for row in sorted(by_row)]
 
 
 def parse_cursor(cursor: str | None) -> tuple[int, int]:
-    """(due, seq) behind which the next page begins."""
+    """The (due, seq) behind which a page begins."""
     if cursor is None:
         return (0, 0)
     try:
@@ -100,7 +104,7 @@ def _cursors(part: Part) -> list[Cursor]:
 
 
 def forecast(segments: Segments, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
-    """Counts of sleepers by due time, from keys and dead bits alone."""
+    """Counts of sleepers by due time, from keys and ended bits alone."""
     if not 1 <= bucket_ms <= DUE_MS_MAX or not 1 <= buckets <= BUCKETS_MAX or not 0 <= now_ms <= DUE_MS_MAX:
         raise InvalidArgument(f"a forecast has 1 to {BUCKETS_MAX:,} buckets of at least a millisecond, from 1970 to May 2109")
     edges = now_ms + bucket_ms * np.arange(buckets + 1, dtype=np.int64)
@@ -117,15 +121,15 @@ def forecast(segments: Segments, now_ms: int, bucket_ms: int, buckets: int) -> F
 
 
 def _count(part: Part, cursor: Cursor, keys: U64) -> tuple[I64, int]:
-    """How many sleepers of a cursor sort below each key, and how many there are."""
+    """How many sleepers of a cursor sort below each of `keys`, and how many there are in all."""
     ranks = np.maximum(cursor.keys.ranks(keys), cursor.pos)
     end = len(cursor.keys)
     if part.ended is None:
         return ranks - cursor.pos, end - cursor.pos
-    if isinstance(part, TablePart) and part.sealed and not cursor.late:  # an ordinal is a rank
-        dead = part.ended.counts_before(np.concatenate((ranks, [cursor.pos, end])))
+    if isinstance(part, TablePart) and part.sealed and not cursor.late:  # sealed in due order: an ordinal is a rank
+        ended_below = part.ended.counts_before(np.concatenate((ranks, [cursor.pos, end])))
     else:
         ended = ~part.alive(f.key_ordinals(cursor.keys.slice(0, end)))
-        dead = np.append(0, np.cumsum(ended))[np.concatenate((ranks, [cursor.pos, end]))]
-    here, at_pos, at_end = dead[:-2], int(dead[-2]), int(dead[-1])
-    return ranks - cursor.pos - (here - at_pos), end - cursor.pos - (at_end - at_pos)
+        ended_below = np.append(0, np.cumsum(ended))[np.concatenate((ranks, [cursor.pos, end]))]
+    at_ranks, at_pos, at_end = ended_below[:-2], int(ended_below[-2]), int(ended_below[-1])
+    return ranks - cursor.pos - (at_ranks - at_pos), end - cursor.pos - (at_end - at_pos)

@@ -1,6 +1,6 @@
 """Conversions at the edge of the Index: messages and tombstones to columns for the writer, stored documents to messages.
 
-Pure: nothing is looked up or written here.
+Nothing is looked up or written here. The bytes of a document are made by `segment.format`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Columns:
     due_ms: Sequence[int] | I64
     ttr_ms: Sequence[int] | int
     flags: list[int] | U32
-    extras: Sequence[bytes] | None
-    hashes: Sequence[int] | U64 | None  # 0 for a server-given id; None when all are
+    extras: Sequence[bytes] | None  # optional fields as BSON elements
+    hashes: Sequence[int] | U64 | None  # of producers' own ids; 0 for a server-given one; None: all are server-given
     ends: Sequence[tuple[int, int]] = ()  # (seq, due) of the documents that these end
     seen: Sequence[tuple[Part, int]] = ()  # part and ordinal of the documents in `ends`, where a lookup found them
-    purpose: str = "appended"  # which counter they add to
+    purpose: str = "appended"  # the counter that they add to
 
 
 def stored_message(document: f.Document, state: State) -> StoredMessage:
@@ -80,29 +80,29 @@ def as_batch(messages: Sequence[Message]) -> Batch:
     )
 
 
-def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, fresh: Sequence[int] | None = None) -> Columns:
-    """A checked batch as columns: the messages at the indexes `fresh`, or all. Many travel as arrays, a few as lists.
+def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, indexes: Sequence[int] | None = None) -> Columns:
+    """A checked batch as columns: the messages at the indexes `indexes`, or all. Many travel as arrays, a few as lists.
 
     `ids` and `hashes` are those of the whole batch; a hash of 0 stands for a server-given id, None for all of them."""
-    fresh = range(len(batch.bodies)) if fresh is None else fresh
-    count = len(fresh)
+    indexes = range(len(batch.bodies)) if indexes is None else indexes
+    count = len(indexes)
     columns: list[Any] = [ids, batch.bodies, batch.due_ms, batch.ttr_ms, hashes]
     if count < len(batch.bodies):
-        columns = [None if column is None else [column[i] for i in fresh] for column in columns]
+        columns = [None if column is None else [column[i] for i in indexes] for column in columns]
     every, given = f.CONTINUES | (f.SERVER_ID if hashes is None else 0), batch.flags
     if isinstance(given, int):
         every, given = every | given, None
     elif given is not None and count < len(batch.bodies):
-        given = [given[i] for i in fresh]
+        given = [given[i] for i in indexes]
     if count < small_batches.DOCUMENTS:
         flags: Any = [every] * count if given is None else [flag | every for flag in given]
     else:
         flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
     if isinstance(hashes, list) and 0 in hashes:
-        flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, fresh, strict=True)]
+        flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, indexes, strict=True)]
     extras = None
     if optional := {name: column for name in NAMES if _has(column := getattr(batch, name))}:
-        rows = [_row(optional, i) for i in fresh]
+        rows = [_row(optional, i) for i in indexes]
         flags = [flag | flags_of(row) for flag, row in zip(flags, rows, strict=True)]
         extras = [f.extra_elements(**row) for row in rows]
     if count >= small_batches.DOCUMENTS:

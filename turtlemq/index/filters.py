@@ -1,10 +1,8 @@
-"""Filters over the ids of many tables at once: a stranger among millions of sleepers is known as one by one look at memory, where
-asking each table's own filter would be a miss of the cache each.
+"""Bloom filters over the ids of several tables. An unknown id costs one memory access instead of one cache miss per table.
 
-A part points to the filter that its table was read into, if any. A filter never changes: a larger one is made of the tables
-themselves, a stretch of hashes at a time, while others work, and takes its place when it is whole. It lies in a file without a
-name, so that the system may take its pages for something better, and nothing of it is left after a crash. Only a cache: where
-there is no room for one, tables are asked as before.
+A part refers to the filter that has the ids of its table, if any. A filter never changes: a larger one is built from the tables
+in steps, on a worker, and replaces the smaller ones when it is complete. It lies in an unnamed temporary file, so that the system
+may evict its pages and a crash leaves nothing. Only a cache: without one, each table is asked.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Job, Worker
 
-LOOKUPS_MAX = 3  # filters and tables without one that a look-up may ask before some are put together
-_STEP = 1 << 17  # ids read in one go: 5 ms
+LOOKUPS_MAX = 3  # filters, and tables without one, that a lookup may ask; if there are more, a filter is built
+_STEP = 1 << 17  # ids read in one step: 5 ms
 
 
 class FilterBuild:
-    """A filter that is being made of tables. `step` may run on another thread, one at a time."""
+    """A filter that is being built from tables. `step` may run on another thread, one call at a time."""
 
     def __init__(self, door: Door, path: Path, parts: Sequence[TablePart]) -> None:
         self.parts = parts
@@ -36,7 +34,7 @@ class FilterBuild:
         self._door, self._path = door, path
         ids = sum(part.table.id_count for part in parts)
         self._words = bits.words_for(ids)
-        self._at, self._span = 0, max(1, self._words * _STEP // ids)  # words that are done, and those of a step
+        self._at, self._span = 0, max(1, self._words * _STEP // ids)  # words that are done, and words of one step
         self._fd = door.create(self._path)
         try:
             door.remove(self._path)
@@ -45,7 +43,7 @@ class FilterBuild:
             raise
 
     def step(self) -> bits.BloomFilter | None:
-        """The next stretch of it. Returns the filter when that was the last."""
+        """Build the next range of words. Returns the filter after the last one, else None."""
         last = min(self._at + self._span, self._words)
         words = np.zeros(last - self._at, np.uint64)
         low, high = bits.first_hash(self._at, self._words), bits.first_hash(last, self._words)
@@ -61,16 +59,16 @@ class FilterBuild:
 
 
 class Filters:
-    """Has filters made for the parts of a segments when there are many without."""
+    """Builds filters for the parts of an Index when lookups would have to ask too many."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self._seen: list[Part] = []  # the parts when there was nothing to do
+        self._seen: list[Part] = []  # the parts at the last look, when no filter was needed
         self._build: FilterBuild | None = None
         self._job: Job | None = None
 
     def step(self, worker: Worker) -> None:
-        """Go on with what is to be done, by `worker`, a step at each call. Raises `Damaged` for a table that is."""
+        """Let `worker` do the next step of a build, or begin one if it is needed. Raises `Damaged` for a damaged table."""
         segments = self._segments
         try:
             if self._job is None:
@@ -88,13 +86,13 @@ class Filters:
                 return
             assert self._build is not None, "there is work"
             self._job = worker.submit(self._build.step)
-        except (OSError, DiskFull):  # until other parts come, tables are asked
+        except (OSError, DiskFull):  # tables are asked until the parts change
             self.close()
         except BaseException as error:
             self.close()
             broken = error.details["table"] if isinstance(error, Damaged) else None
             if broken is None or any(part.table is broken for part in segments.parts if isinstance(part, TablePart)):
-                raise  # else it has gone, and needs no mending
+                raise  # else the part is gone and needs no repair
 
     def _put(self, made: bits.BloomFilter) -> None:
         assert self._build is not None, "it was just made"
@@ -104,7 +102,7 @@ class Filters:
         self.close()
 
     def close(self) -> None:
-        """Let go of what is under way."""
+        """Abandon the build under way."""
         if self._job is not None and not self._job.done():
             try:
                 self._job.result()
@@ -116,9 +114,10 @@ class Filters:
 
 
 def choose(parts: Sequence[Part]) -> list[TablePart]:
-    """Which parts a new filter is to be made of: the smaller ones, as long as what is added is not much more than what there is
-    already, so that an id is read into a few filters in its life. None while a look-up asks few of them."""
-    asked: dict[object, list[TablePart]] = {}
+    """The parts for a new filter; none while a lookup asks few enough.
+
+    The smaller ones first, and larger ones only up to twice the ids so far: so an id is read into few filters in its life."""
+    asked: dict[object, list[TablePart]] = {}  # by filter, or by part if it has none
     for part in parts:
         if isinstance(part, TablePart) and part.table.id_count and part.table.id_bits == HASH_BITS:
             asked.setdefault(part.filter or part, []).append(part)
@@ -126,11 +125,11 @@ def choose(parts: Sequence[Part]) -> list[TablePart]:
         return []
     chosen: list[TablePart] = []
     total, left = 0, len(asked)
-    for some in sorted(asked.values(), key=_ids):
-        if left < LOOKUPS_MAX and _ids(some) > 2 * total:
+    for group in sorted(asked.values(), key=_ids):
+        if left < LOOKUPS_MAX and _ids(group) > 2 * total:
             break
-        chosen += some
-        total, left = total + _ids(some), left - 1
+        chosen += group
+        total, left = total + _ids(group), left - 1
     return chosen
 
 

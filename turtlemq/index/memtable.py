@@ -1,7 +1,7 @@
-"""The memtable: the end of the active segment, in memory until there is enough of it for a run on disk.
+"""The memtable: an in-memory index over the end of the active segment, until it is flushed to disk as a run.
 
-Columns by ordinal; sorted runs of keys that merge in tiers; a sorted list for keys that come one by one; a hash table over the
-hashes of producers' own ids. 40 B a document and 20 B more for an own id, for at most `run_messages` documents.
+Columns by ordinal; sorted runs of keys that merge in tiers; a sorted list for keys that come one by one; a hash table over
+producers' own ids. 40 B a document, and 20 B more for an own id, for at most `run_messages` documents.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from turtlemq.segment import format as f
 from turtlemq.segment.id_map import IdMap
 from turtlemq.storage.door import Door
 
-_MERGED_MAX = 1 << 15  # keys of a run that is merged no more: whoever publishes would wait for it
-_ROOM = 64  # documents at first, then four times as many: every topic has two of these, and there may be thousands
+_MERGED_MAX = 1 << 15  # keys of a run that is not merged again: publishing would wait for it
+_ROOM = 64  # documents at first, then four times as many: each topic has two memtables, and there may be thousands of topics
 
 
 class Memtable(Part):
@@ -29,13 +29,13 @@ class Memtable(Part):
     def __init__(self, path: Path, base: int, first: int, start: int, next_seq: int) -> None:
         self.path, self.base, self.first, self.start = path, base, first, start
         self.count = 0
-        self.first_seq, self.last_seq, self.ended_by = next_seq, next_seq - 1, next_seq - 1  # what ends others comes after them
+        self.first_seq, self.last_seq, self.ended_by = next_seq, next_seq - 1, next_seq - 1  # all its ends are newer
         self.cursors: list[Cursor] = []
-        self.single_keys: list[int] = []  # newer than what is in `cursors`
-        self._list_cursor: KeyListCursor | None = None  # over `small`, as it is now
-        self.ids = IdMap()  # of own ids, over `hashes`
+        self.single_keys: list[int] = []  # sorted; newer than the keys of `cursors`
+        self._list_cursor: KeyListCursor | None = None  # over `single_keys` as it is now
+        self.ids = IdMap()  # of producers' own ids, over `hashes`
         self.live = 0
-        self._ending: list[int] = []
+        self._ending: list[int] = []  # ordinals of documents that end others
         self._room = _ROOM
         self.seq: I64 = np.empty(_ROOM, np.int64)
         self.due: I64 = np.empty(_ROOM, np.int64)
@@ -60,12 +60,12 @@ class Memtable(Part):
         flags: Sequence[int] | U32,
         hashes: Sequence[int] | U64 | None,
     ) -> list[Cursor]:
-        """More documents, in file order. Returns the cursors that are new. A hash of 0 stands for a server-given id."""
+        """Add documents in file order. Returns the new cursors. A hash of 0 stands for a server-given id."""
         n, first = len(seqs), self.count
         last = first + n
         if last > self._room:
             self._reserve(last)
-        if n == 1:  # a slice of one costs ten times as much as an item
+        if n == 1:  # assigning a slice of one costs ten times as much as an item
             self.seq[first], self.due[first], self.flags[first], self.starts[first] = seqs[0], dues[0], flags[0], starts[0]
         else:
             self.seq[first:last], self.due[first:last], self.flags[first:last] = seqs, dues, flags
@@ -87,15 +87,15 @@ class Memtable(Part):
         return [c for c in (*self.spill(), *self._push(keys, int(self.seq[first]))) if c.alive]
 
     def _add_small(self, first: int, dues: Sequence[int] | I64, flags: Sequence[int] | U32) -> list[Cursor]:
-        small = self.single_keys
+        keys = self.single_keys
         self._end_list_cursor()
         for ordinal, (due, flag) in enumerate(zip(dues, flags, strict=True), first):
             if flag & f.ENDS:
                 self._ending.append(ordinal)
             if not flag & f.TOMBSTONE:
-                insort(small, int(due) << ORDINAL_BITS | ordinal)
+                insort(keys, int(due) << ORDINAL_BITS | ordinal)
                 self.live += 1
-        return self.spill() if len(small) >= small_batches.SINGLE_KEYS else []
+        return self.spill() if len(keys) >= small_batches.SINGLE_KEYS else []
 
     def _reserve(self, size: int) -> None:
         size = self._room = max(size, 4 * self._room)
@@ -106,7 +106,7 @@ class Memtable(Part):
             setattr(self, name, new)
 
     def spill(self) -> list[Cursor]:
-        """Single keys become a run."""
+        """Turn the single keys into a run. Returns its cursor, or nothing."""
         if not self.single_keys:
             return []
         keys = np.array(self.single_keys, dtype=np.uint64)
@@ -115,7 +115,7 @@ class Memtable(Part):
         return self._push(keys, int(self.seq[int(f.key_ordinals(keys).min())]))
 
     def list_cursor(self) -> Cursor:
-        """A cursor over single keys. It sorts behind all others."""
+        """A cursor over the single keys. It sorts behind all others."""
         if self._list_cursor is None:
             self._list_cursor = KeyListCursor(self, KeyList(self.single_keys), self.last_seq)
         return self._list_cursor
@@ -126,8 +126,8 @@ class Memtable(Part):
             self._list_cursor = None
 
     def _push(self, keys: U64, order: int) -> list[Cursor]:
-        """A new run at the end. Runs of like size merge, up to a size that takes a millisecond, so there are few of them, over
-        rising ranges of ordinals."""
+        """Append a run of keys. Runs of similar size are merged, up to a size that takes a millisecond, so there are few; their
+        ordinals rise from run to run."""
         if not len(keys):
             return []
         while self.cursors:
@@ -137,7 +137,7 @@ class Memtable(Part):
                 break
             if len(rest):
                 keys = np.concatenate((rest, keys))
-                keys.sort(kind="stable")  # timsort: it merges the two sorted stretches
+                keys.sort(kind="stable")  # timsort merges the two sorted ranges
                 order = last.order
             last.alive = False
             self.cursors.pop()
@@ -145,7 +145,7 @@ class Memtable(Part):
         return [self.cursors[-1]]
 
     def restart(self, handed: Mask) -> None:
-        """Keep only the keys of documents that were not handed off: after recovery, when the columns are whole again."""
+        """Rebuild the keys after recovery, without those of handed off documents. `handed`: by ordinal."""
         self._end_list_cursor()
         self.single_keys = []
         for cursor in self.cursors:
@@ -164,21 +164,21 @@ class Memtable(Part):
         ordinal = self.ids.find(self.hashes, hash_)
         if ordinal is None or hash_ not in self.ids.older:
             return () if ordinal is None else (ordinal,)
-        self.ids.older[hash_] = older = [one for one in self.ids.older[hash_] if self.alive_one(one)]
+        self.ids.older[hash_] = older = [other for other in self.ids.older[hash_] if self.alive_one(other)]
         return sorted({ordinal, *older}, reverse=True)  # newest first
 
-    def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
-        if wanted.pairs is not None:
-            return [(number, ordinal) for number, hash_ in wanted.pairs for ordinal in self.find(hash_)]
-        found = self.ids.find_many(self.hashes, wanted.hashes)
-        hits = np.flatnonzero(found >= 0)
+    def find_many(self, query: IdQuery) -> list[tuple[int, int]]:
+        if query.pairs is not None:
+            return [(number, ordinal) for number, hash_ in query.pairs for ordinal in self.find(hash_)]
+        newest = self.ids.find_many(self.hashes, query.hashes)
+        hits = np.flatnonzero(newest >= 0)
         if not self.ids.older:
-            return list(zip(wanted.numbers[hits].tolist(), found[hits].tolist(), strict=True))
-        some = zip(wanted.numbers[hits].tolist(), wanted.hashes[hits].tolist(), strict=True)
-        return [(number, ordinal) for number, hash_ in some for ordinal in self.find(hash_)]
+            return list(zip(query.numbers[hits].tolist(), newest[hits].tolist(), strict=True))
+        pairs = zip(query.numbers[hits].tolist(), query.hashes[hits].tolist(), strict=True)
+        return [(number, ordinal) for number, hash_ in pairs for ordinal in self.find(hash_)]
 
     def find_seq(self, seq: int) -> int | None:
-        """The document with this seq. O(log n)."""
+        """The ordinal of the document with this seq. O(log n)."""
         i = int(np.searchsorted(self.seq[: self.count], seq))
         return i if i < self.count and self.seq[i] == seq else None
 
@@ -207,5 +207,5 @@ class Memtable(Part):
         return len(self._ending)
 
     def count_live(self) -> int:
-        small = np.array(self.single_keys, dtype=np.uint64)
-        return super().count_live() + int(self.alive(f.key_ordinals(small)).sum())
+        single_keys = np.array(self.single_keys, dtype=np.uint64)
+        return super().count_live() + int(self.alive(f.key_ordinals(single_keys)).sum())

@@ -1,7 +1,8 @@
-"""Parts: documents that share one space of ordinals. A segment is one part when sealed; while it grows it is a list of runs
-(tables on disk) and, at its end, the memtable. Cursors walk the sorted keys of a part.
+"""Parts: documents of one segment that share one index, and cursors over their sorted keys.
 
-Not here: deciding what is due, writing, files other than reading documents.
+A sealed segment is one part. A growing one is a list of runs (tables on disk) with the memtable at its end. In a part, a document
+is known by its ordinal; its key is the due time and the ordinal, packed in one number. A cursor is a position in the sorted keys:
+everything before it was handed off. Not here: firing, writing, and files other than reads of documents.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from turtlemq.storage.door import Door
 
 
 class Bits:
-    """One bit an ordinal: which documents were cancelled, replaced or moved. 0.125 B a message, only where there is one."""
+    """Ended bits: one bit an ordinal, set if the document was cancelled, replaced or moved. 0.125 B a document, only for parts
+    with at least one."""
 
     def __init__(self, size: int, data: U8 | None = None) -> None:
         self.data: U8 = np.zeros((size + 7) // 8, dtype=np.uint8) if data is None else data
 
     def set(self, i: int) -> bool:
-        """Set it; False if it was."""
+        """Set bit `i`. False if it was set before."""
         if i >> 3 >= len(self.data):
             self.data = np.append(self.data, np.zeros(max(i >> 3, len(self.data)) + 1, np.uint8))
         mask = 1 << (i & 7)
@@ -44,13 +46,11 @@ class Bits:
 
     def test(self, ordinals: I64) -> Mask:
         inside = np.minimum(ordinals >> 3, len(self.data) - 1)
-        found: Mask = ((self.data[inside] >> (ordinals & 7).astype(np.uint8)) & 1).astype(np.bool_) & (
-            ordinals >> 3 < len(self.data)
-        )
-        return found
+        bits: Mask = ((self.data[inside] >> (ordinals & 7).astype(np.uint8)) & 1).astype(np.bool_)
+        return bits & (ordinals >> 3 < len(self.data))
 
     def counts_before(self, ranks: I64) -> I64:
-        """How many bits are set below each rank. O(bytes) once, whatever the number of ranks."""
+        """How many bits are set below each rank. O(bytes), for any number of ranks."""
         words = np.append(self.data, np.zeros(16 - len(self.data) % 8, np.uint8)).view(np.uint64)
         before = np.append(0, np.cumsum(np.bitwise_count(words), dtype=np.int64))
         word = np.minimum(ranks >> 6, len(words) - 1)
@@ -60,7 +60,7 @@ class Bits:
 
 
 class Keys(Protocol):
-    """Sorted packed keys: of a table, or in memory."""
+    """Sorted packed keys, in a table or in memory. `rank`: how many keys are smaller."""
 
     def __len__(self) -> int: ...
     def slice(self, first: int, last: int) -> U64: ...
@@ -69,7 +69,7 @@ class Keys(Protocol):
 
 
 class KeyArray:
-    """Sorted keys in memory."""
+    """Sorted keys in an array."""
 
     def __init__(self, keys: U64) -> None:
         self.keys = keys
@@ -88,7 +88,7 @@ class KeyArray:
 
 
 class Cursor:
-    """A place in the sorted keys of a part: everything before `pos` was handed off."""
+    """A position in the sorted keys of a part: everything before `pos` was handed off."""
 
     __slots__ = ("alive", "head", "keys", "late", "order", "part", "pos")
 
@@ -96,8 +96,8 @@ class Cursor:
         self.part = part
         self.keys = keys
         self.order = order  # seq of its oldest document: decides among equal due times
-        self.late = late  # keys of the part before its other cursor
-        self.alive = True
+        self.late = late  # its keys are before `pos` of the part's other cursor, but still sleep
+        self.alive = True  # False: replaced by another cursor
         self.head: int | None = None  # due time of the next key
         self.move(pos)
 
@@ -106,13 +106,13 @@ class Cursor:
         self.head = int(self.keys.slice(pos, pos + 1)[0]) >> ORDINAL_BITS if pos < len(self.keys) else None
 
     def following(self, count: int) -> list[int]:
-        """The next keys, as plain numbers: for a few of them arrays cost more than they save."""
-        found: list[int] = self.keys.slice(self.pos, min(self.pos + count, len(self.keys))).tolist()
-        return found
+        """The next keys as plain numbers, for small handoffs."""
+        keys: list[int] = self.keys.slice(self.pos, min(self.pos + count, len(self.keys))).tolist()
+        return keys
 
 
 class KeyList:
-    """Sorted keys of a plain list."""
+    """Sorted keys in a list."""
 
     def __init__(self, keys: list[int]) -> None:
         self.keys = keys
@@ -131,8 +131,8 @@ class KeyList:
 
 
 class KeyListCursor(Cursor):
-    """The place before all keys of a memtable's list: those that are handed off leave the list. It stands on no heap, and is over
-    (not `alive`) when a key is added."""
+    """The cursor over a memtable's list of single keys. Keys that were handed off are removed from the list, so it is always at
+    the front. It is on no heap, and a new key replaces it (`alive` is False then)."""
 
     __slots__ = ()
     keys: KeyList
@@ -148,7 +148,7 @@ class KeyListCursor(Cursor):
 
 
 class IdQuery:
-    """Ids that are looked for in one part after the other: their numbers and their hashes, as arrays or, if few, one by one."""
+    """Ids to look up in one part after the other: numbers and hashes, as arrays; of a small query only `pairs` of both."""
 
     __slots__ = ("hashes", "numbers", "pairs")
 
@@ -160,7 +160,7 @@ class IdQuery:
 
     @classmethod
     def of(cls, hashes: U64) -> IdQuery:
-        """All of them."""
+        """A query for these ids, numbered from 0."""
         return (
             cls(np.arange(len(hashes)), hashes)
             if len(hashes) >= small_batches.DOCUMENTS
@@ -168,50 +168,52 @@ class IdQuery:
         )
 
     @classmethod
-    def these(cls, few: list[tuple[int, int]]) -> IdQuery:
-        """Without arrays, each of which takes a microsecond."""
-        wanted = cls.__new__(cls)
-        wanted.pairs = few
-        return wanted
+    def these(cls, pairs: list[tuple[int, int]]) -> IdQuery:
+        """A small query, without the arrays: each takes a microsecond to make."""
+        query = cls.__new__(cls)
+        query.pairs = pairs
+        return query
 
     def through(self, filter_: BloomFilter) -> IdQuery:
-        """Those that pass a filter."""
+        """The ids of this query that pass a Bloom filter."""
         if self.pairs is not None:
-            return IdQuery.these([one for one in self.pairs if filter_.may_hold_one(one[1])])
-        some = filter_.may_hold(self.hashes)
-        return IdQuery(self.numbers[some], self.hashes[some])
+            return IdQuery.these([pair for pair in self.pairs if filter_.may_hold_one(pair[1])])
+        passing = filter_.may_hold(self.hashes)
+        return IdQuery(self.numbers[passing], self.hashes[passing])
 
 
 class Part:
-    """What a table part and the memtable have in common."""
+    """Documents of one segment that share one index: a table (`TablePart`) or the memtable."""
 
     path: Path  # of the segment
     base: int
-    first: int  # number of its first document in the segment
+    first: int  # number of its first document among all of the segment
     cursors: list[Cursor]
     live: int  # sleepers that are neither handed off nor ended
     ended: Bits | None = None
-    gone = False  # another part has taken its place
-    filter: BloomFilter | None = None  # over all ids of its table, and of others
-    dirty = False  # `dead` has changed since it was written
+    gone = False  # replaced by another part, or dropped with its segment
+    filter: BloomFilter | None = None  # over the ids of its table and of others
+    dirty = False  # `ended` has changed since it was written to disk
 
     first_seq: int
     last_seq: int
-    ended_by: int
+    ended_by: int  # ends up to this seq are in `ended`, or left out of the keys
 
     @property
     def documents(self) -> int:
+        """How many documents it has, ended ones included."""
         raise NotImplementedError
 
     def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
+        """Byte ranges of documents in the segment: starts and ends."""
         raise NotImplementedError
 
     def find(self, hash_: int) -> Sequence[int]:
-        """Ordinals of candidates."""
+        """Ordinals of documents whose id has this hash, newest first unless sealed. Candidates: the id must be compared."""
         raise NotImplementedError
 
-    def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
-        """(number, ordinal) of candidates."""
+    def find_many(self, query: IdQuery) -> list[tuple[int, int]]:
+        """(number in the query, ordinal) of candidates: ids must be compared."""
         raise NotImplementedError
 
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
@@ -219,21 +221,21 @@ class Part:
         raise NotImplementedError
 
     def locate_many(self, door: Door, dues: I64, seqs: I64) -> I64:
-        """`locate` of many, without those that are not there."""
-        found = [self.locate(door, due, seq) for due, seq in zip(dues.tolist(), seqs.tolist(), strict=True)]
-        return np.array([ordinal for ordinal in found if ordinal is not None], np.int64)
+        """Ordinals of the documents with these due times and seqs, in any order. Those that it does not have are left out."""
+        ordinals = [self.locate(door, due, seq) for due, seq in zip(dues.tolist(), seqs.tolist(), strict=True)]
+        return np.array([ordinal for ordinal in ordinals if ordinal is not None], np.int64)
 
     def seq_of(self, door: Door, ordinal: int) -> int | None:
-        """The seq of a document, None if it is damaged."""
+        """The seq of a document. None if it is damaged."""
         raise NotImplementedError
 
     def holds(self, ordinal: int, document: f.Document) -> bool:
-        """Is this the document that was written there, and not a good one in its place?"""
+        """Was this document written for this ordinal? False: a misplaced write put it there."""
         raise NotImplementedError
 
     def in_place(self, ordinals: I64, dues: I64, seqs: I64) -> bool:
-        """Can good documents with these due times and seqs, in the order of keys, all be where they were written? If not,
-        `holds` tells which are."""
+        """Can intact documents with these due times and seqs, in key order, all be at their own place? If not, `holds` decides
+        for each."""
         raise NotImplementedError
 
     def ending_ordinals(self) -> I64:
@@ -250,12 +252,12 @@ class Part:
         if self.ended is None:
             self.ended = Bits(self.documents)
         self.dirty = True
-        fresh = self.ended.set(ordinal)
-        self.live -= fresh
-        return fresh
+        changed = self.ended.set(ordinal)
+        self.live -= changed
+        return changed
 
     def span_of(self, ordinal: int) -> tuple[int, int]:
-        """`places` of one document."""
+        """Byte range of one document in the segment."""
         raise NotImplementedError
 
     def alive_one(self, ordinal: int) -> bool:
@@ -265,10 +267,10 @@ class Part:
         return np.ones(len(ordinals), np.bool_) if self.ended is None else ~self.ended.test(ordinals)
 
     def count_live(self) -> int:
-        """`live`, counted anew."""
+        """The number of sleepers, counted from the keys behind the cursors."""
         total = 0
         for cursor in self.cursors:
-            if self.ended is None:  # no key is read: opening must not cost a look at every sleeper
+            if self.ended is None:  # without reading a key: opening must not read all of them
                 total += len(cursor.keys) - cursor.pos
             else:
                 total += int(self.alive(f.key_ordinals(cursor.keys.slice(cursor.pos, len(cursor.keys)))).sum())
@@ -280,7 +282,7 @@ class Part:
 
 
 class TablePart(Part):
-    """A sealed segment or a flushed run: everything but the dead bits is in the mapped table."""
+    """A sealed segment or a flushed run: everything but the ended bits is in a mapped table."""
 
     def __init__(self, folder: Path, table: Table, segment_name: str, sealed: bool) -> None:
         self.path = folder / segment_name
@@ -299,7 +301,7 @@ class TablePart(Part):
     def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
         try:
             return self.table.spans_of(ordinals)
-        except IndexError:  # a block that was verified before has changed under us
+        except IndexError:  # a block has changed on disk after it was verified
             raise Damaged(f"{self.table.path.name}: a key names no document. {Damaged.__doc__}", table=self.table) from None
 
     def span_of(self, ordinal: int) -> tuple[int, int]:
@@ -311,12 +313,12 @@ class TablePart(Part):
     def find(self, hash_: int) -> Sequence[int]:
         return self.table.find(hash_)
 
-    def find_many(self, wanted: IdQuery) -> list[tuple[int, int]]:
-        find, some = self.table.find, wanted.pairs
-        if some is None:
-            maybe = np.flatnonzero(self.table.may_hold(wanted.hashes))
-            some = list(zip(wanted.numbers[maybe].tolist(), wanted.hashes[maybe].tolist(), strict=True))
-        return [(number, ordinal) for number, hash_ in some for ordinal in find(hash_)]
+    def find_many(self, query: IdQuery) -> list[tuple[int, int]]:
+        find, pairs = self.table.find, query.pairs
+        if pairs is None:
+            maybe = np.flatnonzero(self.table.may_hold(query.hashes))
+            pairs = list(zip(query.numbers[maybe].tolist(), query.hashes[maybe].tolist(), strict=True))
+        return [(number, ordinal) for number, hash_ in pairs for ordinal in find(hash_)]
 
     def count_live(self) -> int:
         if not (self.sealed and self.ended is not None and len(self.cursors) == 1):
@@ -326,7 +328,7 @@ class TablePart(Part):
         return int(end - pos - (high - low))
 
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
-        """The ordinal of the document with this due time and seq. Keys with equal due times are in the order of their seqs."""
+        """The ordinal of the document with this due time and seq. Relies on keys of equal due times being in seq order."""
         first, last = self.table.rank(due_ms << ORDINAL_BITS), self.table.rank((due_ms + 1) << ORDINAL_BITS)
         if last - first > small_batches.TIES:
             behind = bisect_seq(door, self, self.table, first, last, seq)
@@ -336,7 +338,7 @@ class TablePart(Part):
         return int(ordinals[hits[0]]) if len(hits) else None
 
     def locate_many(self, door: Door, dues: I64, seqs: I64) -> I64:
-        """Where a due time is that of one document only, they are found as arrays."""
+        """Ordinals of the documents with these due times and seqs. Arrays find those whose due time no other document has."""
         order = np.argsort(dues)  # so that reads go forward
         dues, seqs = dues[order], seqs[order]
         low = dues.astype(np.uint64) << np.uint64(ORDINAL_BITS)
@@ -368,20 +370,20 @@ class TablePart(Part):
 
 
 def rank_behind(door: Door, part: Part, keys: Keys, due_ms: int, seq: int) -> int:
-    """The rank in `keys` of the first one behind (due_ms, seq)."""
+    """The rank in `keys` of the first key behind (due_ms, seq)."""
     first, last = keys.rank(due_ms << ORDINAL_BITS), keys.rank((due_ms + 1) << ORDINAL_BITS)
     return last if seq >= part.last_seq else bisect_seq(door, part, keys, first, last, seq)
 
 
 def bisect_seq(door: Door, part: Part, keys: Keys, first: int, last: int, seq: int) -> int:
-    """The rank of the first document behind `seq` among [first, last), which have one due time. One pread a step; a damaged
-    document says nothing, so the next good one is asked."""
+    """The rank of the first document behind `seq` among the ranks [first, last), which have one due time. A binary search, one
+    pread a step; instead of a damaged document the next intact one is read."""
     while first < last:
         middle = probe = (first + last) >> 1
-        found = None
-        while probe < last and (found := part.seq_of(door, int(f.key_ordinals(keys.slice(probe, probe + 1))[0]))) is None:
+        read_seq = None
+        while probe < last and (read_seq := part.seq_of(door, int(f.key_ordinals(keys.slice(probe, probe + 1))[0]))) is None:
             probe += 1
-        if found is None or found > seq:
+        if read_seq is None or read_seq > seq:
             last = middle
         else:
             first = probe + 1

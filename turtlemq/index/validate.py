@@ -1,4 +1,7 @@
-"""Checks of what comes in, before anything changes. Whole columns at once; an error names the first bad item by its index."""
+"""Validation of a batch before anything changes: numbers in range, sizes, ids, headers.
+
+Whole columns are checked at once; only a bad one is searched for its first bad item, whose index is in the error.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ from turtlemq.model import (
 )
 from turtlemq.segment import format as f
 
-_TEXT_BYTES = 7  # what BSON adds to a name and its value: a document with a thousand tiny headers must not outgrow its limit
+_TEXT_BYTES = 7  # that BSON adds to a name and its value: a thousand tiny headers must not exceed the limit of a document
 _MAY_BE_NONE = attrgetter("ids", "ttr_ms", *NAMES)
 _NOTHING_ELSE = (None,) * len(("ids", "ttr_ms", *NAMES))
 _GOOD_FLAGS = frozenset(flag for flag in range(f.USER_FLAGS + 1) if flag & f.PRIORITY != f.PRIORITY)
 
 
 def check_batch(batch: Batch) -> None:
-    """Refuse a batch with anything outside its limits."""
+    """Raise for a batch with anything outside the limits."""
     count = len(batch.bodies)
     if count == 1 and _is_simple(batch):
         return
@@ -54,7 +57,7 @@ def check_batch(batch: Batch) -> None:
 
 
 def _is_simple(batch: Batch) -> bool:
-    """One message that has nothing but a body, a due time and flags, all of them good. As most are that come alone."""
+    """Fast path for one message with nothing but a body, a due time and flags. False: it must be checked in full."""
     if _MAY_BE_NONE(batch) != _NOTHING_ELSE or len(batch.due_ms) != 1:
         return False
     body, due_ms, flags = batch.bodies[0], batch.due_ms[0], batch.flags
@@ -66,7 +69,7 @@ def _is_simple(batch: Batch) -> bool:
 
 
 def _check_bodies(bodies: Sequence[bytes]) -> int:
-    """How many bytes they have together."""
+    """Check bodies. Returns their total size in bytes."""
     if set(map(type, bodies)) != {bytes}:
         i = next(i for i, body in enumerate(bodies) if type(body) is not bytes)
         raise InvalidMessage(f"message {i}: a body is bytes, this one is {type(bodies[i]).__name__}", index=i)
@@ -108,7 +111,7 @@ def _in_range(values: Any, low: int, high: int) -> bool:
 
 
 def _plain_ids(ids: Sequence[Any]) -> bool:
-    """Are all of them good, as far as one look at all their text can tell? Then no loop is needed."""
+    """Fast path without a loop: are all ids certainly valid?"""
     try:
         text = "/".join(ids)
     except TypeError:
@@ -118,7 +121,8 @@ def _plain_ids(ids: Sequence[Any]) -> bool:
 
 
 def check_ids(ids: Sequence[Any]) -> None:
-    """Ids are 1 to 200 bytes of printable UTF-8, do not start with '-' and hold no '/'. None: to be given."""
+    """Raise for an id that is not 1 to 200 bytes of printable UTF-8, starts with '-' or contains '/'. None: the server gives
+    one."""
     if _plain_ids(ids):
         return
     for i, id_ in enumerate(ids):
