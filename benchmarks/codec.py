@@ -20,7 +20,7 @@ from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.incoming.batches import Rules, decode_slices
+from turtlemq.server.incoming.batches import DueRules, decode_slices
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.server.outgoing.fetch import Buffer, fetched_bson, fetched_json
@@ -89,7 +89,7 @@ def sent(count: int, kind: str, spread: int = 0) -> bytes:
 
 def _decoded(data: bytes, kind: str) -> Batch:
     """A request body as a batch, read in slices without a pause."""
-    steps = decode_slices(data, kind, START_MS, Rules())
+    steps = decode_slices(data, kind, START_MS, DueRules())
     try:
         while True:
             next(steps)
@@ -174,7 +174,7 @@ _KINDS = (("BSON", BSON), ("JSON", JSON))
 
 
 def _longest(data: bytes, kind: str) -> float:
-    reading, longest, batch = decode_slices(data, kind, START_MS, Rules()), 0.0, None
+    reading, longest, batch = decode_slices(data, kind, START_MS, DueRules()), 0.0, None
     while batch is None:
         begin = time.perf_counter()
         try:

@@ -30,7 +30,7 @@ from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server.errors import InvalidBson
 from turtlemq.server.incoming import bson_messages, json_messages
-from turtlemq.server.incoming.batches import Rules, decode_slices
+from turtlemq.server.incoming.batches import DueRules, decode_slices
 from turtlemq.server.incoming.columns import Columns
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.server.outgoing import fetch, messages
@@ -301,7 +301,7 @@ def test_the_first_bad_message_is_named_wherever_it_stands(bad: dict[str, Any], 
             batch: list[dict[str, Any]] = [{"id": f"a{i}", "delay": 1.5, "body": "x"} for i in range(count)]
             batch[at:] = [bad] * (count - at)
             with pytest.raises(TurtleError) as caught:
-                decode_batch(encoded(batch, kind), kind, NOW, Rules())
+                decode_batch(encoded(batch, kind), kind, NOW, DueRules())
             assert (caught.value.code, caught.value.details) == (code, {"index": at})
 
 
@@ -310,18 +310,18 @@ def test_the_first_bad_message_is_named_wherever_it_stands(bad: dict[str, Any], 
 def test_due_times_are_those_of_the_clock_and_of_the_rules(kind: str, count: int) -> None:
     delays = [0, 0.0004, 0.0005, 0.0015, 1.0005, 3, 1e6][:count]
     batch: list[dict[str, Any]] = [{"delay": delays[i % len(delays)], "body": "x"} for i in range(count)]
-    found = decode_batch(encoded(batch, kind), kind, NOW, Rules())
+    found = decode_batch(encoded(batch, kind), kind, NOW, DueRules())
     assert plain(found.due_ms) == [NOW + round(m["delay"] * 1000) for m in batch]
-    assert plain(decode_batch(encoded([{"body": "x"}] * count, kind), kind, NOW, Rules()).due_ms) == [NOW] * count
+    assert plain(decode_batch(encoded([{"body": "x"}] * count, kind), kind, NOW, DueRules()).due_ms) == [NOW] * count
     ways: list[dict[str, Any]] = [{"body": "x"}, {"body": "x", "delay": 1}, {"body": "x", "due_ms": 5}]
     mixed = [ways[i % 3] for i in range(count)]
-    assert plain(decode_batch(encoded(mixed, kind), kind, NOW, Rules()).due_ms) == [
+    assert plain(decode_batch(encoded(mixed, kind), kind, NOW, DueRules()).due_ms) == [
         [NOW, NOW + 1000, 5][i % 3] for i in range(count)
     ]
     late = [{"body": "x", "due_ms": NOW}] * (count - 1) + [{"body": "x", "due_ms": NOW - 1}]
     for batch, rules, code in (
-        (late, Rules(reject_past=True), "INVALID_FIRE_AT"),
-        ([*late[:-1], {"body": "x", "due_ms": NOW + 1001}], Rules(max_delay_ms=1000), "EXCEEDS_MAX_DELAY"),
+        (late, DueRules(reject_past=True), "INVALID_FIRE_AT"),
+        ([*late[:-1], {"body": "x", "due_ms": NOW + 1001}], DueRules(max_delay_ms=1000), "EXCEEDS_MAX_DELAY"),
     ):
         with pytest.raises(TurtleError) as caught:
             decode_batch(encoded(batch, kind), kind, NOW, rules)
@@ -335,7 +335,7 @@ def test_times_beyond_all_numbers_are_left_to_be_refused(kind: str, count: int) 
         batch: list[dict[str, Any]] = [{"body": 1, name: 5}] * (count - 1) + [{"body": 1, name: due_ms}]
         text = json.dumps({"messages": batch}) if kind == JSON else "\n".join(map(json.dumps, batch))
         with pytest.raises(TurtleError) as caught:
-            check_batch(decode_batch(text.encode(), kind, NOW, Rules()))
+            check_batch(decode_batch(text.encode(), kind, NOW, DueRules()))
         assert caught.value.code == ("INVALID_FIRE_AT" if name == "due_ms" else "INVALID_MESSAGE")
         assert caught.value.details == {"index": count - 1}
 
@@ -371,7 +371,7 @@ def test_messages_of_a_known_shape_are_read_as_any_others(
         data[int(hit[0] * len(data))] = hit[1]
 
     def read() -> Any:
-        return outcome(lambda: decode_batch(bytes(data), kind, NOW, Rules()))
+        return outcome(lambda: decode_batch(bytes(data), kind, NOW, DueRules()))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_messages, "_known", {})
@@ -388,19 +388,19 @@ def test_messages_of_a_known_shape_are_read_as_any_others(
 @pytest.mark.parametrize("kind", [JSON, NDJSON])
 def test_a_known_shape_makes_no_request_of_what_is_none(data: bytes, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_messages, "_known", {})
-    unknown = outcome(lambda: decode_batch(data, kind, NOW, Rules()))
+    unknown = outcome(lambda: decode_batch(data, kind, NOW, DueRules()))
     monkeypatch.setattr(json_messages, "_known", {b"body": json_messages._SHAPES[()]})
-    assert outcome(lambda: decode_batch(data, kind, NOW, Rules())) == unknown
+    assert outcome(lambda: decode_batch(data, kind, NOW, DueRules())) == unknown
 
 
 def test_the_shape_of_what_comes_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_messages, "_known", {})
-    decode_batch(encoded([{"id": "a", "due_ms": NOW, "body": 1}] * 3, JSON), JSON, NOW, Rules())
-    decode_batch(encoded([{"body": 1, "delay": 2}] * 3, NDJSON), NDJSON, NOW, Rules())
+    decode_batch(encoded([{"id": "a", "due_ms": NOW, "body": 1}] * 3, JSON), JSON, NOW, DueRules())
+    decode_batch(encoded([{"body": 1, "delay": 2}] * 3, NDJSON), NDJSON, NOW, DueRules())
     assert {name: shape.names for name, shape in json_messages._known.items()} == {b"id": ("id", "due_ms"), b"body": ("delay",)}
-    monkeypatch.setattr(json_messages, "of_messages", None)  # the long way is not gone again
+    monkeypatch.setattr(json_messages, "columns_of", None)  # the long way is not gone again
     for kind in (JSON, NDJSON):
-        assert len(decode_batch(encoded([{"id": "b", "due_ms": NOW, "body": {}}] * 30, kind), kind, NOW, Rules())) == 30
+        assert len(decode_batch(encoded([{"id": "b", "due_ms": NOW, "body": {}}] * 30, kind), kind, NOW, DueRules())) == 30
 
 
 # In slices
@@ -419,7 +419,7 @@ def whole(data: bytes, kind: str) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_messages, "_SLICED_BYTES", 1 << 40)
         patch.setattr(json_messages, "SLICE_MESSAGES", 1 << 40)
-        return outcome(lambda: decode_batch(data, kind, NOW, Rules()))
+        return outcome(lambda: decode_batch(data, kind, NOW, DueRules()))
 
 
 @QUICKLY
@@ -442,7 +442,7 @@ def test_slices_of_json_make_the_same_batch(
     data = bytearray(text.encode())
     if hit is not None and data:
         data[int(hit[0] * len(data))] = hit[1]
-    cut = outcome(lambda: decode_batch(bytes(data), kind, NOW, Rules()))
+    cut = outcome(lambda: decode_batch(bytes(data), kind, NOW, DueRules()))
     at_once = whole(bytes(data), kind)
     if isinstance(at_once, dict) or isinstance(cut, dict):
         assert cut == at_once
@@ -454,7 +454,7 @@ def test_slices_of_json_make_the_same_batch(
 def test_a_big_batch_is_read_in_steps_and_is_one_batch(kind: str) -> None:
     batch: list[dict[str, Any]] = [{"id": f"order-{i}", "delay": i % 9, "body": "x" * 100} for i in range(11_000)]
     data, steps = encoded(batch, kind), 0
-    reading = decode_slices(data, kind, NOW, Rules())
+    reading = decode_slices(data, kind, NOW, DueRules())
     found: Batch | None = None
     while found is None:
         try:
@@ -468,7 +468,7 @@ def test_a_big_batch_is_read_in_steps_and_is_one_batch(kind: str) -> None:
     assert plain(found.due_ms) == [NOW + m["delay"] * 1000 for m in batch]
     batch[-1]["delay"] = -1
     with pytest.raises(TurtleError) as caught:
-        decode_batch(encoded(batch, kind), kind, NOW, Rules())
+        decode_batch(encoded(batch, kind), kind, NOW, DueRules())
     assert caught.value.details == {"index": len(batch) - 1}
 
 
@@ -476,7 +476,7 @@ def test_a_big_batch_is_read_in_steps_and_is_one_batch(kind: str) -> None:
 def test_a_batch_that_is_too_long_is_refused(kind: str) -> None:
     for message in ({"body": 1}, {"body": "x" * 20}):
         with pytest.raises(TurtleError) as caught:
-            decode_batch(encoded([message] * (BATCH_MESSAGES_MAX + 1), kind), kind, NOW, Rules())
+            decode_batch(encoded([message] * (BATCH_MESSAGES_MAX + 1), kind), kind, NOW, DueRules())
         assert caught.value.code == "TOO_LARGE"
 
 
@@ -484,7 +484,7 @@ def test_text_that_is_no_utf8_is_refused() -> None:
     for data in (b'{"body":"\xff"}', b'{"messages":[{"body":"\xc3"}]}', b'{"body":{"\xed\xa0\x80":1}}'):
         for kind in (JSON, NDJSON):
             with pytest.raises(TurtleError) as caught:
-                decode_batch(data, kind, NOW, Rules())
+                decode_batch(data, kind, NOW, DueRules())
             assert caught.value.code == "INVALID_JSON"
 
 
@@ -575,7 +575,7 @@ def test_what_goes_in_comes_out(kind: str, tmp_path: Path) -> None:
     engine = Engine.open(tmp_path)
     engine.move_group("t", "g", "earliest", NOW)
     for part in (sent[:90], sent[:95], sent):
-        engine.submit("t", decode_batch(encoded(part, kind), kind, NOW, Rules()), NOW)
+        engine.submit("t", decode_batch(encoded(part, kind), kind, NOW, DueRules()), NOW)
     engine.tick(NOW)
     out = engine.reserve("t", "g", len(sent), NOW)
     got = {m["id"]: m["body"] for m in bson.decode_all(fetch.fetched_bson(out))}

@@ -23,7 +23,7 @@ from turtlemq.client.outgoing import MessageFields, outgoing_message, produce_re
 from turtlemq.message_fields import FIELDS, NAMES, Kind, OptionalColumns, StoredFields
 from turtlemq.model import Priority
 from turtlemq.segment import format as f
-from turtlemq.server.incoming.batches import Rules
+from turtlemq.server.incoming.batches import DueRules
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.media_types import BSON, JSON
 
@@ -117,7 +117,7 @@ def test_both_encodings_of_a_client_carry_every_field() -> None:
         for body, kind in ((1, JSON), (b"1", BSON)):
             request = produce_request("t", [outgoing_message(body, "id", **fields, **when)], 0.0)
             assert request.content_type == kind
-            batch = decode_batch(request.body or b"", kind, 5_000, Rules())
+            batch = decode_batch(request.body or b"", kind, 5_000, DueRules())
             assert (batch.ids, batch.due_ms, batch.ttr_ms) == (["id"], [7_000], [5_000])
             assert batch.flags == [Priority.HIGH | (f.JSON if kind == JSON else 0)]
             assert [getattr(batch, name) for name in NAMES] == [[9_000], [{"a": "b"}]]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.harness.server_process import Server, running
 from turtlemq.errors import InvalidArgument, TooLarge
-from turtlemq.server.incoming.decompress import MEMBERS_MAX, unpacked
+from turtlemq.server.incoming.decompress import MEMBERS_MAX, decompressed
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -35,7 +35,7 @@ PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 def unpack(data: bytes, how: str, limit: int = LIMIT) -> bytes:
     held: list[int] = []
-    out = asyncio.run(unpacked(data, how, limit, held.append))
+    out = asyncio.run(decompressed(data, how, limit, held.append))
     assert sum(held) == len(out)
     return out
 

@@ -23,7 +23,7 @@ from turtlemq.errors import InvalidArgument
 from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.config import load
 from turtlemq.server.errors import Overloaded, RateLimited
-from turtlemq.server.incoming.decompress import unpacked
+from turtlemq.server.incoming.decompress import decompressed
 from turtlemq.server.rate_limit import Bucket, BucketTable, ByteBudget, FlowControl
 from turtlemq.settings import Settings, check_settings
 
@@ -267,7 +267,7 @@ def test_only_so_many_bytes_of_requests_are_held(tmp_path_factory: pytest.TempPa
 def test_what_is_unpacked_is_held_as_well() -> None:
     held = ByteBudget(1 << 20)
     with pytest.raises(Overloaded):
-        asyncio.run(unpacked(gzip.compress(b" " * (2 << 20)), "gzip", 4 << 20, held.take))
+        asyncio.run(decompressed(gzip.compress(b" " * (2 << 20)), "gzip", 4 << 20, held.take))
     assert held.bytes == 1 << 20, "the first slice was, until the request is answered"
 
 

@@ -39,7 +39,7 @@ from turtlemq.segment import format as f
 from turtlemq.segment.id_map import IdMap
 from turtlemq.segment.ids import hash_texts
 from turtlemq.segment.scan import scan
-from turtlemq.server.incoming.batches import Rules, decode_slices
+from turtlemq.server.incoming.batches import DueRules, decode_slices
 from turtlemq.server.media_types import BSON, JSON
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
 from turtlemq.settings import Settings
@@ -170,7 +170,7 @@ def sought(count: int) -> object:
 
 
 def decoded(data: bytes, kind: str) -> object:
-    steps = decode_slices(data, kind, NOW, Rules())
+    steps = decode_slices(data, kind, NOW, DueRules())
     while True:
         try:
             next(steps)

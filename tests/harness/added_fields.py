@@ -86,9 +86,9 @@ def put(root: Path) -> Seen:
 
 def _decoded(data: bytes, kind: str) -> Any:
     from tests.harness.codec import decode_batch
-    from turtlemq.server.incoming.batches import Rules
+    from turtlemq.server.incoming.batches import DueRules
 
-    return decode_batch(data, kind, NOW, Rules())
+    return decode_batch(data, kind, NOW, DueRules())
 
 
 # Life

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from turtlemq.model import Batch
-from turtlemq.server.incoming.batches import Rules, decode_slices
+from turtlemq.server.incoming.batches import DueRules, decode_slices
 
 
-def decode_batch(data: bytes, kind: str, now_ms: int, rules: Rules) -> Batch:
+def decode_batch(data: bytes, kind: str, now_ms: int, rules: DueRules) -> Batch:
     """A request body as a batch."""
     steps = decode_slices(data, kind, now_ms, rules)
     while True:

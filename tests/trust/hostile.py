@@ -44,9 +44,9 @@ from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.server import config
-from turtlemq.server.incoming.batches import Rules
+from turtlemq.server.incoming.batches import DueRules
 from turtlemq.server.incoming.columns import PRIORITIES
-from turtlemq.server.incoming.decompress import unpacked
+from turtlemq.server.incoming.decompress import decompressed
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.settings import Settings
 
@@ -177,7 +177,7 @@ def bodies(data: st.DataObject, _: Path) -> str:
     whole = written(data.draw, some, kind)
     sent = whole if right and data.draw(st.booleans()) else data.draw(broken(whole))
     try:
-        batch = decode_batch(sent, kind, NOW, Rules())
+        batch = decode_batch(sent, kind, NOW, DueRules())
         check_batch(batch)
     except TurtleError as error:
         if not 400 <= error.status < 500:
@@ -220,7 +220,7 @@ def packed(data: st.DataObject, _: Path) -> str:
     sent = data.draw(broken(_packed(how, size) * data.draw(st.sampled_from([1, 1, 3]))))
     held: list[int] = []
     try:
-        out = asyncio.run(unpacked(sent, how, LIMIT, held.append))
+        out = asyncio.run(decompressed(sent, how, LIMIT, held.append))
     except TurtleError as error:
         if not 400 <= error.status < 500:
             raise Broken(f"a packed body is answered with {error.status}: {error}") from error

@@ -22,7 +22,7 @@ from turtlemq.server.errors import (
     DeadlineExceeded,
     Forbidden,
 )
-from turtlemq.server.incoming.batches import Rules
+from turtlemq.server.incoming.batches import DueRules
 from turtlemq.server.service import Service
 from turtlemq.settings import Settings
 from turtlemq.storage import names
@@ -107,11 +107,11 @@ def settings_of(request: web.Request, topic: str) -> Settings:
     return engine.settings if found is None else found.settings
 
 
-def due_rules(request: web.Request, topic: str) -> Rules:
+def due_rules(request: web.Request, topic: str) -> DueRules:
     """The rules about due times: of two limits on the delay, that of the server and that of the topic, the shorter."""
     config, own_ms = request.app[CONFIG], settings_of(request, topic).max_delay_ms
     server_ms = int(config.max_delay_days * 86_400_000)
-    return Rules(config.reject_past, min(own_ms, server_ms) if own_ms and server_ms else own_ms or server_ms)
+    return DueRules(config.reject_past, min(own_ms, server_ms) if own_ms and server_ms else own_ms or server_ms)
 
 
 def throttle(request: web.Request, topic: str, count: int) -> None:

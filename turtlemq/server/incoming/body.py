@@ -13,7 +13,7 @@ from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded, RequestTimeout, UnsupportedMediaType
 from turtlemq.server.incoming.decode import decode
-from turtlemq.server.incoming.decompress import ENCODINGS, unpacked
+from turtlemq.server.incoming.decompress import ENCODINGS, decompressed
 from turtlemq.server.media_types import JSON
 from turtlemq.server.request import CONFIG, DEADLINE, SERVICE, check_deadline
 
@@ -35,7 +35,7 @@ async def read(request: web.Request, types: tuple[str, ...] = JSON_TYPES) -> byt
         raise UnsupportedMediaType(f"Content-Type {kind!r:.80} is not understood here; send {wanted} (curl: --json, or -H)")
     data = await _received(request)
     if packed not in ("", "identity"):
-        data = await unpacked(data, packed, request.app[CONFIG].max_body_bytes, partial(_hold, request))
+        data = await decompressed(data, packed, request.app[CONFIG].max_body_bytes, partial(_hold, request))
     check_deadline(request)
     return data
 

@@ -25,7 +25,7 @@ from turtlemq.message_fields import FIELDS, Kind
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, Mask
 from turtlemq.segment import format as f
 from turtlemq.server.errors import InvalidBson
-from turtlemq.server.incoming.columns import PRIORITIES, Columns, Common, extend, in_order, of_messages, refused
+from turtlemq.server.incoming.columns import PRIORITIES, Columns, CommonFields, columns_of, extend, in_order, refusal
 
 LAYOUTS_MAX = 8  # looked for in one slice; a layout costs 60 µs
 _BYTES_MIN = 5  # of a document
@@ -62,7 +62,7 @@ _RAW: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 
 
-class BsonMessage(Common, forbid_unknown_fields=True, kw_only=True):
+class BsonMessage(CommonFields, forbid_unknown_fields=True, kw_only=True):
     """A message in BSON. Its body is a binary, or a value that JSON has as well."""
 
     body: Any = UNSET
@@ -268,7 +268,7 @@ def _by_library(data: bytes, bounds: I64, which: Sequence[int], first: int) -> C
         plain = isinstance(message.body, bytes)
         bodies.append(bytes(message.body) if plain else _as_json(message.body, first + i))
         flags.append(0 if plain else f.JSON)
-    return of_messages(messages, bodies, flags)
+    return columns_of(messages, bodies, flags)
 
 
 def _first_bad_document(data: bytes) -> InvalidBson:
@@ -289,7 +289,7 @@ def _first_bad_message(found: Sequence[dict[str, Any]], indexes: Sequence[int]) 
         try:
             msgspec.convert(fields, BsonMessage)
         except (msgspec.ValidationError, RecursionError) as wrong:
-            return refused(wrong, index)
+            return refusal(wrong, index)
     return InvalidMessage("a message is not as it should be")
 
 

@@ -30,7 +30,7 @@ _OPTIONAL = {name: attrgetter(name) for name in NAMES}
 
 
 @with_fields(FIELDS, None)
-class Common(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+class CommonFields(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The fields of a message that JSON and BSON share."""
 
     id: str | None = None
@@ -56,7 +56,7 @@ class Columns(OptionalColumns):
         return len(self.bodies)
 
 
-def of_messages(messages: Sequence[Common], bodies: list[bytes], flags: list[int] | int) -> Columns:
+def columns_of(messages: Sequence[CommonFields], bodies: list[bytes], flags: list[int] | int) -> Columns:
     """The columns of typed messages. 0.1 µs each."""
     if [m.priority for m in messages].count("normal") < len(messages):
         flags = [flag | PRIORITIES[m.priority] for flag, m in zip(_listed(flags, len(messages)), messages, strict=True)]
@@ -123,7 +123,7 @@ def in_order(columns: Columns, places: I64) -> Columns:
     return Columns(**{field.name: moved(getattr(columns, field.name)) for field in fields(Columns)})
 
 
-def refused(wrong: Exception, index: int | None = None) -> TurtleError:
+def refusal(wrong: Exception, index: int | None = None) -> TurtleError:
     """Which error it is, by the field that msgspec names. `index` beats the one that it names."""
     where = {"index": index} if index is not None else index_in(str(wrong))
     said = f"message {where['index']}: {wrong}" if where else str(wrong)

@@ -79,7 +79,7 @@ _HOW: dict[str, Callable[[bytes], Iterator[bytes]]] = {"gzip": _gunzip, "deflate
 ENCODINGS = ("", "identity", *_HOW)
 
 
-async def unpacked(data: bytes, how: str, limit: int, hold: Callable[[int], None]) -> bytes:
+async def decompressed(data: bytes, how: str, limit: int, hold: Callable[[int], None]) -> bytes:
     """The bytes that were packed, at most `limit`; `hold` is told of each slice, and may refuse. Others get their turns."""
     out: list[bytes] = []
     size = 0

@@ -19,7 +19,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from turtlemq.errors import InvalidMessage
 from turtlemq.segment import format as f
-from turtlemq.server.incoming.columns import Columns, Common, of_messages, or_array, refused
+from turtlemq.server.incoming.columns import Columns, CommonFields, columns_of, or_array, refusal
 from turtlemq.server.incoming.decode import check_text, whole_or
 
 SLICE_MESSAGES = 2_000  # read at once: 1 ms at most, if they are small
@@ -30,7 +30,7 @@ _OPENING, _CLOSING = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[\s*'), re.compile(
 _FIRST_NAME = re.compile(rb'[\s\[]*\{\s*"(\w{1,16})"')
 
 
-class JsonMessage(Common, forbid_unknown_fields=True, kw_only=True, gc=False):
+class JsonMessage(CommonFields, forbid_unknown_fields=True, kw_only=True, gc=False):
     """A message in JSON."""
 
     body: Raw | UnsetType = UNSET
@@ -118,7 +118,7 @@ def _read(data: bytes, lines: bool, done: int, sliced: bool = False) -> Columns:
         messages = (_from_lines(data) if lines else _from_json(data))[done:]
     if first and messages:
         _remember(first[1], messages[0])
-    return of_messages(messages, *bodies(messages, done))
+    return columns_of(messages, *bodies(messages, done))
 
 
 def _remember(first: bytes, message: JsonMessage) -> None:
@@ -172,7 +172,7 @@ def _cut_off(
     return None, at
 
 
-def alone(data: bytes) -> Envelope | None:
+def single_message(data: bytes) -> Envelope | None:
     """The one message that is all of a request; None: it is not so, or something is wrong with it."""
     if len(data) > _SLICED_BYTES or not data.isascii() or _OPENING.match(data):
         return None
@@ -187,7 +187,7 @@ def _from_json(data: bytes) -> list[JsonMessage]:
     try:
         found = _envelope.decode(data)
     except (msgspec.DecodeError, RecursionError) as wrong:
-        raise refused(whole_or(data, wrong)) from None
+        raise refusal(whole_or(data, wrong)) from None
     if found.messages is UNSET:
         return [found]
     if found != Envelope(messages=found.messages):
@@ -216,7 +216,7 @@ def _from_lines(data: bytes) -> list[JsonMessage]:
         try:
             out.append(_message.decode(line))
         except (msgspec.DecodeError, RecursionError) as wrong:
-            raise refused(whole_or(line, wrong), len(out)) from None
+            raise refusal(whole_or(line, wrong), len(out)) from None
     return out
 
 
