@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -200,3 +201,17 @@ def test_long_polls_are_served_when_a_large_answer_was_taken(kind: str) -> None:
         return service.flow.answer_bytes.bytes
 
     assert asyncio.run(asyncio.wait_for(story(), 20)) == 0
+
+
+def test_bson_is_sent_where_the_accept_header_prefers_it(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        for accept, kind in [
+            ("application/bson", "application/bson"),
+            ("application/BSON", "application/bson"),
+            ("text/html, application/bson;q=0.8", "application/bson"),
+            ("application/bson;q=0", "application/json"),
+            ("application/json, application/bson; q=0.1", "application/json"),
+            ("*/*", "application/json"),
+        ]:
+            answer = server.call("POST", "/v1/topics/t/groups/g/fetch", {}, headers={"Accept": accept})
+            assert answer.headers["Content-Type"].split(";")[0] == kind, accept

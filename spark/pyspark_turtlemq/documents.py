@@ -341,6 +341,27 @@ class Chunk:
     def attempt(self) -> pa.Array:
         return self._from_meta("attempt", pa.int32())
 
+    # Columns of retries that decide whether they are void; of no kind, for `message_facts` alone
+
+    def left_offset(self) -> pa.Array:
+        return self._number_from_meta("offset")
+
+    def epoch(self) -> pa.Array:
+        return self._number_from_meta("epoch")
+
+    def message_due(self) -> pa.Array:
+        return self._number_from_meta("due")
+
+    def order(self) -> pa.Array:
+        return pa.array(self.fields.order)
+
+    def _number_from_meta(self, name: str) -> pa.Array:
+        """Costs what the retries cost, however many other documents there are."""
+        values = np.full(len(self.rows), v.ABSENT, np.int64)
+        for i, meta in self.metas.items():
+            values[i] = int(meta[name])
+        return _nullable(values)
+
     def error(self) -> pa.Array:
         return self._from_meta("error", pa.string())
 

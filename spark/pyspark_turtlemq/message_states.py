@@ -1,47 +1,44 @@
-"""Kind `messages`: the whole life of each message, joined from all logs of its topic. One row for each group that has to do with
-it, one without a group for what no group has seen yet.
+"""Kind `messages`: the life of each message, joined from all logs of its topic.
 
-States are those of `GET /v1/topics/{topic}/messages/{id}`, decided in the same order: cancelled; reserved; asleep for another
-try; waiting or not fetched yet: ready; among the dead; settled: history. All messages of a topic are decided at once, as arrays
-over ready offsets; a topic is one task.
+One row for each group that has to do with a message, and one without a group for a message that no group has to do with. States
+are those of `GET /v1/topics/{topic}/messages/{id}`, because the same table decides them (`turtlemq.standing`), here for all
+messages and one group at once. A topic is one task.
+
+Not here: the facts behind a state (`message_facts`), and the position of groups (`group_marks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import bson
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_turtlemq import documents, journals
+from pyspark_turtlemq.group_marks import Event, events
+from pyspark_turtlemq.message_facts import TopicFacts
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.pins import TopicFiles
-from pyspark_turtlemq.predicates import Predicates
-from turtlemq.broker import checkpoint as c
-from turtlemq.model import I64
-from turtlemq.segment import format as f
-from turtlemq.segment.scan import scan
+from turtlemq import standing
+from turtlemq.broker.checkpoint import GroupMark
+from turtlemq.model import I64, Mask
 
 _UTC = pa.timestamp("us", "UTC")
 _NONE = journals.ABSENT
-_STATES = pa.array(["ready", "reserve", "sleep", "dead", "history", "cancelled"])
-READY, RESERVE, SLEEP, DEAD, HISTORY, CANCELLED = range(6)
-_LEVELS = ["normal", "high", "low"]
-_BASE = pa.schema(
-    [
-        *((name, pa.string()) for name in ("id", "group", "state", "priority")),
-        *((name, pa.int64()) for name in ("created_ms", "due_ms", "seq", "ttr_ms")),
-        ("body_bytes", pa.int32()),
-    ]
-)
-_READY = _BASE.append(pa.field("offset", pa.int64())).append(pa.field("ready_ms", pa.int64()))
-_LETTER = pa.schema(
-    [(n, pa.string()) for n in ("id", "group", "state", "error")] + [(n, pa.int64()) for n in ("offset", "dropped_ms")]
-)
+_SHOWN = pa.array([standing.shown(name) for name in standing.STANDINGS])
+_OVER = np.array([standing.shown(name) in ("history", "dead") for name in standing.STANDINGS])
+_NEVER_HAD = standing.STANDINGS.index(standing.NEVER_HAD)
+_PACKED = {
+    "due_ms": "due",
+    "ready_ms": "ready",
+    "reserved_ms": "reserved",
+    "attempt": "attempts",
+    "offset": "offsets",
+    "seq": "seqs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,281 +50,163 @@ class MessagesSplit:
     bytes: int
 
 
-@dataclass(slots=True)
-class GroupLife:
-    """What one group did, by ready offset less the first one that is retained."""
+class Deliveries:
+    """The last delivery of each message to one group, by row of the message: how it ended, or that it has not."""
 
-    settled: I64
-    reserved: I64
-    attempt: I64
-    outcome: list[str] = field(default_factory=list)  # names for `outcomes`
-    outcomes: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    errors: dict[int, str] = field(default_factory=dict)
-    gone: list[dict[str, Any]] = field(default_factory=list)  # settled, and their documents removed by retention
+    def __init__(self, count: int) -> None:
+        self.settled, self.reserved, self.attempt = (np.full(count, _NONE, np.int64) for _ in range(3))
+        self.outcomes: I64 = np.full(count, -1, np.int64)  # index into `names`, -1: not settled
+        self.names: list[str] = []
+        self.errors: dict[int, str] = {}
+        self.consumers: dict[int, str] = {}
+        self.gone: dict[str, dict[str, Any]] = {}  # by id: messages of which nothing but the settlement is left
+
+    def settle(self, event: Event, rows: I64) -> None:
+        """Note a settlement; `rows`: of its messages, -1 if only the event is left of one."""
+        name, fields = str(event.fields["outcome"]), event.fields
+        if name not in self.names:
+            self.names.append(name)
+        known, at = np.flatnonzero(rows >= 0), rows[rows >= 0]
+        for array, packed in ((self.reserved, "reserved"), (self.attempt, "attempts")):
+            array[at] = journals.packed_column(fields, packed)[known]
+        self.settled[at], self.outcomes[at] = event.at_ms, self.names.index(name)
+        if fields["error"]:
+            self.errors |= dict.fromkeys(at.tolist(), str(fields["error"]))
+        if len(known) < len(rows):
+            self._note_gone(event, np.flatnonzero(rows < 0))
+
+    def _note_gone(self, event: Event, which: I64) -> None:
+        ids = event.fields["ids"].decode().split("\0")
+        columns = {name: journals.packed_column(event.fields, packed) for name, packed in _PACKED.items()}
+        common = {"settled_ms": event.at_ms, "outcome": event.fields["outcome"], "error": event.fields["error"] or None}
+        for i in which.tolist():
+            self.gone[ids[i]] = {"id": ids[i], **common, **{name: int(values[i]) for name, values in columns.items()}}
+
+    def hold(self, mark: GroupMark, facts: TopicFacts) -> None:
+        """Add the deliveries that a group has not settled: leases, and those that wait for another attempt."""
+        rows = facts.rows_at(np.fromiter(mark.open, np.int64, len(mark.open)))
+        for row, entry in zip(rows.tolist(), mark.open.values(), strict=True):
+            if row < 0:
+                continue
+            self.outcomes[row], self.attempt[row], self.errors[row] = -1, entry.attempt - entry.is_retry, entry.error
+            if not entry.is_retry:
+                self.consumers[row], self.reserved[row] = entry.consumer, entry.reserved_ms
+
+    def columns(self, rows: I64, over: Mask) -> dict[str, pa.Array]:
+        """The columns of rows; an outcome is shown where the message is `over` for the group."""
+        outcomes = self.outcomes[rows]
+        names = pa.array(self.names or ["acked"])
+        return {
+            "outcome": names.take(pa.array(outcomes, mask=(outcomes < 0) | ~over)),
+            "reserved_ms": _masked(self.reserved[rows]),
+            "settled_ms": _masked(np.where(over, self.settled[rows], _NONE)),
+            "attempt": _masked(self.attempt[rows]).cast(pa.int32()),
+            "error": _texts(self.errors, rows),
+            "consumer": _texts(self.consumers, rows),
+        }
 
 
-def read(piece: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(split: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of a topic."""
-    opener = TopicLogs(piece.pinned, piece.clean)
+    logs = TopicLogs(split.pinned, split.clean)
     try:
-        yield from Joiner(opener).rows(schema)
+        yield from Joiner(logs).rows(schema)
     finally:
-        opener.close()
-
-
-def replay(opener: TopicLogs) -> tuple[c.Checkpoint, set[int]]:
-    """Where every group stands: the checkpoint, and the events behind it. Also all offsets that were cancelled."""
-    pinned = opener.files
-    saved = c.Checkpoint()
-    if pinned.offset is not None:
-        try:
-            saved = c.decode(f.decode_checked(bytes(pinned.offset.map()))[0])
-        except (KeyError, TypeError, ValueError):
-            saved = c.Checkpoint()
-    for kind, begin in (("reserve", saved.reserve), ("history", saved.history)):
-        for base, at, document, fields in _events(opener, kind):
-            if (base, at) >= begin:
-                _apply(saved, document, fields)
-    return saved, set(saved.cancelled)
-
-
-def _events(opener: TopicLogs, kind: str) -> Iterator[tuple[int, int, f.Document, dict[str, Any]]]:
-    bases = {file.path: base for base, file in opener.files.segments(kind)}
-    for file, start, end in opener.journal(kind):
-        view = file.map()
-        found = scan(view, start, end, sealed=True)
-        for at, length in zip(found.positions.tolist(), found.lengths.tolist(), strict=True):
-            document = f.decode(view[at : at + length])
-            yield bases[file.path], at, document, bson.decode(document.body)
-
-
-def _apply(saved: c.Checkpoint, document: f.Document, fields: dict[str, Any]) -> None:
-    """As `turtlemq.broker.replay` does, for what a row tells."""
-    event, name = fields["event"], document.id
-    if event == "forget":
-        saved.groups.pop(name, None)
-    elif event == "group":
-        mark = saved.groups.setdefault(name, c.GroupMark())
-        mark.epoch, start = int(fields["epoch"]), int(fields["offset"])
-        mark.cursors, mark.open, mark.moves = [start] * 3, {}, [*mark.moves, (int(fields["since"]), start)]
-    elif event == "cancel":
-        saved.cancelled |= set(journals.packed_column(fields, "offsets").tolist())
-    known = saved.groups.get(name)
-    if known is None or "epoch" not in fields or known.epoch != int(fields["epoch"]) or "offsets" not in fields:
-        return
-    offsets = journals.packed_column(fields, "offsets").tolist()
-    if event == "lease":
-        known.cursors = [int(cursor) for cursor in fields["cursors"]]
-        rows = zip(offsets, *(journals.packed_column(fields, n).tolist() for n in ("seqs", "attempts", "until")), strict=True)
-        for offset, seq, attempt, until in rows:
-            known.open[offset] = c.OpenMessage(seq, attempt, until, document.due_ms, fields["consumer"])
-    elif event == "retry":
-        rows = zip(
-            offsets,
-            journals.packed_column(fields, "attempts").tolist(),
-            journals.packed_column(fields, "when").tolist(),
-            strict=True,
-        )
-        for offset, attempt, when in rows:
-            known.open[offset] = c.OpenMessage(0, attempt, when, is_retry=True, error=fields["error"])
-    elif event in ("moved", "settle"):
-        for offset in offsets:
-            known.open.pop(offset, None)
+        logs.close()
 
 
 class Joiner:
     """Joins the logs of one topic."""
 
-    def __init__(self, opener: TopicLogs) -> None:
-        self.opener, self.topic = opener, opener.files.topic
-        ready = opener.ready_log()
-        table = self._table(ready, _READY)
-        own = pc.is_valid(table["group"])
-        notice = pc.equal(table["state"], "notice")
-        self.notices = table.filter(notice)
-        self.retries = table.filter(own)
-        self.first = min((part.cover.first_seq for part in ready.parts), default=0)
-        self.end = max(ready.end, self.first)
-        self.base = table.filter(pc.invert(pc.or_(own, notice)))
-        self.offsets: I64 = self.base["offset"].to_numpy()
-        sleepers = opener.delay_log("delay")
-        sleepers.progress = ready.progress
-        asleep = self._table(sleepers, _BASE)
-        self.asleep = asleep.filter(pc.is_in(asleep["state"], pa.array(["sleep", "cancelled"])))
-        self.letters = self._table(opener.delay_log("dead"), _LETTER)
-        self.letters = self.letters.filter(pc.equal(self.letters["state"], "dead"))
-        self.saved, self.cancelled = replay(opener)
-        self.origin = self._origins()
-
-    def _table(self, log: Any, schema: pa.Schema) -> pa.Table:
-        how = documents.ReadSpec(tuple(schema.names), Predicates())
-        found = []
-        for part in log.parts:
-            piece = documents.DocumentSplit(part, 0, part.cover.documents, 0, log.ended, log.progress)
-            found += list(documents.read(piece, how, schema))
-        return pa.Table.from_batches(found, schema)
-
-    def _origins(self) -> dict[int, int]:
-        """Of a retry in the ready log: the offset of the message itself, where that is retained."""
-        places = pc.index_in(self.retries["id"], self.base["id"]).to_pylist()
-        rows = zip(self.retries["offset"].to_pylist(), places, strict=True)
-        return {offset: int(self.offsets[place]) for offset, place in rows if place is not None}
-
-    # Rows
+    def __init__(self, logs: TopicLogs) -> None:
+        self.logs, self.topic, self.facts = logs, logs.files.topic, TopicFacts(logs)
 
     def rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All of them."""
-        yield from self._sleeping(schema)
-        lives = self._settlements()
-        for name in sorted({*self.saved.groups, *lives}):
-            life = lives.get(name) or self._life()
-            yield from self._of_group(name, life, schema)
-        if not self.saved.groups and not lives and self.base.num_rows:
-            codes = np.where(np.isin(self.offsets, list(self.cancelled)), CANCELLED, READY)
-            yield from self._emit(schema, self._known(self.base) | {"state": _STATES.take(pa.array(codes))}, self.base.num_rows)
+        """All rows, group by group."""
+        yield from self._first_sleep(schema)
+        deliveries, count = self._deliveries(), self.facts.messages.num_rows
+        claimed = np.zeros(count, np.bool_)
+        for name in sorted({*self.facts.groups, *deliveries}):
+            codes = standing.decide_all(self.facts.facts(name))
+            of_group = deliveries.get(name) or Deliveries(count)
+            yield from self._of_group(name, codes, of_group, schema)
+            if name in self.facts.marks.groups:
+                claimed |= codes != _NEVER_HAD
+        codes = standing.decide_all(self.facts.unclaimed())
+        if self.facts.marks.groups:
+            codes = np.full(count, _NEVER_HAD, np.int8)
+        rows = np.flatnonzero(~claimed & (self.facts.offsets >= self.facts.first))
+        if len(rows):
+            yield from self._emit(schema, self._known(rows) | {"state": _SHOWN.take(pa.array(codes[rows]))}, len(rows))
 
-    def _known(self, table: pa.Table) -> dict[str, Any]:
-        """Columns that the document tells."""
-        names = [name for name in table.column_names if name not in ("group", "state")]
-        return {name: table[name].combine_chunks() if table.num_rows else table[name] for name in names}
+    def _known(self, rows: I64) -> dict[str, Any]:
+        """Columns from the documents of messages."""
+        table = self.facts.messages.take(pa.array(rows))
+        return {name: table[name] for name in table.column_names if name not in ("group", "state")}
 
-    def _sleeping(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """What sleeps for the first time, and what was cancelled then."""
-        first = self.asleep.filter(pc.is_null(self.asleep["group"]))
-        places = pc.index_in(first["id"], self.notices["id"]) if first.num_rows else pa.array([], pa.int32())
-        when = self.notices["ready_ms"].combine_chunks().take(places) if first.num_rows else pa.array([], pa.int64())
-        settled = pc.if_else(pc.equal(first["state"], "cancelled"), when, None)
-        if first.num_rows:
-            yield from self._emit(schema, self._known(first) | {"state": first["state"], "settled_ms": settled}, first.num_rows)
-        lost = self.notices.filter(pc.invert(pc.is_in(self.notices["id"], first["id"])))
-        if lost.num_rows:
-            told = {"id": lost["id"], "state": pa.repeat("cancelled", lost.num_rows), "settled_ms": lost["ready_ms"]}
-            yield from self._emit(schema, told, lost.num_rows)
+    def _first_sleep(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Messages that sleep for the first time, and those that were cancelled then."""
+        table, notices = self.facts.first_sleep, self.facts.notices
+        table = table.filter(pc.is_in(table["state"], pa.array(["sleep", "cancelled"])))
+        if table.num_rows:
+            noted_ms = notices["ready_ms"].combine_chunks().take(pc.index_in(table["id"], notices["id"]))
+            settled = pc.if_else(pc.equal(table["state"], "cancelled"), noted_ms, None)
+            names = [name for name in table.column_names if name != "group"]
+            yield from self._emit(schema, {name: table[name] for name in names} | {"settled_ms": settled}, table.num_rows)
+        alone = notices.filter(pc.invert(pc.is_in(notices["id"], table["id"])))
+        if alone.num_rows:
+            columns = {"id": alone["id"], "state": pa.repeat("cancelled", alone.num_rows), "settled_ms": alone["ready_ms"]}
+            yield from self._emit(schema, columns, alone.num_rows)
 
-    def _life(self) -> GroupLife:
-        count = self.end - self.first
-        settled, reserved, attempt = (np.full(count, _NONE, np.int64) for _ in range(3))
-        return GroupLife(settled, reserved, attempt, outcomes=np.full(count, -1, np.int64))
-
-    def _settlements(self) -> dict[str, GroupLife]:
-        """Everything that the history tells, by group."""
-        found: dict[str, GroupLife] = {}
-        for _, _, document, fields in _events(self.opener, "history"):
-            if fields["event"] != "settle":
+    def _deliveries(self) -> dict[str, Deliveries]:
+        """The last delivery of each message, by group: from the history, and from leases and retries."""
+        found: dict[str, Deliveries] = {}
+        facts, count = self.facts, self.facts.messages.num_rows
+        for event in events(self.logs, "history"):
+            if event.fields["event"] != "settle":
                 continue
-            life = found.setdefault(document.id, self._life())
-            if fields["outcome"] not in life.outcome:
-                life.outcome.append(fields["outcome"])
-            offsets = journals.packed_column(fields, "offsets")
-            base = np.array([self.origin.get(offset, offset) for offset in offsets.tolist()]) if self.origin else offsets
-            inside = base >= self.first
-            at = base[inside] - self.first
-            for array, name in ((life.reserved, "reserved"), (life.attempt, "attempts")):
-                array[at] = journals.packed_column(fields, name)[inside]
-            life.settled[at], life.outcomes[at] = document.due_ms, life.outcome.index(fields["outcome"])
-            if fields["error"]:
-                life.errors |= dict.fromkeys(at.tolist(), str(fields["error"]))
-            if not inside.all():
-                life.gone += self._gone(document, fields, np.flatnonzero(~inside))
+            rows = facts.rows_at(journals.packed_column(event.fields, "offsets"))
+            missing = np.flatnonzero(rows < 0) if facts.left_over else rows[:0]
+            if len(missing):  # perhaps a retry or a dead letter is left
+                ids = event.fields["ids"].decode().split("\0")
+                rows[missing] = [facts.left_over.get(ids[i], -1) for i in missing.tolist()]
+            found.setdefault(event.group, Deliveries(count)).settle(event, rows)
+        for name, mark in facts.marks.groups.items():
+            if mark.open:
+                found.setdefault(name, Deliveries(count)).hold(mark, facts)
         return found
 
-    def _gone(self, document: f.Document, fields: dict[str, Any], which: I64) -> list[dict[str, Any]]:
-        """Rows from the history alone."""
-        ids = fields["ids"].decode().split("\0")
-        packed = {
-            "due_ms": "due",
-            "ready_ms": "ready",
-            "reserved_ms": "reserved",
-            "attempt": "attempts",
-            "offset": "offsets",
-            "seq": "seqs",
-        }
-        columns = {name: journals.packed_column(fields, source) for name, source in packed.items()}
-        told = {"settled_ms": document.due_ms, "outcome": fields["outcome"], "error": fields["error"] or None}
-        return [{"id": ids[i], **told, **{name: int(values[i]) for name, values in columns.items()}} for i in which.tolist()]
+    def _of_group(self, name: str, codes: Any, deliveries: Deliveries, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        rows = np.flatnonzero((codes != _NEVER_HAD) | (deliveries.outcomes >= 0))
+        if len(rows):
+            columns = self._known(rows) | deliveries.columns(rows, _OVER[codes[rows]])
+            state = {"group": pa.repeat(name, len(rows)), "state": _SHOWN.take(pa.array(codes[rows]))}
+            yield from self._emit(schema, columns | state, len(rows))
+        if deliveries.gone:
+            gone = pa.Table.from_pylist(list(deliveries.gone.values()))
+            columns = {column: gone[column] for column in gone.column_names}
+            state = {"group": pa.repeat(name, len(gone)), "state": pa.repeat("history", len(gone))}
+            yield from self._emit(schema, columns | state, len(gone))
 
-    def _of_group(self, name: str, life: GroupLife, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        mark = self.saved.groups.get(name, c.GroupMark(cursors=[self.end] * 3))
-        at = self.offsets - self.first
-        outcomes = life.outcomes[at]
-        levels = pc.index_in(self.base["priority"], pa.array(_LEVELS)).to_numpy() if len(at) else at
-        codes = np.where(self.offsets >= np.array(mark.cursors)[levels] if len(at) else at > 0, READY, HISTORY)
-        letters = self.letters.filter(pc.equal(self.letters["group"], name))
-        codes[self._places(letters["id"])] = DEAD
-        consumers: dict[int, str] = {}
-        reserved, attempt, errors = (
-            life.reserved[at],
-            life.attempt[at],
-            {i: life.errors[k] for i, k in enumerate(at.tolist()) if k in life.errors},
-        )
-        row = {offset: i for i, offset in enumerate(self.offsets.tolist())} if mark.open else {}
-        for offset, entry in mark.open.items():
-            i = row.get(self.origin.get(offset, offset))
-            if i is None:
-                continue
-            codes[i] = READY if entry.is_retry else RESERVE
-            outcomes[i], attempt[i] = -1, entry.attempt - (1 if entry.is_retry else 0)
-            errors[i] = entry.error
-            if not entry.is_retry:
-                consumers[i], reserved[i] = entry.consumer, entry.reserved_ms
-        again = self.retries.filter(pc.equal(self.retries["group"], name))
-        for offset, level in zip(again["offset"].to_pylist(), again["priority"].to_pylist(), strict=True):
-            if offset >= mark.cursors[_LEVELS.index(level)] and offset in self.origin and offset not in self.cancelled:
-                codes[int(np.searchsorted(self.offsets, self.origin[offset]))] = READY
-        naps = self.asleep.filter(pc.and_(pc.equal(self.asleep["group"], name), pc.equal(self.asleep["state"], "sleep")))
-        codes[self._places(naps["id"])] = SLEEP
-        codes[np.isin(self.offsets, list(self.cancelled))] = CANCELLED
-        start = mark.moves[-1][1] if mark.moves else self.first
-        mine = np.flatnonzero((self.offsets >= start) | (outcomes >= 0))
-        over = np.isin(codes, (HISTORY, DEAD))
-        names = pa.array(life.outcome or ["acked"])
-        told = {
-            "group": pa.repeat(name, len(mine)),
-            "state": _STATES.take(pa.array(codes[mine])),
-            "outcome": names.take(pa.array(outcomes[mine], mask=(outcomes < 0)[mine] | ~over[mine])),
-            "reserved_ms": _masked(reserved[mine]),
-            "settled_ms": _masked(np.where(over, life.settled[at], _NONE)[mine]),
-            "attempt": _masked(attempt[mine]).cast(pa.int32()),
-            "error": pa.array([errors.get(i) or None for i in mine.tolist()] if errors else [None] * len(mine), pa.string()),
-            "consumer": pa.array([consumers.get(i) for i in mine.tolist()] if consumers else [None] * len(mine), pa.string()),
-        }
-        if len(mine):
-            yield from self._emit(schema, self._known(self.base.take(pa.array(mine))) | told, len(mine))
-        if life.gone:
-            gone = pa.Table.from_pylist(life.gone)
-            dead = pc.is_in(gone["id"], letters["id"].combine_chunks() if letters.num_rows else pa.array([], pa.string()))
-            state = pc.if_else(dead, "dead", "history")
-            rest = {n: gone[n] for n in gone.column_names}
-            yield from self._emit(schema, rest | {"group": pa.repeat(name, len(gone)), "state": state}, len(gone))
-
-    def _places(self, ids: pa.ChunkedArray) -> I64:
-        """Rows of the base documents with these ids."""
-        if not len(ids) or not self.base.num_rows:
-            return np.empty(0, np.int64)
-        found = pc.index_in(ids, self.base["id"].combine_chunks()).drop_null()
-        places: I64 = found.to_numpy().astype(np.int64)
-        return places
-
-    def _emit(self, schema: pa.Schema, told: dict[str, Any], count: int) -> Iterator[pa.RecordBatch]:
-        """Columns in the order of the schema; sums of times are made here."""
-        told = {"topic": pa.repeat(self.topic, count), **told}
+    def _emit(self, schema: pa.Schema, columns: dict[str, Any], count: int) -> Iterator[pa.RecordBatch]:
+        """Columns in the order of the schema. Differences of times are made here."""
+        columns = {"topic": pa.repeat(self.topic, count), **columns}
         for name, high, low in (
             ("late_ms", "ready_ms", "due_ms"),
             ("wait_ms", "reserved_ms", "ready_ms"),
             ("work_ms", "settled_ms", "reserved_ms"),
         ):
-            if high in told and low in told:
-                told[name] = pc.subtract(told[high], told[low])
+            if high in columns and low in columns:
+                columns[name] = pc.subtract(columns[high], columns[low])
         arrays = []
-        for one in schema:
-            if pa.types.is_timestamp(one.type) and f"{one.name}_ms" in told:
-                arrays.append(pc.multiply(_one(told[f"{one.name}_ms"]), 1000).cast(pa.int64()).view(_UTC))
-            elif one.name in told:
-                arrays.append(_one(told[one.name]).cast(one.type))
+        for column in schema:
+            if pa.types.is_timestamp(column.type) and f"{column.name}_ms" in columns:
+                arrays.append(pc.multiply(_one(columns[f"{column.name}_ms"]), 1000).cast(pa.int64()).view(_UTC))
+            elif column.name in columns:
+                arrays.append(_one(columns[column.name]).cast(column.type))
             else:
-                arrays.append(pa.nulls(count, one.type))
-        table = pa.Table.from_arrays(arrays, schema=schema)
-        yield from table.to_batches(max_chunksize=documents.ROWS)
+                arrays.append(pa.nulls(count, column.type))
+        yield from pa.Table.from_arrays(arrays, schema=schema).to_batches(max_chunksize=documents.ROWS)
 
 
 def _one(values: Any) -> pa.Array:
@@ -336,3 +215,10 @@ def _one(values: Any) -> pa.Array:
 
 def _masked(values: I64) -> pa.Array:
     return pa.array(values, mask=values == _NONE)
+
+
+def _texts(texts: dict[int, str], rows: I64) -> pa.Array:
+    """Texts by row; empty ones are null."""
+    if not texts:
+        return pa.nulls(len(rows), pa.string())
+    return pa.array([texts.get(row) or None for row in rows.tolist()], pa.string())

@@ -1,0 +1,131 @@
+"""Where every group of a topic is, from files alone: the checkpoint and the journal events after it, as recovery replays them.
+
+A mark has a group's cursors, its leases and retries by ready offset, and its moves. Nothing is decided here: `message_states`
+turns marks into facts. Not here: reading the journals as rows (`journals`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import bson
+import numpy as np
+
+from pyspark_turtlemq.journals import packed_column
+from pyspark_turtlemq.parts import TopicLogs
+from turtlemq.broker.checkpoint import Checkpoint, GroupMark, OpenMessage, decode
+from turtlemq.model import I64, Mask
+from turtlemq.segment import format as f
+from turtlemq.segment.scan import scan
+from turtlemq.standing import add_move
+
+UNKNOWN_SEQ = -1  # of a damaged document
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a journal, and the position that a checkpoint names it by."""
+
+    position: tuple[int, int]  # base of the file, byte
+    group: str
+    at_ms: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadySeqs:
+    """Seqs of the documents in the ready log, by offset less the first. Events name seqs as well, because after a power cut
+    another document may have an offset."""
+
+    first: int
+    seqs: I64
+
+    def same(self, offsets: I64, seqs: I64) -> Mask:
+        """Which offsets still hold the documents that an event is about."""
+        at = offsets - self.first
+        inside = (at >= 0) & (at < len(self.seqs))
+        if not inside.any():
+            return inside
+        present = self.seqs[np.where(inside, at, 0)]
+        same: Mask = inside & ((present == seqs) | (present == UNKNOWN_SEQ))
+        return same
+
+
+def events(logs: TopicLogs, kind: str) -> Iterator[Event]:
+    """All events of a journal, in order."""
+    bases = {file.path: base for base, file in logs.files.segments(kind)}
+    for file, start, end in logs.journal(kind):
+        view = file.map()
+        documents = scan(view, start, end, sealed=True)
+        for at, length in zip(documents.positions.tolist(), documents.lengths.tolist(), strict=True):
+            document = f.decode(view[at : at + length])
+            yield Event((bases[file.path], at), document.id, document.due_ms, bson.decode(document.body))
+
+
+def replay(logs: TopicLogs, ready: ReadySeqs) -> Checkpoint:
+    """The marks of all groups, and the cancelled offsets."""
+    saved = _checkpoint(logs) or _last_state(logs) or Checkpoint()
+    for kind, begin in (("reserve", saved.reserve), ("history", saved.history)):
+        for event in events(logs, kind):
+            if event.position >= begin:
+                _apply(saved, event, ready)
+    for mark in saved.groups.values():
+        mark.open = {at: entry for at, entry in mark.open.items() if at >= ready.first and at not in saved.cancelled}
+    return saved
+
+
+def _checkpoint(logs: TopicLogs) -> Checkpoint | None:
+    if logs.files.offset is None:
+        return None
+    try:
+        return decode(f.decode_checked(bytes(logs.files.offset.map()))[0])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _last_state(logs: TopicLogs) -> Checkpoint | None:
+    """The newest state in the reserve journal, for a topic without a checkpoint: older files of the journals may be removed."""
+    last: Checkpoint | None = None
+    for event in events(logs, "reserve"):
+        if event.fields["event"] == "state":
+            last = decode(event.fields["state"])
+            last.reserve = event.position
+    return last
+
+
+def _apply(saved: Checkpoint, event: Event, ready: ReadySeqs) -> None:
+    """One event, as `turtlemq.broker.replay` applies it."""
+    fields, kind = event.fields, event.fields["event"]
+    if kind == "forget":
+        saved.groups.pop(event.group, None)
+    elif kind == "group":
+        _move(saved, event, ready)
+    elif kind == "cancel":
+        offsets = packed_column(fields, "offsets")
+        saved.cancelled |= set(offsets[ready.same(offsets, packed_column(fields, "seqs"))].tolist())
+    mark = saved.groups.get(event.group)
+    if mark is None or kind not in ("lease", "retry", "moved", "settle") or mark.epoch != int(fields["epoch"]):
+        return
+    offsets = packed_column(fields, "offsets")
+    same = np.flatnonzero(ready.same(offsets, packed_column(fields, "seqs")))
+    if kind in ("moved", "settle"):
+        for offset in offsets[same].tolist():
+            mark.open.pop(offset, None)
+        return
+    if kind == "lease":
+        mark.cursors = [int(cursor) for cursor in fields["cursors"]]
+    names = ("offsets", "attempts", "until" if kind == "lease" else "when")
+    for offset, attempt, until in zip(*(packed_column(fields, name)[same].tolist() for name in names), strict=True):
+        if kind == "lease":
+            mark.open[offset] = OpenMessage(0, attempt, until, event.at_ms, fields["consumer"])
+        else:
+            mark.open[offset] = OpenMessage(0, attempt, until, is_retry=True, error=fields["error"])
+
+
+def _move(saved: Checkpoint, event: Event, ready: ReadySeqs) -> None:
+    epoch = int(event.fields["epoch"])
+    offset = min(int(event.fields["offset"]), ready.first + len(ready.seqs))
+    mark = saved.groups.setdefault(event.group, GroupMark(born=epoch))
+    mark.epoch, mark.moves = epoch, add_move(mark.moves, int(event.fields["since"]), offset)
+    mark.cursors, mark.open = [offset] * len(mark.cursors), {}
