@@ -103,7 +103,6 @@ class Server:
 
     def tick(self) -> None:
         """What a server does between requests: look at the clock, keep house when it is time."""
-        self.topic.maintain_soon(self.now_ms)
         self.topic.tick(self.now_ms)
         for process in multiprocessing.active_children():
             try:

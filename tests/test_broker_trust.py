@@ -434,7 +434,7 @@ def test_an_ack_meets_the_error_of_a_checkpoint_too(tmp_path: Path) -> None:
     assert engine.ack("t", "g", engine.reserve("t", "g", 1, 10).ids, 10).acked == 1
     assert engine.reserve("t", "g", 1, 11).ids == ["m1"]
     engine.tick(10_000)
-    assert engine.topic("t")._checkpoints.is_under_way, "a checkpoint is under way"
+    assert engine.topic("t")._checkpoints._saving is not None, "a checkpoint is under way"
     door.rotten = "/reserve_"
     flusher.finish()
     with pytest.raises(Stopped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -312,7 +313,7 @@ def test_dead_letters_that_few_match_are_looked_through_in_steps(engine: Engine)
     assert page == []
     assert cursor is not None
     assert [letter.id for letter in dead.all(Filter(error="rare"))] == [ids[-1]]
-    assert dead.summary(Filter()) == {"usual": 1_299, "rare": 1}
+    assert Counter(letter.error for letter in dead.all(Filter())) == {"usual": 1_299, "rare": 1}
 
 
 def test_a_message_is_told_although_a_table_is_damaged(tmp_path: Path) -> None:

@@ -51,11 +51,6 @@ class Checkpoints:
         return self._due_ms is not None
 
     @property
-    def is_under_way(self) -> bool:
-        """Has the flusher a checkpoint to write?"""
-        return self._saving is not None
-
-    @property
     def wake_ms(self) -> int | None:
         """When `write_if_due` may have something to do; None: not before `due_soon`."""
         return self._due_ms if self._saving is None else self._poll_ms

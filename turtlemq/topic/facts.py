@@ -36,7 +36,7 @@ def dead_letters(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.
     waits for room on the disk."""
     pairs = [(name, id_) for name in stores.broker.groups_with_dead_letters for id_ in ids]
     requeued = {document.seq for document in stores.requeued_letters}
-    held = stores.dead_letters.holds(pairs)
+    held = stores.dead_letters.find_many(pairs)
     return {pairs[i]: letter for i, letter in held.items() if letter.seq not in requeued}
 
 

@@ -94,7 +94,7 @@ class Retention:
             self._checkpoints.write()
         removed = self._stores.broker.retain(now_ms)
         dead_letters = self._stores.dead_letters
-        letters = dead_letters.too_many(now_ms)
+        letters = dead_letters.beyond_limits(now_ms)
         if letters:
             requeue.delete(self._stores, letters, now_ms)
             dead_letters.dropped += len(letters)

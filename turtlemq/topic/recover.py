@@ -1,16 +1,19 @@
-"""Opening a topic after a crash that came between two of its parts: what one of them had taken over, the other lets go of now.
+"""The end of opening a topic: resolve the copies of messages that a crash left in two stores.
 
-Whoever takes a message over has it durably before the one who gave it lets go, so after a crash both may have it: a message
-that was put to sleep for another attempt or buried while the Broker still holds it in reserve, a retry that still sleeps though
-its message was cancelled, a dead letter that was about to go.
+A store that takes a message over has it durably before the other store removes it, so a crash in between leaves it in both:
+- a retry sleeps, or a dead letter exists, while the Broker still has the message in flight: the lease ends;
+- a retry sleeps although its message was cancelled: the retry ends (`Stores.superseded_retries`);
+- a dead letter exists although its removal was journaled: the removal is finished, or withdrawn if its retry was not stored.
+Reading the files of each store is not done here but by `open_broker` and `open_index`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from turtlemq.broker.group import Group
-from turtlemq.broker.results import DeadRemoval, Interrupted
+from turtlemq.broker.opening import Opened
+from turtlemq.broker.results import DeadRemoval
 from turtlemq.broker.visibility import is_void
 from turtlemq.model import Damage
 from turtlemq.segment import format as f
@@ -18,61 +21,76 @@ from turtlemq.topic import retries
 from turtlemq.topic.stores import Stores
 
 
-def resolve(stores: Stores, interrupted: Interrupted) -> bool:
-    """A crash may have come after a message was put to sleep or buried, and before the Broker noted it: note it now. Returns
-    whether there was any. Both say at which ready offset they met the message."""
-    count = 0
-    for group in stores.broker.groups.values():
-        asleep = retries.sleeping_for(stores, group, list(group.reserved_ids), interrupted.noted_seq)
-        count += stores.broker.end_leases(group.name, _in_hands(group, asleep))
-        ids = list(group.reserved_ids)
-        held = stores.dead_letters.holds([(group.name, id_) for id_ in ids])
-        letters = {ids[i]: document for i, document in held.items()}
-        buried = _in_hands(group, letters)
-        count += stores.broker.end_leases(group.name, buried)
-        new = sum(not letters[id_].flags & f.REPLACES for id_ in buried)  # the others replaced a letter that was counted
-        stores.broker.count_dead(group.name, new)
-    ended = interrupted.cancelled_retry_ids
+def resolve(stores: Stores, opened: Opened) -> bool:
+    """Resolve all copies. Returns whether the state is odd: the journals alone do not tell it, so it must be written into them.
+    `opened`: the steps that the journals name and that may be half done."""
+    interrupted = opened.interrupted
+    ended = sum(_end_leases(stores, group, interrupted.noted_seq) for group in list(stores.broker.groups.values()))
+    stores.superseded_retries = _cancelled_retries(stores, interrupted.cancelled_retry_ids)
+    removed = _finish_removals(stores, interrupted.removals)
+    _count_letters(stores)
+    return opened.torn or ended > 0 or bool(stores.superseded_retries) or removed
+
+
+def _end_leases(stores: Stores, group: Group, noted_seq: int) -> int:
+    """End leases of messages that sleep as retries, or have become dead letters. Returns how many. Retries up to `noted_seq` are
+    older than the last checkpoint, which knows them."""
+    asleep = retries.sleeping_for(stores, group, list(group.reserved_ids), noted_seq)
+    ended = stores.broker.end_leases(group.name, _moved(group, asleep))
+    ids = list(group.reserved_ids)
+    letters = {ids[i]: letter for i, letter in stores.dead_letters.find_many([(group.name, id_) for id_ in ids]).items()}
+    dead = _moved(group, letters)
+    stores.broker.count_dead(group.name, sum(not letters[id_].flags & f.REPLACES for id_ in dead))  # a replaced one was counted
+    return ended + stores.broker.end_leases(group.name, dead)
+
+
+def _moved(group: Group, copies: Mapping[str, f.Document]) -> list[str]:
+    """Ids whose copy was made from the delivery that is still in flight: it names the group's epoch and the ready offset."""
+    moved = []
+    for id_, document in copies.items():
+        leased = group.lease_of(id_)
+        if leased is not None and document.meta["epoch"] == group.epoch:
+            lease, i = leased
+            if document.meta["offset"] == int(lease.messages.offsets[i]):
+                moved.append(id_)
+    return moved
+
+
+def _cancelled_retries(stores: Stores, cancelled: Mapping[str, Sequence[str]]) -> list[f.Document]:
+    """Sleeping retries of cancelled messages, given as ids by group."""
     groups = stores.broker.groups
-    left = {name: retries.sleeping_for(stores, groups[name], ids) for name, ids in ended.items() if name in groups}
-    stores.superseded_retries = [doc for name, found in left.items() for doc in found.values() if not is_void(groups[name], doc)]
-    count += len(stores.superseded_retries)
-    return _finish_removals(stores, interrupted.removals) or count > 0
+    return [
+        document
+        for name, ids in cancelled.items()
+        if name in groups
+        for document in retries.sleeping_for(stores, groups[name], ids).values()
+        if not is_void(groups[name], document)
+    ]
 
 
-def count_letters(stores: Stores) -> None:
-    """A power cut may take the note of a burial, never a letter that was noted: what is there tells how many there are."""
+def _finish_removals(stores: Stores, removals: Sequence[DeadRemoval]) -> bool:
+    """Delete dead letters whose removal was journaled. A letter that was to be requeued stays if its retry was not stored.
+    Returns whether there were any."""
+    held = stores.dead_letters.find_many([(removal.group, removal.id) for removal in removals])
+    removed = []
+    for i, letter in held.items():
+        removal = removals[i]
+        if letter.seq != removal.seq:
+            continue  # a newer letter of the same message
+        retry = stores.index.find(f"{removal.group}/{removal.id}") if removal.requeued_seq else None
+        if not removal.requeued_seq or (retry is not None and retry.seq == removal.requeued_seq):
+            removed.append(letter)
+        else:
+            stores.broker.count_dead(removal.group, 1)
+    stores.dead_letters.remove(removed)
+    return len(held) > 0
+
+
+def _count_letters(stores: Stores) -> None:
+    """Correct the Broker's counts of dead letters. A power cut may take the event of a new letter, so the letters are right; but
+    a counted letter was durable, so fewer letters than counted are damage."""
     counted, there = stores.broker.dead_total, len(stores.dead_letters)
     if counted > there:
         stores.missing.append(Damage("dead/", 0, 0, f"{counted} dead letters were noted, {there} are there"))
     if counted != there:
         stores.broker.recount_dead(stores.dead_letters.by_group())
-
-
-def _finish_removals(stores: Stores, removals: Sequence[DeadRemoval]) -> bool:
-    """Dead letters that were about to go when the process ended: they go now, unless they were to sleep and do not."""
-    held = stores.dead_letters.holds([(letter.group, letter.id) for letter in removals])
-    gone = []
-    for i, document in held.items():
-        letter = removals[i]
-        if document.seq != letter.seq:
-            continue
-        asleep = stores.index.find(f"{letter.group}/{letter.id}") if letter.requeued_seq else None
-        if not letter.requeued_seq or (asleep is not None and asleep.seq == letter.requeued_seq):
-            gone.append(document)
-        else:
-            stores.broker.count_dead(letter.group, 1)
-    stores.dead_letters.remove(gone)
-    return len(held) > 0
-
-
-def _in_hands(group: Group, left: dict[str, f.Document]) -> list[str]:
-    """Ids that a group holds in reserve although they have left it: what they left for names the group's epoch and the offset."""
-    found = []
-    for id_, document in left.items():
-        leased = group.lease_of(id_)
-        if leased is not None and document.meta["epoch"] == group.epoch:
-            lease, i = leased
-            if document.meta["offset"] == int(lease.messages.offsets[i]):
-                found.append(id_)
-    return found

@@ -15,7 +15,8 @@ from turtlemq.errors import DiskFull, InvalidFireAt
 from turtlemq.model import DUE_MS_MAX
 from turtlemq.standing import is_pending
 from turtlemq.topic import facts
-from turtlemq.topic.dead_letters import DeadLetter, for_group
+from turtlemq.topic.dead_letters import DeadLetter
+from turtlemq.topic.group_documents import retry_columns
 from turtlemq.topic.stores import Stores
 
 
@@ -65,7 +66,7 @@ def _sleep(stores: Stores, letters: Sequence[DeadLetter], dues: Sequence[int], r
         first = stores.index.next_seq(now_ms)
         noted = _note_removal(stores, letters, now_ms, range(first, first + len(letters)))
         try:
-            stores.index.store(for_group(ended, attempts), first)
+            stores.index.store(retry_columns(ended, attempts), first)
         except DiskFull:
             _undo_removal(stores, noted, now_ms)
             raise
@@ -112,7 +113,7 @@ def _still_dead(stores: Stores, letters: Sequence[DeadLetter]) -> list[DeadLette
     """Each letter once, with its document as it is now: it may have left, or compaction may have copied it, since it was read."""
     given = {(letter.group, letter.id): letter for letter in letters}
     requeued = {document.seq for document in stores.requeued_letters}
-    held = stores.dead_letters.holds(list(given))
+    held = stores.dead_letters.find_many(list(given))
     still = {i: document for i, document in held.items() if document.seq not in requeued}
     return [replace(letter, document=still[i]) for i, letter in enumerate(given.values()) if i in still]
 

@@ -27,11 +27,12 @@ from turtlemq.segment import format as f
 from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
-from turtlemq.topic.dead_letters import DeadLetters, for_group
+from turtlemq.topic.dead_letters import DeadLetters
+from turtlemq.topic.group_documents import retry_columns
 
 
 class Stores:
-    """Index, Broker and dead letters of one topic. Made by `open`, which sets the three."""
+    """Index, Broker and dead letters of one topic. Made by `open`, which sets these three."""
 
     broker: Broker
     index: Index
@@ -45,8 +46,8 @@ class Stores:
 
     @classmethod
     def open(cls, name: str, folder: Path, door: Door, settings: Settings, clean: dict[str, Any]) -> tuple[Stores, Opened]:
-        """Open the stores of a topic, or create them. Returns what `recover` has to resolve, too. `clean`: the mark that
-        `Topic.close` returned at the last proper stop, if it was one."""
+        """Open the stores of a topic, or create them. Also returns the result of opening the Broker, for `recover.resolve`, which
+        must come next. `clean`: the mark that `Topic.close` returned at the last proper stop, {} after a crash."""
         self, gone = cls(name, folder, door, settings), {*clean.get("files", ())} - {*logs(door, folder)}
         self.missing = [Damage(file, 0, 0, "the file is missing") for file in gone]
         callbacks = (self._store_dead_letters, self._schedule_retries, self._newest_seq)
@@ -103,9 +104,10 @@ class Stores:
     def _schedule_retries(self, ended: Sequence[EndedDelivery]) -> None:
         """Long back-off: the messages sleep in the Index, each for its group alone, durably."""
         with self.taking_over(self.index):
-            self.index.store(for_group(ended, [e.attempt + 1 for e in ended]))
+            self.index.store(retry_columns(ended, [e.attempt + 1 for e in ended]))
 
     def _store_dead_letters(self, ended: Sequence[EndedDelivery]) -> int:
+        """Returns how many letters were replaced."""
         with self.taking_over(self.dead_letters.index):
             return self.dead_letters.store(ended)
 

@@ -60,8 +60,7 @@ class Topic:
         self._handoff = Handoff(self.stores, ballast)
         self._maintenance = Maintenance(self.stores, worker)
         self._retention = Retention(self.stores, self._checkpoints)
-        odd = recover.resolve(self.stores, opened.interrupted) or opened.torn
-        recover.count_letters(self.stores)
+        odd = recover.resolve(self.stores, opened)
         if odd or opened.behind:
             self._checkpoints.save_recovered(odd)
 
@@ -191,7 +190,7 @@ class Topic:
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """For looking only: `requeue` and `delete_dead` journal what they do."""
+        """The dead letters, read only: changes go through `requeue` and `delete_dead`, which journal them."""
         return self.stores.dead_letters
 
     def letters_of(self, id_: str, group: str | None = None) -> list[DeadLetter]:
@@ -229,11 +228,11 @@ class Topic:
         return stats.group_stats(self.stores)
 
     def tallies(self) -> dict[str, GroupTally]:
-        """What happened in every group since the topic was opened."""
+        """Counters of every group since the topic was opened."""
         return {name: group.tally for name, group in self._broker.groups.items()}
 
     def totals(self) -> TopicTotals:
-        """What happened since the topic was opened."""
+        """Counters since the topic was opened."""
         return stats.topic_totals(self.stores)
 
     @property
@@ -354,10 +353,6 @@ class Topic:
             return first
         return retain_ms if self._retention.has_work else first
 
-    def maintain_soon(self, now_ms: int) -> None:
-        """The Index has changed: maintenance may have work."""
-        self._maintenance.due_soon(now_ms)
-
     def sync_soon(self, now_ms: int) -> None:
         """Something was journaled: it reaches the disk with the next checkpoint."""
         self._checkpoints.due_soon(now_ms)
@@ -371,7 +366,7 @@ class Topic:
         self._checkpoints.write()
 
     def maintain(self) -> bool:
-        """One step of maintenance. Returns whether there is more to do."""
+        """One step of maintenance: a seal, or a slice of a compaction. Returns whether there is more to do."""
         return self._maintenance.step()
 
     def compact(self) -> None:

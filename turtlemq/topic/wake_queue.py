@@ -1,14 +1,17 @@
-"""When each topic wants to be looked at: one time a topic, the earliest first. Pure."""
+"""The wake queue of the engine: for each topic the time of its next tick, the earliest first. Pure.
+
+A heap with lazy deletion: a topic that is rescheduled leaves its old entry behind, which is skipped when it comes up.
+"""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-_SLACK = 64  # entries that do not count any more, beyond as many as do
+_SLACK = 64  # outdated entries that are tolerated, beyond as many as there are topics
 
 
 class WakeQueue:
-    """A heap of (when, topic) in which only the last time that was put for a topic counts. O(log topics) each.
+    """Times by topic. O(log topics) for each change.
 
     >>> queue = WakeQueue()
     >>> queue.schedule("a", 30), queue.schedule("b", 10), queue.schedule("a", 20)
@@ -28,11 +31,11 @@ class WakeQueue:
 
     @property
     def first(self) -> int | None:
-        """The earliest time, at which there may be nothing to do; None: there is none."""
+        """The earliest time, perhaps of an outdated entry; None: no topic is scheduled."""
         return self._heap[0][0] if self._heap else None
 
     def schedule(self, topic: str, when_ms: int | None) -> None:
-        """This time counts from now on; None: none does."""
+        """Set the time of a topic; None: remove it."""
         if when_ms is None:
             self._when.pop(topic, None)
         elif self._when.get(topic) != when_ms:
@@ -43,16 +46,16 @@ class WakeQueue:
                 heapify(self._heap)
 
     def schedule_earlier(self, topic: str, when_ms: int) -> None:
-        """The same, unless an earlier time counts."""
+        """Set the time of a topic, unless it has an earlier one."""
         if when_ms < self._when.get(topic, when_ms + 1):
             self.schedule(topic, when_ms)
 
     def due(self, now_ms: int) -> set[str]:
-        """Topics whose time has come. They have none then."""
-        found: set[str] = set()
+        """Remove and return the topics whose time has come."""
+        topics: set[str] = set()
         while self._heap and self._heap[0][0] <= now_ms:
             when, topic = heappop(self._heap)
             if self._when.get(topic) == when:
                 del self._when[topic]
-                found.add(topic)
-        return found
+                topics.add(topic)
+        return topics
