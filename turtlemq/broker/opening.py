@@ -21,7 +21,8 @@ from turtlemq.broker.group import Group, MessageColumns, Retry
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.logs import Logs
 from turtlemq.broker.ready_log import ReadyLog
-from turtlemq.broker.ready_recover import CleanEnd, open_ready
+from turtlemq.broker.ready_readonly import CleanEnd
+from turtlemq.broker.ready_recover import open_ready
 from turtlemq.broker.replay import Replay
 from turtlemq.broker.results import Interrupted
 from turtlemq.broker.save import state_for_journal

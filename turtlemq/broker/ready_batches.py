@@ -19,6 +19,7 @@ from turtlemq.model import I64, U64, Mark, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import Scan
 
+KIND = "ready"  # of the log's files
 _ID = b"handoff"  # of every head
 
 

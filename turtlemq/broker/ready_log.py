@@ -20,7 +20,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.broker.ready_batches import encode_head, read_batches
+from turtlemq.broker.ready_batches import KIND, encode_head, read_batches
 from turtlemq.broker.ready_cache import RecentDocuments
 from turtlemq.broker.ready_tail import Rows, Tail, owner_hash
 from turtlemq.errors import DiskFull, TurtleError
@@ -34,7 +34,6 @@ from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-KIND = "ready"
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -13,7 +13,7 @@ from bson.int64 import Int64
 
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker.logs import Logs
-from turtlemq.broker.ready_recover import CleanEnd
+from turtlemq.broker.ready_recover import clean_end
 from turtlemq.broker.state import BrokerState
 from turtlemq.model import Progress
 from turtlemq.segment import format as f
@@ -23,7 +23,7 @@ from turtlemq.storage.door import Door
 def clean_mark(logs: Logs) -> dict[str, Any]:
     """The entry of the clean-shutdown mark: where the files end."""
     ends = {journal.kind: [Int64(at) for at in journal.position] for journal in logs.journals}
-    return {"ready": CleanEnd.of(logs.ready), **ends}
+    return {"ready": clean_end(logs.ready).fields(), **ends}
 
 
 def state_for_journal(state: BrokerState) -> dict[str, Any]:
