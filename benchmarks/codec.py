@@ -23,7 +23,8 @@ from turtlemq.segment import format as f
 from turtlemq.server.incoming.batches import DueRules, decode_slices
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON
-from turtlemq.server.outgoing.fetch import Buffer, fetched_bson, fetched_json
+from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
+from turtlemq.server.outgoing.spans import Buffer
 
 _GOALS = {
     "BSON in": Goal("≥", 2_500_000),

@@ -1,4 +1,8 @@
-"""The server: a shell around the engine that speaks HTTP. It reads the clock, schedules ticks and holds long polls.
+"""The HTTP server around the engine. Words: docs/GLOSSARY.md.
 
-`run` is the process, `app` the routes, `loop` time and waiting; the rest turns requests into engine calls and back.
+- process: `run`, `listen` (sockets, TLS, limits), `config`, `logs`, `aiohttp_internals`
+- loop around the engine: `service` (ticks, commits, fetches) with `commit`, `long_polls`, `timerfd`, `fair_turns`, `rate_limit`
+- a request's way: `app` (middleware), `auth`, `trace`, `request`, `incoming/` (bodies), `handlers/`, `outgoing/` (answers)
+- the interface: `operations` (the table of all operations), `openapi`, `errors`, `pages/`
+- figures: `metrics/`, `event_log`
 """

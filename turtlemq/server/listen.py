@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 from aiohttp import HttpVersion11, web
 
 from turtlemq.errors import InvalidArgument, TurtleError
@@ -26,7 +25,8 @@ from turtlemq.server.auth import AUTH, networks_of
 from turtlemq.server.config import Config
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.incoming.body import SLOWEST
-from turtlemq.server.outgoing.reply import Answered, Reply
+from turtlemq.server.media_types import JSON
+from turtlemq.server.outgoing.reply import Answered, Reply, encode, error_fields
 from turtlemq.server.request import SERVICE
 
 BACKLOG = 4_096  # connections beyond it are tried again after 1 s, 3 s, 7 s, …: a crowd of clients would start slowly
@@ -125,7 +125,7 @@ class Connection(AiohttpConnection):
             if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
                 lost = not await self.send(reply.head(request), reply.body, ANSWER_S + len(reply.body) / SLOWEST)
             else:
-                answered, lost = await self._finish(request, reply.usual(), start_time)
+                answered, lost = await self._finish(request, reply.as_response(), start_time)
             return answered, lost
         finally:
             service.answer_sent(size)
@@ -161,13 +161,9 @@ class Connection(AiohttpConnection):
 def _refused(request: web.BaseRequest, error: TurtleError, status: int) -> web.Response:
     """The answer to a request that is refused before it reaches the application."""
     error.details["request_id"] = request[trace.REQUEST_ID] = name = trace.new_id()
-    response = web.Response(status=status, body=_body(error), content_type="application/json", headers={trace.HEADER: name})
+    response = web.Response(status=status, body=encode(error_fields(error)), content_type=JSON, headers={trace.HEADER: name})
     response.force_close()
     return response
-
-
-def _body(error: TurtleError) -> bytes:
-    return msgspec.json.encode({"error": {"code": error.code, "message": str(error), **error.details}})
 
 
 class RefusedConnection(asyncio.Protocol):
@@ -183,7 +179,7 @@ class RefusedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._transport.is_closing():
             error = Overloaded("the server has as many connections as max_connections allows", retry_after_ms=1_000)
-            body = _body(error)
+            body = encode(error_fields(error))
             head = "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
             self._rejected[error.code] += 1
             self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

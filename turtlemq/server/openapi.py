@@ -1,6 +1,7 @@
-"""OpenAPI 3.1 at /openapi.json, made from the table of operations, the types that validate requests and those of the answers.
+"""The OpenAPI 3.1 document: made from the table of operations, the types of requests and answers, and the classes of errors.
 
-Error codes and their statuses come from the classes of the errors themselves. Made once, at the first request.
+Texts about types and fields are in `openapi_texts`. Made once, at the first request. The names of schemas and operations are part
+of the interface: a Python class may be renamed, its schema may not (`NAMES`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from turtlemq import __version__, errors, settings
 from turtlemq.lifecycle import STATES
 from turtlemq.model import BATCH_MESSAGES_MAX, ID_BYTES_MAX
-from turtlemq.server import errors as shell_errors
+from turtlemq.server import errors as server_errors
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON, TEXT
@@ -28,8 +29,8 @@ from turtlemq.server.request import BUDGET
 from turtlemq.server.trace import HEADER
 
 REF = "#/components/schemas/{name}"
-ALWAYS = (400, 403, 429, 503, 504)  # what any request may meet
-PLAIN_CODES = {404: ["NOT_FOUND"]}  # of no class
+ALWAYS = (400, 403, 429, 503, 504)  # statuses that any request may be answered with
+PLAIN_CODES = {404: ["NOT_FOUND"]}  # codes without an error class
 NAMES = {  # published names of schemas whose Python class has another name
     "BrowseQuery": "Browse",
     "DeadPage": "Page",
@@ -38,7 +39,7 @@ NAMES = {  # published names of schemas whose Python class has another name
     "StatusQuery": "Look",
     "TopicSettings": "Settings",
 }
-MAYBE = {"Delivered": ("body", "body_base64")}  # msgspec calls fields required that may be left out of an answer
+OPTIONAL = {"Delivered": ("body", "body_base64")}  # fields that msgspec calls required, but that an answer may leave out
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"}
 PARTS: dict[str, dict[str, Any]] = {
     "topic": {"schema": NAME, "example": "orders", "description": "1 to 200 of A-Z a-z 0-9 . _ -, a letter or digit first."},
@@ -58,7 +59,7 @@ PARTS: dict[str, dict[str, Any]] = {
 _STORED = {"id": "$response.body#/ids/0"}
 _FIRST = {"id": "$response.body#/messages/0/id"}
 _PAGE = {"cursor": "$response.body#/cursor"}
-LINKS: dict[str, dict[str, dict[str, str]]] = {  # what may follow a good answer; parts of the path are taken along
+LINKS: dict[str, dict[str, dict[str, str]]] = {  # operations that may follow a good answer; variables of the path are passed on
     "putTopic": {"getTopic": {}, "produce": {}, "fetch": {}, "putGroup": {}, "dropTopic": {}},
     "listTopics": {"getTopic": {"topic": "$response.body#/topics/0/topic"}},
     "produce": {"getMessage": _STORED, "changeMessage": _STORED, "cancelMessage": _STORED, "fetch": {}, "forecast": {}},
@@ -82,12 +83,12 @@ def document() -> dict[str, Any]:
     """The whole document."""
     schemas = _Schemas([Delivered, answers.Error, answers.Letter, JsonMessage, BsonMessage, *_types()])
     paths: dict[str, dict[str, Any]] = {}
-    for one in OPERATIONS:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "TurtleMQ", "version": __version__, "description": ABOUT, "license": {"name": "Apache-2.0"}},
-        "tags": [{"name": name} for name in dict.fromkeys(one.tag for one in OPERATIONS)],
+        "tags": [{"name": name} for name in dict.fromkeys(operation.tag for operation in OPERATIONS)],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
@@ -99,23 +100,25 @@ def document() -> dict[str, Any]:
 
 
 def _types() -> Iterator[Any]:
-    for one in OPERATIONS:
-        yield from (kind for kind in (one.body, one.query, one.answer) if kind is not None and not isinstance(kind, str))
+    """All types of the table; bodies and answers that are named by a media type have none."""
+    for operation in OPERATIONS:
+        types = (operation.body, operation.query, operation.answer)
+        yield from (kind for kind in types if kind is not None and not isinstance(kind, str))
 
 
 # Schemas
 
 
 class _Schemas:
-    """JSON schemas of types: what is shared goes to `components`, under names that mean something to a reader."""
+    """JSON schemas of types. Shared ones are `components`, under their published names."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
         kinds = list(kinds)
         made, components = msgspec.json.schema_components(kinds, ref_template=REF)
         self._made = [(kind, _renamed(schema)) for kind, schema in zip(kinds, made, strict=True)]
         self.components = {NAMES.get(name, name): _described(_renamed(schema)) for name, schema in components.items()}
-        for name, maybe in MAYBE.items():
-            self.components[name]["required"] = [field for field in self.components[name]["required"] if field not in maybe]
+        for name, optional in OPTIONAL.items():
+            self.components[name]["required"] = [field for field in self.components[name]["required"] if field not in optional]
         for row in settings.TABLE:
             if row.path:
                 section = row.path[0].capitalize() if len(row.path) > 1 else "Settings"
@@ -124,11 +127,11 @@ class _Schemas:
         self.components["JsonMessage"]["anyOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
 
     def of(self, kind: Any) -> dict[str, Any]:
-        """A type's schema, or where it is."""
+        """The schema of a type, or a reference to it."""
         return next(schema for known, schema in self._made if known == kind)
 
     def fields(self, kind: Any) -> dict[str, Any]:
-        """The properties of a struct, and what it calls required."""
+        """The properties of a struct."""
         return dict(self.components[self.of(kind)["$ref"].rpartition("/")[2]]["properties"])
 
 
@@ -141,13 +144,13 @@ def _limits(row: settings.Setting) -> dict[str, Any]:
 
 
 def _renamed(schema: Any) -> Any:
-    """Our names for types, wherever they stand."""
+    """A schema with published names in titles and references."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             return {**schema, "$ref": REF.format(name=NAMES.get(name, name))}
         return {key: NAMES.get(value, value) if key == "title" else _renamed(value) for key, value in schema.items()}
-    return [_renamed(one) for one in schema] if isinstance(schema, list) else schema
+    return [_renamed(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
@@ -165,36 +168,39 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 # Operations
 
 
-def _operation(one: Operation, schemas: _Schemas) -> dict[str, Any]:
-    out: dict[str, Any] = {"operationId": one.name, "tags": [one.tag], "summary": one.summary}
-    if one.description:
-        out["description"] = one.description
-    parameters = [*_path_parameters(one.path), *_query_parameters(one, schemas), *([] if one.is_open else [_budget()])]
+def _operation(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    out: dict[str, Any] = {"operationId": operation.name, "tags": [operation.tag], "summary": operation.summary}
+    if operation.description:
+        out["description"] = operation.description
+    parameters = [*_path_parameters(operation.path), *_query_parameters(operation, schemas)]
+    if not operation.is_open:
+        parameters.append(_budget())
     if parameters:
         out["parameters"] = parameters
-    if one.body is not None:
-        out["requestBody"] = {"required": one.body == MESSAGES, "content": _content_in(one, schemas)}
-    good = {"description": HTTPStatus(one.status).phrase, "headers": _HEADERS, "content": _content_out(one, schemas)}
-    good |= {"links": links} if (links := _links(one)) else {}
-    refused = {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in _errors(one)}
-    out["responses"] = {str(one.status): good} | refused
-    out["security"] = [] if one.is_open else [{}, {"token": []}]
+    if operation.body is not None:
+        out["requestBody"] = {"required": operation.body == MESSAGES, "content": _content_in(operation, schemas)}
+    good = {"description": HTTPStatus(operation.status).phrase, "headers": _HEADERS, "content": _content_out(operation, schemas)}
+    good |= {"links": links} if (links := _links(operation)) else {}
+    refused = {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in _errors(operation)}
+    out["responses"] = {str(operation.status): good} | refused
+    out["security"] = [] if operation.is_open else [{}, {"token": []}]
     return out
 
 
 _HEADERS = {HEADER: {"$ref": "#/components/headers/RequestId"}}
 
 
-def _errors(one: Operation) -> list[int]:
-    return sorted({*ALWAYS, *one.errors, *(() if one.is_open else (401,))})
+def _errors(operation: Operation) -> list[int]:
+    return sorted({*ALWAYS, *operation.errors, *(() if operation.is_open else (401,))})
 
 
-def _links(one: Operation) -> dict[str, Any]:
-    paths, found = {other.name: other.path for other in OPERATIONS}, {}
-    for name, taken in LINKS.get(one.name, {}).items():
-        along = {part: f"$request.path.{part}" for part in PARTS if f"{{{part}}}" in one.path and f"{{{part}}}" in paths[name]}
-        found[name] = {"operationId": name, "parameters": along | taken}
-    return found
+def _links(operation: Operation) -> dict[str, Any]:
+    paths, links = {other.name: other.path for other in OPERATIONS}, {}
+    for name, taken in LINKS.get(operation.name, {}).items():
+        shared = [part for part in PARTS if f"{{{part}}}" in operation.path and f"{{{part}}}" in paths[name]]
+        passed_on = {part: f"$request.path.{part}" for part in shared}
+        links[name] = {"operationId": name, "parameters": passed_on | taken}
+    return links
 
 
 def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
@@ -203,13 +209,13 @@ def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
             yield {"name": name, "in": "path", "required": True, **part}
 
 
-def _query_parameters(one: Operation, schemas: _Schemas) -> Iterator[dict[str, Any]]:
-    if one.query is None:
+def _query_parameters(operation: Operation, schemas: _Schemas) -> Iterator[dict[str, Any]]:
+    if operation.query is None:
         return
-    for name, schema in schemas.fields(one.query).items():
+    for name, schema in schemas.fields(operation.query).items():
         plain = dict(schema)
         text = plain.pop("description", "")
-        if "anyOf" in plain:  # a parameter that is not sent is the null of it
+        if "anyOf" in plain:  # a missing parameter stands for null
             plain = next(kind for kind in plain["anyOf"] if kind != {"type": "null"})
         yield {"name": name, "in": "query", "schema": plain, **({"description": text} if text else {})}
 
@@ -224,65 +230,65 @@ def _budget() -> dict[str, Any]:
     }
 
 
-def _content_in(one: Operation, schemas: _Schemas) -> dict[str, Any]:
-    shown = {} if one.body_example is None else {"example": one.body_example}
-    if one.body != MESSAGES:
-        return {JSON: {"schema": schemas.of(one.body), **shown}}
+def _content_in(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    example = {} if operation.body_example is None else {"example": operation.body_example}
+    if operation.body != MESSAGES:
+        return {JSON: {"schema": schemas.of(operation.body), **example}}
     message = schemas.of(JsonMessage)
     many = {"type": "array", "items": message, "minItems": 1, "maxItems": BATCH_MESSAGES_MAX}
     whole = {"type": "object", "properties": {"messages": many}, "required": ["messages"], "additionalProperties": False}
     lines = {"type": "string", "description": "A message a line, each a `JsonMessage`."}
     row = {"type": "string", "format": "binary", "description": "Documents in a row, each a `BsonMessage`."}
     return {
-        JSON: {"schema": {"anyOf": [whole, message]}, **shown},
+        JSON: {"schema": {"anyOf": [whole, message]}, **example},
         NDJSON: {"schema": lines, "example": '{"body": 1, "id": "n1"}\n{"body": 2, "delay": 3600}\n'},
         BSON: {"schema": row},
     }
 
 
-def _content_out(one: Operation, schemas: _Schemas) -> dict[str, Any]:
-    if not isinstance(one.answer, str):
-        shown = {} if one.answer_example is None else {"example": one.answer_example}
-        found: dict[str, Any] = {JSON: {"schema": schemas.of(one.answer), **shown}}
-        if one.answer is answers.Messages:
+def _content_out(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    if not isinstance(operation.answer, str):
+        example = {} if operation.answer_example is None else {"example": operation.answer_example}
+        content: dict[str, Any] = {JSON: {"schema": schemas.of(operation.answer), **example}}
+        if operation.answer is answers.Messages:
             text = "The same messages as BSON documents, one behind the other."
-            found[BSON] = {"schema": {"type": "string", "format": "binary", "description": text}}
-        return found
-    if one.answer == JSON:
+            content[BSON] = {"schema": {"type": "string", "format": "binary", "description": text}}
+        return content
+    if operation.answer == JSON:
         return {JSON: {"schema": {"type": "object"}}}
-    said = "Prometheus' text format" if one.answer == TEXT else "A `Letter` a line"
-    plain = {"type": "string"} | ({"description": said} if one.answer in (TEXT, NDJSON) else {})
-    return {kind: {"schema": plain} for kind in one.answer.split()}
+    text = "Prometheus' text format" if operation.answer == TEXT else "A `Letter` a line"
+    plain = {"type": "string"} | ({"description": text} if operation.answer in (TEXT, NDJSON) else {})
+    return {kind: {"schema": plain} for kind in operation.answer.split()}
 
 
 # Errors
 
 
 def codes_by_status() -> dict[int, list[str]]:
-    """Every code that a refusal may have.
+    """The error codes of every status.
 
     >>> codes_by_status()[409]
     ['CONFLICT']
     """
-    found: dict[int, set[str]] = {status: set(codes) for status, codes in PLAIN_CODES.items()}
+    by_status: dict[int, set[str]] = {status: set(codes) for status, codes in PLAIN_CODES.items()}
     for kind in _subclasses(errors.TurtleError):
-        if kind.__module__ in (errors.__name__, shell_errors.__name__) and kind.status != 500:
-            found.setdefault(kind.status, set()).add(kind.code)
-    return {status: sorted(codes) for status, codes in found.items()}
+        if kind.__module__ in (errors.__name__, server_errors.__name__) and kind.status != 500:
+            by_status.setdefault(kind.status, set()).add(kind.code)
+    return {status: sorted(codes) for status, codes in by_status.items()}
 
 
 def _subclasses(kind: type[errors.TurtleError]) -> Iterator[type[errors.TurtleError]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _error(status: int, codes: list[str]) -> dict[str, Any]:
-    said = ", ".join(f"`{code}`" for code in codes)
+    listed = ", ".join(f"`{code}`" for code in codes)
     inner = {"type": "object", "properties": {"error": {"type": "object", "properties": {"code": {"enum": codes}}}}}
     body = {"code": codes[0], "message": "what is wrong and what to do", "request_id": "7f3a90c1-2b"}
     schema = {"allOf": [{"$ref": REF.format(name="Error")}, inner]}
     headers: dict[str, Any] = dict(_HEADERS)
     if status == 429:
         headers["Retry-After"] = {"schema": {"type": "integer"}, "description": "Seconds; `retry_after_ms` is more exact."}
-    return {"description": said, "headers": headers, "content": {JSON: {"schema": schema, "example": {"error": body}}}}
+    return {"description": listed, "headers": headers, "content": {JSON: {"schema": schema, "example": {"error": body}}}}

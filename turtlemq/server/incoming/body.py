@@ -21,27 +21,27 @@ T = TypeVar("T")
 
 JSON_TYPES = (JSON, "")
 HELD = "held"  # bytes of a request that count against the byte budget
-SLOWEST = 64 << 10  # bytes a second: a body may take body_timeout_s, and a second more for each so many that came
+SLOWEST = 64 << 10  # bytes a second: a body may take body_timeout_s, and a second more for each SLOWEST bytes
 
 
 async def read(request: web.Request, types: tuple[str, ...] = JSON_TYPES) -> bytes:
-    """The body, unpacked, if it is of one of these types and not too large, and the caller still has time."""
+    """The body, decompressed. Raises if its type is none of `types`, it is too large or too slow, or the deadline has passed."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    packed = request.headers.get("Content-Encoding", "").strip().lower()
-    if packed not in ENCODINGS:
-        raise UnsupportedMediaType(f"Content-Encoding {packed!r:.80} is not understood; send zstd, gzip or the plain bytes")
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ENCODINGS:
+        raise UnsupportedMediaType(f"Content-Encoding {encoding!r:.80} is not understood; send zstd, gzip or the plain bytes")
     if kind not in types and request.can_read_body:
         wanted = ", ".join(name for name in types if name)
         raise UnsupportedMediaType(f"Content-Type {kind!r:.80} is not understood here; send {wanted} (curl: --json, or -H)")
     data = await _received(request)
-    if packed not in ("", "identity"):
-        data = await decompressed(data, packed, request.app[CONFIG].max_body_bytes, partial(_hold, request))
+    if encoding not in ("", "identity"):
+        data = await decompressed(data, encoding, request.app[CONFIG].max_body_bytes, partial(_hold, request))
     check_deadline(request)
     return data
 
 
 async def _received(request: web.Request) -> bytes:
-    """The bytes of the body, if they are not too many and come fast enough. Most have come already, with the head."""
+    """The bytes of the body as they were sent. Small bodies have arrived together with the head."""
     content, config = request.content, request.app[CONFIG]
     if (request.content_length or 0) > config.max_body_bytes:
         raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")
@@ -59,18 +59,18 @@ async def _received(request: web.Request) -> bytes:
 
 
 def _hold(request: web.Request, count: int) -> None:
-    """Count bytes of this request until it is answered."""
+    """Count bytes of this request against the byte budget, until it is answered."""
     request.app[SERVICE].flow.request_bytes.take(count)
     request[HELD] = request.get(HELD, 0) + count
 
 
 def release(request: web.Request) -> None:
-    """The request was answered: its bytes count no more."""
+    """Release the counted bytes of a request that was answered."""
     request.app[SERVICE].flow.request_bytes.give(request.get(HELD, 0))
 
 
 async def _arriving(request: web.Request, config: Config) -> bytes:
-    """The body, as it comes. A client that sends a byte now and then is not waited for."""
+    """The body, read while it arrives. Raises if the client sends more slowly than SLOWEST allows, or the deadline passes."""
     content, parts, size = request.content, [], 0
     end = asyncio.get_running_loop().time() + config.body_timeout_s
     budget = float(request.get(DEADLINE, float("inf")))
@@ -83,13 +83,13 @@ async def _arriving(request: web.Request, config: Config) -> bytes:
                 size += len(part)
                 clock.reschedule(min(end + size / SLOWEST, budget))
     except TimeoutError:
-        if clock.when() == budget:  # not by the time: a clock of the loop may ring a little early
+        if clock.when() == budget:  # the time itself would not tell: timers of the loop may ring a little early
             raise DeadlineExceeded from None
-        content.feed_eof()  # the rest is not waited for either
+        content.feed_eof()  # the rest of the body is not read either
         raise RequestTimeout(f"the body came too slowly: {size:,} bytes in {config.body_timeout_s:g} s and more") from None
     return b"".join(parts)
 
 
 async def read_as(request: web.Request, kind: type[T]) -> T:
-    """`read`, then `decode`."""
+    """The body as a type."""
     return decode(await read(request), kind)

@@ -16,7 +16,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def check_text(data: bytes) -> None:
-    """JSON is UTF-8."""
+    """Raise `InvalidJson` unless the text is UTF-8."""
     if data.isascii():
         return
     try:
@@ -26,28 +26,28 @@ def check_text(data: bytes) -> None:
 
 
 def decode(data: bytes, kind: type[T], error: type[TurtleError] = InvalidArgument) -> T:
-    """The typed value in a JSON body; an empty body is an empty object. What does not fit raises `error`, with its index."""
+    """The value in a JSON body; an empty body is an empty object. Raises `error` with the item's index if it does not fit."""
     check_text(data)
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError) as met:
-        wrong = whole_or(data, met)
+    except (msgspec.DecodeError, RecursionError) as mismatch:
+        wrong = syntax_error_or(data, mismatch)
         if not isinstance(wrong, msgspec.ValidationError):
             raise InvalidJson(str(wrong)) from None
         raise error(str(wrong), **index_in(str(wrong))) from None
 
 
-def whole_or(data: bytes, wrong: Exception) -> Exception:
-    """`wrong`, said of JSON that does not fit; but if it is not even JSON, what is wrong with that."""
+def syntax_error_or(data: bytes, mismatch: Exception) -> Exception:
+    """The error of data that is no JSON; `mismatch` if it is JSON, and only its type does not fit."""
     try:
         msgspec.json.decode(data or b"{}", type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError) as broken:
         return broken
-    return wrong
+    return mismatch
 
 
 def index_in(message: str) -> dict[str, int]:
-    """Which item a message of msgspec is about.
+    """The index of the item that an error message of msgspec is about, if there is one.
 
     >>> index_in("Expected `str`, got `int` - at `$.messages[3].id`")
     {'index': 3}

@@ -20,7 +20,7 @@ from msgspec import UNSET, Raw, UnsetType
 from turtlemq.errors import InvalidMessage
 from turtlemq.segment import format as f
 from turtlemq.server.incoming.columns import Columns, CommonFields, columns_of, or_array, refusal
-from turtlemq.server.incoming.decode import check_text, whole_or
+from turtlemq.server.incoming.decode import check_text, syntax_error_or
 
 SLICE_MESSAGES = 2_000  # read at once: 1 ms at most, if they are small
 _SLICED_BYTES = 256 << 10  # shorter JSON is read as a whole
@@ -187,7 +187,7 @@ def _from_json(data: bytes) -> list[JsonMessage]:
     try:
         found = _envelope.decode(data)
     except (msgspec.DecodeError, RecursionError) as wrong:
-        raise refusal(whole_or(data, wrong)) from None
+        raise refusal(syntax_error_or(data, wrong)) from None
     if found.messages is UNSET:
         return [found]
     if found != Envelope(messages=found.messages):
@@ -216,7 +216,7 @@ def _from_lines(data: bytes) -> list[JsonMessage]:
         try:
             out.append(_message.decode(line))
         except (msgspec.DecodeError, RecursionError) as wrong:
-            raise refusal(whole_or(line, wrong), len(out)) from None
+            raise refusal(syntax_error_or(line, wrong), len(out)) from None
     return out
 
 

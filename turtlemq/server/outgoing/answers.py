@@ -1,6 +1,7 @@
-"""The shapes of answers that are put together from several things.
+"""Types of answers, for the OpenAPI document.
 
-Nothing is validated with them at run time: the OpenAPI document is made from them, and tests hold answers against that document.
+Handlers build most answers as dicts or bytes; these types describe them. They validate nothing at run time: tests compare the
+answers of a real server with the document.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PriorityName = Literal["high", "normal", "low"]
 
 
 class Stored(Struct):
-    """A batch is durable: ids in the order sent."""
+    """A stored batch: its ids in the order sent."""
 
     ids: list[str]
     created: int
@@ -30,7 +31,7 @@ class Stored(Struct):
 
 
 class Messages(Struct):
-    """What a fetch brought; nothing is an empty list."""
+    """Fetched messages; an empty list if there were none."""
 
     messages: list[Delivered]
 
@@ -51,7 +52,7 @@ class Body(Struct, kw_only=True):
 
 @with_fields(FIELDS, None)
 class MessageAnswer(Body, kw_only=True):
-    """Everything about one message."""
+    """One message, with its groups and its timeline."""
 
     id: str
     state: StateName
@@ -68,7 +69,7 @@ class MessageAnswer(Body, kw_only=True):
 
 @with_fields(FIELDS, None)
 class Listed(Body, kw_only=True):
-    """A line of a listing; one that sleeps before another attempt of a group, or is dead in one, names it."""
+    """A line of a listing. A sleeping retry, or a message that is dead, names its group."""
 
     id: str
     state: StateName
@@ -81,7 +82,7 @@ class Listed(Body, kw_only=True):
 
 
 class Listing(Struct):
-    """A page of messages; `cursor` asks for the next one. A page may be short, or empty, though there is a next one."""
+    """A page of messages. `cursor` leads to the next one; a page may be short, or empty, and still have a cursor."""
 
     messages: list[Listed]
     cursor: str | None
@@ -130,14 +131,14 @@ class Deleted(Struct):
 
 
 class Cancelled(Struct):
-    """Messages that will never come, and the state of each that could not be cancelled."""
+    """The number of cancelled messages, and the state of each that could not be cancelled."""
 
     cancelled: int
     missed: dict[str, str]
 
 
 class Outcome(Struct):
-    """What was done."""
+    """The outcome of an operation, in a word."""
 
     outcome: str
 
@@ -173,7 +174,7 @@ class GroupAnswer(Struct):
 
 
 class Compacted(Struct):
-    """What compaction freed; "running": it goes on by itself."""
+    """The result of a compaction; "running": it goes on by itself."""
 
     outcome: Literal["compacted", "running"]
     bytes_before: int
@@ -182,7 +183,7 @@ class Compacted(Struct):
 
 
 class Pinned(Struct):
-    """Files that are kept for a backup."""
+    """Files that are pinned for a backup."""
 
     name: str
     folder: str
@@ -200,7 +201,7 @@ class Alive(Struct):
 
 
 class Ready(Struct):
-    """It serves; topics that are not well are counted."""
+    """The server serves. Counts of topics, and of those with problems."""
 
     status: Literal["ready"]
     was_clean: bool
@@ -211,7 +212,7 @@ class Ready(Struct):
 
 
 class Refusal(Struct, kw_only=True):
-    """What is wrong and what to do. `index` is the first bad item, `state` the one that a message is in; others may come."""
+    """The reason of a refusal, and advice. `index` is the first bad item, `state` that of the message; others may follow."""
 
     code: str
     message: str
@@ -222,6 +223,6 @@ class Refusal(Struct, kw_only=True):
 
 
 class Error(Struct):
-    """Every refusal."""
+    """The body of every refusal."""
 
     error: Refusal

@@ -1,4 +1,7 @@
-"""What consumers and people get: fetched messages, straight from the documents of the ready log, and views of single ones."""
+"""Messages as answers show them: fetched ones, made from documents of the ready log, views, lines of listings, dead letters.
+
+`fetch` encodes large answers to fetches with arrays; its result must be that of this module.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,12 @@ _MORE = tuple(row.name for row in FOR_CONSUMERS if row.name != "headers")  # opt
 
 
 def delivered(out: Reserved) -> list[Delivered]:
-    """The messages of a fetch. 1 µs each; 10 µs where one has headers or was tried before and slept since."""
+    """The messages of a fetch. 1 µs each; 10 µs for one with headers, an expiry, or that was a sleeping retry."""
     return [message for piece, until in zip(out.pieces, out.until_ms, strict=True) for message in of_piece(piece, until)]
 
 
 def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
-    """Those of one read."""
+    """The messages of one read of the ready log."""
     held, buffer = piece.messages, piece.read.buffer
     columns = (
         held.ids,
@@ -89,11 +92,11 @@ def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
         yield message
 
 
-# In BSON, one by one
+# BSON
 
 
 def as_bson(messages: list[Delivered]) -> bytes:
-    """The same as BSON documents, one behind the other. Bytes are binaries; a JSON body is the value that it stands for."""
+    """Messages as BSON documents, one behind the other. A JSON body becomes its value, any other a binary."""
     return b"".join([_bson_of(message) for message in messages])
 
 
@@ -116,7 +119,7 @@ def _bson_of(message: Delivered) -> bytes:
 
 
 def bson_body(text: bytes) -> bytes:
-    """A JSON body as an element; what BSON does not have comes as text under another name.
+    """A JSON body as BSON element `body`; a value that BSON cannot express becomes the text `body_json`.
 
     >>> bson_body(b'"x"'), bson_body(b"1e999")
     (b'\\x02body\\x00\\x02\\x00\\x00\\x00x\\x00', b'\\x02body_json\\x00\\x06\\x00\\x00\\x001e999\\x00')
@@ -124,23 +127,23 @@ def bson_body(text: bytes) -> bytes:
     try:
         value = msgspec.json.decode(text)
         if isinstance(value, str):
-            told = value.encode()
-            return b"\x02body\0" + (len(told) + 1).to_bytes(4, "little") + told + b"\0"
+            string = value.encode()
+            return b"\x02body\0" + (len(string) + 1).to_bytes(4, "little") + string + b"\0"
         return bson.encode({"body": value})[4:-1]
     except (msgspec.DecodeError, bson.errors.BSONError, OverflowError, ValueError, RecursionError):
         return bson.encode({"body_json": text.decode()})[4:-1]
 
 
-# Looking
+# Views
 
 
 def body_fields(body: bytes, is_json: bool) -> dict[str, Any]:
-    """A stored body as the contract shows it."""
+    """The field of a stored body."""
     return {"body": Raw(body)} if is_json else {"body_base64": body}
 
 
 def view(message: MessageView) -> dict[str, Any]:
-    """Everything about one message."""
+    """The fields of one message, with its groups and its timeline."""
     return {
         "id": message.id,
         "state": message.state,
@@ -157,7 +160,7 @@ def view(message: MessageView) -> dict[str, Any]:
 
 
 def listed(message: MessageView) -> dict[str, Any]:
-    """One line of a listing. A message that sleeps before another attempt of one group, or is dead in one, says which."""
+    """The fields of a line of a listing. A sleeping retry, or a message that is dead, names its group."""
     return {
         "id": message.id,
         "state": message.state,
@@ -171,7 +174,7 @@ def listed(message: MessageView) -> dict[str, Any]:
 
 
 def letter_fields(dead: DeadLetter) -> dict[str, Any]:
-    """A dead letter."""
+    """The fields of a dead letter."""
     return {
         "id": dead.id,
         "group": dead.group,

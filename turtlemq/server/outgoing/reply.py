@@ -1,7 +1,7 @@
-"""The good answers of daily work, as bytes: what aiohttp does for any response, without what these never need.
+"""Answers: JSON values, errors in their one shape, and `Reply`, a cheap answer for daily work.
 
-A `web.Response` costs 50 µs, most of it for headers that may be changed, streams, cookies and packing. Where the client is not
-an ordinary one of HTTP/1.1 whose connection stays open, a reply takes that way as well: `usual`.
+A `web.Response` costs 50 µs, most of it for mutable headers, streams, cookies and compression. A `Reply` is written to the socket
+as bytes instead, if the client speaks HTTP/1.1 and its connection stays open; otherwise it becomes a `web.Response`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from turtlemq.errors import TurtleError
 from turtlemq.server.aiohttp_internals import http_date
 from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
-from turtlemq.server.outgoing.fetch import Buffer
+from turtlemq.server.outgoing.spans import Buffer
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
 encode = msgspec.json.Encoder().encode
@@ -25,7 +25,7 @@ _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Ty
 
 
 class Reply:
-    """Status, type and body. `undo` is called if it cannot be sent, because nobody is there any more."""
+    """An answer as bytes. `undo` is called if it cannot be sent because the client is gone."""
 
     __slots__ = ("body", "status", "kind", "undo")
     keep_alive = True
@@ -39,14 +39,14 @@ class Reply:
         return cls(encode(value), status)
 
     def head(self, request: web.BaseRequest) -> bytes:
-        """Everything before the body."""
+        """Status line and headers."""
         return (
             f"{_STATUS[self.status]}{self.kind}\r\nContent-Length: {len(self.body)}\r\nDate: {http_date()}\r\n"
             f"{HEADER}: {request[REQUEST_ID]}\r\n\r\n"
         ).encode()
 
-    def usual(self) -> web.Response:
-        """The same as any other response."""
+    def as_response(self) -> web.Response:
+        """This answer as a response of aiohttp."""
         return web.Response(body=bytes(self.body), status=self.status, content_type=self.kind)
 
 
@@ -58,10 +58,14 @@ def answer(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=encode(value), status=status, content_type=JSON)
 
 
+def error_fields(error: TurtleError) -> dict[str, Any]:
+    """The body of every refusal."""
+    return {"error": {"code": error.code, "message": str(error), **error.details}}
+
+
 def refusal(error: TurtleError, status: int | None = None) -> web.Response:
-    """An error as the contract shapes it."""
-    body = {"error": {"code": error.code, "message": str(error), **error.details}}
-    response = answer(body, status or error.status)
+    """The answer to a request that failed with `error`."""
+    response = answer(error_fields(error), status or error.status)
     if isinstance(error, Unauthenticated):
         response.headers["WWW-Authenticate"] = 'Bearer realm="turtlemq"'
     elif isinstance(error, RequestTimeout):
