@@ -185,7 +185,7 @@ def test_ids_are_kept_as_the_text_says() -> None:
 def test_dead_files_have_these_fields() -> None:
     text = section("## Tables: `.index` and `.run`")
     source = Path(read_ended_bits.__code__.co_filename).read_text(encoding="utf-8")
-    (stated,) = re.findall(r"^# Dead bits: \{(.*?)\}", source, flags=re.MULTILINE)
+    (stated,) = re.findall(r"^# Ended bits, .*?: \{(.*?)\}", source, flags=re.MULTILINE)
     assert all(f"`{name}`" in text for name in stated.split(", "))
 
 
