@@ -374,11 +374,11 @@ def test_messages_of_a_known_shape_are_read_as_any_others(
         return outcome(lambda: decode_batch(bytes(data), kind, NOW, DueRules()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_messages, "_known", {})
+        patch.setattr(json_messages, "_shapes_seen", {})
         unknown, known = read(), read()
         assert known == unknown
         for shape in json_messages._SHAPES.values():
-            patch.setattr(json_messages, "_known", {name.encode(): shape for name in values})
+            patch.setattr(json_messages, "_shapes_seen", {name.encode(): shape for name in values})
             assert read() == unknown
 
 
@@ -387,17 +387,20 @@ def test_messages_of_a_known_shape_are_read_as_any_others(
 )
 @pytest.mark.parametrize("kind", [JSON, NDJSON])
 def test_a_known_shape_makes_no_request_of_what_is_none(data: bytes, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_messages, "_known", {})
+    monkeypatch.setattr(json_messages, "_shapes_seen", {})
     unknown = outcome(lambda: decode_batch(data, kind, NOW, DueRules()))
-    monkeypatch.setattr(json_messages, "_known", {b"body": json_messages._SHAPES[()]})
+    monkeypatch.setattr(json_messages, "_shapes_seen", {b"body": json_messages._SHAPES[()]})
     assert outcome(lambda: decode_batch(data, kind, NOW, DueRules())) == unknown
 
 
 def test_the_shape_of_what_comes_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_messages, "_known", {})
+    monkeypatch.setattr(json_messages, "_shapes_seen", {})
     decode_batch(encoded([{"id": "a", "due_ms": NOW, "body": 1}] * 3, JSON), JSON, NOW, DueRules())
     decode_batch(encoded([{"body": 1, "delay": 2}] * 3, NDJSON), NDJSON, NOW, DueRules())
-    assert {name: shape.names for name, shape in json_messages._known.items()} == {b"id": ("id", "due_ms"), b"body": ("delay",)}
+    assert {name: shape.names for name, shape in json_messages._shapes_seen.items()} == {
+        b"id": ("id", "due_ms"),
+        b"body": ("delay",),
+    }
     monkeypatch.setattr(json_messages, "columns_of", None)  # the long way is not gone again
     for kind in (JSON, NDJSON):
         assert len(decode_batch(encoded([{"id": "b", "due_ms": NOW, "body": {}}] * 30, kind), kind, NOW, DueRules())) == 30

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a field holds, by the type of its BSON element. Scans of version 1 know no other types."""
+    """The type of a field, by the type of its BSON element. Scans of format version 1 accept no others."""
 
     TIME = 0x09  # epoch milliseconds
     NUMBER = 0x12  # a whole number of 64 bits

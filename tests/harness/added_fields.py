@@ -1,6 +1,6 @@
 """A copy of the table of optional fields with three fields more, and a walk of messages through every place that copies or shows
 them. A program of its own (`python -m tests.harness.added_fields FOLDER`): the copy must be in place before anything else is
-imported. It prints what it saw of the fields at each step, as JSON; tests/test_message_fields.py compares.
+imported. It prints the fields as seen at each step, as JSON; tests/test_message_fields.py compares.
 """
 
 from __future__ import annotations

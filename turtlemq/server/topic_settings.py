@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from turtlemq.settings import TABLE, Setting, Settings
 
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]  # the limits in the table are narrower; this one keeps sums finite
-SECTIONS = {  # what the OpenAPI document says of each
+SECTIONS = {  # descriptions in the OpenAPI document
     "backoff": "How long a failed message waits: base × factor^n seconds, up to max.",
     "retention": "How long, and in how much room, settled messages are kept.",
     "dead": "How long, and how many, dead letters are kept.",
@@ -51,7 +51,7 @@ TopicSettings = _struct(
 
 
 def to_flat(given: Struct) -> dict[str, Any]:
-    """The given `TopicSettings` under the names and in the units of `Settings`; what was left out is left out.
+    """The given `TopicSettings` under the names and in the units of `Settings`, without the unset ones.
 
     >>> import msgspec
     >>> to_flat(msgspec.convert({"ttr": 1.5, "backoff": {"base": 2}}, TopicSettings))

@@ -1,8 +1,8 @@
-"""Messages in BSON: documents one behind the other.
+"""Decoding of BSON messages: documents one behind the other.
 
-Documents of one producer have one layout: the same fields of the same types in the same order. The layout of the first document
-is looked for in all others at once, with arrays; whatever is not exactly that is tried with the next layout, and what is left is
-decoded by the library, which also knows what is wrong with it. So arrays only see what is good, and one place refuses.
+Documents of one producer have the same layout: the same fields of the same types in the same order. Arrays decode all documents
+with the layout of the first one at once; the rest is tried with the next layout, and the remainder is decoded by the bson
+library. Only the library's path reports errors: arrays skip every document that does not fit exactly.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from turtlemq.segment import format as f
 from turtlemq.server.errors import InvalidBson
 from turtlemq.server.incoming.columns import PRIORITIES, Columns, CommonFields, columns_of, extend, in_order, refusal
 
-LAYOUTS_MAX = 8  # looked for in one slice; a layout costs 60 µs
+LAYOUTS_MAX = 8  # tried in one slice; each costs 60 µs
 _BYTES_MIN = 5  # of a document
 _INT32 = Struct("<i").unpack_from
 
 _DOUBLE, _TEXT, _BINARY, _NULL, _INT, _LONG = 0x01, 0x02, 0x05, 0x0A, 0x10, 0x12
-_FIXED_BYTES = {_DOUBLE: 8, _TEXT: 4, _BINARY: 5, _NULL: 0, _INT: 4, _LONG: 8}  # a value, or what stands before it
+_FIXED_BYTES = {_DOUBLE: 8, _TEXT: 4, _BINARY: 5, _NULL: 0, _INT: 4, _LONG: 8}  # a value, or the length before it
 _NUMBERS = {_DOUBLE: "<f8", _INT: "<i4", _LONG: "<i8"}
 _SECONDS, _TIME = (_DOUBLE, _INT, _LONG, _NULL), (_INT, _LONG, _NULL)
-_TYPES = {  # what arrays can read; anything else is for the library
+_TYPES = {  # types that arrays can decode; the library decodes others
     b"id": (_TEXT, _NULL),
     b"delay": _SECONDS,
     b"due_ms": _TIME,
@@ -47,7 +47,7 @@ Layout = list[tuple[str, int, bytes]]  # name, type, and both as they stand in a
 
 
 class JavaScript:
-    """Code, with or without a scope: text to the library, but nothing that JSON has."""
+    """JavaScript code, which the library decodes as a text. As an own type it is refused: JSON has none."""
 
 
 class _Code(TypeDecoder):
@@ -69,13 +69,13 @@ class BsonMessage(CommonFields, forbid_unknown_fields=True, kw_only=True):
 
 
 def documents(data: bytes) -> I64:
-    """Where each document begins, and where the last one ends. 0.08 µs each; nothing where all have one length."""
+    """The position of each document, and the end of the last one. 0.08 µs each, less if all have the same length."""
     length = _INT32(data)[0] if len(data) >= _BYTES_MIN else 0
     if length >= _BYTES_MIN and len(data) % length == 0 and len(data) // length <= BATCH_MESSAGES_MAX:
         lengths = np.ndarray((len(data) // length,), "<i4", data, strides=(length,))
         if not np.count_nonzero(lengths != length):
             return np.arange(0, len(data) + 1, length)
-    at, end, found = 0, len(data), [0]
+    at, end, bounds = 0, len(data), [0]
     try:
         for _ in range(BATCH_MESSAGES_MAX + 1):
             if at >= end:
@@ -84,19 +84,19 @@ def documents(data: bytes) -> I64:
             if length < _BYTES_MIN:
                 break
             at += length
-            found.append(at)
+            bounds.append(at)
     except error:  # fewer bytes than a length has
         at = -1
-    if len(found) > BATCH_MESSAGES_MAX + 1:
+    if len(bounds) > BATCH_MESSAGES_MAX + 1:
         raise TooLarge(f"a batch holds at most {BATCH_MESSAGES_MAX:,} messages, this one has more")
     if at != end:
         raise _first_bad_document(data)
-    return np.array(found)
+    return np.array(bounds)
 
 
 def columns(data: bytes, bounds: I64, first: int = 0, layouts: int = LAYOUTS_MAX) -> Columns:
-    """The documents between these bounds; `first` is the index of the first one. 0.2 µs each in one layout and with bodies of few
-    lengths, 0.35 µs with bodies of any length, 1 µs by the library, 3 µs where a body is a document."""
+    """The documents between these bounds; `first` is the index of the first one. 0.2 µs each with one layout and bodies of few
+    lengths, 0.35 µs with bodies of many lengths, 1 µs by the library, 3 µs if a body is a document."""
     starts, ends = bounds[:-1], bounds[1:] - 1
     rest = np.arange(len(starts))
     places: list[I64] = []
@@ -105,15 +105,16 @@ def columns(data: bytes, bounds: I64, first: int = 0, layouts: int = LAYOUTS_MAX
         if len(rest) < small_batches.BSON_LAYOUT:
             break
         layout = _layout(data, int(starts[rest[0]]), int(ends[rest[0]]))
-        found = None if layout is None else _read(data, starts[rest], ends[rest], layout)
-        if found is None:
-            rest = np.roll(rest, len(rest) // 3 + 1)  # the library's, but another one may be there to stand for the others
+        decoded = None if layout is None else _read(data, starts[rest], ends[rest], layout)
+        if decoded is None:
+            rest = np.roll(rest, len(rest) // 3 + 1)  # that document is for the library; try the layout of another one
             continue
-        if len(found[0]) == len(starts):
-            return found[1]
-        places.append(rest[found[0]])
-        parts.append(found[1])
-        rest = np.delete(rest, found[0])
+        which, part = decoded
+        if len(which) == len(starts):
+            return part
+        places.append(rest[which])
+        parts.append(part)
+        rest = np.delete(rest, which)
     if len(rest) or not parts:
         rest.sort()
         places.append(rest)
@@ -123,11 +124,11 @@ def columns(data: bytes, bounds: I64, first: int = 0, layouts: int = LAYOUTS_MAX
     return parts[0] if len(parts) == 1 else in_order(parts[0], np.concatenate(places))
 
 
-# By layout
+# By arrays
 
 
 def _layout(data: bytes, at: int, end: int) -> Layout | None:
-    """The layout of the document in [at, end], if arrays can read it. Nothing is checked that `_Walk` checks."""
+    """The layout of the document in [at, end]. None if arrays cannot decode it. Values are not checked here but by `_Walk`."""
     layout: Layout = []
     at += 4
     while at < end:
@@ -142,18 +143,18 @@ def _layout(data: bytes, at: int, end: int) -> Layout | None:
 
 
 class _Walk:
-    """Goes through many documents at once, element by element. Those that are not as expected are left behind.
+    """A walk through many documents at once, element by element, that drops every document that does not fit the layout.
 
-    An element that does not fit into its document leads behind the end of that, and never back: the end tells."""
+    An element that is too long for its document leads beyond the end of the document, never back; `end` drops it."""
 
     def __init__(self, data: bytes, starts: I64, ends: I64) -> None:
         self.data, self.ends, self.at = data, ends, starts + 4
         self.kept = np.arange(len(starts))
-        self.spans: list[tuple[I64, I64]] = []  # where the values are that were found so far
-        self.before = b""  # what must stand before the next element: the NUL of a text
+        self.spans: list[tuple[I64, I64]] = []  # [begin, end) of the values of each element so far
+        self.before = b""  # bytes required before the next element: the NUL of a text
 
     def only(self, good: Mask, *more: I64) -> tuple[I64, ...]:
-        """Leave the others behind. Returns what is left of `more`."""
+        """Drop all documents but the good ones. Returns the columns `more` without the dropped."""
         if np.count_nonzero(good) == len(good):
             return more
         self.ends, self.at, self.kept = self.ends[good], self.at[good], self.kept[good]
@@ -161,11 +162,11 @@ class _Walk:
         return tuple(column[good] for column in more)
 
     def element(self, kind: int, mark: bytes) -> None:
-        """The next element has this type and name."""
+        """Walk over the next element, which must have this type and name."""
         self.expect(self.before + mark)
         at = self.at
         begin = at + _FIXED_BYTES[kind]
-        if kind == _TEXT:  # sizes without sign: what is below the least is above all others
+        if kind == _TEXT:  # unsigned: a size that is too small becomes a huge one
             sizes = (_windows(self.data, "<u4")[at] - np.uint32(1)).astype(np.int64)
         elif kind == _BINARY:  # three bytes of the name, the size, the subtype: any but 0 makes the number huge
             sizes = (_windows(self.data, "<u8")[at - 3] >> np.uint64(24)).astype(np.int64)
@@ -179,27 +180,27 @@ class _Walk:
         self.at, self.before = end, b"\0" if kind == _TEXT else b""
 
     def expect(self, mark: bytes) -> None:
-        """These bytes come next."""
-        found = _windows(self.data, f"V{len(mark)}")[self.at].tobytes()
-        if found != mark * len(self.at):
-            rows = np.frombuffer(found, np.uint8).reshape(len(self.at), len(mark))
+        """Walk over these bytes; documents without them are dropped."""
+        there = _windows(self.data, f"V{len(mark)}")[self.at].tobytes()
+        if there != mark * len(self.at):
+            rows = np.frombuffer(there, np.uint8).reshape(len(self.at), len(mark))
             self.only((rows == np.frombuffer(mark, np.uint8)).all(axis=1))
         self.at = self.at + len(mark)
 
     def end(self) -> None:
-        """Nothing else comes."""
+        """Drop documents that do not end here."""
         self.expect(self.before + b"\0")
         self.only(self.at == self.ends + 1)
 
 
 def _windows(data: bytes, kind: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """All values of this type in the data, one beginning at each byte."""
+    """A view of the data with a value of this type beginning at each byte."""
     item = np.dtype(kind)
     return np.ndarray((len(data) - item.itemsize + 1,), item, data, strides=(1,))
 
 
 def _read(data: bytes, starts: I64, ends: I64, layout: Layout) -> tuple[I64, Columns] | None:
-    """Which documents have this layout and nothing wrong, and their columns."""
+    """Indexes and columns of the valid documents with this layout. None if there are none, or the library must decode them."""
     walk = _Walk(data, starts, ends)
     try:
         for _, kind, mark in layout:
@@ -207,20 +208,24 @@ def _read(data: bytes, starts: I64, ends: I64, layout: Layout) -> tuple[I64, Col
         walk.end()
         if not len(walk.kept):
             return None
-        found = {name: _values(data, name, kind, *span) for (name, kind, _), span in zip(layout, walk.spans, strict=True)}
-        priorities = found.pop("priority", None)
+        values = {name: _values(data, name, kind, *span) for (name, kind, _), span in zip(layout, walk.spans, strict=True)}
+        priorities = values.pop("priority", None)
         levels = None if priorities is None else [int(PRIORITIES[name]) for name in priorities]
-    except (IndexError, UnicodeDecodeError, KeyError):  # behind the end of all, no text, no priority: the library will say where
+    except (
+        IndexError,
+        UnicodeDecodeError,
+        KeyError,
+    ):  # beyond the end of the data, no UTF-8, no priority: the library reports it
         return None
     kind = next(kind for name, kind, _ in layout if name == "body")
     every = f.JSON if kind == _TEXT else 0
     flags = every if levels is None else [every | level for level in levels]
-    found["ids"] = found.pop("id", None)
-    return walk.kept, Columns(bodies=found.pop("body"), flags=flags, **found)
+    values["ids"] = values.pop("id", None)
+    return walk.kept, Columns(bodies=values.pop("body"), flags=flags, **values)
 
 
 def _values(data: bytes, name: str, kind: int, begin: I64, end: I64) -> Any:
-    """A column."""
+    """The column of a field, from the spans of its values."""
     if kind == _NULL:
         return None
     if kind == _TEXT:
@@ -232,16 +237,16 @@ def _values(data: bytes, name: str, kind: int, begin: I64, end: I64) -> Any:
 
 
 def _pieces(data: bytes, begin: I64, end: I64) -> list[bytes]:
-    """What lies in these spans. 40 ns each where all have one length, 90 ns otherwise."""
+    """The bytes of these spans. 40 ns each if all have the same length, else 90 ns."""
     sizes = end - begin
     if sizes[0] and not np.count_nonzero(sizes != sizes[0]):
-        found: list[bytes] = _windows(data, f"V{sizes[0]}")[begin].tolist()
-        return found
+        pieces: list[bytes] = _windows(data, f"V{sizes[0]}")[begin].tolist()
+        return pieces
     return [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
 
 def _texts(data: bytes, begin: I64, end: I64) -> list[str]:
-    """The texts in these spans. A NUL follows each, so that many can be decoded at once if none holds one."""
+    """The texts of these spans. A NUL follows each, so all are decoded at once, unless a text contains one."""
     texts = f.gather(data, begin, end + 1 - begin).decode()[:-1].split("\0")
     return texts if len(texts) == len(begin) else [data[a:b].decode() for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
@@ -250,29 +255,29 @@ def _texts(data: bytes, begin: I64, end: I64) -> list[str]:
 
 
 def _by_library(data: bytes, bounds: I64, which: Sequence[int], first: int) -> Columns:
-    """Some of the documents, one by one. The first that is wrong is refused."""
+    """The documents at the indexes `which`, one by one. Raises for the first invalid one."""
     parts = [data[bounds[i] : bounds[i + 1]] for i in which]
     try:
-        found = bson.decode_all(b"".join(parts), _RAW)
+        decoded = bson.decode_all(b"".join(parts), _RAW)
     except (bson.errors.BSONError, ValueError, OverflowError, RecursionError):
         raise _first_bad_document(data) from None
     try:
-        messages = msgspec.convert(found, list[BsonMessage])
+        messages = msgspec.convert(decoded, list[BsonMessage])
     except (msgspec.ValidationError, RecursionError):
-        raise _first_bad_message(found, [first + i for i in which]) from None
+        raise _first_bad_message(decoded, [first + i for i in which]) from None
     bodies: list[bytes] = []
     flags: list[int] = []
     for i, message in zip(which, messages, strict=True):
         if message.body is UNSET:
             raise InvalidMessage(f'message {first + i}: it has no "body"', index=first + i)
-        plain = isinstance(message.body, bytes)
-        bodies.append(bytes(message.body) if plain else _as_json(message.body, first + i))
-        flags.append(0 if plain else f.JSON)
+        binary = isinstance(message.body, bytes)
+        bodies.append(bytes(message.body) if binary else _as_json(message.body, first + i))
+        flags.append(0 if binary else f.JSON)
     return columns_of(messages, bodies, flags)
 
 
 def _first_bad_document(data: bytes) -> InvalidBson:
-    """Walk the documents up to the one that is none."""
+    """The error for the first document that is not valid BSON."""
     at = index = 0
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "little", signed=True)
@@ -284,8 +289,8 @@ def _first_bad_document(data: bytes) -> InvalidBson:
     return InvalidBson("the body is no BSON")
 
 
-def _first_bad_message(found: Sequence[dict[str, Any]], indexes: Sequence[int]) -> Exception:
-    for fields, index in zip(found, indexes, strict=True):
+def _first_bad_message(decoded: Sequence[dict[str, Any]], indexes: Sequence[int]) -> Exception:
+    for fields, index in zip(decoded, indexes, strict=True):
         try:
             msgspec.convert(fields, BsonMessage)
         except (msgspec.ValidationError, RecursionError) as wrong:

@@ -1,6 +1,6 @@
-"""Messages while they are read: the fields that JSON and BSON share, and the columns in which both hand them on.
+"""Decoded messages: the fields that JSON and BSON share, and the columns into which both are decoded.
 
-Columns come in parts: slices of a big batch, documents of one layout.
+Columns are built in parts (slices of a large batch, documents of one layout) and joined with `extend` and `in_order`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class CommonFields(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 @dataclass(slots=True)
 class Columns(OptionalColumns):
-    """Messages as they were sent. A column is None where no message has the field; in a list, None stands for those without.
-    Only where every message has it may it be an array."""
+    """Messages as they were sent. A column is None if no message has the field; in a list, None stands for a message without it.
+    A column is an array only if every message has the field."""
 
     bodies: list[bytes]
-    flags: list[int] | int  # JSON and priority; one number where all have the same
+    flags: list[int] | int  # JSON and priority; one number if all have the same
     ids: list[str | None] | None = None
     delay: list[float | None] | F64 | None = None
     due_ms: list[int | None] | I64 | None = None
@@ -59,7 +59,7 @@ class Columns(OptionalColumns):
 def columns_of(messages: Sequence[CommonFields], bodies: list[bytes], flags: list[int] | int) -> Columns:
     """The columns of typed messages. 0.1 µs each."""
     if [m.priority for m in messages].count("normal") < len(messages):
-        flags = [flag | PRIORITIES[m.priority] for flag, m in zip(_listed(flags, len(messages)), messages, strict=True)]
+        flags = [flag | PRIORITIES[m.priority] for flag, m in zip(_as_list(flags, len(messages)), messages, strict=True)]
     return Columns(
         bodies,
         flags,
@@ -72,44 +72,44 @@ def columns_of(messages: Sequence[CommonFields], bodies: list[bytes], flags: lis
 
 
 def _or_none(column: list[Any]) -> list[Any] | None:
-    """A column, or None if there is nothing in it."""
+    """A column, or None if it is empty."""
     return None if column.count(None) == len(column) else column
 
 
 def or_array(column: list[Any], kind: type[np.generic]) -> Any:
-    """A column; an array, if it is long and has something everywhere."""
+    """A column: an array if it is long and complete, None if it is empty."""
     if len(column) >= small_batches.DOCUMENTS and None not in column:
         try:
             return np.array(column, kind)
-        except OverflowError:  # a number beyond all times
+        except OverflowError:  # a number larger than any time
             return column
     return _or_none(column)
 
 
 def extend(columns: Columns, more: Columns) -> None:
-    """Put more messages behind those that are there."""
+    """Append messages to columns, in place."""
     counts = len(columns), len(more)
     for field in fields(Columns):
-        ours, theirs = getattr(columns, field.name), getattr(more, field.name)
-        if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
-            setattr(columns, field.name, np.concatenate((ours, theirs)))
-        elif isinstance(ours, int) and ours == theirs:
+        old, new = getattr(columns, field.name), getattr(more, field.name)
+        if isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
+            setattr(columns, field.name, np.concatenate((old, new)))
+        elif isinstance(old, int) and old == new:
             continue
-        elif ours is not None or theirs is not None:
-            longer = _listed(ours, counts[0])
-            longer += _listed(theirs, counts[1])
-            setattr(columns, field.name, longer)
+        elif old is not None or new is not None:
+            joined = _as_list(old, counts[0])
+            joined += _as_list(new, counts[1])
+            setattr(columns, field.name, joined)
 
 
-def _listed(column: Any, count: int) -> list[Any]:
+def _as_list(column: Any, count: int) -> list[Any]:
     if column is None or isinstance(column, int):
         return [column] * count
-    found: list[Any] = column.tolist() if isinstance(column, np.ndarray) else column
-    return found
+    values: list[Any] = column.tolist() if isinstance(column, np.ndarray) else column
+    return values
 
 
 def in_order(columns: Columns, places: I64) -> Columns:
-    """The message at k goes to places[k]."""
+    """Columns with the message at k moved to places[k]."""
     back = np.argsort(places)
     order = back.tolist()
 
@@ -124,11 +124,11 @@ def in_order(columns: Columns, places: I64) -> Columns:
 
 
 def refusal(wrong: Exception, index: int | None = None) -> TurtleError:
-    """Which error it is, by the field that msgspec names. `index` beats the one that it names."""
+    """The error for a message that msgspec refused, by the field in msgspec's text. `index` overrides the index in that text."""
     where = {"index": index} if index is not None else index_in(str(wrong))
-    said = f"message {where['index']}: {wrong}" if where else str(wrong)
+    text = f"message {where['index']}: {wrong}" if where else str(wrong)
     if not isinstance(wrong, msgspec.ValidationError):
-        return InvalidJson(said, **where)
+        return InvalidJson(text, **where)
     field = str(wrong).rpartition(".")[2].rstrip("`") if " - at " in str(wrong) else ""
     kinds: dict[str, type[TurtleError]] = {"delay": InvalidFireAt, "due_ms": InvalidFireAt, "id": InvalidId}
-    return kinds.get(field, InvalidMessage)(said, **where)
+    return kinds.get(field, InvalidMessage)(text, **where)

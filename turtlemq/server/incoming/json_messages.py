@@ -1,10 +1,10 @@
-"""Messages in JSON: a message, many under the name `messages`, or one a line.
+"""Decoding of JSON messages: a single message, many under the name `messages`, or one a line (NDJSON).
 
-Messages of one producer have the same few fields. Whoever knows which can read them twice as fast, so the shape of messages
-that begin with a certain field is remembered; what does not have that shape after all is read as any message is, by types that
-also know what is wrong with it. So the shapes only see what is good, and one place refuses.
+Messages of one producer usually have the same few fields, and a type with exactly these decodes twice as fast. So the shape of
+messages that begin with a certain field is cached. Messages of another shape are decoded by the general type, which is also the
+only one that reports errors: a shape either decodes everything or nothing.
 
-A big body is read in slices, so that others get their turn; nothing of it counts before all of it was read.
+A large body is decoded in slices, so that other requests run in between.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from turtlemq.segment import format as f
 from turtlemq.server.incoming.columns import Columns, CommonFields, columns_of, or_array, refusal
 from turtlemq.server.incoming.decode import check_text, syntax_error_or
 
-SLICE_MESSAGES = 2_000  # read at once: 1 ms at most, if they are small
-_SLICED_BYTES = 256 << 10  # shorter JSON is read as a whole
+SLICE_MESSAGES = 2_000  # decoded at once: at most 1 ms, if they are small
+_SLICED_BYTES = 256 << 10  # shorter JSON is decoded as a whole
 _SLICE_BYTES_MIN, _SLICE_BYTES_MAX = 16 << 10, 1 << 20
-_CUTS_MAX = 4  # places that are tried for a cut
+_CUTS_MAX = 4  # positions that are tried for the end of a slice
 _OPENING, _CLOSING = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[\s*'), re.compile(rb"\]\s*\}\s*\Z")
 _FIRST_NAME = re.compile(rb'[\s\[]*\{\s*"(\w{1,16})"')
 
@@ -38,7 +38,7 @@ class JsonMessage(CommonFields, forbid_unknown_fields=True, kw_only=True, gc=Fal
 
 
 class Envelope(JsonMessage, forbid_unknown_fields=True, kw_only=True):
-    """A JSON request: a message, or many under one name."""
+    """A JSON request: the fields of a single message, or many messages under `messages`."""
 
     messages: list[JsonMessage] | UnsetType = UNSET
 
@@ -49,7 +49,7 @@ _messages = msgspec.json.Decoder(list[JsonMessage])
 
 
 class Shape:
-    """Messages that have a body and these fields, all of them and no others."""
+    """Decoders of messages with a body and exactly these fields."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -62,13 +62,13 @@ class Shape:
         self._message: msgspec.json.Decoder[Any] = msgspec.json.Decoder(message)
 
     def read(self, data: bytes, lines: bool, sliced: bool) -> list[Any]:
-        """The messages of a request, or of a slice of one; raises if they are not of this shape."""
+        """The messages of a request or of a slice. Raises if they do not have this shape."""
         if lines:
             return _one_a_line(self._message, data)
         return self._messages.decode(data) if sliced else self._envelope.decode(data).messages  # type: ignore[attr-defined]
 
     def columns(self, messages: Sequence[Any]) -> Columns:
-        """Their columns. 0.15 µs each."""
+        """The columns of messages of this shape. 0.15 µs each."""
         columns = Columns(list(map(bytes, [m.body for m in messages])), f.JSON)
         for name in self.names:
             if name == "id":
@@ -82,18 +82,18 @@ class Shape:
 
 _TIMES: tuple[tuple[str, ...], ...] = ((), ("delay",), ("due_ms",))
 _SHAPES = {names: Shape(names) for when in _TIMES for names in (when, ("id", *when))}
-_known: dict[bytes, Shape] = {}  # by the first field of a message
+_shapes_seen: dict[bytes, Shape] = {}  # by the first field of a message
 
 
 def columns(data: bytes, lines: bool) -> Iterator[Columns]:
-    """The messages of a request, in parts."""
+    """The messages of a request, in slices. `lines`: it is NDJSON."""
     done = 0
     if len(data) > _SLICED_BYTES:
-        for some in _slices(data, lines):
-            if some is None:
+        for part in _slices(data, lines):
+            if part is None:
                 break
-            yield some
-            done += len(some)
+            yield part
+            done += len(part)
         else:
             return
     if not data.isascii():
@@ -102,14 +102,15 @@ def columns(data: bytes, lines: bool) -> Iterator[Columns]:
 
 
 def _read(data: bytes, lines: bool, done: int, sliced: bool = False) -> Columns:
-    """A request, of which `done` messages are known already, or a slice behind so many: whoever cut it is told if it is none."""
+    """The messages of a request without the first `done`, or those of a slice behind so many. A slice that does not consist of
+    whole messages raises `DecodeError`."""
     opening = None if lines or sliced else _OPENING.match(data)
     first = _FIRST_NAME.match(data, opening.end() if opening else 0)
-    shape = None if first is None else _known.get(first[1])
+    shape = None if first is None else _shapes_seen.get(first[1])
     if shape is not None and (sliced or not done):
         try:
-            if found := shape.read(data, lines, sliced):
-                return shape.columns(found)
+            if shaped := shape.read(data, lines, sliced):
+                return shape.columns(shaped)
         except (msgspec.DecodeError, RecursionError):
             pass
     if sliced:
@@ -122,17 +123,17 @@ def _read(data: bytes, lines: bool, done: int, sliced: bool = False) -> Columns:
 
 
 def _remember(first: bytes, message: JsonMessage) -> None:
-    """Messages that begin with this field, of which there are not many, have the shape of this one."""
+    """Cache the shape of a message under its first field. There are few such fields."""
     names = tuple(name for name in ("id", "delay", "due_ms") if getattr(message, name) is not None)
     shaped = JsonMessage(id=message.id, delay=message.delay, due_ms=message.due_ms, body=message.body)
     if names in _SHAPES and message.body is not UNSET and message == shaped and first.decode() in (*names, "body"):
-        _known[first] = _SHAPES[names]
+        _shapes_seen[first] = _SHAPES[names]
 
 
 def _slices(data: bytes, lines: bool) -> Iterator[Columns | None]:
-    """Messages by the thousand; None where that does not go on, because no cut was found or something is wrong.
+    """The messages of a request in slices; ends with None if no further slice can be cut or a message is invalid.
 
-    A cut is a guess. But what was cut off can only be read as whole messages if it is whole messages: then so is the rest."""
+    The end of a slice is a guess. But a slice that decodes as whole messages consists of whole messages, and so does the rest."""
     if lines:
         at, end, cut = 0, len(data), re.compile(rb"(\n)")
     else:
@@ -144,36 +145,36 @@ def _slices(data: bytes, lines: bool) -> Iterator[Columns | None]:
         cut = re.compile(rb"(\})\s*,\s*(?=" + re.escape(data[at : at + 6]) + b")")  # messages begin alike
     size, done = _SLICE_BYTES_MIN, 0
     while at < end:
-        found, next_at = _cut_off(data, at, end, size, cut, lines, done)
-        yield found or None
-        if not found:
+        part, next_at = _cut_off(data, at, end, size, cut, lines, done)
+        yield part or None
+        if not part:
             return
-        done += len(found)
-        size = min(max(_SLICE_BYTES_MIN, (next_at - at) // len(found) * SLICE_MESSAGES), _SLICE_BYTES_MAX)
+        done += len(part)
+        size = min(max(_SLICE_BYTES_MIN, (next_at - at) // len(part) * SLICE_MESSAGES), _SLICE_BYTES_MAX)
         at = next_at
 
 
 def _cut_off(
     data: bytes, at: int, end: int, size: int, cut: re.Pattern[bytes], lines: bool, done: int
 ) -> tuple[Columns | None, int]:
-    """Messages of about so many bytes behind those that are done, or None, and where the next one begins."""
+    """A slice of about `size` bytes from `at` on, or None, and the position of the next slice."""
     next_at = at + size
     for _ in range(_CUTS_MAX):
-        place = cut.search(data, next_at, end)
-        stop, next_at = (end, end) if place is None else (place.end(1), place.end())
-        some = data[at:stop] if lines else b"".join((b"[", memoryview(data)[at:stop], b"]"))
+        hit = cut.search(data, next_at, end)
+        stop, next_at = (end, end) if hit is None else (hit.end(1), hit.end())
+        text = data[at:stop] if lines else b"".join((b"[", memoryview(data)[at:stop], b"]"))
         try:
-            if not some.isascii():
-                some.decode()
-            return _read(some, lines, done, sliced=True), next_at
+            if not text.isascii():
+                text.decode()
+            return _read(text, lines, done, sliced=True), next_at
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if place is None:
+            if hit is None:
                 break
     return None, at
 
 
 def single_message(data: bytes) -> Envelope | None:
-    """The one message that is all of a request; None: it is not so, or something is wrong with it."""
+    """The message of a request that has a single one. None if it has several, or is invalid."""
     if len(data) > _SLICED_BYTES or not data.isascii() or _OPENING.match(data):
         return None
     try:
@@ -196,12 +197,12 @@ def _from_json(data: bytes) -> list[JsonMessage]:
 
 
 def _one_a_line(decoder: msgspec.json.Decoder[Any], data: bytes) -> list[Any]:
-    """Messages, one on each line that is not blank: the decoder alone would also take two on one."""
-    found = decoder.decode_lines(data)
+    """Messages, one on each line that is not blank. The decoder alone would also accept two on one line."""
+    messages = decoder.decode_lines(data)
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    if lines != len(found) and sum(not line.isspace() for line in data.split(b"\n") if line) != len(found):
+    if lines != len(messages) and sum(not line.isspace() for line in data.split(b"\n") if line) != len(messages):
         raise msgspec.DecodeError("there is one message a line")
-    return found
+    return messages
 
 
 def _from_lines(data: bytes) -> list[JsonMessage]:
@@ -209,7 +210,7 @@ def _from_lines(data: bytes) -> list[JsonMessage]:
         return _one_a_line(_message, data)
     except (msgspec.DecodeError, RecursionError):
         pass
-    out: list[JsonMessage] = []  # again, a line at a time: which one is it?
+    out: list[JsonMessage] = []  # again, a line at a time, to report the bad one
     for line in data.split(b"\n"):
         if not line.strip():
             continue
@@ -221,22 +222,21 @@ def _from_lines(data: bytes) -> list[JsonMessage]:
 
 
 def bodies(messages: Sequence[JsonMessage], first: int) -> tuple[list[bytes], list[int] | int]:
-    """Bodies and their flags. 0.1 µs each where all are of one kind."""
-    raws, coded = [m.body for m in messages], [m.body_base64 for m in messages]
-    values, plain = len(raws) - raws.count(UNSET), len(coded) - coded.count(None)
-    if values == len(messages) and not plain:
-        return list(map(bytes, raws)), f.JSON  # type: ignore[arg-type]
-    found: list[bytes] = []
+    """Bodies and their flags; `first` is the index of the first message. 0.1 µs each if all are JSON values."""
+    values, binaries = [m.body for m in messages], [m.body_base64 for m in messages]
+    if values.count(UNSET) == 0 and binaries.count(None) == len(messages):
+        return list(map(bytes, values)), f.JSON  # type: ignore[arg-type]
+    out: list[bytes] = []
     flags: list[int] = []
-    for i, (raw, code) in enumerate(zip(raws, coded, strict=True), first):
-        if not isinstance(raw, UnsetType):
-            if code is not None:
+    for i, (value, binary) in enumerate(zip(values, binaries, strict=True), first):
+        if not isinstance(value, UnsetType):
+            if binary is not None:
                 raise InvalidMessage(f"message {i}: it has body or body_base64, not both", index=i)
-            found.append(bytes(raw))
+            out.append(bytes(value))
             flags.append(f.JSON)
-        elif code is not None:
-            found.append(code)
+        elif binary is not None:
+            out.append(binary)
             flags.append(0)
         else:
             raise InvalidMessage(f'message {i}: it has no "body" (any JSON value) and no "body_base64" (bytes)', index=i)
-    return found, flags
+    return out, flags
