@@ -20,11 +20,11 @@ from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import Buffer
 from turtlemq.server.incoming.batches import DueRules, decode_slices
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
-from turtlemq.server.outgoing.spans import Buffer
 
 _GOALS = {
     "BSON in": Goal("≥", 2_500_000),

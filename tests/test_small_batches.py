@@ -36,6 +36,7 @@ from turtlemq.index.recover import open_index
 from turtlemq.model import Batch, Message, Progress
 from turtlemq.segment import bulk_crc, log
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import gather
 from turtlemq.segment.id_map import IdMap
 from turtlemq.segment.ids import hash_texts
 from turtlemq.segment.scan import scan
@@ -288,7 +289,7 @@ def verified(count: int) -> object:
 def gathered(count: int) -> object:
     sizes = np.array([3, 4] * count)
     at = np.arange(2 * count) * 5
-    return f.gather(bytes(range(200)) * 3, at, sizes)
+    return gather(bytes(range(200)) * 3, at, sizes)
 
 
 def walked(count: int) -> object:

@@ -48,7 +48,7 @@ RINGS = {
     "turtlemq.index": "index",
     "turtlemq.broker": "broker",
     "turtlemq.segment": "segment",
-    **{f"turtlemq.segment.{name}": "pure" for name in "bulk_crc fields format id_map ids scan".split()},
+    **{f"turtlemq.segment.{name}": "pure" for name in "buffers bulk_crc fields format id_map ids scan".split()},
     "turtlemq.storage": "door",
     "turtlemq.storage.names": "pure",
     "turtlemq.storage.workers": "pure",

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from turtlemq.model import I64, Mask
-from turtlemq.segment import fields as v
+from turtlemq.segment.buffers import windows
 
 
 def range_column(view: memoryview, starts: I64, ends: I64, type_: pa.DataType) -> pa.Array:
@@ -23,7 +23,7 @@ def range_column(view: memoryview, starts: I64, ends: I64, type_: pa.DataType) -
     sizes = ends - starts
     width = int(sizes[0])
     if width and (sizes == width).all():
-        data = pa.py_buffer(v.stretches(view, starts, width))
+        data = pa.py_buffer(windows(view, width)[starts].tobytes())
         offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
         return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(offsets), data])
     origin = int(starts[0])

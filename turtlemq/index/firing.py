@@ -19,6 +19,7 @@ from turtlemq.index.parts import Cursor, KeyListCursor, Part
 from turtlemq.index.segments import Segments
 from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_MAX, U64, Due, Mark, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import gather
 from turtlemq.segment.ids import hash_seqs
 from turtlemq.segment.table import Damaged
 
@@ -221,7 +222,7 @@ class LargeBatch:
             first = int(at[0])
             whole = first == 0 and int(ends[-1]) == len(self.buffer)
             return bytes(self.buffer if whole else memoryview(self.buffer)[first : first + int(ends[-1])]), starts
-        return bytes(f.gather(self.buffer, at, length)), starts
+        return bytes(gather(self.buffer, at, length)), starts
 
     def moves(self, stop: int) -> list[tuple[Cursor, int, int]]:
         """For each cursor its position after the first `stop` keys, and the number of sleepers among them."""

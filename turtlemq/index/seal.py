@@ -18,6 +18,7 @@ from turtlemq.model import I64, Damage, Mask, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
+from turtlemq.segment.buffers import gather
 from turtlemq.segment.scan import Scan
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
@@ -120,7 +121,7 @@ def _write(
         at = start = door.write(fd, tmp, 0, [f.encode_header(header)])
         for i in range(0, len(order), _CHUNK):
             rows = order[i : i + _CHUNK]
-            at += door.write(fd, tmp, at, [f.gather(view, scanned.positions[rows], scanned.lengths[rows])])
+            at += door.write(fd, tmp, at, [gather(view, scanned.positions[rows], scanned.lengths[rows])])
         if tombstones:
             at += door.write(fd, tmp, at, [b"".join(tombstones)])
         door.sync(fd, tmp)

@@ -15,6 +15,7 @@ import numpy as np
 from turtlemq.message_fields import FIELDS
 from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import values, windows
 
 ABSENT = -1  # of a field that a document does not have
 _WITH_MORE = f.ENDS | f.OPTIONAL | f.MOVED | f.META
@@ -68,7 +69,7 @@ def locate(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]
         here = more[_stands(buffer, at[more], tag)]
         value = at[here] + len(tag)
         if kind in f.EIGHT_BYTES:
-            found[name][here] = np.ndarray((len(buffer) - 7,), "<i8", buffer, strides=(1,))[value]
+            found[name][here] = values(buffer, "<i8")[value]
             at[here] = value + 8
         else:
             found[name][here] = value
@@ -80,14 +81,9 @@ def locate(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]
 def _stands(buffer: memoryview, at: I64, tag: bytes) -> Mask:
     """Where do these bytes stand?"""
     room = at <= len(buffer) - len(tag)
-    there = np.ndarray((len(buffer) - len(tag) + 1,), f"V{len(tag)}", buffer, strides=(1,))[np.where(room, at, 0)]
+    there = windows(buffer, len(tag))[np.where(room, at, 0)]
     same: Mask = (there.view(np.uint8).reshape(len(at), len(tag)) == np.frombuffer(tag, np.uint8)).all(axis=1)
     return same & room
-
-
-def stretches(buffer: memoryview, at: I64, width: int) -> bytes:
-    """Pieces of one width, back to back. 10 ns each."""
-    return np.ndarray((len(buffer) - width + 1,), f"V{width}", buffer, strides=(1,))[at].tobytes()
 
 
 def subdocument(buffer: memoryview, at: int) -> dict[str, Any]:

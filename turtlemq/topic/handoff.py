@@ -15,6 +15,7 @@ from turtlemq.errors import DiskFull
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import SEQ_COUNTER_BITS, Due
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import gather
 from turtlemq.segment.ids import hash_ids
 from turtlemq.storage.ballast import Ballast
 from turtlemq.topic.stores import Stores
@@ -56,7 +57,7 @@ class Handoff:
         known = self._stores.broker.ready.find_many(texts, hash_ids(due.raw, begin, sizes))
         keep = np.array([i for i in range(len(due)) if i not in known or heads["flags"][i] & f.META], np.int64)
         lengths = heads["len"][keep].astype(np.int64)
-        raw = bytes(f.gather(due.raw, due.starts[keep], lengths))
+        raw = bytes(gather(due.raw, due.starts[keep], lengths))
         return replace(due, raw=raw, starts=np.cumsum(lengths) - lengths, due_ms=due.due_ms[keep], seq=due.seq[keep], hashes=None)
 
     def _note_lateness(self, due: Due, now_ms: int) -> None:

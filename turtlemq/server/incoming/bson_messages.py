@@ -24,6 +24,7 @@ from turtlemq.errors import InvalidMessage, TooLarge
 from turtlemq.message_fields import FIELDS, Kind
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import gather, values, windows
 from turtlemq.server.errors import InvalidBson
 from turtlemq.server.incoming.columns import PRIORITIES, Columns, CommonFields, columns_of, extend, in_order, refusal
 
@@ -167,9 +168,9 @@ class _Walk:
         at = self.at
         begin = at + _FIXED_BYTES[kind]
         if kind == _TEXT:  # unsigned: a size that is too small becomes a huge one
-            sizes = (_windows(self.data, "<u4")[at] - np.uint32(1)).astype(np.int64)
+            sizes = (values(self.data, "<u4")[at] - np.uint32(1)).astype(np.int64)
         elif kind == _BINARY:  # three bytes of the name, the size, the subtype: any but 0 makes the number huge
-            sizes = (_windows(self.data, "<u8")[at - 3] >> np.uint64(24)).astype(np.int64)
+            sizes = (values(self.data, "<u8")[at - 3] >> np.uint64(24)).astype(np.int64)
         else:
             self.spans.append((at, begin))
             self.at, self.before = begin, b""
@@ -181,7 +182,7 @@ class _Walk:
 
     def expect(self, mark: bytes) -> None:
         """Walk over these bytes; documents without them are dropped."""
-        there = _windows(self.data, f"V{len(mark)}")[self.at].tobytes()
+        there = windows(self.data, len(mark))[self.at].tobytes()
         if there != mark * len(self.at):
             rows = np.frombuffer(there, np.uint8).reshape(len(self.at), len(mark))
             self.only((rows == np.frombuffer(mark, np.uint8)).all(axis=1))
@@ -191,12 +192,6 @@ class _Walk:
         """Drop documents that do not end here."""
         self.expect(self.before + b"\0")
         self.only(self.at == self.ends + 1)
-
-
-def _windows(data: bytes, kind: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """A view of the data with a value of this type beginning at each byte."""
-    item = np.dtype(kind)
-    return np.ndarray((len(data) - item.itemsize + 1,), item, data, strides=(1,))
 
 
 def _read(data: bytes, starts: I64, ends: I64, layout: Layout) -> tuple[I64, Columns] | None:
@@ -233,21 +228,21 @@ def _values(data: bytes, name: str, kind: int, begin: I64, end: I64) -> Any:
         return [encode_basestring(text).encode() for text in texts] if name == "body" else texts
     if kind == _BINARY:
         return _pieces(data, begin, end)
-    return _windows(data, _NUMBERS[kind])[begin].astype(np.float64 if name in ("delay", "ttr") else np.int64)
+    return values(data, _NUMBERS[kind])[begin].astype(np.float64 if name in ("delay", "ttr") else np.int64)
 
 
 def _pieces(data: bytes, begin: I64, end: I64) -> list[bytes]:
     """The bytes of these spans. 40 ns each if all have the same length, else 90 ns."""
     sizes = end - begin
     if sizes[0] and not np.count_nonzero(sizes != sizes[0]):
-        pieces: list[bytes] = _windows(data, f"V{sizes[0]}")[begin].tolist()
+        pieces: list[bytes] = windows(data, int(sizes[0]))[begin].tolist()
         return pieces
     return [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
 
 def _texts(data: bytes, begin: I64, end: I64) -> list[str]:
     """The texts of these spans. A NUL follows each, so all are decoded at once, unless a text contains one."""
-    texts = f.gather(data, begin, end + 1 - begin).decode()[:-1].split("\0")
+    texts = gather(data, begin, end + 1 - begin).decode()[:-1].split("\0")
     return texts if len(texts) == len(begin) else [data[a:b].decode() for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
 

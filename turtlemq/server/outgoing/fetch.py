@@ -18,8 +18,9 @@ from turtlemq.broker.delivery import Piece
 from turtlemq.broker.results import Reserved
 from turtlemq.model import I64, SEQ_COUNTER_BITS, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import Buffer, windows
 from turtlemq.server.outgoing import messages
-from turtlemq.server.outgoing.spans import Buffer, Spans, base64_of, choice, join, listed, numbers, rows_of, spans_of, windows
+from turtlemq.server.outgoing.spans import Spans, base64_of, choice, join, listed, numbers, rows_of, spans_of
 
 _encode = msgspec.json.Encoder().encode
 

@@ -14,10 +14,10 @@ import msgspec
 from aiohttp import web
 
 from turtlemq.errors import TurtleError
+from turtlemq.segment.buffers import Buffer
 from turtlemq.server.aiohttp_internals import http_date
 from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
-from turtlemq.server.outgoing.spans import Buffer
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
 encode = msgspec.json.Encoder().encode

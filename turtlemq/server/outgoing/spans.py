@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.model import I64, U8
-
-Buffer = bytes | bytearray | memoryview
+from turtlemq.segment.buffers import Buffer, windows
 
 
 @dataclass(slots=True)
@@ -33,11 +31,6 @@ def spans_of(buffer: Buffer, at: I64, sizes: I64) -> Spans:
     """Pieces of one buffer. Requires: at least one message."""
     first = int(sizes[0])
     return Spans(buffer, at, first if (sizes == first).all() else sizes)
-
-
-def windows(buffer: Buffer, width: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """All stretches of `width` bytes of a buffer, one beginning at each byte, as items that numpy copies whole."""
-    return np.ndarray((len(buffer) - width + 1,), f"V{width}", buffer, strides=(1,))
 
 
 def rows_of(matrix: U8) -> Spans:
