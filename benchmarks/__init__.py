@@ -1,4 +1,5 @@
-"""Benchmarks of TurtleMQ: `python -m benchmarks --help`. What is measured and how to read it: docs/PERFORMANCE.md.
+"""Benchmarks of TurtleMQ: `python -m benchmarks --help`. The figures and their meaning: docs/PERFORMANCE.md.
 
-One file a family; each measures in processes of its own, so that figures do not colour each other. Nothing is asserted here.
+One file for each family of figures. Each measurement runs in its own process, so that figures do not influence each other. No
+figure is asserted. Words are explained in docs/GLOSSARY.md.
 """

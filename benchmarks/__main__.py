@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run benchmarks and show what they found."""
+"""`python -m benchmarks`: the command line that runs benchmarks and shows their figures."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import child, contest, machine, report
+from benchmarks import child, comparison, machine, report
 from benchmarks.catalogue import ALL, LONG
-from benchmarks.model import FULL, QUICK, TINY, Size, number
+from benchmarks.model import FULL, QUICK, TINY, Size, format_number
 from benchmarks.run import Benchmark, Run
 from benchmarks.state import States
 
@@ -34,7 +34,7 @@ SIZES = {size.name: size for size in (FULL, QUICK, TINY)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Parse the command line and run. Returns the exit code."""
     options = _parser().parse_args(arguments)
     console = Console(stderr=True)
     if options.list:
@@ -46,18 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     size = QUICK if options.quick else SIZES[options.size]
     versus, chosen = _choose(options.names, size)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # so that the data folder is removed then as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # an exception, so that the data folder is removed
     try:
         with scratch(size.disk_bytes) as folder:
-            found = measure(chosen, size, folder, console, versus=versus, minutes=options.minutes)
+            results = measure(chosen, size, folder, console, versus=versus, minutes=options.minutes)
     except KeyboardInterrupt:
         print("Stopped. The data is removed.", file=sys.stderr)
         return 130
-    report.show(found, Console(width=None if sys.stdout.isatty() else 180))
-    path = report.keep(found, options.results)
+    report.show(results, Console(width=None if sys.stdout.isatty() else 180))
+    path = report.save(results, options.results)
     print(f"Kept as {os.path.relpath(path)}.")
     if size is FULL and not options.names:
-        report.write(found)
+        report.write(results)
         print(f"Written: {os.path.relpath(report.RESULTS)}.")
     return 0
 
@@ -73,33 +73,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say what there is, with its goals, and stop")
     parser.add_argument("--quick", action="store_true", help=f"the same shape with {QUICK.sleepers:,} sleepers")
     parser.add_argument("--size", choices=SIZES, default=FULL.name, help=f"full: {FULL.sleepers:,} sleepers (default)")
-    parser.add_argument("--results", type=Path, default=report.KEPT, metavar="DIR", help="where JSON is kept")
+    parser.add_argument("--results", type=Path, default=report.RESULTS_FOLDER, metavar="DIR", help="where JSON is kept")
     parser.add_argument("--minutes", type=float, default=36, help="begin no benchmark of the engine after so many (default 36)")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write RESULTS.md from a run that was kept, and stop")
     return parser
 
 
 def _list(console: Console) -> None:
-    console.print(f"[bold]{contest.NAME}[/]: {contest.ABOUT}", highlight=False)
+    console.print(f"[bold]{comparison.NAME}[/]: {comparison.ABOUT}", highlight=False)
     for benchmark in ALL:
         console.print(f"[bold]{benchmark.name}[/]: {benchmark.about}", highlight=False)
         for name, goal in benchmark.goals.items():
-            console.print(f"    {name}: {goal.sign} {number(goal.value)}", highlight=False)
+            console.print(f"    {name}: {goal.sign} {format_number(goal.value)}", highlight=False)
 
 
 def _choose(names: Sequence[str], size: Size) -> tuple[bool, list[Benchmark]]:
-    """Is it side by side, and which benchmarks of the engine."""
-    known = [contest.NAME, *(benchmark.name for benchmark in ALL)]
+    """Whether to compare with the peers, and the chosen benchmarks of the engine."""
+    known = [comparison.NAME, *(benchmark.name for benchmark in ALL)]
     unknown = sorted(set(names) - set(known))
     if unknown:
         sys.exit(f"There is no benchmark {unknown[0]!r}; there are: {', '.join(known)}.")
     wanted = names or [name for name in known if name not in LONG or size is not FULL]
-    return contest.NAME in wanted, [benchmark for benchmark in ALL if benchmark.name in wanted]
+    return comparison.NAME in wanted, [benchmark for benchmark in ALL if benchmark.name in wanted]
 
 
 @contextmanager
 def scratch(needed_bytes: int) -> Iterator[Path]:
-    """A temporary folder on the disk under test, with enough room on it; removed whatever happens."""
+    """A temporary folder on the disk under test, with enough room; always removed at the end."""
     given = os.environ.get(FOLDER_VARIABLE)
     parent = Path(given) if given else child.ROOT / "benchmarks" / "results"
     parent.mkdir(parents=True, exist_ok=True)
@@ -119,33 +119,33 @@ def scratch(needed_bytes: int) -> Iterator[Path]:
 def measure(
     chosen: Sequence[Benchmark], size: Size, folder: Path, console: Console, *, versus: bool = False, minutes: float = 36
 ) -> report.Report:
-    """Side by side first, then benchmarks one after the other, with progress; figures are shown as they come."""
+    """Run the comparison with the peers, then the benchmarks one by one, and print each figure at once."""
     began, begin = datetime.now(UTC), time.monotonic()
-    described = machine.describe(folder)
+    description = machine.describe(folder)
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True)
     with bar:
         progress = _progress(bar)
         progress("measuring the machine")
         limits = machine.measure(folder, size.limit_bytes)
         run = Run(size, limits, States(size, _folders(folder), progress), _folders(folder), progress)
-        found = report.Report(began, size, described, limits, [], 0.0)
+        results = report.Report(began, size, description, limits, [], 0.0)
         if versus:
             say = partial(console.print, highlight=False)
-            held = contest.hold(size.name, folder, progress, say, contest.everybody())
-            found = replace(found, contest=held)
+            compared = comparison.compare(size.name, folder, progress, say, comparison.all_queue_infos())
+            results = replace(results, comparison=compared)
         for benchmark in chosen:
             if time.monotonic() - begin > 60 * minutes:
-                found.skipped.append(benchmark.name)
+                results.skipped.append(benchmark.name)
                 continue
             for figure in benchmark.run(run):
-                found.figures.append((benchmark.name, figure))
+                results.figures.append((benchmark.name, figure))
                 _, name, value, goal, met, *_ = report.cells(benchmark.name, figure)
                 console.print(f"{benchmark.name}: {name}: {value}" + (f" (goal {goal}: {met})" if goal else ""), highlight=False)
             _clear(folder)
-    return replace(found, seconds=time.monotonic() - begin)
+    return replace(results, seconds=time.monotonic() - begin)
 
 
-_STATES = ("own", "server")
+_STATES = ("own", "server")  # folders of the big states, which several benchmarks share
 
 
 def _folders(parent: Path) -> Callable[[str], str]:
@@ -156,14 +156,14 @@ def _folders(parent: Path) -> Callable[[str], str]:
 
 
 def _clear(folder: Path) -> None:
-    """The data of one benchmark goes before the next begins; the big states stay."""
+    """Remove the data of a benchmark before the next one begins; the big states stay."""
     for path in folder.iterdir():
         if path.is_dir() and path.name not in _STATES:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _progress(bar: Progress) -> Callable[[str], child.Progress]:
-    """One bar that changes its title."""
+    """One progress bar for all work: a title in, a function for shares from 0 to 1 out."""
     task = bar.add_task("", total=1.0)
 
     def title(text: str) -> child.Progress:

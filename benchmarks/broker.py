@@ -1,4 +1,4 @@
-"""From due to done: fetch and acknowledge, ticks over many topics, what a backlog costs in memory, and opening with all of it."""
+"""The Broker: fetch and ack, ticks over many topics, memory of a backlog, opening with a backlog, lateness of bursts."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ _GOALS = {
 def _run(run: Run) -> Iterator[Figure]:
     name = "fetch and acknowledge, batches of 1,000"
     rounds = [
-        run.child(f"{name}, round {i + 1}", consume, folder=run.folder("consume"), size=run.shape) for i in range(run.size.rounds)
+        run.child(f"{name}, round {i + 1}", consume, folder=run.folder("consume"), size=run.size_fields)
+        for i in range(run.size.rounds)
     ]
-    yield of_rounds(name, [found["rate"] for found in rounds], "msg/s", goal=_GOALS[name], note="of CPU time; nothing here waits")
+    yield of_rounds(
+        name, [result["rate"] for result in rounds], "msg/s", goal=_GOALS[name], note="of CPU time; nothing here waits"
+    )
     name = "the same, acknowledged in another order"
-    yield of_rounds(name, [found["shuffled"] for found in rounds], "msg/s")
+    yield of_rounds(name, [result["shuffled"] for result in rounds], "msg/s")
     name = "a tick with nothing due, 1,000 topics"
-    yield Figure(name, 1e6 * run.child(name, idle, folder=run.folder("idle"), size=run.shape), "µs", goal=_GOALS[name])
-    for name, work in (("memory of a ready backlog", ready), ("memory of a backlog in long back-off", asleep)):
-        found = run.child(name, work, folder=run.folder("backlog"), size=run.shape)
+    yield Figure(name, 1e6 * run.child(name, idle, folder=run.folder("idle"), size=run.size_fields), "µs", goal=_GOALS[name])
+    for name, work in (("memory of a ready backlog", ready), ("memory of a backlog in long back-off", long_backoff)):
+        result = run.child(name, work, folder=run.folder("backlog"), size=run.size_fields)
         yield Figure(
-            name, found["bytes"] / 1e6, "MB", goal=_GOALS[name], note=f"{found['count']:,} messages, beyond an empty engine"
+            name, result["bytes"] / 1e6, "MB", goal=_GOALS[name], note=f"{result['count']:,} messages, beyond an empty engine"
         )
     yield from _opening(run)
     yield from _bursts(run)
@@ -52,26 +55,26 @@ def _run(run: Run) -> Iterator[Figure]:
 def _opening(run: Run) -> Iterator[Figure]:
     name = "open with a ready backlog and 100,000 reserved"
     folder = run.folder("opening")
-    count = run.child("a ready backlog, partly reserved", reserved, folder=folder, size=run.shape)
+    count = run.child("a ready backlog, partly reserved", reserve_many, folder=folder, size=run.size_fields)
     rounds = [run.child(name, opening, folder=folder) for _ in range(run.size.rounds)]
     yield of_rounds(name, rounds, "s", goal=_GOALS[name], note=f"{count:,} ready, after kill -9")
 
 
 def _bursts(run: Run) -> Iterator[Figure]:
     name = "lateness that handoff adds to a burst of 1,000"
-    times = run.child(name, small_burst, folder=run.folder("burst"), size=run.shape)
+    times = run.child(name, small_burst, folder=run.folder("burst"), size=run.size_fields)
     note = f"p99 {1e3 * times['p99']:.2f} ms; all fetched after {1e3 * times['fetched']:.2f} ms"
     yield Figure(name, 1e3 * times["p50"], "ms", goal=_GOALS[name], note=note)
     name = "first messages of a burst fetchable after"
-    found = run.child(name, big_burst, folder=run.folder("burst"), size=run.shape)
-    yield Figure(name, 1e3 * found["seconds"], "ms", goal=_GOALS[name], note=f"{found['count']:,} due at one instant")
+    result = run.child(name, big_burst, folder=run.folder("burst"), size=run.size_fields)
+    yield Figure(name, 1e3 * result["seconds"], "ms", goal=_GOALS[name], note=f"{result['count']:,} due at one instant")
 
 
-# What runs in processes of their own
+# Functions that run in child processes
 
 
 def _engine(folder: str) -> Engine:
-    engine = Engine.open(Path(folder), worker=ProcessWorker())  # seals take memory of their own, elsewhere
+    engine = Engine.open(Path(folder), worker=ProcessWorker())  # seals use the memory of another process
     engine.move_group(TOPIC, _GROUP, "earliest", START_MS)
     return engine
 
@@ -81,7 +84,7 @@ def _put(engine: Engine, count: int, batch: int, due_ms: int) -> None:
     index = engine.topic(TOPIC).stores.index
     for first in range(0, count, batch):
         index.append(Batch(bodies, [due_ms] * batch), START_MS, sync=False)
-        child.say(first / count / 2)
+        child.report_progress(first / count / 2)
 
 
 def _fire(engine: Engine, now_ms: int) -> None:
@@ -90,7 +93,7 @@ def _fire(engine: Engine, now_ms: int) -> None:
 
 
 def consume(folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Messages a second of CPU time through fetch and acknowledge: as they came, and shuffled."""
+    """Messages per second of CPU time through fetch and ack: acked in order, and shuffled."""
     shape = Size(**size)
     engine = _engine(folder)
     count = shape.round_batches * shape.batch
@@ -110,18 +113,18 @@ def consume(folder: str, size: dict[str, Any]) -> dict[str, float]:
 
 
 def idle(folder: str, size: dict[str, Any]) -> float:
-    """Seconds of a tick that finds nothing. Fewer topics where everything is small."""
+    """Seconds of a tick with nothing due, over 1,000 topics; fewer in small sizes."""
     engine = Engine.open(Path(folder))
     for n in range(min(1_000, 2 * Size(**size).calls)):
         engine.topic(f"topic-{n}", create=True).stores.index.append(Batch([b"x"], [START_MS + 10**9]), START_MS, sync=False)
-        child.say(n / 1_000)
+        child.report_progress(n / 1_000)
     for _ in range(5):
         engine.tick(START_MS)
     return probe.percentile([probe.seconds(lambda: engine.tick(START_MS)) for _ in range(1_000)], 0.5)
 
 
 def ready(folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Anonymous memory of messages that nobody has fetched."""
+    """Anonymous memory of ready messages that are not fetched."""
     shape = Size(**size)
     engine = _engine(folder)
     before = probe.anonymous_bytes()
@@ -132,8 +135,8 @@ def ready(folder: str, size: dict[str, Any]) -> dict[str, float]:
     return {"bytes": probe.anonymous_bytes() - before, "count": count}
 
 
-def asleep(folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Anonymous memory of messages that have failed and wait for hours."""
+def long_backoff(folder: str, size: dict[str, Any]) -> dict[str, float]:
+    """Anonymous memory of failed messages that wait for hours."""
     shape = Size(**size)
     engine = _engine(folder)
     before = probe.anonymous_bytes()
@@ -144,13 +147,13 @@ def asleep(folder: str, size: dict[str, Any]) -> dict[str, float]:
     while done < count:
         ids = engine.reserve(TOPIC, _GROUP, 10_000, START_MS).ids
         done += engine.ack(TOPIC, _GROUP, [f"-{id_}" for id_ in ids], START_MS, retry_delay_ms=10**8).failed
-        child.say(done / count)
+        child.report_progress(done / count)
     engine.topic(TOPIC).checkpoint()
     return {"bytes": probe.anonymous_bytes() - before, "count": count}
 
 
-def reserved(folder: str, size: dict[str, Any]) -> int:
-    """A backlog of which 100,000 messages are in consumers' hands, left by a killed process."""
+def reserve_many(folder: str, size: dict[str, Any]) -> int:
+    """Make a ready backlog with 100,000 reserved messages, for `opening`. Returns its size."""
     shape = Size(**size)
     engine = _engine(folder)
     count = 10 * shape.burst
@@ -158,13 +161,13 @@ def reserved(folder: str, size: dict[str, Any]) -> int:
     _fire(engine, START_MS)
     for _ in range(min(100_000, count // 2) // shape.batch):
         engine.reserve(TOPIC, _GROUP, shape.batch, START_MS, ttr_ms=10**9)
-    engine.topic(TOPIC).stores.index.sync()  # as what was answered has been
+    engine.topic(TOPIC).stores.index.sync()  # a server has synced all messages that it has answered
     engine.topic(TOPIC).checkpoint()
     return count
 
 
 def opening(folder: str) -> float:
-    """Seconds to open it."""
+    """Seconds to open the folder of `reserve_many` after SIGKILL."""
     begin = time.perf_counter()
     engine = Engine.open(Path(folder))
     taken = time.perf_counter() - begin
@@ -173,7 +176,7 @@ def opening(folder: str) -> float:
 
 
 def small_burst(folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Seconds from the instant that 1,000 messages are due until they can be fetched, and until they are."""
+    """Seconds from the due time of 1,000 messages until they are ready, and until they are fetched."""
     shape = Size(**size)
     engine = _engine(folder)
     bursts = 100
@@ -184,22 +187,22 @@ def small_burst(folder: str, size: dict[str, Any]) -> dict[str, float]:
         begin = time.perf_counter()
         engine.tick(START_MS + 10 * n)
         ready.append(time.perf_counter() - begin)
-        found = len(engine.reserve(TOPIC, _GROUP, shape.batch, START_MS + 10 * n, ttr_ms=10**9))
+        count = len(engine.reserve(TOPIC, _GROUP, shape.batch, START_MS + 10 * n, ttr_ms=10**9))
         fetched.append(time.perf_counter() - begin)
-        assert found == shape.batch, "nobody came late"
+        assert count == shape.batch, "the whole burst is ready"
     return {"p50": probe.percentile(ready, 0.5), "p99": probe.percentile(ready, 0.99), "fetched": probe.percentile(fetched, 0.5)}
 
 
 def big_burst(folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Seconds until a consumer has the first 1,000 of many messages that come due at one instant."""
+    """Seconds until a consumer has the first 1,000 of many messages that are due at one instant."""
     shape = Size(**size)
     engine = _engine(folder)
     _put(engine, shape.burst, shape.batch, START_MS)
     begin = time.perf_counter()
     engine.tick(START_MS)
-    found = len(engine.reserve(TOPIC, _GROUP, shape.batch, START_MS))
+    count = len(engine.reserve(TOPIC, _GROUP, shape.batch, START_MS))
     taken = time.perf_counter() - begin
-    assert found == shape.batch, "they flow"
+    assert count == shape.batch, "the first slice is ready"
     return {"seconds": taken, "count": shape.burst}
 
 

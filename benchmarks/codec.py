@@ -1,4 +1,4 @@
-"""Reading what producers send and writing what consumers get: one core, no HTTP, no files. Beside each, a bound."""
+"""Codecs: decoding produce requests and encoding fetch answers, on one core, without HTTP and files. Each has an upper bound."""
 
 from __future__ import annotations
 
@@ -40,46 +40,46 @@ _STEPS = "longest step of a batch of 100,000 as "
 
 def _run(run: Run) -> Iterator[Figure]:
     for title, work in (("reading batches", reads), ("writing batches", writes)):
-        found = run.child(title, work, folder=run.folder("codec"), size=run.shape)
-        for name, (rounds, size, bare) in found.items():
+        result = run.child(title, work, folder=run.folder("codec"), size=run.size_fields)
+        for name, (rounds, size, bare) in result.items():
             limit, limit_of = bare or (run.limits.copy_bytes_s / size, "memcpy")
             note = f"{size:.0f} B each"
             yield of_rounds(name, rounds, "msg/s", goal=_GOALS.get(name), limit=limit, limit_of=limit_of, note=note)
-    for kind, seconds in run.child("reading in steps", steps, size=run.shape).items():
+    for kind, seconds in run.child("reading in steps", steps, size=run.size_fields).items():
         name = _STEPS + kind
         yield Figure(name, 1e3 * seconds, "ms", goal=_GOALS[name], note="the loop of the server waits that long at most")
 
 
-# What runs in processes of their own
+# Functions that run in child processes
 
 
 def _rates(works: dict[str, Callable[[], object]], shape: Size) -> dict[str, list[float]]:
-    """Messages a second of each, in turns."""
-    found: dict[str, list[float]] = {name: [] for name in works}
+    """Messages per second of each function, measured in turns."""
+    rates: dict[str, list[float]] = {name: [] for name in works}
     calls = max(1, shape.round_batches // 4)
     for number in range(shape.rounds):
         for name, work in works.items():
             begin = time.perf_counter()
             for _ in range(calls):
                 work()
-            found[name].append(calls * shape.batch / (time.perf_counter() - begin))
-        child.say((number + 1) / shape.rounds)
-    return found
+            rates[name].append(calls * shape.batch / (time.perf_counter() - begin))
+        child.report_progress((number + 1) / shape.rounds)
+    return rates
 
 
 def _bodies(count: int, spread: int = 0) -> list[bytes]:
-    """Bytes that no codec likes better than others, all of one length or of many."""
+    """Random bodies, which favour no codec, of one length or with lengths `spread` around it."""
     random = np.random.default_rng(1)
     return [random.bytes(BODY_BYTES - spread + int(random.integers(2 * spread + 1))) for _ in range(count)]
 
 
 def _value(body: bytes) -> dict[str, str]:
-    """A small JSON value of as many bytes."""
+    """A JSON value with as many bytes as the body."""
     return {"order": body.hex()[: len(body) - 12]}
 
 
-def sent(count: int, kind: str, spread: int = 0) -> bytes:
-    """A request of the usual shape: an id of the producer's own, a delay, a body."""
+def request_body(count: int, kind: str, spread: int = 0) -> bytes:
+    """The body of a usual produce request: each message has its own id, a delay and a body."""
     fields = [{"id": f"order-{i:08d}", "delay": 1800.5} for i in range(count)]
     bodies = _bodies(count, spread)
     if kind == BSON:
@@ -100,7 +100,7 @@ def _decoded(data: bytes, kind: str) -> Batch:
 
 
 def reads(folder: str, size: dict[str, Any]) -> dict[str, Any]:
-    """For each way in: rates, bytes of a message, and a rate that no reader here can pass."""
+    """For each format of requests: rates, bytes of a message, and the upper bound of a rate in Python."""
     shape = Size(**size)
     shapes = {
         "BSON in": (BSON, 0),
@@ -108,7 +108,7 @@ def reads(folder: str, size: dict[str, Any]) -> dict[str, Any]:
         "JSON in": (JSON, 0),
         "NDJSON in": (NDJSON, 0),
     }
-    data = {name: sent(shape.batch, *what) for name, what in shapes.items()}
+    data = {name: request_body(shape.batch, *what) for name, what in shapes.items()}
     works: dict[str, Callable[[], object]] = {
         name: lambda data=data[name], kind=kind: _decoded(data, kind)  # type: ignore[misc]
         for name, (kind, _) in shapes.items()
@@ -129,7 +129,7 @@ def reads(folder: str, size: dict[str, Any]) -> dict[str, Any]:
 
 
 def writes(folder: str, size: dict[str, Any]) -> dict[str, Any]:
-    """For each way out: rates and bytes of a message."""
+    """For each format of fetch answers: rates and bytes of a message."""
     shape = Size(**size)
     held = {
         "bytes": _reserved(Path(folder) / "bytes", shape.batch),
@@ -151,7 +151,7 @@ def writes(folder: str, size: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reserved(folder: Path, count: int, spread: int = 0, values: bool = False) -> Reserved:
-    """Messages in a consumer's hands."""
+    """Reserved messages, as a fetch answers them."""
     engine = Engine.open(folder)
     engine.move_group(TOPIC, _GROUP, "earliest", START_MS)
     bodies = _bodies(count, spread)
@@ -159,16 +159,18 @@ def _reserved(folder: Path, count: int, spread: int = 0, values: bool = False) -
     batch.flags = [f.JSON] * count if values else None
     engine.submit(TOPIC, batch, START_MS)
     engine.tick(START_MS)
-    found = engine.reserve(TOPIC, _GROUP, count, START_MS)
-    assert len(found) == count, "all are there"
-    return found
+    messages = engine.reserve(TOPIC, _GROUP, count, START_MS)
+    assert len(messages) == count, "all are reserved"
+    return messages
 
 
 def steps(size: dict[str, Any]) -> dict[str, float]:
-    """The longest step of the biggest batch, in seconds: the median of the rounds."""
+    """Seconds of the longest decoding step of the largest batch: the median of the rounds."""
     shape = Size(**size)
     count = min(BATCH_MESSAGES_MAX, 100 * shape.batch)
-    return {name: float(np.median([_longest(sent(count, kind), kind) for _ in range(shape.rounds)])) for name, kind in _KINDS}
+    return {
+        name: float(np.median([_longest(request_body(count, kind), kind) for _ in range(shape.rounds)])) for name, kind in _KINDS
+    }
 
 
 _KINDS = (("BSON", BSON), ("JSON", JSON))

@@ -1,5 +1,7 @@
-"""Growth: does the rate in fall as sleepers gather, and what do own ids cost? Big and small states take turns with batches of
-server-given and of own ids, so that noise hits all of them alike."""
+"""Growth: the append rate with many sleepers against that with few, and the cost of own ids.
+
+Big and small states take turns with batches of server ids and of own ids, so that noise affects all of them alike.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import child
-from benchmarks.load import Load, Server, rate
+from benchmarks.load import Load, SimulatedServer, append_rate
 from benchmarks.model import Figure, Goal, Size, of_rounds
 from benchmarks.run import Benchmark, Run
 
@@ -23,9 +25,9 @@ _KINDS = {"server ids": False, "own ids": True}
 def _growth(run: Run) -> Iterator[Figure]:
     folders = {f"big, {kind}": run.state(own).folder for kind, own in _KINDS.items()}
     folders |= {f"small, {kind}": run.folder("small") for kind in _KINDS}
-    found = run.child("rate in, big and small in turn", rates, folders=folders, size=run.shape)
+    rates_by_state = run.child("rate in, big and small in turn", rates, folders=folders, size=run.size_fields)
     for kind, own in _KINDS.items():
-        small, big = found[f"small, {kind}"], found[f"big, {kind}"]
+        small, big = rates_by_state[f"small, {kind}"], rates_by_state[f"big, {kind}"]
         state = run.state(own)
         yield of_rounds(f"at {run.size.small:,} sleepers, {kind}", small, "msg/s")
         yield of_rounds(f"at {state.sleepers:,} sleepers, {kind}", big, "msg/s")
@@ -35,7 +37,7 @@ def _growth(run: Run) -> Iterator[Figure]:
         while_sealing = (last.sleepers - middle.sleepers) / last.append_seconds
         yield Figure(f"while segments are sealed beside, {kind}", while_sealing, "msg/s", note="the mean of the whole build")
     name = "own ids cost more than server ids by"
-    more = [1e6 / a - 1e6 / b for a, b in zip(found["big, own ids"], found["big, server ids"], strict=True)]
+    more = [1e6 / a - 1e6 / b for a, b in zip(rates_by_state["big, own ids"], rates_by_state["big, server ids"], strict=True)]
     yield Figure(
         name,
         statistics.median(more),
@@ -46,22 +48,22 @@ def _growth(run: Run) -> Iterator[Figure]:
 
 
 def rates(folders: dict[str, str], size: dict[str, Any]) -> dict[str, list[float]]:
-    """Runs in a process of its own: messages a second of each, turn by turn."""
+    """In a child process: messages per second of each state, in turns."""
     shape = Size(**size)
-    servers = {name: Server(folder, shape.settings) for name, folder in folders.items()}
+    servers = {name: SimulatedServer(folder, shape.settings) for name, folder in folders.items()}
     loads = {name: Load(shape.batch, "own" in name, first=2 * shape.sleepers) for name in folders}
     for name, server in servers.items():
         while name.startswith("small") and server.sleepers < shape.small:
             server.append(loads[name].batch())
-    found: dict[str, list[float]] = {name: [] for name in folders}
+    measured: dict[str, list[float]] = {name: [] for name in folders}
     count = max(1, shape.round_batches // 4) * shape.batch
     rounds = 2 * shape.rounds
     for number in range(rounds):
         for name, server in servers.items():
-            found[name].append(rate(server.append, loads[name].one, count))
+            measured[name].append(append_rate(server.append, loads[name].next_batch, count))
             assert server.index.counters.duplicates == 0, "all of them are new"
-        child.say((number + 1) / rounds)
-    return found
+        child.report_progress((number + 1) / rounds)
+    return measured
 
 
 growth = Benchmark("growth", "rate in at the full count against the rate at a fiftieth of it, batches of 1,000", _GOALS, _growth)

@@ -1,5 +1,7 @@
-"""Over HTTP, one server process and one client process: durable rates in, fetch and acknowledge, lateness under load, and what
-connections that wait cost in memory."""
+"""Figures over HTTP, with one server and one client process.
+
+Durable put rates, fetch and ack, lateness under load, memory of waiting connections and of a steady run.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ import msgspec
 import uvloop
 
 from benchmarks import child, probe
+from benchmarks.http_client import BSON, JSON, Connection, ServerProcess, ids_of, post_request, produce_request, repeat_for
 from benchmarks.load import BODY_BYTES, TOPIC
 from benchmarks.model import Figure, Goal, of_rounds
 from benchmarks.run import Benchmark, Run
-from benchmarks.wire import BSON, JSON, Connection, Server, for_seconds, ids_of, post, produce
 
 _KINDS = {"JSON": JSON, "BSON": BSON}
 _IN = {
@@ -36,49 +38,49 @@ _LOADERS, _CONSUMERS = 4, 2
 
 
 def _in(run: Run) -> Iterator[Figure]:
-    found = run.child("putting over HTTP", putting, folder=run.folder("http"), seconds=_seconds(run, 10), rounds=run.size.rounds)
+    result = run.child("putting over HTTP", putting, folder=run.folder("http"), seconds=_seconds(run, 10), rounds=run.size.rounds)
     for kind in _KINDS:
         name = f"batches of 1,000, {kind}"
-        yield of_rounds(name, found[name], "msg/s", goal=_IN[name], note="durable, 4 connections")
+        yield of_rounds(name, result[name], "msg/s", goal=_IN[name], note="durable, 4 connections")
         name = f"server CPU for a million, {kind}"
-        yield of_rounds(name, found[name], "s", goal=_IN.get(name))
+        yield of_rounds(name, result[name], "s", goal=_IN.get(name))
         name = f"batches of 1,000, {kind}, bodies of 1,000 B"
-        yield of_rounds(name, found[name], "msg/s")
+        yield of_rounds(name, result[name], "msg/s")
     for count in (1, 64):
         name = f"one by one, {count} connections"
-        yield of_rounds(name, found[name], "msg/s", goal=_IN.get(name), note="durable, JSON")
+        yield of_rounds(name, result[name], "msg/s", goal=_IN.get(name), note="durable, JSON")
 
 
 def _seconds(run: Run, full: float) -> float:
-    """How long to measure: less where everything is small."""
+    """Seconds of a measurement: fewer in small sizes."""
     return {"full": full, "quick": full / 4}.get(run.size.name, 0.2)
 
 
 def putting(folder: str, seconds: float, rounds: int) -> dict[str, list[float]]:
-    """Runs in a process of its own: rates in, kinds in turn."""
-    return uvloop.run(_putting(Server(folder), seconds / 5, rounds))
+    """In a child process: put rates, formats in turns."""
+    return uvloop.run(_putting(ServerProcess(folder), seconds / 5, rounds))
 
 
-async def _putting(server: Server, seconds: float, rounds: int) -> dict[str, list[float]]:
+async def _putting(server: ServerProcess, seconds: float, rounds: int) -> dict[str, list[float]]:
     await server.ready()
     connections = [await server.connect() for _ in range(64)]
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
     for number in range(rounds):
         for kind, type_ in _KINDS.items():
             for size, more in ((BODY_BYTES, ""), (1_000, ", bodies of 1,000 B")):
-                request = produce(f"{TOPIC}-{kind}-{size}", type_, 1_000, size, delay=3600)
+                request = produce_request(f"{TOPIC}-{kind}-{size}", type_, 1_000, size, delay=3600)
                 before, begin = server.cpu_seconds(), time.perf_counter()
-                count = 1_000 * len(await for_seconds(connections[:4], request, seconds))
+                count = 1_000 * len(await repeat_for(connections[:4], request, seconds))
                 rate = count / (time.perf_counter() - begin)
-                found.setdefault(f"batches of 1,000, {kind}{more}", []).append(rate)
+                rates.setdefault(f"batches of 1,000, {kind}{more}", []).append(rate)
                 cpu = (server.cpu_seconds() - before) / count * 1e6
-                found.setdefault(f"server CPU for a million, {kind}{more}", []).append(cpu)
+                rates.setdefault(f"server CPU for a million, {kind}{more}", []).append(cpu)
         for some in (1, 64):
-            request, begin = produce(TOPIC, JSON, 1, BODY_BYTES, delay=3600), time.perf_counter()
-            count = len(await for_seconds(connections[:some], request, seconds))
-            found.setdefault(f"one by one, {some} connections", []).append(count / (time.perf_counter() - begin))
-        child.say((number + 1) / rounds)
-    return found
+            request, begin = produce_request(TOPIC, JSON, 1, BODY_BYTES, delay=3600), time.perf_counter()
+            count = len(await repeat_for(connections[:some], request, seconds))
+            rates.setdefault(f"one by one, {some} connections", []).append(count / (time.perf_counter() - begin))
+        child.report_progress((number + 1) / rounds)
+    return rates
 
 
 # Out
@@ -86,41 +88,41 @@ async def _putting(server: Server, seconds: float, rounds: int) -> dict[str, lis
 
 def _out(run: Run) -> Iterator[Figure]:
     count = run.size.round_batches * run.size.batch
-    found = run.child("fetching over HTTP", draining, folder=run.folder("http"), count=count, rounds=run.size.rounds)
-    for name, rates in found.items():
+    result = run.child("fetching over HTTP", draining, folder=run.folder("http"), count=count, rounds=run.size.rounds)
+    for name, rates in result.items():
         yield of_rounds(name, rates, "msg/s", goal=_OUT[name], note="4 connections, batches of 1,000")
 
 
 def draining(folder: str, count: int, rounds: int) -> dict[str, list[float]]:
-    """Runs in a process of its own: what is due is fetched and acknowledged."""
-    return uvloop.run(_draining(Server(folder), count, rounds))
+    """In a child process: due messages are fetched and acked."""
+    return uvloop.run(_draining(ServerProcess(folder), count, rounds))
 
 
-async def _draining(server: Server, count: int, rounds: int) -> dict[str, list[float]]:
+async def _draining(server: ServerProcess, count: int, rounds: int) -> dict[str, list[float]]:
     await server.ready()
     connections = [await server.connect() for _ in range(4)]
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
     for number in range(rounds):
         for kind, type_ in _KINDS.items():
             topic = f"{TOPIC}-{kind}-{number}"
             batch = min(1_000, count)
-            request = produce(topic, type_, batch, BODY_BYTES)
+            request = produce_request(topic, type_, batch, BODY_BYTES)
             for _ in range(count // batch):
-                await connections[0].good(request)
-            await asyncio.sleep(0.5)  # handed off
+                await connections[0].call_ok(request)
+            await asyncio.sleep(0.5)  # until they are handed off
             begin = time.perf_counter()
             done = sum(await asyncio.gather(*(_drain(connection, topic, type_) for connection in connections)))
-            found.setdefault(f"fetch and acknowledge, {kind}", []).append(done / (time.perf_counter() - begin))
+            rates.setdefault(f"fetch and acknowledge, {kind}", []).append(done / (time.perf_counter() - begin))
             assert done == count // batch * batch, "each came once"
-        child.say((number + 1) / rounds)
-    return found
+        child.report_progress((number + 1) / rounds)
+    return rates
 
 
 async def _drain(connection: Connection, topic: str, kind: str) -> int:
     done = 0
-    request = post(f"/v1/topics/{topic}/fetch", b'{"max":1000}', accept=kind)
-    while ids := ids_of(await connection.good(request), kind):
-        await connection.good(post(f"/v1/topics/{topic}/ack", msgspec.json.encode(ids)))
+    request = post_request(f"/v1/topics/{topic}/fetch", b'{"max":1000}', accept=kind)
+    while ids := ids_of(await connection.call_ok(request), kind):
+        await connection.call_ok(post_request(f"/v1/topics/{topic}/ack", msgspec.json.encode(ids)))
         done += len(ids)
     return done
 
@@ -130,19 +132,21 @@ async def _drain(connection: Connection, topic: str, kind: str) -> int:
 
 def _late(run: Run) -> Iterator[Figure]:
     for beside, load in _LOADS.items():
-        found = run.child(f"lateness, {beside}", lateness, folder=run.folder("http"), seconds=_seconds(run, 20), load=load)
-        note = f"{found['count']:,.0f} due at {_DUE_S:,}/s while {found['load']:,.0f}/s come in; the latest {found['max']:.1f} ms"
+        result = run.child(f"lateness, {beside}", lateness, folder=run.folder("http"), seconds=_seconds(run, 20), load=load)
+        note = (
+            f"{result['count']:,.0f} due at {_DUE_S:,}/s while {result['load']:,.0f}/s come in; the latest {result['max']:.1f} ms"
+        )
         for name in _SHARES:
             named = f"{beside}, {name}"
-            yield Figure(named, found[name], "ms", goal=_LATE[named], note=note if name == "p50" else "")
+            yield Figure(named, result[name], "ms", goal=_LATE[named], note=note if name == "p50" else "")
 
 
 def lateness(folder: str, seconds: float, load: int) -> dict[str, float]:
-    """Runs in a process of its own: milliseconds from due to received, while so many a second come in that sleep on."""
-    return uvloop.run(_lateness(Server(folder), seconds, load))
+    """In a child process: milliseconds from due to received, beside `load` messages per second that stay asleep."""
+    return uvloop.run(_lateness(ServerProcess(folder), seconds, load))
 
 
-async def _lateness(server: Server, seconds: float, load_s: int) -> dict[str, float]:
+async def _lateness(server: ServerProcess, seconds: float, load_s: int) -> dict[str, float]:
     await server.ready()
     stop = asyncio.Event()
     late: list[float] = []
@@ -150,7 +154,7 @@ async def _lateness(server: Server, seconds: float, load_s: int) -> dict[str, fl
     begin = time.monotonic()
     end = begin + seconds
     timed = asyncio.create_task(_every(0.01, end, await server.connect(), lambda: _soon(_DUE_S // 100)))
-    load = produce("load", JSON, 1_000, BODY_BYTES, delay=86_400)
+    load = produce_request("load", JSON, 1_000, BODY_BYTES, delay=86_400)
     loads = []
     for n in range(_LOADERS if load_s else 0):
         interval = 1_000 * _LOADERS / load_s
@@ -170,19 +174,19 @@ async def _lateness(server: Server, seconds: float, load_s: int) -> dict[str, fl
 
 
 def _soon(count: int) -> bytes:
-    """Messages due one after the other, a second from now."""
+    """A request with messages that are due one after the other, a second from now."""
     now = time.time_ns() // 1_000_000
     messages = [{"body": "x" * (BODY_BYTES - 2), "due_ms": now + 1_000 + 10 * n // count} for n in range(count)]
-    return post("/v1/topics/timed/messages", msgspec.json.encode({"messages": messages}))
+    return post_request("/v1/topics/timed/messages", msgspec.json.encode({"messages": messages}))
 
 
 async def _every(interval: float, end: float, connection: Connection, request: Any, offset: float = 0) -> int:
-    """A request at each beat, late ones at once. How many there were."""
-    beat, count = time.monotonic() + offset, 0
-    while beat < end:
-        await asyncio.sleep(max(0.0, beat - time.monotonic()))
-        await connection.good(request())
-        beat, count = beat + interval, count + 1
+    """Send a request every `interval` seconds, a late one at once. Returns their number."""
+    at, count = time.monotonic() + offset, 0
+    while at < end:
+        await asyncio.sleep(max(0.0, at - time.monotonic()))
+        await connection.call_ok(request())
+        at, count = at + interval, count + 1
     return count
 
 
@@ -196,15 +200,17 @@ class _Dues(msgspec.Struct):
 
 
 async def _watch(connection: Connection, late: list[float], stop: asyncio.Event) -> None:
-    fetch = post("/v1/topics/timed/fetch", b'{"max":1000,"wait":0.5}')
+    fetch = post_request("/v1/topics/timed/fetch", b'{"max":1000,"wait":0.5}')
     decoder = msgspec.json.Decoder(_Dues)
     while not stop.is_set():
-        data = await connection.good(fetch)
+        data = await connection.call_ok(fetch)
         now = time.time_ns() / 1e6
-        found = decoder.decode(data).messages
-        late += [now - message.due_ms for message in found]
-        if found:
-            await connection.good(post("/v1/topics/timed/ack", msgspec.json.encode([message.id for message in found])))
+        messages = decoder.decode(data).messages
+        late += [now - message.due_ms for message in messages]
+        if messages:
+            await connection.call_ok(
+                post_request("/v1/topics/timed/ack", msgspec.json.encode([message.id for message in messages]))
+            )
 
 
 # Memory
@@ -213,58 +219,58 @@ async def _watch(connection: Connection, late: list[float], stop: asyncio.Event)
 def _hold(run: Run) -> Iterator[Figure]:
     count = {"full": 10_000, "quick": 10_000}.get(run.size.name, 20)
     name = "10,000 long polls that wait"
-    found = run.child(name, holding, folder=run.folder("http"), count=count)
-    yield Figure(name, found["bytes"] / 1e6, "MB", goal=_HOLD[name], note=f"{count:,} polls, the whole process")
+    result = run.child(name, holding, folder=run.folder("http"), count=count)
+    yield Figure(name, result["bytes"] / 1e6, "MB", goal=_HOLD[name], note=f"{count:,} polls, the whole process")
     name = "growth over the second half of a steady run"
     seconds = {"full": 600.0, "quick": 20.0}.get(run.size.name, 0.5)
-    found = run.child(name, steady, folder=run.folder("http"), seconds=seconds)
-    note = f"{found['count']:,.0f} messages in and out in {seconds:,.0f} s; at the end {found['end'] / 1e6:,.0f} MB"
-    yield Figure(name, (found["end"] - found["half"]) / 1e6, "MB", goal=_HOLD[name], note=note)
+    result = run.child(name, steady, folder=run.folder("http"), seconds=seconds)
+    note = f"{result['count']:,.0f} messages in and out in {seconds:,.0f} s; at the end {result['end'] / 1e6:,.0f} MB"
+    yield Figure(name, (result["end"] - result["half"]) / 1e6, "MB", goal=_HOLD[name], note=note)
 
 
 def holding(folder: str, count: int) -> dict[str, float]:
-    """Runs in a process of its own: anonymous memory of a server on which so many wait."""
-    return uvloop.run(_holding(Server(folder), count))
+    """In a child process: anonymous memory of a server with `count` long polls."""
+    return uvloop.run(_holding(ServerProcess(folder), count))
 
 
-async def _holding(server: Server, count: int) -> dict[str, float]:
+async def _holding(server: ServerProcess, count: int) -> dict[str, float]:
     await server.ready()
-    poll = post("/v1/topics/quiet/fetch", b'{"max":1,"wait":60}')
+    poll = post_request("/v1/topics/quiet/fetch", b'{"max":1,"wait":60}')
     polls = []
     for n in range(count):
-        polls.append(asyncio.create_task((await server.connect()).good(poll)))
+        polls.append(asyncio.create_task((await server.connect()).call_ok(poll)))
         if n % 500 == 0:
             await asyncio.sleep(0.05)
-            child.say(n / count)
+            child.report_progress(n / count)
     await asyncio.sleep(1)
     assert not any(task.done() for task in polls), "all of them wait"
     taken = server.anonymous_bytes()
-    await (await server.connect()).good(produce("quiet", JSON, min(count, 5_000), 10))
+    await (await server.connect()).call_ok(produce_request("quiet", JSON, min(count, 5_000), 10))
     done, _ = await asyncio.wait(polls, timeout=20, return_when=asyncio.FIRST_COMPLETED)
     assert done, "they are woken"
     return {"bytes": taken}
 
 
 def steady(folder: str, seconds: float) -> dict[str, float]:
-    """Runs in a process of its own: messages come in, become due and are acknowledged, at a steady rate."""
-    return uvloop.run(_steady(Server(folder), seconds))
+    """In a child process: messages are put, come due and are acked at a steady rate."""
+    return uvloop.run(_steady(ServerProcess(folder), seconds))
 
 
-async def _steady(server: Server, seconds: float) -> dict[str, float]:
+async def _steady(server: ServerProcess, seconds: float) -> dict[str, float]:
     await server.ready()
     end = time.monotonic() + seconds
-    request = produce("steady", JSON, 500, BODY_BYTES, delay=1)
+    request = produce_request("steady", JSON, 500, BODY_BYTES, delay=1)
     sending = asyncio.create_task(_every(0.02, end, await server.connect(), lambda: request))
     connection, half, count = await server.connect(), 0, 0
-    fetch = post("/v1/topics/steady/fetch", b'{"max":1000,"wait":0.2}')
+    fetch = post_request("/v1/topics/steady/fetch", b'{"max":1000,"wait":0.2}')
     while not sending.done():
-        ids = ids_of(await connection.good(fetch), JSON)
+        ids = ids_of(await connection.call_ok(fetch), JSON)
         if ids:
-            await connection.good(post("/v1/topics/steady/ack", msgspec.json.encode(ids)))
+            await connection.call_ok(post_request("/v1/topics/steady/ack", msgspec.json.encode(ids)))
         count += len(ids)
         if not half and time.monotonic() > end - seconds / 2:
             half = server.anonymous_bytes()
-        child.say(1 - max(0.0, end - time.monotonic()) / seconds)
+        child.report_progress(1 - max(0.0, end - time.monotonic()) / seconds)
     await sending
     return {"half": half, "end": server.anonymous_bytes(), "count": count}
 

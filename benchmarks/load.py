@@ -1,7 +1,7 @@
-"""The work: what producers send, and an engine driven the way a server drives it.
+"""The load of the engine benchmarks: batches of messages, and an engine that is driven as the server drives it.
 
-Bodies of 100 random bytes; due times at random over one day, which begins a day after the start, so that nothing comes due
-before a benchmark wants it. Time is simulated: a millisecond a batch.
+Bodies of 100 random bytes; due times at random over one day, which begins a day after the start, so that no message comes due
+before a benchmark wants it. Time is simulated: each batch takes a millisecond.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ DUE_FROM_MS = START_MS + 86_400_000
 DUE_TO_MS = DUE_FROM_MS + 86_400_000
 BODY_BYTES = 100
 TOPIC = "bench"
-_SETTLE_SECONDS_MAX = 900
+_SEAL_S_MAX = 900
 
 
 def own_id(number: int) -> str:
-    """The producer's own id of its n-th message."""
+    """The own id of the n-th message of the producer."""
     return f"order-{number:012d}"
 
 
 class Load:
-    """Batches of messages, the same ones in every run."""
+    """A generator of batches, the same ones in every run."""
 
     def __init__(self, batch: int, own: bool = False, first: int = 0, due_to_ms: int = DUE_TO_MS) -> None:
-        self.size, self.own, self.next, self._due_to_ms = batch, own, first, due_to_ms
-        self._chance = np.random.default_rng(first)
-        self._bodies = [self._chance.bytes(BODY_BYTES) for _ in range(batch)]
+        self.size, self.own_ids, self.next_number, self._due_to_ms = batch, own, first, due_to_ms
+        self._random = np.random.default_rng(first)
+        self._bodies = [self._random.bytes(BODY_BYTES) for _ in range(batch)]
 
     def batch(self, *, arrays: bool = False) -> Batch:
-        """The next messages. Columns are lists, as they come out of JSON, or arrays."""
-        dues = self._chance.integers(DUE_FROM_MS, self._due_to_ms, self.size)
-        ids = [own_id(n) for n in range(self.next, self.next + self.size)] if self.own else None
-        self.next += self.size
+        """The next batch. Its columns are lists, as JSON decodes them, or arrays."""
+        dues = self._random.integers(DUE_FROM_MS, self._due_to_ms, self.size)
+        ids = [own_id(n) for n in range(self.next_number, self.next_number + self.size)] if self.own_ids else None
+        self.next_number += self.size
         return Batch(self._bodies, dues if arrays else dues.tolist(), ids)
 
-    def one(self) -> list[Batch]:
-        """The next batch, for `rate`."""
+    def next_batch(self) -> list[Batch]:
+        """The next batch in a list, for `append_rate`."""
         return [self.batch()]
 
     def singles(self, count: int) -> list[Batch]:
-        """The next messages, each on its own."""
-        dues = self._chance.integers(DUE_FROM_MS, self._due_to_ms, count).tolist()
-        ids = [own_id(n) for n in range(self.next, self.next + count)] if self.own else [None] * count
-        self.next += count
+        """The next messages, each in its own batch."""
+        dues = self._random.integers(DUE_FROM_MS, self._due_to_ms, count).tolist()
+        ids = [own_id(n) for n in range(self.next_number, self.next_number + count)] if self.own_ids else [None] * count
+        self.next_number += count
         bodies = self._bodies
         return [
             Batch([bodies[i % self.size]], [due], None if id_ is None else [id_])
@@ -64,9 +64,12 @@ class Load:
         ]
 
 
-def rate(append: Callable[[Batch], object], make: Callable[[], list[Batch]], count: int) -> float:
-    """Messages a second that `append` takes, over `count` messages or more. `make` gives some at a time, shortly before they are
-    appended, so that they are as warm in the caches of the processor as what a server has just decoded; it is not counted."""
+def append_rate(append: Callable[[Batch], object], make: Callable[[], list[Batch]], count: int) -> float:
+    """Messages per second through `append`, over `count` messages or more.
+
+    `make` is not counted. It makes some batches at a time, shortly before their appends, so that they are in the caches of the
+    processor, like messages that a server has just decoded.
+    """
     taken, done = 0.0, 0
     while done < count:
         work = make()
@@ -78,8 +81,8 @@ def rate(append: Callable[[Batch], object], make: Callable[[], list[Batch]], cou
     return done / taken
 
 
-class Server:
-    """An engine with one topic and its clock. With `worker`, seals run in another process while appends go on."""
+class SimulatedServer:
+    """An engine with one topic and a simulated clock. With `worker`, seals run in another process beside the appends."""
 
     def __init__(self, folder: str | Path, settings: Settings | None = None, *, worker: bool = False) -> None:
         process: Worker | None = ProcessWorker() if worker else None
@@ -90,7 +93,7 @@ class Server:
         self.worker_peak_bytes = 0
 
     def append(self, batch: Batch) -> Receipt:
-        """Store a batch without a sync, a millisecond later than the one before."""
+        """Store a batch without a sync; the clock advances a millisecond."""
         self.now_ms += 1
         receipt = self.topic.stage(batch, self.now_ms)
         self.index.commit(sync=False)
@@ -102,7 +105,7 @@ class Server:
         return self.engine.submit(TOPIC, batch, self.now_ms)
 
     def tick(self) -> None:
-        """What a server does between requests: look at the clock, keep house when it is time."""
+        """Run the work of a server between requests: due messages and maintenance."""
         self.topic.tick(self.now_ms)
         for process in multiprocessing.active_children():
             try:
@@ -110,9 +113,9 @@ class Server:
             except (OSError, LookupError):  # it has just ended
                 continue
 
-    def settle(self) -> None:
-        """Idle until every segment that takes no more writes is sealed."""
-        until = time.monotonic() + _SETTLE_SECONDS_MAX
+    def wait_until_sealed(self) -> None:
+        """Wait until all segments but the active one are sealed."""
+        until = time.monotonic() + _SEAL_S_MAX
         while self.unsealed:
             if time.monotonic() > until or self.topic.unsealable:
                 raise RuntimeError(f"segments are not getting sealed: {self.unsealed}, {self.topic.unsealable}")
@@ -130,7 +133,7 @@ class Server:
         return [segment.base for segment in segments.by_base.values() if not segment.sealed and segment is not segments.active]
 
     def fire(self) -> int:
-        """Hand off a slice of everything that is due now. Returns how many messages that was."""
+        """Hand off a slice of the due messages. Returns their number."""
         before = self.index.counters.handed_off
         self.engine.tick(self.now_ms)
         return self.index.counters.handed_off - before

@@ -1,6 +1,6 @@
-"""What the machine's loopback gives to two Python processes: bytes a second through a bare socket, and empty POSTs a second.
+"""Limits of the loopback between two Python processes: bytes per second through a socket, and empty POSTs per second.
 
-`python -m benchmarks.loopback` is the other side: a sink for bytes and an aiohttp server that does nothing, on free ports.
+`python -m benchmarks.loopback` is the other process: a sink for bytes and an empty aiohttp server, on free ports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 
 
 def measure(size: int, posts: int = 2_000) -> tuple[float, float]:
-    """Bytes a second for `size` bytes, and POSTs a second on one connection: medians of three."""
+    """Bytes per second for `size` bytes, and POSTs per second on one connection: medians of three."""
     command = [sys.executable, "-m", "benchmarks.loopback"]
     other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -38,7 +38,7 @@ def measure(size: int, posts: int = 2_000) -> tuple[float, float]:
 
 
 def _pour(port: int, size: int) -> float:
-    """Send, and wait until the other side says that it has everything."""
+    """Seconds to send `size` bytes, until the other process confirms them."""
     block = bytes(_BLOCK)
     with socket.create_connection((_HOST, port)) as connection:
         begin = time.perf_counter()
@@ -55,7 +55,7 @@ def _call(port: int, count: int) -> float:
         begin = time.perf_counter()
         for _ in range(count):
             connection.sendall(_POST)
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200"), "an empty answer fits into one piece"
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200"), "an empty answer arrives in one read"
         return time.perf_counter() - begin
 
 

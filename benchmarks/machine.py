@@ -1,4 +1,4 @@
-"""The machine: what it is, and how fast it does the things that TurtleMQ cannot do without. Measured in the same run."""
+"""The machine: its description, and its limits, measured in the same run: disk, memory copies, checksums, loopback, Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DOCUMENT_BYTES = 187  # of a body of 100 B
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes a second, calls a second, seconds."""
+    """The limits of the machine, in bytes per second, calls per second and seconds."""
 
     write_bytes_s: float  # sequential, synced at the end
     read_bytes_s: float  # sequential, from the disk
@@ -35,7 +35,7 @@ class Limits:
     posts_s: float  # empty POSTs to an aiohttp server that does nothing, one bare connection
 
     def rows(self) -> list[tuple[str, str]]:
-        """For people."""
+        """The rows of a table: name and value."""
         return [
             ("sequential write with fsync", f"{self.write_bytes_s / 1e6:,.0f} MB/s"),
             ("sequential read, cold", f"{self.read_bytes_s / 1e6:,.0f} MB/s"),
@@ -51,7 +51,7 @@ class Limits:
 
 
 def measure(folder: Path, size: int) -> Limits:
-    """All limits, with files of `size` bytes in `folder`. Medians of three, about ten seconds at 512 MiB."""
+    """Measure all limits, with files of `size` bytes in `folder`. Medians of three; ten seconds at 512 MiB."""
     path = folder / "limit"
     writes, reads = [], []
     for _ in range(3):
@@ -123,7 +123,7 @@ def _pwrites(path: Path, data: bytes, count: int) -> None:
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """What a reader needs to know to compare figures."""
+    """Facts about the machine that matter when figures are compared."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores",

@@ -1,4 +1,4 @@
-"""What a sleeping message costs while nothing happens: memory and disk. Both are read off while the big states are built."""
+"""Memory and disk of sleeping messages, read while the big states are built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes out of a benchmark and how much goes in: goals, figures and sizes. Pure.
+"""Types of the benchmarks: goals, figures and sizes. Pure.
 
 A figure carries its unit; functions that measure return seconds and bytes unless their names say otherwise.
 """
@@ -16,13 +16,13 @@ from turtlemq.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure must reach."""
+    """The bound that a figure must reach."""
 
     sign: Literal["≥", "≤"]
     value: float
 
     def met(self, value: float) -> bool:
-        """Is it reached?
+        """Whether a value reaches the goal.
 
         >>> Goal("≥", 10).met(10), Goal("≤", 10).met(11)
         (True, False)
@@ -32,15 +32,15 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One result. `value` is the median of `rounds` where there are several."""
+    """One result. `value` is the median of `rounds`, if there are several."""
 
     name: str
     value: float
     unit: str
     goal: Goal | None = None
     rounds: tuple[float, ...] = ()
-    limit: float | None = None  # what the machine could do, in the same unit
-    limit_of: str = ""  # and which of its limits that is
+    limit: float | None = None  # of the machine, in the same unit
+    limit_of: str = ""  # the name of that limit
     note: str = ""
 
     @property
@@ -56,7 +56,7 @@ class Figure:
 
     @property
     def share(self) -> float | None:
-        """How close to the machine's limit: 1 is the limit itself, whether more or less is better."""
+        """Share of the machine's limit: 1 is the limit itself, whether more or less is better."""
         if not self.limit or not self.value:
             return None
         lower_is_better = self.unit in ("s", "ms", "µs")
@@ -64,7 +64,7 @@ class Figure:
 
 
 def of_rounds(name: str, rounds: Sequence[float], unit: str, **more: Any) -> Figure:
-    """A figure from several rounds of the same measurement.
+    """A figure from several rounds of one measurement: their median.
 
     >>> of_rounds("x", [3, 1, 2], "s").value
     2
@@ -72,10 +72,10 @@ def of_rounds(name: str, rounds: Sequence[float], unit: str, **more: Any) -> Fig
     return Figure(name, statistics.median(rounds), unit, rounds=tuple(rounds), **more)
 
 
-def number(value: float) -> str:
-    """Three digits that count, or all of a big number.
+def format_number(value: float) -> str:
+    """A number with three significant digits, or with all digits before the point.
 
-    >>> number(708248.98), number(0.1234), number(12.345), number(0), number(0.000123)
+    >>> format_number(708248.98), format_number(0.1234), format_number(12.345), format_number(0), format_number(0.000123)
     ('708,249', '0.123', '12.3', '0', '0.000123')
     """
     if value == 0:
@@ -89,7 +89,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything. The states of all sizes have one shape: twelve sealed segments and a tail in the active one."""
+    """The amounts of a run. The states of all sizes have one shape: twelve sealed segments and a tail in the active one."""
 
     name: str
     segment_messages: int
@@ -113,11 +113,11 @@ class Size:
 
     @property
     def segment(self) -> int:
-        """Messages that really go into a segment: whole batches."""
+        """Messages in a segment: a multiple of the batch."""
         return self.segment_messages // self.batch * self.batch
 
     def whole(self, count: int) -> int:
-        """`count` or a little more, so that the memtable is as full as it gets: then figures at several counts compare."""
+        """`count` or a little more, so that the memtable is full at every count and figures can be compared."""
         run = -(-min(self.settings.run_messages, self.segment) // self.batch) * self.batch
         segments, rest = divmod(count, self.segment)
         rest = min(max(1, -(-rest // run)) * run, self.segment) - self.batch
@@ -125,22 +125,22 @@ class Size:
 
     @property
     def sleepers(self) -> int:
-        """Of the big states."""
+        """Messages in the big states."""
         return self.whole(self.segments * self.segment)
 
     @property
     def small(self) -> int:
-        """The count that the big states are compared with."""
+        """Messages in the small state that the big states are compared with."""
         return self.whole(self.sleepers // 50)
 
     @property
     def checkpoints(self) -> list[int]:
-        """Counts at which a build stops to be looked at."""
+        """Counts at which the build of a state is measured."""
         return [self.small, self.whole(self.sleepers // 5), self.sleepers]
 
     @property
     def disk_bytes(self) -> int:
-        """Room that a run needs at most: two states, and a seal or a ready log of the same size beside them."""
+        """Disk space that a run needs at most: two states, and a seal or a ready log of the same size."""
         return 1_000_000_000 + 2 * self.sleepers * 230 + self.sleepers * 200
 
 
@@ -159,7 +159,7 @@ QUICK = Size(
     compact=50_000,
     limit_bytes=128 << 20,
 )
-TINY = Size(  # for the tests: seconds, and figures that mean nothing
+TINY = Size(  # for the tests: takes seconds, its figures mean nothing
     "tiny",
     segment_messages=500,
     batch=50,

@@ -1,30 +1,42 @@
-"""Looking at this process and its files from outside the engine: memory, bytes really read and written, cold files.
+"""Measurements of processes and files through /proc: memory, processor time, disk I/O; and control of the page cache.
 
-Linux only: /proc tells. Nothing here needs privileges or disturbs other processes.
+Linux only. Needs no privileges and does not disturb other processes.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def anonymous_bytes(pid: int | str = "self") -> int:
-    """Anonymous resident memory: what cannot be dropped, unlike pages of mapped files."""
+    """Anonymous resident memory, which cannot be dropped, unlike pages of mapped files."""
     return _field(f"/proc/{pid}/status", "RssAnon:") * 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, and of those it has started and seen end; 0 if it is gone."""
+    """Processor time of a process and its ended children; 0 if the process is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
     return sum(map(int, fields[11:15])) / TICKS_S
+
+
+def process_tree(pid: int) -> Iterator[int]:
+    """A process and all its descendants that still run."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            child_pids = children.read_text().split()
+        except OSError:  # the thread has ended
+            continue
+        for child in child_pids:
+            yield from process_tree(int(child))
 
 
 def shared_bytes(pid: int | str = "self") -> int:
@@ -33,7 +45,7 @@ def shared_bytes(pid: int | str = "self") -> int:
 
 
 def disk_io() -> tuple[int, int]:
-    """Bytes that this process has caused to be read from, and written to, the disk itself."""
+    """Bytes that this process has read from and written to the disk, past the page cache."""
     return _field("/proc/self/io", "read_bytes:"), _field("/proc/self/io", "write_bytes:")
 
 
@@ -54,7 +66,7 @@ def file_bytes(paths: Iterable[Path]) -> int:
 
 
 def evict(paths: Iterable[Path]) -> None:
-    """Drop files from the page cache, so that they are next read from the disk. Nobody may have them mapped."""
+    """Drop files from the page cache, so that the next read goes to the disk. Requires that no process maps them."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -65,7 +77,7 @@ def evict(paths: Iterable[Path]) -> None:
 
 
 def warm(paths: Iterable[Path]) -> None:
-    """Read files once, so that they are in the page cache."""
+    """Read files into the page cache."""
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 20):
@@ -73,14 +85,14 @@ def warm(paths: Iterable[Path]) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Duration of a call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
 def each_seconds(work: Callable[[str], object], items: Iterable[str]) -> list[float]:
-    """How long each of many calls takes."""
+    """Duration of each of many calls."""
     times = []
     for item in items:
         begin = time.perf_counter()
@@ -90,7 +102,7 @@ def each_seconds(work: Callable[[str], object], items: Iterable[str]) -> list[fl
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value that `share` of all do not exceed.
+    """The smallest value that a `share` of all values does not exceed.
 
     >>> percentile([4, 1, 3, 2], 0.5), percentile([4, 1, 3, 2], 0.99)
     (2, 4)

@@ -1,4 +1,4 @@
-"""Is the machine quiet? Measured while nothing of ours runs: whatever the processors do then, others do."""
+"""Noise of the machine: the share of its processors that others use, measured while no benchmark runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from benchmarks import probe
 
-NOISE_MAX = 0.05  # of all processors; more than that, and figures are to be taken with care
+NOISE_MAX = 0.05  # of all processors; with more, figures are uncertain
 
 
-def busy(seconds: float = 1.0) -> float:
-    """The share of all processors that others used in this time, other guests of the host included, this process not."""
+def busy_share(seconds: float = 1.0) -> float:
+    """The share of all processors that others used in this time: other processes, and other guests of the host."""
     before, own = _times(), time.process_time()
     time.sleep(seconds)
     after = _times()
@@ -21,13 +21,13 @@ def busy(seconds: float = 1.0) -> float:
 
 
 def _times() -> tuple[int, int]:
-    """Ticks of all processors so far: idle or waiting for a disk, and all."""
+    """Ticks of all processors so far: idle (or waiting for a disk), and in all."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return fields[3] + fields[4], sum(fields)
 
 
 def warning(shares: list[float]) -> str:
-    """What to say of some samples; nothing if it was quiet.
+    """The warning about some samples; empty if the machine was quiet.
 
     >>> warning([0.01, 0.3])
     'THE MACHINE WAS NOT QUIET: others used up to 30 % of it, more than 5 % in 1 of 2 looks. Compare ratios only, with care.'

@@ -1,4 +1,4 @@
-"""Results for people and for programs: tables on the terminal, JSON by date, and RESULTS.md after a full run."""
+"""Output of a run: tables on the terminal, JSON files by date, and RESULTS.md after a full run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import plots, quiet, sidebyside
-from benchmarks.contest import Contest, Told
+from benchmarks import comparison_tables as tables
+from benchmarks import plots, quiet
+from benchmarks.comparison import Comparison, QueueInfo
 from benchmarks.machine import Limits
-from benchmarks.model import Figure, Goal, Size, number
+from benchmarks.model import Figure, Goal, Size, format_number
 from benchmarks.ranking import PARTS
-from benchmarks.works import CONNECTIONS
+from benchmarks.workloads import CONNECTIONS
 
 FOLDER = Path(__file__).resolve().parent
-KEPT = FOLDER / "results"
+RESULTS_FOLDER = FOLDER / "results"
 RESULTS = FOLDER / "RESULTS.md"
 _COLUMNS = ("benchmark", "figure", "value", "goal", "met", "of the limit", "note")
 
-NOT_SHOWN = """\
+CAVEATS = """\
 - Two processes on one machine: no network lies between client and server, and both share the processors. A queue in C that leaves
   more of them to the client gains from that, one whose client has little to do as well.
 - One client process, written in Python for every queue (Node.js for BullMQ), on {connections} connections in batches.
@@ -52,7 +53,7 @@ NOT_SHOWN = """\
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run."""
+    """The results of one run."""
 
     began: datetime
     size: Size
@@ -60,8 +61,8 @@ class Report:
     limits: Limits
     figures: list[tuple[str, Figure]]  # with the name of the benchmark
     seconds: float
-    contest: Contest | None = None
-    skipped: list[str] = field(default_factory=list)  # benchmarks for which no time was left
+    comparison: Comparison | None = None
+    skipped: list[str] = field(default_factory=list)  # benchmarks that were left out for lack of time
 
     @property
     def missed(self) -> list[tuple[str, Figure]]:
@@ -69,32 +70,32 @@ class Report:
 
 
 def cells(benchmark: str, figure: Figure) -> tuple[str, ...]:
-    """A figure as the columns of a row."""
+    """A figure as the cells of a row."""
     spread = "" if figure.spread is None else f" ±{figure.spread:.0%}"
-    goal = "" if figure.goal is None else f"{figure.goal.sign} {number(figure.goal.value)}"
+    goal = "" if figure.goal is None else f"{figure.goal.sign} {format_number(figure.goal.value)}"
     met = {None: "", True: "yes", False: "NO"}[figure.met]
     share = "" if figure.share is None else f"{figure.share:.0%} ({figure.limit_of})"
-    return benchmark, figure.name, f"{number(figure.value)} {figure.unit}{spread}", goal, met, share, figure.note
+    return benchmark, figure.name, f"{format_number(figure.value)} {figure.unit}{spread}", goal, met, share, figure.note
 
 
 def table(figures: Sequence[tuple[str, Figure]], title: str) -> Table:
-    """For the terminal."""
-    drawn = Table(*_COLUMNS, title=title, title_justify="left")
+    """Figures as a table for the terminal."""
+    table = Table(*_COLUMNS, title=title, title_justify="left")
     before = ""
     for name, figure in figures:
         row = cells("" if name == before else name, figure)
         style = {None: "", True: "green", False: "bold red"}[figure.met]
-        drawn.add_row(*row[:4], f"[{style}]{row[4]}[/]" if style else "", *row[5:])
+        table.add_row(*row[:4], f"[{style}]{row[4]}[/]" if style else "", *row[5:])
         before = name
-    return drawn
+    return table
 
 
 def show(report: Report, console: Console) -> None:
-    """Everything that a run has found."""
+    """Print the results of a run."""
     if report.figures:
         _show_engine(report, console)
-    if report.contest is not None:
-        sidebyside.show(report.contest, report.limits, report.size.name, KEPT, console)
+    if report.comparison is not None:
+        tables.show(report.comparison, report.limits, report.size.name, RESULTS_FOLDER, console)
     if report.skipped:
         console.print(f"[bold red]No time was left for: {', '.join(report.skipped)}.[/] `--minutes` gives more.")
 
@@ -110,7 +111,7 @@ def _show_engine(report: Report, console: Console) -> None:
 
 
 def as_json(report: Report) -> str:
-    """Everything, with each round."""
+    """The results as JSON, with each round."""
     figures = [
         {"benchmark": name, **asdict(figure), "met": figure.met, "share_of_limit": figure.share}
         for name, figure in report.figures
@@ -122,14 +123,14 @@ def as_json(report: Report) -> str:
         "machine": report.machine,
         "limits": asdict(report.limits),
         "figures": figures,
-        "contest": None if report.contest is None else asdict(report.contest),
+        "contest": None if report.comparison is None else asdict(report.comparison),
         "skipped": report.skipped,
     }
     return json.dumps(fields, indent=1, ensure_ascii=False)
 
 
-def keep(report: Report, folder: Path) -> Path:
-    """Write the JSON under its date. Returns where."""
+def save(report: Report, folder: Path) -> Path:
+    """Write the JSON file, named by the date. Returns its path."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{report.began.astimezone(UTC):%Y-%m-%dT%H-%M-%SZ}-{report.size.name}.json"
     path.write_text(as_json(report), encoding="utf-8")
@@ -137,41 +138,43 @@ def keep(report: Report, folder: Path) -> Path:
 
 
 def load(path: Path) -> Report:
-    """A run that was kept."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    figures = [(figure.pop("benchmark"), _figure(figure)) for figure in told["figures"]]
-    told["size"].pop("sleepers")
-    contest = told["contest"]
-    if contest is not None:
-        contest = Contest(**{**contest, "queues": [Told(**queue) for queue in contest["queues"]]})
-    began = datetime.fromisoformat(told["began"])
-    limits = Limits(**told["limits"])
-    return Report(began, Size(**told["size"]), told["machine"], limits, figures, told["seconds"], contest, told["skipped"])
+    """The results in a JSON file."""
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    figures = [(figure.pop("benchmark"), _figure(figure)) for figure in fields["figures"]]
+    fields["size"].pop("sleepers")
+    comparison = fields["contest"]
+    if comparison is not None:
+        comparison = Comparison(**{**comparison, "queues": [QueueInfo(**queue) for queue in comparison["queues"]]})
+    began = datetime.fromisoformat(fields["began"])
+    limits = Limits(**fields["limits"])
+    return Report(
+        began, Size(**fields["size"]), fields["machine"], limits, figures, fields["seconds"], comparison, fields["skipped"]
+    )
 
 
-def _figure(told: dict[str, Any]) -> Figure:
-    del told["met"], told["share_of_limit"]
-    goal = told["goal"] and Goal(**told["goal"])
-    return Figure(**{**told, "goal": goal, "rounds": tuple(told["rounds"])})
+def _figure(fields: dict[str, Any]) -> Figure:
+    del fields["met"], fields["share_of_limit"]
+    goal = fields["goal"] and Goal(**fields["goal"])
+    return Figure(**{**fields, "goal": goal, "rounds": tuple(fields["rounds"])})
 
 
 def write(report: Report, path: Path | None = None) -> None:
-    """RESULTS.md and its pictures."""
+    """Write RESULTS.md and its plots."""
     path = path or RESULTS
-    pictures = {} if report.contest is None else plots.draw(report.contest, report.size.name, path.parent / "plots")
+    pictures = {} if report.comparison is None else plots.draw(report.comparison, report.size.name, path.parent / "plots")
     path.write_text(markdown(report, pictures), encoding="utf-8")
 
 
 def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
-    """The goals first, then everything that was measured, the machine, and what the figures do not show."""
+    """The text of RESULTS.md: goals first, then all figures, the machine, and the limits of these figures."""
     run = f"A {report.size.name} run of `make bench`, {report.began:%d %B %Y}, {report.seconds / 60:.0f} minutes."
     lines = ["# Results", "", f"{run} Medians; ± is half the distance between the extremes of the rounds.", ""]
-    if report.contest is not None:
-        lines += _contest(report, report.contest, pictures or {})
+    if report.comparison is not None:
+        lines += _comparison_lines(report, report.comparison, pictures or {})
     lines += ["## The machine", "", *_markdown_table(("the machine", ""), report.machine.items()), ""]
     lines += [*_markdown_table(("its limits in this run", ""), report.limits.rows()), ""]
-    if report.contest is not None:
-        shares = sidebyside.shares(report.contest, report.limits, report.size.name)
+    if report.comparison is not None:
+        shares = tables.shares(report.comparison, report.limits, report.size.name)
         lines += [*_markdown_table(("TurtleMQ as a share of them", ""), shares), ""]
     if report.figures:
         lines += [f"## The engine alone, {report.size.sleepers:,} sleepers", ""]
@@ -179,21 +182,31 @@ def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
         lines += [*_markdown_table(_COLUMNS, [cells(name, figure) for name, figure in report.figures]), ""]
     if report.skipped:
         lines += [f"No time was left for: {', '.join(report.skipped)}.", ""]
-    return "\n".join([*lines, "## What these figures do not show", "", NOT_SHOWN.format(connections=CONNECTIONS).rstrip(), ""])
+    return "\n".join([*lines, "## What these figures do not show", "", CAVEATS.format(connections=CONNECTIONS).rstrip(), ""])
 
 
-def _contest(report: Report, contest: Contest, pictures: Mapping[str, Path]) -> list[str]:
+def _comparison_lines(report: Report, comparison: Comparison, pictures: Mapping[str, Path]) -> list[str]:
     size = report.size.name
-    lines = [f"**{warning}**", ""] if (warning := quiet.warning(contest.busy)) else []
-    lines += ["## Goals", "", *_markdown_table(sidebyside.GOAL_COLUMNS, sidebyside.goals(contest, size, KEPT)), ""]
+    lines = [f"**{warning}**", ""] if (warning := quiet.warning(comparison.busy)) else []
+    lines += [
+        "## Goals",
+        "",
+        *_markdown_table(tables.GOAL_COLUMNS, tables.goals(comparison, size, RESULTS_FOLDER)),
+        "",
+    ]
     lines += ["*Against it* is how many times better TurtleMQ is: below 1 the peer is ahead.", ""]
     for title, picture in pictures.items():
         lines += [f"![{title}]({picture.parent.name}/{picture.name})", ""]
-    lines += ["## Side by side", "", *_markdown_table(sidebyside.VERSION_COLUMNS, sidebyside.versions(contest)), ""]
+    lines += [
+        "## Side by side",
+        "",
+        *_markdown_table(tables.VERSION_COLUMNS, tables.versions(comparison)),
+        "",
+    ]
     for part in PARTS:
-        lines += [*_markdown_table(*sidebyside.part_rows(contest, part, size)), ""]
-    lines += [*_markdown_table(sidebyside.GROWTH_COLUMNS, sidebyside.growth_rows(contest)), ""]
-    return lines + [f"**Failed:** {failure}\n" for failure in contest.failed]
+        lines += [*_markdown_table(*tables.part_rows(comparison, part, size)), ""]
+    lines += [*_markdown_table(tables.GROWTH_COLUMNS, tables.growth_rows(comparison)), ""]
+    return lines + [f"**Failed:** {failure}\n" for failure in comparison.failed]
 
 
 def _markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:

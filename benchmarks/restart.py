@@ -1,4 +1,4 @@
-"""Restart: how long `Engine.open` takes in a fresh process after the one before was killed. Imports are not counted."""
+"""Restart: duration of `Engine.open` in a fresh process after SIGKILL of the one before. Imports are not counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import child, probe
 from benchmarks.fire import hand_off
-from benchmarks.load import TOPIC, Server, own_id
+from benchmarks.load import TOPIC, SimulatedServer, own_id
 from benchmarks.model import Figure, Goal, Size, of_rounds
 from benchmarks.run import Benchmark, Run
 from benchmarks.state import State
@@ -32,10 +32,10 @@ def _restart(run: Run) -> Iterator[Figure]:
         yield _figure(run, state, f"{kind}, warm", cold=False)
         yield _figure(run, state, f"{kind}, cold", cold=True)
     state = run.state(own=False)
-    run.child("handing off before a restart", hand_off, folder=state.folder, count=run.size.handed, size=run.shape)
+    run.child("handing off before a restart", hand_off, folder=state.folder, count=run.size.handed, size=run.size_fields)
     yield _figure(run, state, "after a handoff", cold=False, note=f"{run.size.handed:,} handed off")
     state = run.state(own=True)
-    run.child("cancelling before a restart", cancels, folder=state.folder, count=run.size.cancelled, size=run.shape)
+    run.child("cancelling before a restart", cancels, folder=state.folder, count=run.size.cancelled, size=run.size_fields)
     yield _figure(run, state, "after cancels", cold=False, note=f"{run.size.cancelled:,} cancelled")
 
 
@@ -44,16 +44,16 @@ def _figure(run: Run, state: State, name: str, *, cold: bool, note: str = "") ->
     for _ in range(run.size.rounds):
         prepare = probe.evict if cold else probe.warm
         prepare(probe.files(state.topic))
-        rounds.append(run.child(f"reopening, {name}", reopen, folder=state.folder, size=run.shape))
+        rounds.append(run.child(f"reopening, {name}", reopen, folder=state.folder, size=run.size_fields))
     last = rounds[-1]
     read = f"{last['read_bytes'] / 1e6:,.0f} MB read from the disk" if cold else f"{last['sleep']:,} sleepers"
     return of_rounds(
-        name, [found["seconds"] for found in rounds], "s", goal=_GOALS[name], note="; ".join(filter(None, (note, read)))
+        name, [result["seconds"] for result in rounds], "s", goal=_GOALS[name], note="; ".join(filter(None, (note, read)))
     )
 
 
 def reopen(folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Runs in a process of its own, which is killed with the folder open."""
+    """In a child process, which is killed with the folder open: open the engine."""
     settings = Size(**size).settings
     before, begin = probe.disk_io()[0], time.perf_counter()
     engine = Engine.open(Path(folder), settings=settings)
@@ -63,9 +63,9 @@ def reopen(folder: str, size: dict[str, Any]) -> dict[str, float]:
 
 
 def cancels(folder: str, count: int, size: dict[str, Any]) -> int:
-    """Runs in a process of its own: cancel messages at even distances, in batches."""
+    """In a child process: cancel messages at even distances, in batches. Returns their number."""
     shape = Size(**size)
-    server = Server(folder, shape.settings)
+    server = SimulatedServer(folder, shape.settings)
     every = shape.sleepers // count
     done = 0
     for first in range(0, count, shape.batch):
@@ -73,7 +73,7 @@ def cancels(folder: str, count: int, size: dict[str, Any]) -> int:
         server.index.stage_cancel(ids)
         server.index.commit(sync=False)
         done += len(ids)
-        child.say(done / count)
+        child.report_progress(done / count)
     return done
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark is, and what it is given when it runs."""
+"""`Benchmark`: a family of figures, and `Run`: its surroundings (sizes, limits of the machine, folders, child processes)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from benchmarks.state import State, States
 
 @dataclass(slots=True)
 class Run:
-    """One run of all benchmarks that were asked for."""
+    """One run of all chosen benchmarks."""
 
     size: Size
     limits: Limits
     states: States
     folder: Callable[[str], str]  # a new empty folder on the disk under test
-    progress: Callable[[str], child.Progress]  # for work of many seconds: a title in, something to tell shares to out
+    progress: Callable[[str], child.Progress]  # for long work: a title in, a function for shares from 0 to 1 out
 
     def child(self, title: str, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Run a function in a process of its own, which is killed as soon as it has answered."""
+        """Run a function in its own process, which is killed after its result. Returns that result."""
         return child.call(function, progress=self.progress(title), **arguments)
 
     def state(self, own: bool = False) -> State:
         return self.states.get(own)
 
     @property
-    def shape(self) -> dict[str, Any]:
-        """The size, as a child takes it."""
+    def size_fields(self) -> dict[str, Any]:
+        """The size as an argument of a child process."""
         return asdict(self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One family of figures: its name, what it measures, the goal of each figure that has one, and how."""
+    """A family of figures: name, description, goals by figure, and the function that measures."""
 
     name: str
     about: str

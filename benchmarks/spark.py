@@ -1,7 +1,7 @@
 """`python -m benchmarks.spark`: the Spark source against Spark's own JSON and Parquet readers, on the same rows, in one run.
 
-Needs Spark (`make spark`). Every query runs once to warm up, then in turns with the ones it is compared with; a scan is written
-to Spark's `noop` sink, so that all columns are read and nothing else is done. A ratio is the median of those of the rounds.
+Needs Spark (`make spark`). Every query runs once to warm up, then in turns with those it is compared with. A scan is written
+to the `noop` sink of Spark, so that all columns are read and nothing else is done. A ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import machine, report
+from benchmarks import machine, probe, report
 from benchmarks.__main__ import scratch
 from benchmarks.model import Figure, Goal
 from turtlemq.engine import Engine
@@ -34,13 +34,13 @@ DAY_MS = 86_400_000
 SEGMENTS = 8
 BATCH = 5_000
 METADATA = ["due_ms", "created_ms", "seq", "ttr_ms"]
-WHOLE = ["id", "due_ms", "body"]
+ID_AND_BODY = ["id", "due_ms", "body"]
 _LINES = ("BOOK", "TOY", "SHOE", "LAMP", "TEA", "SOAP", "DISC", "PEN")
 Query = Callable[[], object]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line."""
+    """Parse the command line and run. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="200,000 rows instead of 5,000,000: figures that say little")
     parser.add_argument("--rows", type=int, help="another number of rows")
@@ -59,12 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(markdown(figures))
     else:
         Console(width=None if sys.stdout.isatty() else 180).print(report.table(figures, f"Spark, {rows:,} rows"))
-    _keep(figures, rows, described)
+    _save(figures, rows, described)
     return 0
 
 
 def markdown(figures: list[tuple[str, Figure]]) -> str:
-    """A table for the documentation: what has a goal, and beside it what was seen."""
+    """The figures with their goals, as a Markdown table for the documentation."""
     lines = ["| work | figure | seen | goal | met | |", "| --- | --- | --- | --- | --- | --- |"]
     for name, figure in figures:
         row = report.cells(name, figure)
@@ -72,14 +72,14 @@ def markdown(figures: list[tuple[str, Figure]]) -> str:
     return "\n".join(lines)
 
 
-def _keep(figures: list[tuple[str, Figure]], rows: int, described: dict[str, str]) -> None:
-    told = [
+def _save(figures: list[tuple[str, Figure]], rows: int, described: dict[str, str]) -> None:
+    fields = [
         {"benchmark": name, "figure": f.name, "value": f.value, "unit": f.unit, "met": f.met, "rounds": f.rounds}
         for name, f in figures
     ]
     path = report.FOLDER / "results" / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%SZ}-spark.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"rows": rows, "machine": described, "figures": told}, indent=1), encoding="utf-8")
+    path.write_text(json.dumps({"rows": rows, "machine": described, "figures": fields}, indent=1), encoding="utf-8")
     print(f"Kept as {os.path.relpath(path)}.")
 
 
@@ -97,7 +97,7 @@ def build(root: Path, rows: int) -> None:
 
 
 def body(number: int, chance: random.Random) -> bytes:
-    """An order as a shop writes it down: its number, one of a million customers, one to three of a thousand articles, a sum."""
+    """An order: its number, one of a million customers, one to three of a thousand articles, a sum."""
     draws = [int(chance.random() * 1e6) for _ in range(1 + number % 3)]
     items = ",".join(f'{{"sku":"{_LINES[draw % 8]}-{draw % 1000:03}","n":{1 + draw % 3}}}' for draw in draws)
     customer, total = int(chance.random() * 1e6), chance.random() * 300
@@ -105,7 +105,7 @@ def body(number: int, chance: random.Random) -> bytes:
 
 
 def first_segments(root: Path, count: int, into: Path) -> Path:
-    """A data folder with only the oldest segments, as links."""
+    """A data folder with only the oldest segments, as hard links."""
     target = into / "topic" / TOPIC
     target.mkdir(parents=True)
     os.link(root / "FORMAT", into / "FORMAT")
@@ -117,7 +117,7 @@ def first_segments(root: Path, count: int, into: Path) -> Path:
 
 
 class Bench:
-    """A session, and the same rows in three formats."""
+    """A Spark session, and the rows in three formats: TurtleMQ, JSON, Parquet."""
 
     def __init__(self, spark: Any, folder: Path, rounds: int) -> None:
         self.spark, self.folder, self.rounds = spark, folder, rounds
@@ -125,8 +125,8 @@ class Bench:
         self.java: int = spark.sparkContext._gateway.proc.pid
 
     def ours(self, columns: list[str], path: Path | None = None, **options: str) -> Any:
-        told = {"columns": ",".join(columns), **({"body": "string"} if "body" in columns else {}), **options}
-        return self.spark.read.format("turtlemq").options(**told).load(str(path or self.root))
+        all_options = {"columns": ",".join(columns), **({"body": "string"} if "body" in columns else {}), **options}
+        return self.spark.read.format("turtlemq").options(**all_options).load(str(path or self.root))
 
     def json(self, columns: list[str]) -> Any:
         types = {"id": "string", "body": "string"}
@@ -141,67 +141,55 @@ class Bench:
         frame.write.json(str(self.folder / "json"))
         frame.write.option("compression", "zstd").parquet(str(self.folder / "parquet"))
 
-    def turns(self, *queries: Query, often: int = 1) -> list[Turns]:
-        """What each query took in each round; they take turns. The first round warms up and does not count."""
-        found = [Turns() for _ in queries]
+    def time_in_turns(self, *queries: Query, often: int = 1) -> list[Timings]:
+        """The durations of each query in each round, measured in turns. The first round warms up and does not count."""
+        timings = [Timings() for _ in queries]
         for number in range(1 + self.rounds * often):
-            for query, times in zip(queries, found, strict=True):
-                begin, before = time.perf_counter(), spent(self.java)
+            for query, times in zip(queries, timings, strict=True):
+                begin, before = time.perf_counter(), cpu_seconds(self.java)
                 query()
                 if number:
                     times.seconds.append(time.perf_counter() - begin)
-                    times.spent.append(sum(now - before.get(pid, 0.0) for pid, now in spent(self.java).items()))
-        return found
+                    times.cpu_seconds.append(sum(now - before.get(pid, 0.0) for pid, now in cpu_seconds(self.java).items()))
+        return timings
 
 
 @dataclass
-class Turns:
+class Timings:
     """Seconds of the rounds of a query, and the processor time of Java and Python together."""
 
     seconds: list[float] = field(default_factory=list)
-    spent: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
 
-def faster(name: str, ours: Turns, theirs: Turns, goal: float | None = None, note: str = "") -> Figure:
-    """How much faster the first is, round by round."""
+def faster(name: str, ours: Timings, theirs: Timings, goal: float | None = None, note: str = "") -> Figure:
+    """How many times faster the first query is, by rounds."""
     ratios = tuple(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))
     note = note or f"{ours.median:.2f} s, {theirs.median:.2f} s"
     return Figure(name, statistics.median(ratios), "×", goal=None if goal is None else Goal("≥", goal), rounds=ratios, note=note)
 
 
-def cheaper(name: str, ours: Turns, theirs: Turns) -> Figure:
-    """How much less processor time it needs: what others do on the machine disturbs that little."""
-    ratios = tuple(b / a for a, b in zip(ours.spent, theirs.spent, strict=True) if a)
-    note = f"{statistics.median(ours.spent):.2f} s, {statistics.median(theirs.spent):.2f} s"
+def cheaper(name: str, ours: Timings, theirs: Timings) -> Figure:
+    """How many times less processor time the first query needs. Other load on the machine hardly changes that."""
+    ratios = tuple(b / a for a, b in zip(ours.cpu_seconds, theirs.cpu_seconds, strict=True) if a)
+    note = f"{statistics.median(ours.cpu_seconds):.2f} s, {statistics.median(theirs.cpu_seconds):.2f} s"
     return Figure(f"{name}, processor time", statistics.median(ratios), "×", rounds=ratios, note=note)
 
 
-def below(process: int) -> Iterator[int]:
-    """A process and all that it has started, as far as they run."""
-    yield process
-    for task in Path(f"/proc/{process}/task").iterdir():
+def cpu_seconds(process: int) -> dict[int, float]:
+    """Processor seconds of a process and its descendants, by pid."""
+    seconds = {}
+    for pid in probe.process_tree(process):
         try:
-            children = (task / "children").read_text().split()
-        except OSError:
-            continue  # it has ended
-        for child in children:
-            yield from below(int(child))
-
-
-def spent(process: int) -> dict[int, float]:
-    """Processor seconds of a process and those below it."""
-    found = {}
-    for pid in below(process):
-        try:
-            told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        found[pid] = (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
-    return found
+        seconds[pid] = (int(fields[11]) + int(fields[12])) / probe.TICKS_S
+    return seconds
 
 
 def scan(frame: Any) -> Query:
@@ -209,7 +197,7 @@ def scan(frame: Any) -> Query:
 
 
 def measure(folder: Path, rows: int, rounds: int, console: Console) -> Iterator[tuple[str, Figure]]:
-    """All figures."""
+    """Build the data and measure all figures."""
     from pyspark_turtlemq.session import turtlemq_session
 
     console.print(f"Building {rows:,} rows")
@@ -230,34 +218,37 @@ def measure(folder: Path, rows: int, rounds: int, console: Console) -> Iterator[
 
 
 def scans(bench: Bench, rows: int) -> Iterator[tuple[str, Figure]]:
-    """Columns without and with bodies."""
-    for name, columns, json_goal, parquet_goal in (("metadata", METADATA, 4.0, 0.3), ("id and body", WHOLE, 2.2, 0.6)):
+    """Full scans: columns without and with bodies."""
+    for name, columns, json_goal, parquet_goal in (("metadata", METADATA, 4.0, 0.3), ("id and body", ID_AND_BODY, 2.2, 0.6)):
         frames = {"turtlemq": bench.ours(columns), "json": bench.json(columns), "parquet": bench.parquet(columns)}
         if "body" in columns:  # Spark's readers check nothing by default
             frames["turtlemq, checksums not checked"] = bench.ours(columns, verify="never")
-        found = dict(zip(frames, bench.turns(*(scan(frame) for frame in frames.values())), strict=True))
-        for kind, turns in found.items():
+        timings = dict(zip(frames, bench.time_in_turns(*(scan(frame) for frame in frames.values())), strict=True))
+        for kind, turns in timings.items():
             speeds = tuple(rows / seconds / 1e6 for seconds in turns.seconds)
             yield name, Figure(kind, statistics.median(speeds), "M rows/s", rounds=speeds)
-        for kind, ours in found.items():
+        for kind, ours in timings.items():
             if kind.startswith("turtlemq"):
                 more, goals = kind.removeprefix("turtlemq"), (json_goal, parquet_goal) if kind == "turtlemq" else (None, None)
                 for other, title, goal in zip(("json", "parquet"), ("JSON", "Parquet"), goals, strict=True):
-                    yield name, faster(f"against {title}{more}", ours, found[other], goal)
-                    yield name, cheaper(f"against {title}{more}", ours, found[other])
+                    yield name, faster(f"against {title}{more}", ours, timings[other], goal)
+                    yield name, cheaper(f"against {title}{more}", ours, timings[other])
 
 
 def ranges(bench: Bench) -> Iterator[tuple[str, Figure]]:
-    """One hundredth of the day."""
+    """A scan of one hundredth of the day, by due time."""
     low = NOW + DAY_MS // 2
-    whole, some = scan(bench.ours(WHOLE)), bench.ours(WHOLE, where=f"due_ms >= {low} and due_ms < {low + DAY_MS // 100}")
-    full, part = bench.turns(whole, scan(some))
+    whole, some = (
+        scan(bench.ours(ID_AND_BODY)),
+        bench.ours(ID_AND_BODY, where=f"due_ms >= {low} and due_ms < {low + DAY_MS // 100}"),
+    )
+    full, part = bench.time_in_turns(whole, scan(some))
     yield "due range of 1 %", faster("against the full scan", part, full, 10.0)
     yield "due range of 1 %", cheaper("against the full scan", part, full)
 
 
 def forecast(bench: Bench) -> Iterator[tuple[str, Figure]]:
-    """Counts by minute, from the tables; from Parquet's one column. Of frames that are there, and with all that leads to them."""
+    """Counts by minute: from the tables, and from one column of Parquet; with ready frames, and with their planning."""
 
     def ours() -> Any:
         return bench.spark.read.format("turtlemq").option("kind", "forecast").load(str(bench.root)).select("due_ms", "messages")
@@ -267,16 +258,16 @@ def forecast(bench: Bench) -> Iterator[tuple[str, Figure]]:
 
     mine, other = ours(), theirs()
     assert sorted(map(tuple, mine.collect())) == sorted(map(tuple, other.collect())), "the same counts"
-    kept = bench.turns(mine.collect, other.collect, often=4)
+    kept = bench.time_in_turns(mine.collect, other.collect, often=4)
     yield "forecast by minute", faster("against Parquet", kept[0], kept[1], 1.0)
-    anew = bench.turns(lambda: ours().collect(), lambda: theirs().collect(), often=4)
+    anew = bench.time_in_turns(lambda: ours().collect(), lambda: theirs().collect(), often=4)
     yield "forecast by minute", faster("against Parquet, asked anew", anew[0], anew[1])
 
 
 def growth(bench: Bench) -> Iterator[tuple[str, Figure]]:
-    """From one segment to all of them: seconds for each, against those for one, without what any query costs."""
+    """Scans from one segment to all: seconds per segment against those for one, without the fixed cost of a query."""
     folders = [first_segments(bench.root, count, bench.folder / f"first-{count}") for count in (1, 2, 4, SEGMENTS)]
-    times = [found.median for found in bench.turns(*(scan(bench.ours(WHOLE, path)) for path in folders))]
+    times = [timings.median for timings in bench.time_in_turns(*(scan(bench.ours(ID_AND_BODY, path)) for path in folders))]
     one, eight = times[1] - times[0], (times[3] - times[2]) / (SEGMENTS // 2)
     note = " ".join(f"{count}: {seconds:.2f} s" for count, seconds in zip((1, 2, 4, SEGMENTS), times, strict=True))
     yield (
@@ -287,9 +278,9 @@ def growth(bench: Bench) -> Iterator[tuple[str, Figure]]:
 
 
 def cores(bench: Bench) -> Iterator[tuple[str, Figure]]:
-    """Everything on one core, Java and Python, against all cores: a single task keeps two busy, one on either side."""
+    """One core for Java and Python against all cores. A single task keeps two cores busy, one on each side."""
     everything = os.sched_getaffinity(0)
-    frame = bench.ours(WHOLE)
+    frame = bench.ours(ID_AND_BODY)
     if len(everything) < 2:
         return
 
@@ -300,20 +291,20 @@ def cores(bench: Bench) -> Iterator[tuple[str, Figure]]:
         finally:
             confine(bench.java, everything)
 
-    one, all_ = bench.turns(confined, scan(frame))
+    one, all_ = bench.time_in_turns(confined, scan(frame))
     yield "cores", faster(f"{len(everything)} against one", all_, one, 1.6)
 
 
 def confine(process: int, cpus: set[int]) -> None:
-    """Let a process and all below it use these processors only."""
-    for pid in list(below(process)):
+    """Confine a process and its descendants to these processors."""
+    for pid in list(probe.process_tree(process)):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):  # it has ended
                 os.sched_setaffinity(int(task.name), cpus)
 
 
 def latency(bench: Bench) -> Iterator[tuple[str, Figure]]:
-    """From the append of a batch to its rows in `foreachBatch`."""
+    """Seconds from the append of a batch to its rows in `foreachBatch`."""
     root = bench.folder / "stream"
     engine = Engine.open(root)
     engine.submit("t", [Message(b"first", NOW, "first")], NOW)
@@ -326,7 +317,7 @@ def latency(bench: Bench) -> Iterator[tuple[str, Figure]]:
 
     frame = bench.spark.readStream.format("turtlemq").options(kind="ready", columns="id").load(str(root))
     query = frame.writeStream.foreachBatch(note).option("checkpointLocation", str(bench.folder / "check")).start()
-    found = []
+    timings = []
     try:
         for n in range(12):
             at, began = NOW + 1_000 * (n + 1), time.perf_counter()
@@ -336,13 +327,13 @@ def latency(bench: Bench) -> Iterator[tuple[str, Figure]]:
                 if time.perf_counter() - began > 60:
                     raise TimeoutError("a batch never reached the stream")
                 time.sleep(0.002)
-            found.append(seen[f"m{n}"] - began)
+            timings.append(seen[f"m{n}"] - began)
     finally:
         query.stop()
         engine.close()
     yield (
         "stream",
-        Figure("append to foreachBatch", statistics.median(found[2:]), "s", goal=Goal("≤", 1.0), rounds=tuple(found[2:])),
+        Figure("append to foreachBatch", statistics.median(timings[2:]), "s", goal=Goal("≤", 1.0), rounds=tuple(timings[2:])),
     )
 
 

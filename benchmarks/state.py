@@ -1,7 +1,7 @@
-"""The big states that several benchmarks look at: twelve sealed segments full of sleepers and a tail as long as it gets.
+"""Big states that several benchmarks share: data folders with twelve sealed segments and the longest possible tail.
 
-Built by a process that appends as fast as it can while segments are sealed in another, and is then killed. On the way it stops
-at a few counts, lets the seals catch up, and notes memory and disk.
+A process builds a state: it appends at full speed while another one seals the segments. At a few counts it waits for the seals
+and measures memory and disk. At the end it is killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import child, probe
-from benchmarks.load import TOPIC, Load, Server
+from benchmarks.load import TOPIC, Load, SimulatedServer
 from benchmarks.model import Size
 
 _TICK_BATCHES = 10
@@ -22,7 +22,7 @@ _SAMPLES = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was seen when so many messages slept."""
+    """Measurements at a number of sleepers."""
 
     sleepers: int
     anonymous_bytes: int
@@ -34,7 +34,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A folder with sleepers, left behind by a killed process."""
+    """A data folder with sleepers, left by a killed process."""
 
     folder: str
     own: bool
@@ -52,7 +52,7 @@ class State:
 
 
 class States:
-    """Both states, each built when it is first asked for."""
+    """Both states, with server ids and own ids; each is built at its first use."""
 
     def __init__(self, size: Size, folder: Callable[[str], str], progress: Callable[[str], child.Progress]) -> None:
         self._size, self._folder, self._progress = size, folder, progress
@@ -62,37 +62,37 @@ class States:
         if own not in self._built:
             folder = self._folder("own" if own else "server")
             title = f"building {self._size.sleepers:,} sleepers with {'own' if own else 'server-given'} ids"
-            found = child.call(build, progress=self._progress(title), folder=folder, own=own, size=asdict(self._size))
-            checkpoints = [Checkpoint(**fields) for fields in found["checkpoints"]]
-            self._built[own] = State(folder, own, found["idle_bytes"], checkpoints, found["sample_ids"])
+            built = child.call(build, progress=self._progress(title), folder=folder, own=own, size=asdict(self._size))
+            checkpoints = [Checkpoint(**fields) for fields in built["checkpoints"]]
+            self._built[own] = State(folder, own, built["idle_bytes"], checkpoints, built["sample_ids"])
         return self._built[own]
 
 
 def build(folder: str, own: bool, size: dict[str, Any]) -> dict[str, Any]:
-    """Runs in a process of its own."""
+    """In a child process: build a state."""
     shape = Size(**size)
     idle_bytes = probe.anonymous_bytes()
-    server = Server(folder, shape.settings, worker=True)
+    server = SimulatedServer(folder, shape.settings, worker=True)
     load = Load(shape.batch, own)
     began = time.perf_counter()
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     samples: list[str] = []
     every = max(1, shape.sleepers // _SAMPLES)
     for count in shape.checkpoints:
         spent = 0.0
-        while load.next < count:
+        while load.next_number < count:
             batch = load.batch()
             begin = time.perf_counter()
             receipt = server.append(batch)
             spent += time.perf_counter() - begin
-            if load.next // every != (load.next - shape.batch) // every:
+            if load.next_number // every != (load.next_number - shape.batch) // every:
                 samples.append(receipt.ids[len(samples) % shape.batch])
-            if load.next // shape.batch % _TICK_BATCHES == 0:
+            if load.next_number // shape.batch % _TICK_BATCHES == 0:
                 server.tick()
-                child.say(load.next / shape.sleepers)
-        server.settle()
+                child.report_progress(load.next_number / shape.sleepers)
+        server.wait_until_sealed()
         disk = probe.file_bytes(probe.files(Path(folder), "delay_*"))
         sleepers = server.sleepers
         wall = time.perf_counter() - began
-        found.append(Checkpoint(sleepers, probe.anonymous_bytes(), server.worker_peak_bytes, disk, spent, wall))
-    return {"idle_bytes": idle_bytes, "checkpoints": [asdict(point) for point in found], "sample_ids": samples}
+        checkpoints.append(Checkpoint(sleepers, probe.anonymous_bytes(), server.worker_peak_bytes, disk, spent, wall))
+    return {"idle_bytes": idle_bytes, "checkpoints": [asdict(point) for point in checkpoints], "sample_ids": samples}

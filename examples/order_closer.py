@@ -1,8 +1,8 @@
 """Close orders that are not paid within 30 minutes.
 
-When an order is placed, a message is put that wakes up in half an hour; when it is paid, that message is cancelled. So what wakes
-up is unpaid. Who wins when the payment comes in the very second in which the order is closed? The database: closing is a
-transaction that only closes what is open, and `Dedup` makes it happen once though a message may come twice.
+A message that is due in half an hour is put for each new order, and cancelled when the order is paid. So a message that comes due
+belongs to an unpaid order. If the payment arrives in the same second, the database decides: the closing transaction changes open
+orders only, and `Dedup` makes it happen once although a message may come twice.
 
     python examples/order_closer.py --fast
 """
@@ -36,7 +36,7 @@ class Shop:
             database.execute("INSERT INTO orders VALUES (?, 'open')", (order,))
 
     def pay(self, order: int) -> bool:
-        """True if it was still open."""
+        """Mark an order as paid. Returns whether it was still open."""
         with self.open() as database:
             return database.execute("UPDATE orders SET state = 'paid' WHERE id = ? AND state = 'open'", (order,)).rowcount == 1
 
@@ -46,24 +46,24 @@ class Shop:
 
 
 def closer(run: str, order: int) -> str:
-    """The id of the message that closes an order. A real shop has ids that are never used again, and needs no `run`."""
+    """The id of the message that closes an order. `run` makes it unique; a real shop never uses an order number twice."""
     return f"order-{order}-{run}"
 
 
 def pay(client: Client, shop: Shop, run: str, order: int) -> None:
-    """The customer pays: nothing is to be closed any more."""
+    """The customer pays: the order must not be closed any more."""
     if not shop.pay(order):
         print(f"order {order}: paid too late, the money goes back")
         return
     print(f"order {order}: paid")
     try:
         client.cancel(TOPIC, closer(run, order))
-    except errors.Conflict as conflict:  # it woke up already; the closer will find the order paid
+    except errors.Conflict as conflict:  # it is due already; the handler will find the order paid
         print(f"order {order}: its closer is in state {conflict.state}")
 
 
 def close(shop: Shop, message: Message) -> None:
-    """The half hour is over."""
+    """Handle a due message: close the order if it is still open."""
     order = message.body["order"]
     database = shop.open()
     try:
@@ -93,7 +93,7 @@ def main() -> None:
         run = new_id()
 
         def handle(message: Message) -> None:
-            if message.headers.get("run") == run:  # else a run that was broken off has left it
+            if message.headers.get("run") == run:  # otherwise an earlier, interrupted run has left it
                 close(shop, message)
             if "open" not in shop.states().values():
                 done.set()

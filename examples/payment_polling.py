@@ -1,8 +1,8 @@
 """Ask a payment provider again and again, with growing pauses, until it knows.
 
-One message for each payment. A handler that finds it pending raises `Retry` with the pause before the next time: the message
-sleeps on the server's disk, so a thousand pending payments cost nothing here, and a restart forgets none. After the last
-attempt the payment is a dead letter, for a person to look at.
+One message for each payment. If the payment is pending, the handler raises `Retry` with the pause before the next attempt. The
+message sleeps on the disk of the server meanwhile, so pending payments cost nothing here and survive a restart. After the last
+attempt the payment is a dead letter, to be checked by hand.
 
     python examples/payment_polling.py --fast
 """
@@ -19,7 +19,7 @@ PAUSES_S = (15, 30, 60, 120, 300, 600)  # before the second, third, … attempt
 
 
 class Provider:
-    """Knows a payment when it was asked often enough; of some it never knows."""
+    """A fake provider: it knows a payment after some requests, and never knows others."""
 
     def __init__(self) -> None:
         self.asked: dict[str, int] = {}
@@ -41,7 +41,7 @@ def main() -> None:
     def ask(message: Message) -> None:
         payment = message.body["payment"]
         if message.headers.get("run") != run:
-            return  # a run that was broken off has left it
+            return  # left by an earlier, interrupted run
         state = provider.state(payment, message.body["known_after"])
         print(f"{payment}: {state} at attempt {message.attempt}")
         if state == "pending":

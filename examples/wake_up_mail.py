@@ -1,7 +1,7 @@
-"""Send a mail to those who have not come back for three days.
+"""Send a mail to users that have not come back for three days.
 
-Each visit moves one sleeping message three days ahead; a message that wakes up belongs to somebody who stayed away. One message
-for each person, however often they come, and nothing to search for.
+Each visit reschedules one sleeping message to three days ahead, so a message that comes due belongs to a user that stayed away.
+There is one message for each user, and no table to search.
 
     python examples/wake_up_mail.py --fast
 """
@@ -17,29 +17,29 @@ TOPIC = "wake-up-mail"
 
 
 class Visitors:
-    """Who came, and the message that sleeps for each. A real site has this as a column of its table of users."""
+    """The users, with the id of the sleeping message of each. A real site has this as a column of its table of users."""
 
     def __init__(self, client: AsyncClient, away: float) -> None:
         self.client, self.away = client, away
         self.sleeper: dict[str, str] = {}
 
     async def visit(self, name: str) -> None:
-        """Somebody is here: the mail is due three days from now."""
+        """A user is here: the mail is due three days from now."""
         try:
             if name in self.sleeper:
                 await self.client.reschedule(TOPIC, self.sleeper[name], delay=self.away)
                 print(f"{name} is here again")
                 return
         except (errors.Conflict, errors.UnknownMessage):
-            pass  # it woke up: a mail was sent, or is just being sent
-        self.sleeper[name] = new_id()  # noted before it is put: then it can be put again if that fails
+            pass  # the message is due: its mail was sent, or is being sent
+        self.sleeper[name] = new_id()  # noted before the put, so that a failed put can be repeated
         await self.client.put(TOPIC, {"mail": name}, id=self.sleeper[name], delay=self.away)
         print(f"{name} is here")
 
 
 async def story(url: str | None, away: float) -> None:
     mailed: list[str] = []
-    everybody = asyncio.Event()
+    all_mailed = asyncio.Event()
 
     async with AsyncClient(url) as client:
         visitors = Visitors(client, away)
@@ -47,18 +47,18 @@ async def story(url: str | None, away: float) -> None:
         async def send_mail(message: Message) -> None:
             name = message.body["mail"]
             if visitors.sleeper.get(name) != message.id:
-                return  # of a run that was broken off
+                return  # left by an earlier, interrupted run
             print(f"mail to {name}: we miss you!")
             mailed.append(name)
             if {"Ada", "Bert", "Cleo"} <= set(mailed):
-                everybody.set()
+                all_mailed.set()
 
         async with AsyncConsumer(TOPIC, send_mail, client, wait=5):
             await asyncio.gather(*(visitors.visit(name) for name in ("Ada", "Bert", "Cleo")))
             for _ in range(3):  # Cleo keeps coming, so hers is the last mail
                 await asyncio.sleep(away * 0.6)
                 await visitors.visit("Cleo")
-            await everybody.wait()
+            await all_mailed.wait()
     print(f"mailed: {', '.join(mailed)}")
 
 

@@ -81,7 +81,7 @@ def fails() -> None:
 
 
 def half_way() -> str:
-    child.say(0.5)
+    child.report_progress(0.5)
     return "done"
 
 
@@ -181,7 +181,7 @@ def test_the_markdown_has_every_figure_and_what_is_not_shown(some_report: report
 
 
 def test_the_json_is_kept_by_date(some_report: report.Report, tmp_path: Path) -> None:
-    path = report.keep(some_report, tmp_path)
+    path = report.save(some_report, tmp_path)
     assert path.name == "2026-01-02T00-00-00Z-tiny.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     assert [figure["met"] for figure in kept["figures"]] == [True, False, None]

@@ -23,28 +23,28 @@ import pytest
 from rich.console import Console
 
 import benchmarks.__main__ as command
-from benchmarks import child, contest, machine, plots, quiet, ranking, report, sidebyside, works
-from benchmarks.contest import Contest, Told
+from benchmarks import child, comparison, comparison_tables, machine, plots, quiet, ranking, report, workloads
+from benchmarks.comparison import Comparison, QueueInfo
 from benchmarks.model import TINY as TINY_SIZE
-from benchmarks.peers.every import EVERY, ONLY, OURS
+from benchmarks.peers.all_queues import ALL_QUEUES, ONLY_PARTS, OURS
 from benchmarks.peers.model import Client, Put, Queue
 from benchmarks.peers.turtle import TurtleBson
-from benchmarks.works import TINY, Figures
+from benchmarks.workloads import TINY, Figures
 
 CONNECTIONS = TINY.connections
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_QUEUES)
 def test_each_queue_does_all_the_work_and_loses_nothing(name: str, tmp_path: Path) -> None:
-    told = contest.told(name, EVERY[name])
+    told = comparison.queue_info(name, ALL_QUEUES[name])
     if told.missing:
         pytest.skip(f"{told.missing} is not installed: make bench-setup")
-    held = contest.hold("tiny", tmp_path, lambda title: lambda share: None, lambda text: None, [told])
+    held = comparison.compare("tiny", tmp_path, lambda title: lambda share: None, lambda text: None, [told])
     assert not held.failed
     assert told.version
-    for part in ONLY.get(name, contest.PARTS):
+    for part in ONLY_PARTS.get(name, comparison.PARTS):
         for row, figures in ranking.table(held, part, CONNECTIONS).items():
             assert name in figures, f"{part}: {row}"
             may_forget = "kill -9" in row and not told.durable  # what was answered last, and no more than that
@@ -95,7 +95,7 @@ class CarelessClient(Client):
 def drained(folder: str) -> Figures:
     """Runs in a process of its own, as all work does."""
     queue = Careless(Path(folder), forgets_in=2)  # the first batch finds out how fast it is, and is not waited for
-    return asyncio.run(works.drain(queue, replace(TINY, drain=TINY.batch), 1))
+    return asyncio.run(workloads.drain(queue, replace(TINY, drain=TINY.batch), 1))
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_lost_and_doubled_messages_are_reported(tmp_path: Path) -> None:
 
 
 def restarted(folder: str) -> Figures:
-    return asyncio.run(works.sleep(Careless(Path(folder), forgets_in=1), TINY, 1, (TINY.sleepers,)))
+    return asyncio.run(workloads.sleep(Careless(Path(folder), forgets_in=1), TINY, 1, (TINY.sleepers,)))
 
 
 @pytest.mark.slow
@@ -116,17 +116,17 @@ def test_a_message_that_is_gone_after_a_restart_is_reported(tmp_path: Path) -> N
 
 
 def test_early_and_strange_messages_are_counted() -> None:
-    received = works.Received([(99.0, ["a"]), (101.0, ["b"]), (0.0, ["nobody"])], total=3)
+    received = workloads.Received([(99.0, ["a"]), (101.0, ["b"]), (0.0, ["nobody"])], total=3)
     sent = [Put("a", 100, b""), Put("b", 100, b""), Put("c", 100, b"")]
     assert received.verdict(sent) == {"lost": 1, "twice": 0, "strange": 1, "early": 1}
-    assert received.late([("b", 100), ("c", 100)])["max"] == 1.0
+    assert received.lateness([("b", 100), ("c", 100)])["max"] == 1.0
 
 
 # What goes in
 
 
 def test_messages_are_distinct_and_the_same_for_everybody() -> None:
-    some, same = works.messages(500, 100, 7), works.messages(500, 100, 7)
+    some, same = workloads.messages(500, 100, 7), workloads.messages(500, 100, 7)
     assert [(put.id, put.body) for put in some] == [(put.id, put.body) for put in same]
     assert len({put.id for put in some}) == len({put.body for put in some}) == 500
     assert {len(put.body) for put in some} == {100}
@@ -134,7 +134,7 @@ def test_messages_are_distinct_and_the_same_for_everybody() -> None:
 
 
 def test_a_timetable_is_even_and_keeps_the_delays() -> None:
-    plan = works.timetable(1_000_000, 2_000, TINY, 0)
+    plan = workloads.timetable(1_000_000, 2_000, TINY, 0)
     shortest, longest = TINY.delays_ms
     dues = sorted(put.due_ms for _, group in plan for put in group)
     assert dues == [1_000_000 + longest + 5 * n for n in range(400)]
@@ -143,11 +143,11 @@ def test_a_timetable_is_even_and_keeps_the_delays() -> None:
 
 
 def there_and_back(folder: str, name: str) -> dict[str, Any]:
-    return asyncio.run(_there_and_back(EVERY[name](Path(folder))))
+    return asyncio.run(_there_and_back(ALL_QUEUES[name](Path(folder))))
 
 
 async def _there_and_back(queue: Queue) -> dict[str, Any]:
-    some = works.messages(60, 100, due_ms=1)
+    some = workloads.messages(60, 100, due_ms=1)
     await queue.start()
     client = await queue.client()
     await client.put(some)
@@ -167,13 +167,13 @@ def test_what_turtlemq_was_given_comes_out_once(name: str, tmp_path: Path) -> No
 def test_others_on_the_machine_are_noticed() -> None:
     burn = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        assert quiet.busy(0.5) > 0.2 / (os.cpu_count() or 1)
+        assert quiet.busy_share(0.5) > 0.2 / (os.cpu_count() or 1)
     finally:
         burn.kill()
         burn.wait()
 
 
-@pytest.mark.parametrize("module", [quiet, sidebyside, ranking], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [quiet, comparison_tables, ranking], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_run(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
@@ -181,8 +181,8 @@ def test_examples_in_docstrings_run(module: object) -> None:
 # What is said about it
 
 
-def _told(name: str, *, durable: bool = True, missing: str = "") -> Told:
-    return Told(name, "" if missing else "1.0", "as it comes", durable, missing)
+def _told(name: str, *, durable: bool = True, missing: str = "") -> QueueInfo:
+    return QueueInfo(name, "" if missing else "1.0", "as it comes", durable, missing)
 
 
 def _in(rate: float) -> Figures:
@@ -199,12 +199,12 @@ def _grow(rate: float) -> Figures:
 
 
 @pytest.fixture
-def held() -> Contest:
+def held() -> Comparison:
     """A contest with figures made up: a durable peer, a faster one that is not, and one that is not installed."""
     wrong = {"lost": 0.0, "twice": 0.0, "strange": 0.0, "early": 0.0}
-    late = {f"{phase} {share}": 4.0 for phase in ("alone", "alone asked", "beside") for share in works.SHARES}
+    late = {f"{phase} {share}": 4.0 for phase in ("alone", "alone asked", "beside") for share in workloads.SHARES}
     rates = {OURS[0]: 290.0, OURS[1]: 600.0, "safe": 100.0, "fast": 200.0}
-    return Contest(
+    return Comparison(
         queues=[_told(OURS[0]), _told(OURS[1]), _told("safe"), _told("fast", durable=False), _told("absent", missing="absentd")],
         found={
             "in": {name: [_in(rate), _in(1.1 * rate), _in(0.9 * rate)] for name, rate in rates.items()},
@@ -218,7 +218,7 @@ def held() -> Contest:
     )
 
 
-def test_goals_are_ratios_against_the_right_peer(held: Contest) -> None:
+def test_goals_are_ratios_against_the_right_peer(held: Comparison) -> None:
     found = {verdict.work: verdict for verdict in ranking.verdicts(held, CONNECTIONS)}
     json_in, bson_in = (found[f"in batches of 1,000, bodies of 100 B, {kind}"] for kind in ("JSON", "BSON"))
     assert (json_in.best, json_in.durable) == (("fast", 200.0), ("safe", 100.0))
@@ -229,14 +229,14 @@ def test_goals_are_ratios_against_the_right_peer(held: Contest) -> None:
     assert [found[f"late: alone, {share}, JSON"].met for share in ("p50", "p99", "p99.9")] == [False, True, True]
 
 
-def test_less_is_better_where_it_is(held: Contest) -> None:
+def test_less_is_better_where_it_is(held: Comparison) -> None:
     for rounds in held.found["in"]["safe"]:
         rounds["cpu, 100 B"] = 8.0
     verdict = next(v for v in ranking.verdicts(held, CONNECTIONS) if v.work.startswith("server CPU"))
     assert (verdict.best, verdict.ratio(verdict.durable), verdict.met) == (("fast", 2.0), 4.0, True)
 
 
-def test_an_unmeasured_goal_is_neither_met_nor_missed(held: Contest) -> None:
+def test_an_unmeasured_goal_is_neither_met_nor_missed(held: Comparison) -> None:
     del held.found["drain"][OURS[0]], held.found["in"]["safe"]
     found = {verdict.work: verdict for verdict in ranking.verdicts(held, CONNECTIONS)}
     assert found["drain: fetched and acknowledged, JSON"].met is None
@@ -244,13 +244,13 @@ def test_an_unmeasured_goal_is_neither_met_nor_missed(held: Contest) -> None:
 
 
 @pytest.fixture
-def some_report(held: Contest) -> report.Report:
+def some_report(held: Comparison) -> report.Report:
     limits = machine.Limits(*[1e9] * 10)
     return report.Report(datetime(2026, 1, 2, tzinfo=UTC), TINY_SIZE, {"python": "CPython"}, limits, [], 90.0, held)
 
 
 def test_what_was_kept_can_be_told_again(some_report: report.Report, tmp_path: Path) -> None:
-    assert report.load(report.keep(some_report, tmp_path)) == some_report
+    assert report.load(report.save(some_report, tmp_path)) == some_report
 
 
 def test_the_report_has_every_row_the_warning_and_who_is_missing(some_report: report.Report, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_the_terminal_shows_the_same(some_report: report.Report) -> None:
     assert "THE MACHINE WAS NOT QUIET" in text
 
 
-def test_pictures_are_small_have_no_background_and_text_as_text(held: Contest, tmp_path: Path) -> None:
+def test_pictures_are_small_have_no_background_and_text_as_text(held: Comparison, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: make bench-setup")
     found = plots.draw(held, "tiny", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in found.values()}
@@ -295,7 +295,7 @@ def test_pictures_are_small_have_no_background_and_text_as_text(held: Contest, t
 def test_a_report_can_be_made_from_what_was_kept(
     some_report: report.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = report.keep(some_report, tmp_path)
+    kept = report.save(some_report, tmp_path)
     monkeypatch.setattr(report, "RESULTS", tmp_path / "RESULTS.md")
     assert command.main(["--report", str(kept)]) == 0
     assert "## Goals" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")

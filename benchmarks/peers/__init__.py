@@ -1,1 +1,1 @@
-"""The queues that people use today, each at its best, behind one small interface."""
+"""TurtleMQ and its peers (Redis, PostgreSQL, beanstalkd, BullMQ), each in its best setup, behind one interface (`model`)."""

@@ -1,7 +1,7 @@
-"""beanstalkd with its binlog, spoken to in its own protocol with a whole batch of commands on the way at once.
+"""beanstalkd with its binlog, over its own protocol; commands of a batch are pipelined.
 
-It knows its own job numbers only, and delays in whole seconds. So a job begins with our id and due time, and the queue's
-clients share a table from our ids to job numbers, as an application that wants to cancel would keep one.
+It has its own job numbers only, and delays in whole seconds. So a job begins with our id and due time, and the clients share a
+table from our ids to job numbers, as an application that cancels would.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
-from benchmarks.peers.common import HOST, LEASE_MS, ServedQueue, now_ms, program, said_version
+from benchmarks.peers.common import HOST, LEASE_MS, ServedQueue, now_ms, printed_version, program
 from benchmarks.peers.model import Client, Put
 
 WINDOW_MAX = 1024
 
 
 class Refused(Exception):
-    """beanstalkd answered something that was not asked for."""
+    """An unexpected answer of beanstalkd."""
 
 
 class BeanstalkClient(Client):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, jobs: dict[str, int]) -> None:
         self.reader, self.writer, self.jobs = reader, writer, jobs
-        self.window = 1  # reserve commands on the way at once: each that finds nothing costs as much as one that does
+        self.window = 1  # pipelined reserve commands: one without a job costs as much as one with a job
 
     async def line(self) -> bytes:
         return (await self.reader.readuntil(b"\r\n"))[:-2]
 
     async def lines(self, count: int) -> list[bytes]:
-        """So many answers of one line each. Cost: one look at each piece that arrives."""
-        pieces, found = [], 0
-        while found < count:
+        """So many answers of one line each. Scans each received piece once."""
+        pieces, line_count = [], 0
+        while line_count < count:
             piece = await self.reader.read(1 << 20)
             if not piece:
                 raise ConnectionResetError("beanstalkd closed the connection")
             pieces.append(piece)
-            found += piece.count(b"\n")
+            line_count += piece.count(b"\n")
         return b"".join(pieces).split(b"\r\n")[:-1]
 
     async def put(self, messages: Sequence[Put]) -> None:
@@ -54,31 +54,31 @@ class BeanstalkClient(Client):
             self.jobs[message.id] = int(number)
 
     async def fetch(self, count: int, wait_s: float = 0) -> list[tuple[str, int]]:
-        """It waits for the first only, whole seconds; the others are taken if they are there."""
-        found = await self._reserve(1, ceil(wait_s))
-        while found and len(found) < count:
-            asked = min(self.window, count - len(found))
+        """Wait for the first job, in whole seconds; take others that are ready."""
+        messages = await self._reserve(1, ceil(wait_s))
+        while messages and len(messages) < count:
+            asked = min(self.window, count - len(messages))
             more = await self._reserve(asked, 0)
-            found += more
+            messages += more
             if len(more) < asked:
                 self.window = max(1, len(more))
                 break
             self.window = min(2 * self.window, WINDOW_MAX)
-        return found
+        return messages
 
     async def _reserve(self, count: int, wait_s: int) -> list[tuple[str, int]]:
         self.writer.write(b"reserve-with-timeout %d\r\n" % wait_s * count)
-        found = []
+        messages = []
         for _ in range(count):
             word, *numbers = (await self.line()).split()
             if word == b"RESERVED":
                 job = await self.reader.readexactly(int(numbers[1]) + 2)
                 id_, due_ms = job[: job.index(b"\n")].decode().split(" ")
                 self.jobs[id_] = int(numbers[0])
-                found.append((id_, int(due_ms)))
+                messages.append((id_, int(due_ms)))
             elif word != b"TIMED_OUT":
                 raise Refused(word)
-        return found
+        return messages
 
     async def _delete(self, ids: Sequence[str]) -> list[bytes]:
         self.writer.write(b"".join([b"delete %d\r\n" % self.jobs.pop(id_) for id_ in ids]))
@@ -92,7 +92,7 @@ class BeanstalkClient(Client):
         return id_ in self.jobs and await self._delete([id_]) == [b"DELETED"]
 
     async def counts(self) -> dict[bytes, int]:
-        """The numbers among the server's own statistics."""
+        """The numbers in the statistics of the server."""
         self.writer.write(b"stats\r\n")
         size = int((await self.line()).split()[1])
         fields = [line.split(b": ") for line in (await self.reader.readexactly(size + 2)).split(b"\n") if b": " in line]
@@ -104,7 +104,7 @@ class BeanstalkClient(Client):
 
 
 class BeanstalkQueue(ServedQueue):
-    """beanstalkd. `fsync_ms` is the longest time between two fsyncs of its binlog; 0 is one for each job."""
+    """beanstalkd. `fsync_ms` is the longest time between two fsyncs of its binlog; 0: one for each job."""
 
     whole_seconds = True
 
@@ -121,7 +121,7 @@ class BeanstalkQueue(ServedQueue):
         return None if program("beanstalkd") else "beanstalkd"
 
     def version(self) -> str:
-        return said_version([*self.command()[:1], "-v"], r"beanstalkd (\S+)")
+        return printed_version([*self.command()[:1], "-v"], r"beanstalkd (\S+)")
 
     def command(self) -> list[str]:
         server = program("beanstalkd") or "beanstalkd"

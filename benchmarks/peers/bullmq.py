@@ -1,6 +1,7 @@
-"""BullMQ on a Redis of its own. All clients live in one node process, bullmq/worker.js, which does what an application does.
+"""BullMQ on its own Redis. All clients live in one node process, bullmq/worker.js, as in an application.
 
-That process is the client side: its time is not the server's. Lines of JSON tell it what to do, which is little beside the work.
+That process is the client side; its processor time does not count for the server. It gets its commands as lines of JSON, whose
+cost is small beside the work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.peers.common import LEASE_MS, UNTIL_WE_END, Fetched, program
+from benchmarks.peers.common import DIE_WITH_PARENT, LEASE_MS, Fetched, program
 from benchmarks.peers.model import Client, Put
 from benchmarks.peers.redis import RedisQueue, encode
 
@@ -25,18 +26,18 @@ PACKAGE = HERE / "node_modules" / "bullmq" / "package.json"
 
 
 class Failed(Exception):
-    """A call in the node process failed; its error stands below."""
+    """A call in the node process failed. Its error stands below."""
 
 
 def spawn_beside(command: list[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A process that reads and writes at the other end of a socket."""
+    """A process with the other end of a socket as stdin and stdout."""
     ours, theirs = socket.socketpair()
     with theirs:
         return subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno()), ours
 
 
 class Node:
-    """The node process, at the other end of a socket. Many calls may be under way."""
+    """The node process at the other end of a socket. Calls may overlap."""
 
     def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.process, self.reader, self.writer = process, reader, writer
@@ -46,7 +47,7 @@ class Node:
 
     @classmethod
     async def start(cls, port: int) -> Node:
-        command = [*UNTIL_WE_END, program("node") or "node", str(HERE / "worker.js"), str(port), str(LEASE_MS)]
+        command = [*DIE_WITH_PARENT, program("node") or "node", str(HERE / "worker.js"), str(port), str(LEASE_MS)]
         process, ours = spawn_beside(command)
         return cls(process, *await asyncio.open_connection(sock=ours, limit=1 << 24))
 
@@ -78,8 +79,8 @@ class BullClient(Client):
         self.node, self.number = node, number
 
     async def put(self, messages: Sequence[Put]) -> None:
-        said = [(message.id, message.due_ms, message.body.decode("latin-1")) for message in messages]
-        await self.node.call(self.number, "put", said)
+        fields = [(message.id, message.due_ms, message.body.decode("latin-1")) for message in messages]
+        await self.node.call(self.number, "put", fields)
 
     async def fetch(self, count: int, wait_s: float = 0) -> Fetched:
         return [(id_, due_ms) for id_, due_ms in await self.node.call(self.number, "fetch", (count, wait_s * 1000))]
@@ -95,7 +96,7 @@ class BullClient(Client):
 
 
 class BullQueue(RedisQueue):
-    """BullMQ as it comes, on a Redis that syncs every second, as its own guide recommends."""
+    """BullMQ with default settings, on a Redis that syncs every second, as its guide recommends."""
 
     node: Node | None = None
 

@@ -1,6 +1,6 @@
-"""What the peers have in common: a server process with a folder and a free port, and waiting by looking again.
+"""Common parts of the peers: a server process with a folder and a free port, and waiting by polling.
 
-A peer says its command line and how to ask whether it answers; starting, awaiting and killing it are the same for all.
+A peer defines its command line and a check of readiness; start, wait and kill are here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from benchmarks.child import environment
 from benchmarks.peers.model import Queue
 
 HOST = "127.0.0.1"
-UNTIL_WE_END = ["setpriv", "--pdeathsig", "KILL"]  # whatever happens to the harness, nothing is left behind
-START_S = 1800  # reading tens of millions of messages again takes minutes
-POLL_S = 0.002  # a client that waits looks this often: another one may put what is due sooner
+DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]  # no server outlives the harness
+START_S = 1800  # recovery of tens of millions of messages takes minutes
+POLL_S = 0.002  # poll interval of a waiting client: another client may put a message that is due sooner
 LEASE_MS = 60_000  # longer than any fetched message is kept in a benchmark
 
 Fetched = list[tuple[str, int]]  # ids and due times
@@ -40,31 +40,31 @@ def free_port() -> int:
 
 
 def program(name: str, *folders: Path) -> str | None:
-    """Where a program is; system folders are looked at even if the user's path leaves them out."""
+    """The path of a program; also found in system folders that are not in PATH."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/bin", *map(str, folders)]))
 
 
-def said_version(command: list[str], pattern: str) -> str:
-    """The version number in what a command prints."""
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(pattern, said)
-    return found.group(1) if found else said.strip()
+def printed_version(command: list[str], pattern: str) -> str:
+    """The version number in the output of a command."""
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    match = re.search(pattern, output)
+    return match.group(1) if match else output.strip()
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def look_until_found(look: Callable[[int], Awaitable[Fetched | int | None]], wait_s: float) -> Fetched:
-    """Look for due messages again and again: `look(now_ms)` gives some, or else the next due time if it knows one."""
+async def poll_until_found(look: Callable[[int], Awaitable[Fetched | int | None]], wait_s: float) -> Fetched:
+    """Poll for due messages. `look(now_ms)` returns some, or the next due time if there is one."""
     end_ms = now_ms() + wait_s * 1000
     while True:
-        found = await look(now := now_ms())
-        if isinstance(found, list):
-            return found
+        answer = await look(now := now_ms())
+        if isinstance(answer, list):
+            return answer
         if now >= end_ms:
             return []
-        next_ms = end_ms if found is None else min(end_ms, found)
+        next_ms = end_ms if answer is None else min(end_ms, answer)
         await asyncio.sleep(min(POLL_S, max(0, next_ms - now_ms()) / 1000))
 
 
@@ -76,11 +76,11 @@ class ServedQueue(Queue):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What to run, in the folder, so that it listens on `self.port` and stays in the foreground."""
+        """The command line of a server in the foreground that listens on `self.port`; it runs in the folder."""
 
     @abstractmethod
     async def answers(self) -> bool:
-        """Does it answer, with all its data? An OSError is a no."""
+        """Whether the server answers with all its data. An OSError means no."""
 
     async def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ class ServedQueue(Queue):
         await self._until_it_answers(self.process)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [*UNTIL_WE_END, *self.command()]
+        command = [*DIE_WITH_PARENT, *self.command()]
         with self.log.open("ab") as log:
             return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment())
 

@@ -1,7 +1,7 @@
-"""What every queue under test can do, in the same few words: TurtleMQ and its peers are driven through this and nothing else.
+"""The interface of every queue under test: TurtleMQ and its peers are driven through this alone.
 
-A `Queue` is a server on a loopback port of its own with its data in a folder of its own; a `Client` is one connection to it.
-Bodies are prepared before time is taken; a client encodes, sends, and waits for the answer, as an application would.
+A `Queue` is a server with its own loopback port and data folder; a `Client` is one connection to it. Bodies are made before the
+measurement; a client encodes, sends and waits for the answer, as an application would.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Client(ABC):
 
     @abstractmethod
     async def put(self, messages: Sequence[Put]) -> None:
-        """Store them: as durable as the queue's setting promises when this returns."""
+        """Store messages, as durably as the setting of the queue promises."""
 
     @abstractmethod
     async def fetch(self, count: int, wait_s: float = 0) -> list[tuple[str, int]]:
-        """Reserve up to so many that are due: ids and due times. Bodies are received as well. Waits if there is none."""
+        """Reserve up to `count` due messages, waiting for the first. Returns ids and due times; bodies are received too."""
 
     @abstractmethod
     async def ack(self, ids: Sequence[str]) -> None:
-        """Done with these, which this client has fetched."""
+        """Acknowledge messages that this client has fetched."""
 
     @abstractmethod
     async def cancel(self, id_: str) -> bool:
-        """A sleeping message shall not come. Was it there?"""
+        """Cancel a sleeping message. Returns whether it was there."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -48,10 +48,10 @@ class Client(ABC):
 
 
 class Queue(ABC):
-    """A queue's server. `start` and `client` may be called again after `kill`: the data stays in the folder."""
+    """A server. `start` and `client` may be called again after `kill`: the data stays in the folder."""
 
     name: str  # in tables: "Redis, always"
-    settings: str  # those that matter, for the report
+    settings: str  # the relevant ones, for the report
     durable: bool  # an answer means fsynced
     whole_seconds = False  # delays are whole seconds only
 
@@ -61,15 +61,15 @@ class Queue(ABC):
     @staticmethod
     @abstractmethod
     def missing() -> str | None:
-        """What is not installed, if anything."""
+        """The name of a missing program or package; None if all are installed."""
 
     @abstractmethod
     def version(self) -> str:
-        """Of the server, as it says itself."""
+        """The version that the server reports."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Start the server on a free loopback port. Returns when it answers and has all its data again."""
+        """Start the server on a free loopback port, and wait until it answers with all its data."""
 
     @abstractmethod
     async def client(self) -> Client:
@@ -77,7 +77,7 @@ class Queue(ABC):
 
     @abstractmethod
     async def sleepers(self) -> int:
-        """Messages that are stored and not yet due or not yet fetched, counted by the server itself."""
+        """Stored messages that are not fetched, as the server counts them."""
 
     @abstractmethod
     def pids(self) -> list[int]:
@@ -88,9 +88,9 @@ class Queue(ABC):
         """SIGKILL for all of the server's processes, by pid."""
 
     def anonymous_bytes(self) -> int:
-        """Memory that cannot be dropped, of all processes together."""
+        """Anonymous memory of all processes together."""
         return sum(map(probe.anonymous_bytes, self.pids()))
 
     def disk_bytes(self) -> int:
-        """What the folder takes on the disk."""
+        """Disk space of the folder."""
         return sum(path.stat().st_blocks * 512 for path in probe.files(self.folder))

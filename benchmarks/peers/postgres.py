@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import probe
-from benchmarks.peers.common import HOST, LEASE_MS, Fetched, ServedQueue, look_until_found, program, said_version
+from benchmarks.peers.common import HOST, LEASE_MS, Fetched, ServedQueue, poll_until_found, printed_version, program
 from benchmarks.peers.model import Client, Put
 
 USER = "queue"
@@ -35,17 +35,17 @@ ACK = "DELETE FROM reserved WHERE ctid = ANY($1::tid[])"
 GIVE_BACK = """WITH late AS (DELETE FROM reserved WHERE until <= $1 RETURNING id, due, body)
 INSERT INTO sleeping SELECT id, due, body FROM late"""
 NEXT = "SELECT min(due) FROM sleeping"
-# A row that a consumer has locked in its transaction is no longer asleep.
+# A row that the transaction of a consumer has locked does not sleep any more.
 CANCEL = "DELETE FROM sleeping WHERE ctid = (SELECT ctid FROM sleeping WHERE id = $1 FOR UPDATE SKIP LOCKED)"
 GIVE_BACK_EVERY_MS = 1000
 
 
 class LeaseClient(Client):
-    """Reserved rows are in a table of their own until they are acked or their lease ends."""
+    """Reserves rows by a lease: they move to a second table until they are acked or the lease ends."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.places: dict[str, object] = {}
+        self.row_addresses: dict[str, object] = {}
         self.gave_back_ms = 0
 
     async def put(self, messages: Sequence[Put]) -> None:
@@ -60,20 +60,20 @@ class LeaseClient(Client):
             next_ms: int | None = await self.connection.fetchval(NEXT)
             if next_ms is None or next_ms > now:
                 return next_ms
-            return await self.take(count, now) or None  # others have locked all that is due
+            return await self.take(count, now) or None  # other clients have locked all due rows
 
-        return await look_until_found(look, wait_s)
+        return await poll_until_found(look, wait_s)
 
     async def give_back(self, now: int) -> None:
         await self.connection.execute(GIVE_BACK, now)
 
     async def take(self, count: int, now: int) -> Fetched:
         rows = await self.connection.fetch(RESERVE, now, count, now + LEASE_MS)
-        self.places.update([(row[0], row[3]) for row in rows])
+        self.row_addresses.update([(row[0], row[3]) for row in rows])
         return [(row[0], row[1]) for row in rows]
 
     async def ack(self, ids: Sequence[str]) -> None:
-        await self.connection.execute(ACK, list(map(self.places.pop, ids)))
+        await self.connection.execute(ACK, list(map(self.row_addresses.pop, ids)))
 
     async def cancel(self, id_: str) -> bool:
         return bool(await self.connection.execute(CANCEL, id_) == "DELETE 1")
@@ -83,27 +83,27 @@ class LeaseClient(Client):
 
 
 class TransactionClient(LeaseClient):
-    """Fetched rows are deleted, and come back if the connection breaks before the commit."""
+    """Reserves rows by a transaction: they are deleted, and come back if the connection breaks before the commit."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self.open: set[str] = set()
 
     async def put(self, messages: Sequence[Put]) -> None:
-        assert not self.open, "what this client has fetched is to be acked first: its puts would wait for that commit"
+        assert not self.open, "puts would wait for the commit of unacked messages"
         await super().put(messages)
 
     async def give_back(self, now: int) -> None:
-        """Rolling back does that."""
+        """Not needed: a rollback gives the rows back."""
 
     async def take(self, count: int, now: int) -> Fetched:
         if not self.open:
             await self.connection.execute("BEGIN")
         rows = await self.connection.fetch(TAKE, now, count)
-        found = [(row[0], row[1]) for row in rows]
-        self.open.update([id_ for id_, _ in found])
+        messages = [(row[0], row[1]) for row in rows]
+        self.open.update([id_ for id_, _ in messages])
         await self._commit_if_done()
-        return found
+        return messages
 
     async def ack(self, ids: Sequence[str]) -> None:
         self.open.difference_update(ids)
@@ -115,14 +115,14 @@ class TransactionClient(LeaseClient):
 
 
 def _folder_of_programs() -> Path | None:
-    """Debian keeps the server's programs of each version out of the path: those of the newest."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
-    server = found[-1] if found else program("postgres")
+    """The folder of the newest server. Debian keeps its programs out of the path, in a folder for each version."""
+    servers = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+    server = servers[-1] if servers else program("postgres")
     return Path(server).parent if server else None
 
 
 class PostgresQueue(ServedQueue):
-    """A cluster of its own. `reserve` is "lease" or "transaction"."""
+    """A PostgreSQL cluster. `reserve` is "lease" or "transaction"."""
 
     durable = True
 
@@ -140,7 +140,7 @@ class PostgresQueue(ServedQueue):
         return None if importlib.util.find_spec("asyncpg") else "the Python package asyncpg"
 
     def _run(self, name: str) -> list[str]:
-        """A program of the server. It refuses root, so root becomes the package's user, who may still look into our folders."""
+        """The command of a server program. It refuses root, so root becomes the user postgres, which may read our folders."""
         command = [str((_folder_of_programs() or Path()) / name)]
         if os.geteuid() != 0:
             return command
@@ -149,11 +149,11 @@ class PostgresQueue(ServedQueue):
         return ["setpriv", *user, *command]
 
     def version(self) -> str:
-        return said_version([*self._run("postgres"), "--version"], r"(\d[\d.]*)")
+        return printed_version([*self._run("postgres"), "--version"], r"(\d[\d.]*)")
 
     def command(self) -> list[str]:
         options = SETTINGS | {"listen_addresses": HOST, "unix_socket_directories": "", "port": str(self.port)}
-        options["dynamic_shared_memory_type"] = "mmap"  # in its folder: a server that is killed leaves no shared memory behind
+        options["dynamic_shared_memory_type"] = "mmap"  # in its folder, so that a killed server leaves no shared memory behind
         return [*self._run("postgres"), "-D", str(self.data), *[f"--{name}={value}" for name, value in options.items()]]
 
     async def start(self) -> None:
@@ -188,7 +188,7 @@ class PostgresQueue(ServedQueue):
         return self.kind(await self._connect())
 
     async def sleepers(self) -> int:
-        """What a transaction has fetched is counted until its commit."""
+        """Messages in the table; those that a transaction has fetched count until its commit."""
         connection = await self._connect()
         try:
             return int(await connection.fetchval("SELECT count(*) FROM sleeping"))
@@ -196,37 +196,29 @@ class PostgresQueue(ServedQueue):
             await connection.close()
 
     def pids(self) -> list[int]:
-        parents = super().pids()
-        return parents + [child for parent in parents for child in _children(parent)]
+        return [pid for parent in super().pids() for pid in probe.process_tree(parent)]
 
     def kill(self) -> None:
-        """Returns when all are gone: a server that still had its memory would keep the next one from starting."""
+        """SIGKILL, and wait until all processes are gone: the next server cannot start while their shared memory exists."""
         pids = self.pids()
         super().kill()
-        while any(map(_lives, pids)):
+        while any(map(_is_running, pids)):
             time.sleep(0.001)
 
     def anonymous_bytes(self) -> int:
-        """The buffers are memory that all its processes share: counted once."""
+        """Anonymous memory of all processes, and once the buffers that they share."""
         own, shared = 0, 0
         for pid in self.pids():
             try:
                 own += probe.anonymous_bytes(pid)
                 shared = max(shared, probe.shared_bytes(pid))
             except (OSError, LookupError):
-                continue  # that of a connection which was closed just now
+                continue  # the process of a connection that was closed just now
         return own + shared
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _lives(pid: int) -> bool:
-    """Not gone, and not only waiting to be asked how it ended."""
+def _is_running(pid: int) -> bool:
+    """Whether a process runs, and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

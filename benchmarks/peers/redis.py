@@ -1,7 +1,7 @@
-"""Redis as a delay queue: bodies in a hash, due times in a sorted set, leases in another; one script moves what is due.
+"""Redis as a delay queue: bodies in a hash, due times in a sorted set, leases in another; one script moves due messages.
 
-Puts and acks are plain commands with a thousand members each, in one transaction: faster than a script, and the append-only
-file holds each command once. The replies are read by hiredis; commands are encoded here, as that is faster than redis-py.
+Puts and acks are plain commands with a thousand members each, in one transaction: that is faster than a script, and the
+append-only file holds each command once. hiredis reads the replies; commands are encoded here, faster than redis-py does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.inbox import Inbox
-from benchmarks.peers.common import HOST, LEASE_MS, Fetched, ServedQueue, look_until_found, program, said_version
+from benchmarks.peers.common import HOST, LEASE_MS, Fetched, ServedQueue, poll_until_found, printed_version, program
 from benchmarks.peers.model import Client, Put
+from benchmarks.receive_buffer import ReceiveBuffer
 
 SLEEPING, RESERVED, BODIES = b"sleeping", b"reserved", b"bodies"
 FETCH_MAX = 3000  # Lua's stack holds fewer than 8000 arguments of one call
@@ -46,7 +46,7 @@ return redis.call('ZREM', KEYS[1], ARGV[1]) == 1 and redis.call('HDEL', KEYS[3],
 
 
 def encode(*words: bytes) -> bytes:
-    """One command as it goes over the wire."""
+    """One command in the protocol of Redis."""
     return encode_many(words, len(words))
 
 
@@ -55,27 +55,27 @@ def encode_many(words: Iterable[bytes], count: int) -> bytes:
 
 
 class RedisClient(Client):
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: ReceiveBuffer) -> None:
         import hiredis
 
-        self.inbox = inbox
+        self.received = inbox
         self.replies = hiredis.Reader()
 
     async def call(self, data: bytes, replies: int = 1) -> Any:
-        """Send commands and wait for all the replies: the last one."""
-        self.inbox.send(data)
+        """Send commands and wait for all replies. Returns the last one."""
+        self.received.send(data)
         reply = None
         for _ in range(replies):
             while (reply := self.replies.gets()) is False:
-                await self.inbox.upto(1)
-                self.replies.feed(self.inbox.data, 0, self.inbox.filled)
-                self.inbox.clear()
+                await self.received.wait_for(1)
+                self.replies.feed(self.received.data, 0, self.received.filled)
+                self.received.clear()
             if isinstance(reply, Exception):
                 raise reply
         return reply
 
-    async def together(self, *commands: bytes) -> Any:
-        """As one transaction: the list of their replies."""
+    async def transaction(self, *commands: bytes) -> Any:
+        """Send commands as one transaction. Returns the list of their replies."""
         return await self.call(b"".join([encode(b"MULTI"), *commands, encode(b"EXEC")]), len(commands) + 2)
 
     async def script(self, source: bytes, *words: bytes) -> Any:
@@ -87,30 +87,30 @@ class RedisClient(Client):
         bodies = chain.from_iterable(zip(ids, [message.body for message in messages], strict=True))
         dues = chain.from_iterable(zip([b"%d" % message.due_ms for message in messages], ids, strict=True))
         count = 2 + 2 * len(messages)
-        await self.together(
+        await self.transaction(
             encode_many(chain((b"HSET", BODIES), bodies), count), encode_many(chain((b"ZADD", SLEEPING), dues), count)
         )
 
     async def fetch(self, count: int, wait_s: float = 0) -> Fetched:
         async def look(now: int) -> Fetched | int | None:
             words = (now, min(count, FETCH_MAX), now + LEASE_MS)
-            found = await self.script(FETCH, *[b"%d" % word for word in words])
-            if not isinstance(found, list):
-                return None if found is None else int(found)
-            due = found[0]
+            answer = await self.script(FETCH, *[b"%d" % word for word in words])
+            if not isinstance(answer, list):
+                return None if answer is None else int(answer)
+            due = answer[0]
             return [(id_.decode(), int(score)) for id_, score in zip(due[::2], due[1::2], strict=True)]
 
-        return await look_until_found(look, wait_s)
+        return await poll_until_found(look, wait_s)
 
     async def ack(self, ids: Sequence[str]) -> None:
         words = [id_.encode() for id_ in ids]
-        await self.together(encode(b"ZREM", RESERVED, *words), encode(b"HDEL", BODIES, *words))
+        await self.transaction(encode(b"ZREM", RESERVED, *words), encode(b"HDEL", BODIES, *words))
 
     async def cancel(self, id_: str) -> bool:
         return bool(await self.script(CANCEL, id_.encode()))
 
     async def close(self) -> None:
-        self.inbox.close()
+        self.received.close()
 
 
 class RedisQueue(ServedQueue):
@@ -130,7 +130,7 @@ class RedisQueue(ServedQueue):
         return None if importlib.util.find_spec("hiredis") else "the Python package hiredis"
 
     def version(self) -> str:
-        return said_version([*self.command()[:1], "--version"], r"v=(\S+)")
+        return printed_version([*self.command()[:1], "--version"], r"v=(\S+)")
 
     def command(self) -> list[str]:
         options = {
@@ -155,7 +155,7 @@ class RedisQueue(ServedQueue):
             raise
 
     async def ask(self, *commands: bytes) -> list[Any]:
-        """The replies to some commands, on a connection of their own."""
+        """The replies to some commands, on a new connection."""
         client = await self._connect()
         try:
             return [await client.call(command) for command in commands]
@@ -163,7 +163,7 @@ class RedisQueue(ServedQueue):
             await client.close()
 
     async def _connect(self) -> RedisClient:
-        return RedisClient(await Inbox.connect(HOST, self.port))
+        return RedisClient(await ReceiveBuffer.connect(HOST, self.port))
 
     async def client(self) -> Client:
         client = await self._connect()

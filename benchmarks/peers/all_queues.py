@@ -1,4 +1,4 @@
-"""All queues that are measured side by side, by name: TurtleMQ first, then its peers, each as it is best and as it is safest."""
+"""All queues of the comparison by name: TurtleMQ first, then its peers, each in its fastest and in its safest setup."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from benchmarks.peers.bullmq import BullQueue
 from benchmarks.peers.model import Queue
 from benchmarks.peers.postgres import PostgresQueue
 from benchmarks.peers.redis import RedisQueue
-from benchmarks.peers.turtle import Turtle, TurtleBson, TurtleBsonGiven, TurtleGiven
+from benchmarks.peers.turtle import Turtle, TurtleBson, TurtleBsonServerIds, TurtleServerIds
 
 Maker = Callable[[Path], Queue]
 _MAKERS: tuple[Maker, ...] = (
     Turtle,
     TurtleBson,
-    TurtleGiven,
-    TurtleBsonGiven,
+    TurtleServerIds,
+    TurtleBsonServerIds,
     lambda folder: RedisQueue(folder, "everysec"),
     lambda folder: RedisQueue(folder, "always"),
     lambda folder: PostgresQueue(folder, "lease"),
@@ -27,11 +27,11 @@ _MAKERS: tuple[Maker, ...] = (
     BullQueue,
 )
 OURS: tuple[str, str] = (Turtle.name, TurtleBson.name)
-GIVEN: tuple[str, str] = (TurtleGiven.name, TurtleBsonGiven.name)
-EVERY: dict[str, Maker] = {maker(Path()).name: maker for maker in _MAKERS}
-# A queue that differs from another one in some of the work only is measured in that.
-ONLY: dict[str, tuple[str, ...]] = {
+SERVER_IDS: tuple[str, str] = (TurtleServerIds.name, TurtleBsonServerIds.name)
+ALL_QUEUES: dict[str, Maker] = {maker(Path()).name: maker for maker in _MAKERS}
+# A queue that differs from another one in some parts only is measured in these parts.
+ONLY_PARTS: dict[str, tuple[str, ...]] = {
     Turtle.name: ("in", "sleep", "drain", "late"),
-    **dict.fromkeys(GIVEN, ("in",)),
+    **dict.fromkeys(SERVER_IDS, ("in",)),
     "PostgreSQL, transaction": ("drain",),
 }

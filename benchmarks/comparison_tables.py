@@ -1,5 +1,4 @@
-"""The contest for people: goals with ratios against the best peers, all rows queue by queue, and TurtleMQ as a share of what the
-machine can do. Tables for the terminal and the same ones in Markdown."""
+"""Tables of a comparison, for the terminal and for Markdown: goals, figures of all queues, shares of the machine's limits."""
 
 from __future__ import annotations
 
@@ -8,39 +7,39 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table as Drawn
+from rich.table import Table
 
 from benchmarks import quiet, ranking
-from benchmarks.contest import Contest
+from benchmarks.comparison import Comparison
 from benchmarks.machine import Limits
-from benchmarks.model import Figure, number
-from benchmarks.peers.every import ONLY, OURS
+from benchmarks.model import Figure, format_number
+from benchmarks.peers.all_queues import ONLY_PARTS, OURS
 from benchmarks.peers.turtle import wire_bytes
 from benchmarks.ranking import PARTS, Verdict
-from benchmarks.works import EXTENTS
+from benchmarks.workloads import EXTENTS
 
 GOAL_COLUMNS = ("work", "TurtleMQ", "goal", "met", "best peer", "against it", "best durable peer", "against it")
 Cells = list[str]
 
 
 def cell(figure: Figure | None) -> str:
-    """A median with its spread."""
+    """A median with its spread, as text."""
     if figure is None:
         return "–"
     spread = "" if figure.spread is None else f" ±{figure.spread:.0%}"
-    return f"{number(figure.value)}{spread}"
+    return f"{format_number(figure.value)}{spread}"
 
 
 def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{number(ratio)} ×"
+    return "" if ratio is None else f"{format_number(ratio)} ×"
 
 
 def goal_cells(verdict: Verdict) -> Cells:
     """One row of the goals."""
     unit = verdict.ours.unit if verdict.ours else ""
 
-    def peer(found: tuple[str, float] | None) -> str:
-        return "–" if found is None else f"{number(found[1])} {found[0]}"
+    def peer(best: tuple[str, float] | None) -> str:
+        return "–" if best is None else f"{format_number(best[1])} {best[0]}"
 
     met = {None: "not measured", True: "yes", False: "NO"}[verdict.met]
     return [
@@ -55,38 +54,38 @@ def goal_cells(verdict: Verdict) -> Cells:
     ]
 
 
-def goals(contest: Contest, size: str, results: Path) -> list[Cells]:
+def goals(comparison: Comparison, size: str, results: Path) -> list[Cells]:
     """All goals, those of the Spark source from its last run included."""
-    found = [goal_cells(verdict) for verdict in ranking.verdicts(contest, EXTENTS[size].connections)]
-    return found + spark_goals(results)
+    cells = [goal_cells(verdict) for verdict in ranking.verdicts(comparison, EXTENTS[size].connections)]
+    return cells + spark_goals(results)
 
 
 def spark_goals(results: Path) -> list[Cells]:
-    """What `make bench-spark` found last, if it was run."""
-    kept = sorted(results.glob("*-spark.json"))
-    if not kept:
+    """The goals of the last `make bench-spark`, if there was one."""
+    files = sorted(results.glob("*-spark.json"))
+    if not files:
         return [["Spark scan", "–", "see `make bench-spark`", "not measured", "–", "", "–", ""]]
-    told = json.loads(kept[-1].read_text(encoding="utf-8"))
+    last_run = json.loads(files[-1].read_text(encoding="utf-8"))
     return [
         [
-            f"Spark, {told['rows']:,} rows: {figure['benchmark']}, {figure['figure']}",
-            f"{number(figure['value'])} {figure['unit']}",
-            f"of {kept[-1].name[:10]}",
+            f"Spark, {last_run['rows']:,} rows: {figure['benchmark']}, {figure['figure']}",
+            f"{format_number(figure['value'])} {figure['unit']}",
+            f"of {files[-1].name[:10]}",
             {None: "", True: "yes", False: "NO"}[figure["met"]],
             "",
             "",
             "",
             "",
         ]
-        for figure in told["figures"]
+        for figure in last_run["figures"]
         if figure["met"] is not None
     ]
 
 
-def part_rows(contest: Contest, part: str, size: str) -> tuple[Cells, list[Cells]]:
-    """Columns and rows of one part: a column for each queue, those that are missing included."""
-    names = [queue.name for queue in contest.queues if part in ONLY.get(queue.name, PARTS)]
-    table = ranking.table(contest, part, EXTENTS[size].connections)
+def part_rows(comparison: Comparison, part: str, size: str) -> tuple[Cells, list[Cells]]:
+    """Head and rows of the table of a part: a column for each queue, missing ones included."""
+    names = [queue.name for queue in comparison.queues if part in ONLY_PARTS.get(queue.name, PARTS)]
+    table = ranking.table(comparison, part, EXTENTS[size].connections)
     units = {row.name: row.unit for row in ranking.rows(EXTENTS[size].connections)}
     head = [PARTS[part], *names]
     rows = [
@@ -96,16 +95,16 @@ def part_rows(contest: Contest, part: str, size: str) -> tuple[Cells, list[Cells
     return head, rows
 
 
-def growth_rows(contest: Contest) -> list[Cells]:
-    """Every queue at every count that it got to."""
-    found = []
-    for name, rounds in contest.found.get("grow", {}).items():
-        for at in range(ranking.last(rounds[0]) + 1):
+def growth_rows(comparison: Comparison) -> list[Cells]:
+    """A row for each queue at each count of sleepers that it reached."""
+    rows = []
+    for name, rounds in comparison.found.get("grow", {}).items():
+        for at in range(ranking.last_count(rounds[0]) + 1):
             keys = ("sleepers", "rate", "ratio", "ram", "disk", "cancel p50")
             count, rate, ratio, ram, disk, cancel = (rounds[0][f"{key} {at}"] for key in keys)
             cells = (rate, ratio, ram / 1e6, disk / count, cancel)
-            found.append([name, f"{count:,.0f}", *map(number, cells)])
-    return found
+            rows.append([name, f"{count:,.0f}", *map(format_number, cells)])
+    return rows
 
 
 GROWTH_COLUMNS = (
@@ -119,12 +118,12 @@ GROWTH_COLUMNS = (
 )
 
 
-def shares(contest: Contest, limits: Limits, size: str) -> list[Cells]:
-    """TurtleMQ's rates as a share of what the machine does without it."""
+def shares(comparison: Comparison, limits: Limits, size: str) -> list[Cells]:
+    """TurtleMQ's rates as shares of the limits of the machine."""
     connections = EXTENTS[size].connections
-    tables = {part: ranking.table(contest, part, connections) for part in PARTS}
+    tables = {part: ranking.table(comparison, part, connections) for part in PARTS}
     disk = tables["sleep"]["disk for each"].get(OURS[0])
-    found = []
+    rows = []
     for name in OURS:
         into = tables["in"]["in batches of 1,000, bodies of 100 B"].get(name)
         one = tables["in"][ranking.one_by_one(connections[0])].get(name)
@@ -133,22 +132,22 @@ def shares(contest: Contest, limits: Limits, size: str) -> list[Cells]:
         sent = into.value * wire_bytes(name)
         written = into.value * disk.value
         single = 1 / (1 / limits.posts_s + limits.sync_s)
-        found += [
+        rows += [
             [f"{name}, batches: bytes through loopback", _share(sent, limits.loopback_bytes_s)],
             [f"{name}, batches: bytes on disk, of the sequential write", _share(written, limits.write_bytes_s)],
             [f"{name}, batches: the same, of memcpy", _share(written, limits.copy_bytes_s)],
             [f"{name}, batches: the same, of CRC-32", _share(written, limits.crc_bytes_s)],
             [f"{name}, one by one: of an empty POST and an fdatasync", _share(one.value, single)],
         ]
-    return found
+    return rows
 
 
 def _share(value: float, limit: float) -> str:
     return f"{value / limit:.1%}"
 
 
-def versions(contest: Contest) -> list[Cells]:
-    """What was measured, and with which settings."""
+def versions(comparison: Comparison) -> list[Cells]:
+    """The queues with their versions and settings."""
     return [
         [
             queue.name,
@@ -156,32 +155,32 @@ def versions(contest: Contest) -> list[Cells]:
             "yes" if queue.durable else "no",
             queue.settings,
         ]
-        for queue in contest.queues
+        for queue in comparison.queues
     ]
 
 
 VERSION_COLUMNS = ("queue", "version", "an answer means fsynced", "settings")
 
 
-def show(contest: Contest, limits: Limits, size: str, results: Path, console: Console) -> None:
-    """Everything, on the terminal; the goals last, where they are seen."""
+def show(comparison: Comparison, limits: Limits, size: str, results: Path, console: Console) -> None:
+    """Print all tables on the terminal; the goals come last, where they stay in sight."""
     for part in PARTS:
-        head, rows = part_rows(contest, part, size)
-        console.print(_drawn(head, rows))
-    console.print(_drawn(GROWTH_COLUMNS, growth_rows(contest)))
-    console.print(_drawn(("TurtleMQ as a share of what the machine can do", ""), shares(contest, limits, size)))
-    console.print(_drawn(VERSION_COLUMNS, versions(contest)))
-    console.print(_drawn(GOAL_COLUMNS, goals(contest, size, results)))
-    for failure in contest.failed:
+        head, rows = part_rows(comparison, part, size)
+        console.print(_table(head, rows))
+    console.print(_table(GROWTH_COLUMNS, growth_rows(comparison)))
+    console.print(_table(("TurtleMQ as a share of what the machine can do", ""), shares(comparison, limits, size)))
+    console.print(_table(VERSION_COLUMNS, versions(comparison)))
+    console.print(_table(GOAL_COLUMNS, goals(comparison, size, results)))
+    for failure in comparison.failed:
         console.print(f"[bold red]FAILED[/] {failure}", highlight=False)
-    if warning := quiet.warning(contest.busy):
+    if warning := quiet.warning(comparison.busy):
         console.print(f"[bold red]{warning}[/]", highlight=False)
 
 
-def _drawn(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Drawn:
-    drawn = Drawn(*head)
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*head)
     for row in rows:
-        drawn.add_row(
+        table.add_row(
             *(f"[bold red]{text}[/]" if text == "NO" else f"[green]{text}[/]" if text == "yes" else text for text in row)
         )
-    return drawn
+    return table

@@ -1,8 +1,7 @@
-"""What every queue under test is made to do, through `Queue` and `Client` alone: messages in, asleep, out, and on time.
+"""Workloads of the comparison, through `Queue` and `Client` alone: ingest, sleep, drain, lateness.
 
-Each work is a function of a queue and an extent; it runs in a process of its own with a server of its own, and returns plain
-figures. Messages are made before time is taken, and are the same ones for every queue. Nothing is asserted: what was lost, came
-twice or came early is counted.
+Each is a function of a queue and an extent. It runs in a child process with its own server and returns plain figures. Messages
+are made before the measurement and are equal for every queue. Lost, duplicate and early messages are counted, not asserted.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ Figures = dict[str, float]
 CONNECTIONS = 4  # in batches, in and out
 LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" * 4
 DAY_MS = 86_400_000
-_WARM_BATCHES = 20  # before a rate in is measured, for every queue alike
-LEAD_MS = 200  # from the beginning of an ingest until lateness beside it counts
+_WARM_BATCHES = 20  # before an ingest rate is measured, for every queue alike
+LEAD_MS = 200  # an ingest begins so long before lateness beside it counts
 SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
-_BEAT_MS = 10  # they are put this often
+_PUT_INTERVAL_MS = 10  # between two puts of timed messages
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much of everything; seconds are budgets, after which a slow queue is stopped where it is."""
+    """The amounts of a run. Seconds are budgets: a queue that is too slow is stopped there."""
 
     rounds: int = 3
     batch: int = 1000
@@ -43,18 +42,18 @@ class Extent:
     single_seconds: float = 0.7
     connections: tuple[int, ...] = (1, 16, 64)
     sleepers: int = 500_000
-    sleeper_seconds: float = 7.0  # for so many
-    more: tuple[int, ...] = (1_000_000, 2_000_000)  # where growth is looked at, as far as the seconds allow
-    ours: tuple[int, ...] = (1_000_000, 10_000_000, 50_000_000)  # the same for TurtleMQ
-    window: int = 100_000  # in which a rate is taken at a count of sleepers
+    sleeper_seconds: float = 7.0  # to put them
+    more: tuple[int, ...] = (1_000_000, 2_000_000)  # counts at which growth is measured, as far as the budget allows
+    ours: tuple[int, ...] = (1_000_000, 10_000_000, 50_000_000)  # these counts for TurtleMQ
+    window: int = 100_000  # messages of one rate measurement at a count of sleepers
     window_seconds: float = 2.0
-    turns: int = 3  # of such windows
+    turns: int = 3  # rate measurements at each count
     drain: int = 200_000
-    drain_seconds: float = 4.0  # for putting them
+    drain_seconds: float = 4.0  # to put them
     due_per_s: int = 2_000
     load_per_s: int = 20_000
     delays_ms: tuple[int, int] = (1_000, 5_000)
-    late_seconds: float = 2.5  # alone, and the same beside an ingest
+    late_seconds: float = 2.5  # alone, and again beside an ingest
     cancels: int = 1_000
 
 
@@ -107,16 +106,16 @@ def _now_ms() -> int:
 
 
 def messages(count: int, body_bytes: int, first: int = 0, due_ms: int | None = None) -> list[Put]:
-    """New messages, numbered from `first`, due at one instant or at random over a day that begins a day from now.
+    """New messages, numbered from `first`, due at one instant, or at random over a day that begins a day from now.
 
     A body is the text of a JSON string, of random letters.
     """
-    chance = np.random.default_rng(first)
-    text = np.frombuffer(chance.bytes(count * body_bytes).translate(LETTERS), np.uint8).reshape(count, body_bytes).copy()
+    rng = np.random.default_rng(first)
+    text = np.frombuffer(rng.bytes(count * body_bytes).translate(LETTERS), np.uint8).reshape(count, body_bytes).copy()
     text[:, 0] = text[:, -1] = ord('"')
     data, begin = text.tobytes(), _now_ms() + DAY_MS
     bodies = [data[at : at + body_bytes] for at in range(0, len(data), body_bytes)]
-    dues = chance.integers(begin, begin + DAY_MS, count).tolist() if due_ms is None else [due_ms] * count
+    dues = rng.integers(begin, begin + DAY_MS, count).tolist() if due_ms is None else [due_ms] * count
     return list(map(Put, map(own_id, range(first, first + count)), dues, bodies))
 
 
@@ -128,15 +127,15 @@ async def connect(queue: Queue, count: int) -> list[Client]:
     return [await queue.client() for _ in range(count)]
 
 
-def let_stay() -> None:
-    """Everything that is there now stays: our own garbage collector is not to look at it again and again while time is taken."""
+def freeze_gc() -> None:
+    """Exclude all existing objects from garbage collection, so that our collector does not disturb the measurement."""
     gc.collect()
     gc.freeze()
 
 
-async def pour(clients: Sequence[Client], work: Iterable[Sequence[Put]], seconds: float) -> tuple[int, float]:
-    """Put batches over several connections until all are stored or time is over. How many messages, in how many seconds."""
-    let_stay()
+async def put_batches(clients: Sequence[Client], work: Iterable[Sequence[Put]], seconds: float) -> tuple[int, float]:
+    """Put batches over several connections until all are stored or the time is over. Returns messages and seconds."""
+    freeze_gc()
     waiting, done = iter(work), 0
     begin = time.perf_counter()
 
@@ -153,7 +152,7 @@ async def pour(clients: Sequence[Client], work: Iterable[Sequence[Put]], seconds
 
 
 def cpu_seconds(queue: Queue) -> float:
-    """Processor time of all its processes so far, and of those they have had."""
+    """Processor time of all processes of a queue and their ended children."""
     return sum(map(probe.cpu_seconds, queue.pids()))
 
 
@@ -161,65 +160,67 @@ def cpu_seconds(queue: Queue) -> float:
 
 
 async def ingest(queue: Queue, extent: Extent, seed: int) -> Figures:
-    """Batches with small and with big bodies, and messages one by one over few and over many connections."""
+    """Ingest rates: batches with small and with big bodies, and single messages over few and many connections."""
     await queue.start()
     clients = await connect(queue, CONNECTIONS)
-    found: Figures = {}
+    figures: Figures = {}
     first = seed << 32
-    await pour(clients, batches(messages(_WARM_BATCHES * extent.batch, 100, first + (1 << 31)), extent.batch), extent.seconds)
+    await put_batches(
+        clients, batches(messages(_WARM_BATCHES * extent.batch, 100, first + (1 << 31)), extent.batch), extent.seconds
+    )
     for body_bytes, count in ((100, extent.messages), (1_000, extent.messages // 5)):
         made = messages(count, body_bytes, first)
         first += count
         before = cpu_seconds(queue)
-        done, taken = await pour(clients, batches(made, extent.batch), extent.seconds)
-        found[f"in, {body_bytes} B"] = done / taken
-        found[f"cpu, {body_bytes} B"] = (cpu_seconds(queue) - before) / done * 1e6
-        child.say(body_bytes / 2_000)
+        done, taken = await put_batches(clients, batches(made, extent.batch), extent.seconds)
+        figures[f"in, {body_bytes} B"] = done / taken
+        figures[f"cpu, {body_bytes} B"] = (cpu_seconds(queue) - before) / done * 1e6
+        child.report_progress(body_bytes / 2_000)
     for some in extent.connections:
         clients += await connect(queue, some - len(clients))
         made = messages(int(12_000 * extent.single_seconds), 100, first)
         first += len(made)
-        done, taken = await pour(clients[:some], batches(made, 1), extent.single_seconds)
-        found[f"one by one, {some}"] = done / taken
-    return found
+        done, taken = await put_batches(clients[:some], batches(made, 1), extent.single_seconds)
+        figures[f"one by one, {some}"] = done / taken
+    return figures
 
 
 # Asleep
 
 
 async def sleep(queue: Queue, extent: Extent, seed: int, counts: Sequence[int], fresh: Sequence[Queue] = ()) -> Figures:
-    """At some counts of sleepers: memory, disk, cancels, the rate in against that of a fresh queue; then a restart after SIGKILL.
+    """Measure at counts of sleepers: memory, disk, cancels, the ingest rate against a fresh queue; then restart after SIGKILL.
 
-    `fresh` are queues that hold nothing, one for each count, or none. A queue that is too slow for a count goes no further.
+    fresh: empty queues, one for each count, or none. A queue that is too slow for a count stops there.
     """
     await queue.start()
     clients = await connect(queue, CONNECTIONS)
-    await rest(queue)
+    await wait_until_idle(queue)
     first, filled, beside = seed << 32, 0, 0
-    found: Figures = {"empty": queue.anonymous_bytes(), "cancelled": 0, "not cancelled": 0}
+    figures: Figures = {"empty": queue.anonymous_bytes(), "cancelled": 0, "not cancelled": 0}
     for number, count in enumerate(counts):
         budget = extent.sleeper_seconds * max(1.0, (count - filled) / extent.sleepers)
         made = (messages(extent.batch, 100, first + at) for at in range(filled, count - beside, extent.batch))
-        filled += (await pour(clients, made, budget))[0]
-        await rest(queue)
-        now = {"sleepers": filled + beside - found["cancelled"], "ram": queue.anonymous_bytes(), "disk": queue.disk_bytes()}
+        filled += (await put_batches(clients, made, budget))[0]
+        await wait_until_idle(queue)
+        now = {"sleepers": filled + beside - figures["cancelled"], "ram": queue.anonymous_bytes(), "disk": queue.disk_bytes()}
         now |= await cancel(clients[0], range(first + number, first + filled, len(counts)), extent.cancels)
         for name in ("cancelled", "not cancelled"):
-            found[name] += now.pop(name)
+            figures[name] += now.pop(name)
         enough = filled + beside >= count
         if number < len(fresh):
-            rates, more = await against(clients, fresh[number], extent, first + (number + 1 << 29))
+            rates, more = await compare_with_fresh(clients, fresh[number], extent, first + (number + 1 << 29))
             now |= rates
             beside += more
-        found |= {f"{name} {number}": value for name, value in now.items()}
-        child.say((number + 1) / (len(counts) + 1))
+        figures |= {f"{name} {number}": value for name, value in now.items()}
+        child.report_progress((number + 1) / (len(counts) + 1))
         if not enough:
             break
-    return found | await restart(queue, filled + beside, extent.rounds if fresh else 1)
+    return figures | await restart(queue, filled + beside, extent.rounds if fresh else 1)
 
 
-async def rest(queue: Queue, seconds: float = 120.0) -> None:
-    """Wait until the server has nothing more to do: what it does in the background is part of the price, not of this moment."""
+async def wait_until_idle(queue: Queue, seconds: float = 120.0) -> None:
+    """Wait until the server is idle, so that its background work does not count in the next measurement."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         before = cpu_seconds(queue)
@@ -228,8 +229,8 @@ async def rest(queue: Queue, seconds: float = 120.0) -> None:
             return
 
 
-async def against(clients: Sequence[Client], fresh: Queue, extent: Extent, first: int) -> tuple[Figures, int]:
-    """The rate in now, and that of a fresh queue, in turns; and how many more messages there are for it."""
+async def compare_with_fresh(clients: Sequence[Client], fresh: Queue, extent: Extent, first: int) -> tuple[Figures, int]:
+    """The ingest rate now and that of a fresh queue, in turns. Returns the figures and the number of messages put."""
     await fresh.start()
     others = await connect(fresh, CONNECTIONS)
     rates: dict[str, list[float]] = {"rate": [], "fresh": []}
@@ -237,16 +238,16 @@ async def against(clients: Sequence[Client], fresh: Queue, extent: Extent, first
     for turn in range(extent.turns):
         made = batches(messages(extent.window, 100, first + turn * extent.window), extent.batch)
         for name, some in (("rate", clients), ("fresh", others)):
-            done, taken = await pour(some, made, extent.window_seconds)
+            done, taken = await put_batches(some, made, extent.window_seconds)
             rates[name].append(done / taken)
             stored += done if name == "rate" else 0
     fresh.kill()
-    found = {name: float(np.median(values)) for name, values in rates.items()}
-    return {**found, "ratio": float(np.median([a / b for a, b in zip(rates["rate"], rates["fresh"], strict=True)]))}, stored
+    figures = {name: float(np.median(values)) for name, values in rates.items()}
+    return {**figures, "ratio": float(np.median([a / b for a, b in zip(rates["rate"], rates["fresh"], strict=True)]))}, stored
 
 
 async def cancel(client: Client, numbers: range, count: int) -> Figures:
-    """One by one, by id, at random among these."""
+    """Cancel random messages one by one, by id."""
     chosen = random.Random(1).sample(numbers, min(count, len(numbers)))
     times, there = [], 0
     for n in chosen:
@@ -262,7 +263,7 @@ async def cancel(client: Client, numbers: range, count: int) -> Figures:
 
 
 async def restart(queue: Queue, stored: int, times: int) -> Figures:
-    """SIGKILL, start, count: so many times. How long the start takes, and what is left."""
+    """Kill and start the server so many times. Returns the seconds of a start and the number of messages left."""
     taken, left = [], 0
     for _ in range(times):
         queue.kill()
@@ -278,51 +279,51 @@ async def restart(queue: Queue, stored: int, times: int) -> Figures:
 
 @dataclass(slots=True)
 class Received:
-    """What came out, and when. Ids are counted when time is no longer taken: that is our work, not the queue's."""
+    """Received messages with their times. Ids are counted after the measurement, since that is not work of the queue."""
 
-    batches: list[tuple[float, list[str]]] = field(default_factory=list)  # when a fetch was answered, and what it brought
+    batches: list[tuple[float, list[str]]] = field(default_factory=list)  # time of the answer to a fetch, and its ids
     total: int = 0
-    last: float = 0.0  # when the last ack was answered
+    last: float = 0.0  # time of the answer to the last ack
 
     def counts(self) -> Counter[str]:
-        """How often each id has come."""
+        """Deliveries by id."""
         return Counter(chain.from_iterable(ids for _, ids in self.batches))
 
     def at_ms(self) -> dict[str, float]:
-        """When each id came first."""
+        """Time of the first delivery by id."""
         return {id_: at for at, ids in reversed(self.batches) for id_ in ids}
 
     def note(self, ids: list[str]) -> None:
-        """These have come just now."""
+        """Note ids that were received now."""
         if ids:
             self.batches.append((time.time_ns() / 1e6, ids))
             self.total += len(ids)
 
-    async def take(self, client: Client, enough: asyncio.Event, total: int) -> None:
-        """Fetch and acknowledge until so many have come."""
+    async def consume(self, client: Client, enough: asyncio.Event, total: int) -> None:
+        """Fetch and ack until `total` messages were received."""
         while not enough.is_set():
-            found = await client.fetch(1000, 0.5)
-            if not found:
+            messages = await client.fetch(1000, 0.5)
+            if not messages:
                 continue
-            ids = [id_ for id_, _ in found]
+            ids = [id_ for id_, _ in messages]
             self.note(ids)
             await client.ack(ids)
             self.last = time.time_ns() / 1e6
             if self.total >= total:
                 enough.set()
 
-    async def take_all(self, clients: Sequence[Client], expected: int, still_s: float) -> None:
-        """The same until everything has come, even if some comes twice; or until nothing more does."""
+    async def consume_all(self, clients: Sequence[Client], expected: int, still_s: float) -> None:
+        """Fetch and ack until all expected ids were received, even if some come twice, or until no more come."""
         while missing := expected - len(self.counts()):
             before, enough = self.total, asyncio.Event()
-            takers = [asyncio.create_task(self.take(client, enough, before + missing)) for client in clients]
-            await patient(enough, self, still_s)
+            takers = [asyncio.create_task(self.consume(client, enough, before + missing)) for client in clients]
+            await wait_for_all(enough, self, still_s)
             await asyncio.gather(*takers)
             if self.total == before:
                 return
 
     def verdict(self, sent: Sequence[Put]) -> Figures:
-        """Lost, twice and early: each is counted, by id."""
+        """Numbers of lost, duplicate, unknown and early messages."""
         dues, at_ms = {put.id: put.due_ms for put in sent}, self.at_ms()
         return {
             "lost": len(dues.keys() - at_ms.keys()),
@@ -331,15 +332,15 @@ class Received:
             "early": sum(at_ms[id_] < due for id_, due in dues.items() if id_ in at_ms),
         }
 
-    def late(self, due_ms: Sequence[tuple[str, int]]) -> Figures:
-        """Milliseconds from due to received."""
+    def lateness(self, due_ms: Sequence[tuple[str, int]]) -> Figures:
+        """Quantiles of the milliseconds from due to received."""
         at_ms = self.at_ms()
         times = [at_ms[id_] - due for id_, due in due_ms if id_ in at_ms]
         return {name: probe.percentile(times, share) for name, share in SHARES.items() if times}
 
 
-async def patient(enough: asyncio.Event, received: Received, still_s: float) -> None:
-    """Wait until everything has come, or nothing more does."""
+async def wait_for_all(enough: asyncio.Event, received: Received, still_s: float) -> None:
+    """Wait until `enough` is set, or until no message came for so many seconds."""
     while not enough.is_set():
         before = received.total
         try:
@@ -350,30 +351,30 @@ async def patient(enough: asyncio.Event, received: Received, still_s: float) -> 
 
 
 async def drain(queue: Queue, extent: Extent, seed: int) -> Figures:
-    """Many messages due at one instant: from that instant until the last one is acknowledged."""
+    """Drain rate: many messages due at one instant, from then until the last ack."""
     await queue.start()
     clients = await connect(queue, CONNECTIONS)
     trial = messages(min(5_000, extent.drain), 100, (seed << 32) + extent.drain)
-    done, taken = await pour(clients, batches(trial, extent.batch), extent.drain_seconds / 4)
+    done, taken = await put_batches(clients, batches(trial, extent.batch), extent.drain_seconds / 4)
     count = int(min(extent.drain, max(extent.batch, done / taken * extent.drain_seconds)) // extent.batch * extent.batch)
     instant = _now_ms() + int(1_000 + 1_500 * count * taken / done + 3e-3 * count)
     made = messages(count, 100, seed << 32, instant)
-    await pour(clients, batches(made, extent.batch), 60)
-    late = max(0, _now_ms() - instant)  # the last one was put after the instant: it went slower than tried
+    await put_batches(clients, batches(made, extent.batch), 60)
+    late = max(0, _now_ms() - instant)  # the puts took longer than the trial, past the instant
     begin = instant + late + (1_000 if queue.whole_seconds else 0)
     await asyncio.sleep(begin / 1e3 - time.time() - 0.05)
     received = Received()
-    await received.take_all(clients, count, 5)
-    came = len(received.counts())
+    await received.consume_all(clients, count, 5)
+    received_count = len(received.counts())
     received.note([id_ for id_, _ in await clients[0].fetch(1000, 0.2)])
-    return {"rate": came / ((received.last - begin) / 1e3), "count": count, **received.verdict(made)}
+    return {"rate": received_count / ((received.last - begin) / 1e3), "count": count, **received.verdict(made)}
 
 
 # On time
 
 
 async def lateness(queue: Queue, extent: Extent, seed: int) -> Figures:
-    """From due to received, at a steady rate with delays of one to five seconds: alone, and then beside an ingest."""
+    """Lateness at a steady rate with delays of one to five seconds: alone, then beside an ingest."""
     await queue.start()
     begin_ms = _now_ms() + 1_500
     half_ms = int(1_000 * extent.late_seconds)
@@ -382,45 +383,47 @@ async def lateness(queue: Queue, extent: Extent, seed: int) -> Figures:
     asked = {put.id: put.due_ms for _, group in plan for put in group}
     load = batches(messages(int(extent.load_per_s * (extent.late_seconds + 1)), 100, (seed << 32) + len(asked)), extent.batch)
     received, enough = Received(), asyncio.Event()
-    let_stay()
+    freeze_gc()
     clients = await connect(queue, 2)
-    takers = [asyncio.create_task(received.take(client, enough, len(asked))) for client in clients]
+    takers = [asyncio.create_task(received.consume(client, enough, len(asked))) for client in clients]
     pace_ms = 1_000 * extent.batch / extent.load_per_s
     beats = [(loaded_ms - LEAD_MS + pace_ms * n, batch) for n, batch in enumerate(load)]
-    loader = asyncio.create_task(punctual(await queue.client(), beats, end_ms=loaded_ms + half_ms))
-    sent = await punctual(await queue.client(), plan, whole_seconds=queue.whole_seconds)
+    loader = asyncio.create_task(put_on_time(await queue.client(), beats, end_ms=loaded_ms + half_ms))
+    sent = await put_on_time(await queue.client(), plan, whole_seconds=queue.whole_seconds)
     loaded = await loader
-    await patient(enough, received, 3)
+    await wait_for_all(enough, received, 3)
     await asyncio.gather(*takers)
-    await received.take_all(clients, len(asked), 3)
-    found = {"load": len(loaded) / (half_ms + LEAD_MS) * 1e3, **received.verdict(sent)}
-    for name, some in (
+    await received.consume_all(clients, len(asked), 3)
+    figures = {"load": len(loaded) / (half_ms + LEAD_MS) * 1e3, **received.verdict(sent)}
+    for phase, puts in (
         ("alone", [put for put in sent if put.due_ms < loaded_ms - LEAD_MS]),
         ("beside", [put for put in sent if loaded_ms <= put.due_ms < loaded_ms + half_ms]),
     ):
-        found |= {f"{name} {share}": value for share, value in received.late([(put.id, put.due_ms) for put in some]).items()}
-        found |= {
-            f"{name} asked {share}": value for share, value in received.late([(put.id, asked[put.id]) for put in some]).items()
-        }
-    return found
+        late = received.lateness([(put.id, put.due_ms) for put in puts])
+        late_asked = received.lateness([(put.id, asked[put.id]) for put in puts])
+        figures |= {f"{phase} {share}": value for share, value in late.items()}
+        figures |= {f"{phase} asked {share}": value for share, value in late_asked.items()}
+    return figures
 
 
 def timetable(begin_ms: int, length_ms: int, extent: Extent, first: int) -> list[tuple[float, list[Put]]]:
-    """When to put what, so that messages come due evenly from the time on when the longest delay has passed."""
-    chance = random.Random(first)
+    """Times and messages to put, so that messages come due evenly as soon as the longest delay has passed."""
+    rng = random.Random(first)
     slots: dict[int, list[Put]] = {}
     for n, put in enumerate(messages(extent.due_per_s * length_ms // 1000, 100, first)):
         due_ms = begin_ms + extent.delays_ms[1] + n * 1000 // extent.due_per_s
-        at = due_ms - chance.randint(*extent.delays_ms)
-        slots.setdefault(at - at % _BEAT_MS, []).append(Put(put.id, due_ms, put.body))
+        at = due_ms - rng.randint(*extent.delays_ms)
+        slots.setdefault(at - at % _PUT_INTERVAL_MS, []).append(Put(put.id, due_ms, put.body))
     return sorted(slots.items(), key=lambda slot: slot[0])
 
 
-async def punctual(
+async def put_on_time(
     client: Client, plan: Iterable[tuple[float, Sequence[Put]]], *, whole_seconds: bool = False, end_ms: float = float("inf")
 ) -> list[Put]:
-    """Put each group at its time, or at once if that has passed. Returns what was put by the end: where delays are whole
-    seconds, they are rounded up at that moment, and so are the due times."""
+    """Put each group at its time, or at once if that has passed. Returns the messages that were put until the end.
+
+    whole_seconds: delays are rounded up to whole seconds at the put, and the due times of the returned messages with them.
+    """
     done: list[Put] = []
     for at_ms, group in plan:
         await asyncio.sleep(max(0.0, at_ms / 1e3 - time.time()))
