@@ -85,8 +85,13 @@ BUGS = (
     Bug(
         "what opening found is served without a sync",
         "index/recover.py",
-        "        segments.door.sync(fd, segment.path)\n    finally",
-        "        pass\n    finally",
+        "    log.make_durable(segments.door, segment.path, segment.size, end)\n",
+        (
+            "    fd = segments.door.open_write(segment.path)\n"
+            "    if end < segment.size:\n"
+            "        segments.door.truncate(fd, segment.path, end)\n"
+            "    segments.door.close(fd)\n"
+        ),
         _CRASH,
     ),
     Bug(

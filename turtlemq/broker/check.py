@@ -47,17 +47,17 @@ def _check_log(ready: ReadyLog) -> Iterator[str]:
         view = ready.door.map(segment.path)
         if len(view) != segment.size:
             yield f"{name}: {len(view)} bytes long, {segment.size} are known"
-        found = scan(view, segment.data_start, segment.size, sealed=True)
+        scanned = scan(view, segment.data_start, segment.size, sealed=True)
         last = segment is ready.segments[-1]
         expected += segment.tabled + (ready.tail.count if last else 0)
-        batches = read_batches(view, found, segment.data_start, segment.first_offset, (segment.size, expected))
+        batches = read_batches(view, scanned, segment.data_start, segment.first_offset, (segment.size, expected))
         yield from _check_documents(ready, segment, batches, last)
     if expected != ready.next_offset:
         yield f"ready log: {expected} would be the next offset, but {ready.next_offset} is"
 
 
 def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: bool) -> Iterator[str]:
-    """Tables and tail say of each document what the file says."""
+    """Tables and tail agree with the documents in the file."""
     at = 0
     for table in segment.tables:
         stop = at + table.cover.documents
@@ -75,26 +75,25 @@ def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: 
             yield f"{table.path.name}: ready times are not those of the batches"
         elif batches.hashes[at:stop].all():
             low, high = np.searchsorted(batches.restricted, (at, stop)).tolist()
-            special, owners = batches.restricted[low:high] - at, batches.owners[low:high]
-            rows = Rows(starts, batches.ready_ms[at:stop], batches.hashes[at:stop], special, owners)
+            restricted, owners = batches.restricted[low:high] - at, batches.owners[low:high]
+            rows = Rows(starts, batches.ready_ms[at:stop], batches.hashes[at:stop], restricted, owners)
             if not table.is_made_of(encode_table(table.cover, rows)):
                 yield f"{table.path.name}: it is not what its documents make. Remove it: it is made again."
-        else:  # some are damaged
+        else:  # documents are damaged
             yield from _check_ids(table, batches, at, stop)
-            yield from _check_special(table, batches, at, stop)
+            yield from _check_restricted(table, batches, at, stop)
         at = stop
     if last:
         tail, low = ready.tail.rows(0, ready.tail.count), int(np.searchsorted(batches.restricted, at))
         if not (np.array_equal(tail.starts, batches.positions[at:]) and np.array_equal(tail.ready_ms, batches.ready_ms[at:])):
             yield f"{segment.path.name}: its last documents are not what is known of them"
-        if not np.array_equal(tail.restricted + at, batches.restricted[low:]) or not np.array_equal(
-            tail.owners, batches.owners[low:]
-        ):
+        restricted, owners = batches.restricted[low:], batches.owners[low:]
+        if not (np.array_equal(tail.restricted + at, restricted) and np.array_equal(tail.owners, owners)):
             yield f"{segment.path.name}: which of its last documents are special is not what is known of them"
 
 
-def _check_special(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:
-    """What has become damaged since the table was made is not missed."""
+def _check_restricted(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:
+    """Restricted documents of a table, except those that were damaged since it was written."""
     low, high = np.searchsorted(batches.restricted, (at, stop)).tolist()
     known = dict(
         zip(table.ending_ordinals().tolist(), [] if (owners := table.owners()) is None else owners.tolist(), strict=True)

@@ -73,10 +73,10 @@ class Journal(log.Stoppable):
         self._header_damaged = False  # the header of the active file is damaged
 
     def _path(self, base: int) -> Path:
-        found = self._paths.get(base)
-        if found is None:
-            found = self._paths[base] = self.folder / names.segment(self.kind, base)
-        return found
+        path = self._paths.get(base)
+        if path is None:
+            path = self._paths[base] = self.folder / names.segment(self.kind, base)
+        return path
 
     def _header(self, base: int) -> bytes:
         return f.encode_header(f.FileHeader(self.kind, self.topic, base))
@@ -139,18 +139,12 @@ class Journal(log.Stoppable):
             self.damage.append(Damage(path.name, 0, start, "its header is damaged"))
             self._header_damaged = last
         view = self.door.map(path)
-        found = scan(view, first, len(view), sealed=not last or clean == (base, len(view)))
-        self.damage += log.damage_of(path, found)
+        scanned = scan(view, first, len(view), sealed=not last or clean == (base, len(view)))
+        self.damage += log.damage_of(path, scanned)
         if last:
-            fd = self.door.open_write(path)
-            try:
-                if found.end < len(view):
-                    self.door.truncate(fd, path, found.end)
-                self.door.sync(fd, path)
-            finally:
-                self.door.close(fd)
-            self.size = found.end
-        for at, length in zip(found.positions.tolist(), found.lengths.tolist(), strict=True):
+            log.make_durable(self.door, path, len(view), scanned.end)
+            self.size = scanned.end
+        for at, length in zip(scanned.positions.tolist(), scanned.lengths.tolist(), strict=True):
             event = _event(view[at : at + length])
             if event is not None:
                 yield event
@@ -162,8 +156,8 @@ class Journal(log.Stoppable):
         for base in reversed(self.bases):
             path = self._path(base)
             view = self.door.map(path)
-            found = scan(view, len(self._header(base)), self.size if base == self.bases[-1] else len(view), sealed=True)
-            for at, length in zip(found.positions[::-1].tolist(), found.lengths[::-1].tolist(), strict=True):
+            scanned = scan(view, len(self._header(base)), self.size if base == self.bases[-1] else len(view), sealed=True)
+            for at, length in zip(scanned.positions[::-1].tolist(), scanned.lengths[::-1].tolist(), strict=True):
                 event = _event(view[at : at + length])
                 if event is not None:
                     yield event
@@ -180,9 +174,9 @@ class Journal(log.Stoppable):
             if header is None:
                 yield Damage(path.name, 0, start, "its header is damaged")
             view = self.door.map(path)
-            found = scan(view, start, self.size if base == self.bases[-1] else len(view), sealed=True)
-            yield from log.damage_of(path, found)
-            for at, length in zip(found.positions.tolist(), found.lengths.tolist(), strict=True):
+            scanned = scan(view, start, self.size if base == self.bases[-1] else len(view), sealed=True)
+            yield from log.damage_of(path, scanned)
+            for at, length in zip(scanned.positions.tolist(), scanned.lengths.tolist(), strict=True):
                 if _event(view[at : at + length]) is None:
                     yield Damage(path.name, at, length, "it tells of no event")
 
@@ -190,8 +184,8 @@ class Journal(log.Stoppable):
         """The time of the last event of a file."""
         if base not in self._last_ms:
             view = self.door.map(self._path(base))
-            found = scan(view, len(self._header(base)), len(view), sealed=True)
-            self._last_ms[base] = int(found.due_ms.max()) if len(found) else 0
+            scanned = scan(view, len(self._header(base)), len(view), sealed=True)
+            self._last_ms[base] = int(scanned.due_ms.max()) if len(scanned) else 0
         return self._last_ms[base]
 
     def append(self, at_ms: int, group: str, fields: dict[str, Any]) -> None:

@@ -1,17 +1,20 @@
-"""The ready log: documents in the order in which they came due, byte for byte as they slept, in `ready_*.bson`.
+"""The ready log: an append-only log of due messages, in `ready_*.bson`. Documents are stored as they slept, byte for byte.
 
-Each handoff is one batch: a HANDOFF document that says how many documents follow, at which ready offset they begin and what the
-Index has handed off with them, then the documents. A batch counts when it is whole, so a crash repeats nothing and loses nothing:
-what the last whole batch says was handed off is the truth, and the Index goes on from there. Synced on its own beat; until then
-the Index keeps what it handed off.
+Each handoff is one batch: a HANDOFF document with the number of documents, their first ready offset and the progress of the
+Index, then the documents. A batch counts only if it is complete. The progress in the last complete batch is the truth about the
+handoff, and the Index continues from there, so a crash neither repeats nor loses a message. The Index keeps handed-off messages
+until the log is synced, which happens with each checkpoint.
 
-A ready offset is the number of a document since the topic began. Runs of documents get a table (see `segment.table`) whose keys
-are ready times and whose ids are those of the documents, so nothing is resident but the last run.
+A ready offset is the number of a document since the topic began. Runs of documents get a table (`segment.table`) whose keys are
+ready times, so only the last run is held in memory (`ready_tail`).
+
+Not here: the batches on disk (`ready_batches`), opening after a crash (`ready_recover`), which group sees a document
+(`visibility`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -39,10 +42,10 @@ R = TypeVar("R")
 
 
 def repairing(method: Callable[Concatenate[ReadyLog, P], R]) -> Callable[Concatenate[ReadyLog, P], R]:
-    """Methods that only read: on meeting a damaged table they have it built again and begin anew."""
+    """Decorator for methods that only read: if a table is damaged, build it again from its segment and restart the method."""
 
     @wraps(method)
-    def mended(self: ReadyLog, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def with_repair(self: ReadyLog, /, *args: P.args, **kwargs: P.kwargs) -> R:
         for _ in range(sum(len(segment.tables) for segment in self.segments)):
             try:
                 return method(self, *args, **kwargs)
@@ -50,12 +53,12 @@ def repairing(method: Callable[Concatenate[ReadyLog, P], R]) -> Callable[Concate
                 self.repair(error)
         return method(self, *args, **kwargs)
 
-    return mended
+    return with_repair
 
 
 @dataclass(slots=True)
 class Segment:
-    """One ready segment. Its tables cover documents from the first on; the active one's tail covers the rest."""
+    """One file of the log. Its tables cover its documents from the first on; in the active segment the tail covers the rest."""
 
     base: int
     path: Path
@@ -63,34 +66,35 @@ class Segment:
     size: int
     data_start: int
     tables: list[t.Table] = field(default_factory=list)
-    header_damaged: bool = False  # its header is damaged: what is there is served, and nothing is added
+    header_damaged: bool = False  # its documents are served, but none are added
 
     @property
     def tabled(self) -> int:
+        """How many documents the tables cover."""
         return sum(table.cover.documents for table in self.tables)
 
 
 class ReadyLog(log.Stoppable):
-    """The one writer and reader of a topic's ready log. Opened by `recover.open_ready`."""
+    """The ready log of one topic. Opened by `ready_recover.open_ready`."""
 
     kind = KIND
 
     def __init__(self, door: Door, folder: Path, topic: str, settings: Settings) -> None:
         self.door, self.folder, self.topic, self.settings = door, folder, topic, settings
-        self.progress = self.durable_progress = Progress()
+        self.progress = self.durable_progress = Progress()  # of the Index, in the last batch and in the last durable batch
         self.segments: list[Segment] = []
         self.next_offset = self.durable_offset = 0
         self.damage: list[Damage] = []
         self.tail = Tail(0, 0)
         self.recent = RecentDocuments()
         self._fd = -1
-        self._last_batch = (0, 0)  # documents of the tail before the last batch, and where its head lies
+        self._last_batch = (0, 0)  # documents of the tail before the last batch, and the position of its head
 
     # Writing
 
     def accept(self, raw: bytes, starts: I64, progress: Progress, now_ms: int, hashes: U64 | None = None) -> int:
-        """Append a batch of documents, return the offset of the first. Durable after `sync`. A full disk changes nothing.
-        `hashes`: of their ids, where they are known."""
+        """Append a batch of documents. Returns the offset of the first. Durable after `sync`. Raises `DiskFull`, and changes
+        nothing then. `hashes`: of the ids, if the caller has them."""
         self.refuse_if_stopped()
         segment = self._segment_for(len(raw), len(starts))
         ready_ms = max(now_ms, self.tail.last_ready_ms)
@@ -116,7 +120,7 @@ class ReadyLog(log.Stoppable):
         return first
 
     def _segment_for(self, size: int, count: int) -> Segment:
-        """The active segment, after a roll if the batch does not fit."""
+        """The active segment; a new one if the batch does not fit."""
         active = self.segments[-1] if self.segments else None
         if active is not None:
             documents = active.tabled + self.tail.count
@@ -147,15 +151,15 @@ class ReadyLog(log.Stoppable):
         try:
             self._flush(count, end)
         except (TurtleError, OSError):
-            return  # the tail grows on: the batch itself is written
+            return  # the batch is written; the tail grows until there is room
 
     def _flush(self, count: int, end: int) -> None:
-        """The first `count` documents of the tail, up to byte `end`, get a table. The last batch stays out while the segment is
-        active, so that recovery finds in what it scans what was handed off."""
+        """Write a table of the first `count` documents of the tail, which end at byte `end`. While the segment is active,
+        the last batch must not be among them: recovery reads the progress of the Index from documents without a table."""
         if not count:
             return
         if self.durable_offset < self.next_offset:
-            self.sync()  # an index must never speak of documents that a power cut could take back
+            self.sync()  # a table must not name documents that a power cut could take
         segment = self.segments[-1]
         first = segment.tabled
         offset = segment.first_offset + first
@@ -165,7 +169,7 @@ class ReadyLog(log.Stoppable):
         self._last_batch = (0, end)
 
     def write_table(self, cover: t.Cover, rows: Rows) -> t.Table:
-        """Write a table over ready documents; where the disk is full, serve it from memory."""
+        """Write a table of documents. If the disk is full, the table is served from memory."""
         data = b"".join(encode_table(cover, rows))
         path = self.folder / names.table(KIND, cover.base, cover.first)
         try:
@@ -177,8 +181,8 @@ class ReadyLog(log.Stoppable):
         return opened
 
     def sync(self) -> None:
-        """Make every batch so far durable; then the Index may let go of those documents. After an error the descriptor is not
-        trusted again."""
+        """Make every batch so far durable; then the Index may drop those documents. After a failed sync the log accepts no more
+        batches."""
         self.refuse_if_stopped()
         if self._fd >= 0 and self.durable_offset < self.next_offset:
             try:
@@ -189,23 +193,23 @@ class ReadyLog(log.Stoppable):
         self._empty_caches()
 
     def _empty_caches(self) -> None:
-        """What is kept in memory for those who come at once need not be kept for others."""
+        """Free the memory that only speeds up fetches right after a handoff."""
         self.tail.enter_pending()
         self.recent.clear()
 
     def sync_target(self) -> tuple[int, Path] | None:
-        """A descriptor of its own for whoever syncs this log elsewhere (see `Journal.unsynced`), and its file; None if nothing is
-        to be synced."""
+        """A new descriptor and the path of the active file, for a sync on another thread; None if every batch is durable. Not a
+        duplicate: of two duplicates the kernel reports a failed write to one only."""
         behind = self._fd >= 0 and self.durable_offset < self.next_offset
         return (self.door.open_write(self.segments[-1].path), self.segments[-1].path) if behind else None
 
     def note_synced(self, progress: Progress, offset: int) -> None:
-        """Everything up to this offset was synced elsewhere."""
+        """Every batch up to this offset, with this progress of the Index, was synced through `sync_target`."""
         if offset >= self.durable_offset:
             self.durable_progress, self.durable_offset = progress, offset
         self._empty_caches()
         if self.durable_offset == self.next_offset:
-            self.close()  # ten thousand quiet topics must not hold forty thousand files open
+            self.close()  # ten thousand idle topics must not hold forty thousand files open
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -217,12 +221,13 @@ class ReadyLog(log.Stoppable):
 
     @property
     def first_offset(self) -> int:
-        """The oldest document that is still there."""
+        """Offset of the oldest document that is retained."""
         return self.segments[0].first_offset if self.segments else self.next_offset
 
     @repairing
     def read(self, offsets: I64, bytes_max: int | None = None) -> tuple[log.Documents, I64]:
-        """Documents at rising offsets, checked, and their ready times; no more than `bytes_max`, but one at least."""
+        """Documents at these offsets, and their ready times. Required: the offsets rise and are in the log. Returns no more than
+        `bytes_max`, but at least one document; `good` tells which are undamaged."""
         buffers: list[bytes | bytearray] = []
         starts, heads, good, times = [], [], [], []
         size = 0
@@ -232,7 +237,9 @@ class ReadyLog(log.Stoppable):
                 fits = max(not size, int(np.searchsorted(np.cumsum(end - begin), bytes_max - size, side="right")))
                 begin, end, ordinals = begin[:fits], end[:fits], ordinals[:fits]
             read = log.read_documents(self.door, segment.path, begin, end)
-            np.logical_and(read.good, (read.heads["flags"] & f.HANDOFF) == 0, out=read.good)  # no offset is that of a head
+            np.logical_and(
+                read.good, (read.heads["flags"] & f.HANDOFF) == 0, out=read.good
+            )  # a head has no offset: the log is damaged
             self._report_damage(segment, read, begin, end)
             buffers.append(read.buffer)
             starts.append(read.starts + size)
@@ -251,24 +258,24 @@ class ReadyLog(log.Stoppable):
         return joined, np.concatenate(times)
 
     def read_small(self, first: int, last: int) -> list[tuple[bytes, int]] | None:
-        """`read` for a few documents that came last, without arrays: each in [first, last), and when it became ready. None: they
-        are too far back, too large, or damaged."""
-        found = self.recent.find(first, last)
+        """Fast path of `read` without arrays, for a few documents that came last: the bytes of each in [first, last), and its
+        ready time. Returns None if they are too old, too large or damaged."""
+        cached = self.recent.find(first, last)
         tail_first = self.next_offset - self.tail.count
-        if found is not None or first < tail_first:
-            return found
-        places, times = self.tail.spans_small(first - tail_first, last - tail_first)
-        if places[-1][1] - places[0][0] > small_batches.READ_BYTES:
+        if cached is not None or first < tail_first:
+            return cached
+        spans, times = self.tail.spans_small(first - tail_first, last - tail_first)
+        if spans[-1][1] - spans[0][0] > small_batches.READ_BYTES:
             return None
-        read = log.read_small(self.door, self.segments[-1].path, places)
-        found = [
-            (one[3], ready_ms) for one, ready_ms in zip(read, times, strict=True) if one is not None and not one[2] & f.HANDOFF
+        read = log.read_small(self.door, self.segments[-1].path, spans)
+        good = [
+            (row[3], ready_ms) for row, ready_ms in zip(read, times, strict=True) if row is not None and not row[2] & f.HANDOFF
         ]
-        return found if len(found) == len(read) else None
+        return good if len(good) == len(read) else None
 
     def _split(self, offsets: I64) -> list[tuple[Segment, t.Table | None, I64]]:
-        """Rising offsets by segment and table (None for the tail), as ordinals there."""
-        found: list[tuple[Segment, t.Table | None, I64]] = []
+        """Split rising offsets by segment and table (None for the tail). Returns ordinals in these."""
+        parts: list[tuple[Segment, t.Table | None, I64]] = []
         for i, segment in enumerate(self.segments):
             following = self.segments[i + 1].first_offset if i + 1 < len(self.segments) else self.next_offset
             low, high = np.searchsorted(offsets, (segment.first_offset, following)).tolist()
@@ -279,11 +286,11 @@ class ReadyLog(log.Stoppable):
             for table in segment.tables:
                 a, b = np.searchsorted(numbers, (at, at + table.cover.documents)).tolist()
                 if a < b:
-                    found.append((segment, table, numbers[a:b] - at))
+                    parts.append((segment, table, numbers[a:b] - at))
                 at += table.cover.documents
             if numbers[-1] >= at:
-                found.append((segment, None, numbers[np.searchsorted(numbers, at) :] - at))
-        return found
+                parts.append((segment, None, numbers[np.searchsorted(numbers, at) :] - at))
+        return parts
 
     def _report_damage(self, segment: Segment, read: log.Documents, begin: I64, end: I64) -> None:
         known = {(d.file, d.position) for d in self.damage} if not read.good.all() else set()
@@ -293,7 +300,7 @@ class ReadyLog(log.Stoppable):
                 self.damage.append(damage)
 
     def count_unpassed(self, offsets: I64, cursors: Sequence[int]) -> int:
-        """How many of these rising offsets the cursors of a group, one for each level, have not passed."""
+        """How many of these rising offsets the cursors of a group, one for each priority, have not passed."""
         ahead = offsets[np.searchsorted(offsets, min(cursors)) :]
         if not len(ahead):
             return 0
@@ -313,58 +320,55 @@ class ReadyLog(log.Stoppable):
                 at += table.cover.documents
         return self.next_offset - self.tail.count + self.tail.rank(ready_ms)
 
-    @repairing
-    def restricted(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
-        """How many documents of [first, last) not every group sees, without cancelled ones, and the offsets of those that are one
-        group's own."""
-        count, mine, wanted = 0, [np.empty(0, np.int64)], np.uint64(owner_hash(name.encode()))
+    def _restricted_parts(self, first: int, last: int) -> Iterator[tuple[int, I64, U64]]:
+        """Restricted documents of the tables that reach into [first, last), and of the tail: the offset that their ordinals count
+        from, the ordinals and their owners."""
         tail = self.tail.rows(0, self.tail.count)
-        parts = [(self.next_offset - self.tail.count, tail.restricted, tail.owners)]
+        yield self.next_offset - self.tail.count, tail.restricted, tail.owners
         for segment in self.segments:
             at = segment.first_offset
             for table in segment.tables:
                 if at < last and at + table.cover.documents > first:
                     owners = table.owners()
-                    assert owners is not None, "or it would not have been taken up"
-                    parts.append((at, table.ending_ordinals(), owners))
+                    assert owners is not None, "opening removes a table without owners"
+                    yield at, table.ending_ordinals(), owners
                 at += table.cover.documents
-        for at, special, owners in parts:
-            low, high = np.searchsorted(special, (first - at, last - at)).tolist()
+
+    @repairing
+    def restricted(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
+        """How many documents of [first, last) are restricted and not cancelled; and the offsets of those that are retries of
+        group `name`."""
+        count, own, wanted = 0, [np.empty(0, np.int64)], np.uint64(owner_hash(name.encode()))
+        for at, ordinals, owners in self._restricted_parts(first, last):
+            low, high = np.searchsorted(ordinals, (first - at, last - at)).tolist()
             count += high - low
             if cancelled:
-                count -= int(np.isin(at + special[low:high], list(cancelled)).sum())
-            mine.append(at + special[low:high][owners[low:high] == wanted])
-        return count, np.sort(np.concatenate(mine))
+                count -= int(np.isin(at + ordinals[low:high], list(cancelled)).sum())
+            own.append(at + ordinals[low:high][owners[low:high] == wanted])
+        return count, np.sort(np.concatenate(own))
 
     @repairing
     def restricted_for_others(self, first: int, last: int, name: str) -> I64:
-        """Offsets in [first, last) of documents that a group does not see, as they were when they were written."""
-        wanted, found = np.uint64(owner_hash(name.encode())), [np.empty(0, np.int64)]
-        tail = self.tail.rows(0, self.tail.count)
-        parts = [(self.next_offset - self.tail.count, tail.restricted, tail.owners)]
-        for segment in self.segments:
-            at = segment.first_offset
-            for table in segment.tables:
-                if at < last and at + table.cover.documents > first and (owners := table.owners()) is not None:
-                    parts.append((at, table.ending_ordinals(), owners))
-                at += table.cover.documents
-        found += [at + special[owners != wanted] for at, special, owners in parts]
-        return np.concatenate(found)
+        """Offsets of restricted documents that are not retries of group `name`: all in [first, last), and perhaps others. Tables
+        know this also of documents that are damaged."""
+        wanted, offsets = np.uint64(owner_hash(name.encode())), [np.empty(0, np.int64)]
+        for at, ordinals, owners in self._restricted_parts(first, last):
+            offsets.append(at + ordinals[owners != wanted])
+        return np.concatenate(offsets)
 
     @repairing
     def last_ready_ms(self, segment: Segment) -> int:
-        """When the last document of a segment became ready."""
+        """When the last document of a segment that has a table became ready."""
         last = segment.tables[-1] if segment.tables else None
         return 0 if last is None else int(_ready_times(last, np.array([last.cover.documents - 1]))[0])
 
     def find(self, id_: str) -> int | None:
         """The newest offset of an id."""
-        found = self.find_many([id_.encode()], np.array([hash_id(id_)], np.uint64))
-        return found.get(0)
+        return self.find_many([id_.encode()], np.array([hash_id(id_)], np.uint64)).get(0)
 
     @repairing
     def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
-        """Which of many ids are here, as index → newest offset."""
+        """The ids that the log knows, as index → newest offset. `hashes`: of the ids."""
         candidates: dict[int, list[int]] = {}
         tail_first = self.next_offset - self.tail.count
         for i, ordinal in self.tail.find_many(hashes):
@@ -379,6 +383,7 @@ class ReadyLog(log.Stoppable):
         return {i: hit for i, offsets in candidates.items() if (hit := self._newest_match(ids[i], offsets)) is not None}
 
     def _newest_match(self, id_: bytes, offsets: list[int]) -> int | None:
+        """The newest of these offsets whose document has this id: two ids may have the same hash."""
         for offset in sorted(offsets, reverse=True):
             read, _ = self.read(np.array([offset]))
             at = int(read.starts[0]) + f.PREFIX_BYTES
@@ -386,21 +391,21 @@ class ReadyLog(log.Stoppable):
                 return offset
         return None
 
-    # Mending and letting go
+    # Repair and removal
 
     def repair(self, error: t.Damaged) -> None:
-        """Build the table that raised `error` again: its segment is the truth."""
+        """Build the table that raised `error` again from its segment."""
         broken = error.details.get("table")
         segment = next((s for s in self.segments if any(table is broken for table in s.tables)), None)
         if segment is None or not isinstance(broken, t.Table):
             raise error
         cover = broken.cover
         view = self.door.map(segment.path)
-        found = scan(view, cover.start, cover.end, sealed=True)
+        scanned = scan(view, cover.start, cover.end, sealed=True)
         upto = (cover.end, cover.first_seq + cover.documents)
-        batches = read_batches(view, found, cover.start, cover.first_seq, upto)
-        fresh = self.write_table(cover, batches.rows)
-        segment.tables = [fresh if table is broken else table for table in segment.tables]
+        batches = read_batches(view, scanned, cover.start, cover.first_seq, upto)
+        rebuilt = self.write_table(cover, batches.rows)
+        segment.tables = [rebuilt if table is broken else table for table in segment.tables]
 
     def drop_first(self) -> None:
         """Remove the oldest segment."""
@@ -414,13 +419,13 @@ class ReadyLog(log.Stoppable):
 
 
 def encode_table(cover: t.Cover, rows: Rows) -> list[bytes]:
-    """A table's bytes. Keys are ready times."""
+    """The bytes of a table. Its keys are ready times."""
     ordinals = np.arange(cover.documents)
     keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
     return t.build(cover, keys, positions, rows.hashes, ordinals, rows.restricted, rows.owners)
 
 
 def _ready_times(table: t.Table, ordinals: I64) -> I64:
-    """Keys are ready times, which rise with the ordinals, so a key's rank is its ordinal."""
+    """Ready times of documents of a table. They rise with the ordinals, so the rank of a key is its ordinal."""
     first = int(ordinals[0])
     return f.key_dues(table.slice(first, int(ordinals[-1]) + 1)[ordinals - first])

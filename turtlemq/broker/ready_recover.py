@@ -21,6 +21,7 @@ from turtlemq.broker.ready_readonly import (
     read_segment,
 )
 from turtlemq.broker.ready_tail import Tail
+from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.segment.readonly import data_start, open_segment, segment_bases
 from turtlemq.storage import names
@@ -41,7 +42,8 @@ def open_ready(ready: ReadyLog, clean: CleanEnd | None) -> None:
         clean, damage = check_clean_end(clean, last_size, data_start(KIND, ready.topic, clean.base))
         ready.damage += [] if damage is None else [damage]
         if clean is not None and damage is not None:
-            _pad(ready, clean)
+            # the log has lost its end: fill up with zeros, which are damage, so that each offset has a position again
+            log.make_durable(ready.door, _path(ready, clean.base), _size(ready, clean.base), clean.end)
     for i, base in enumerate(bases):
         last = base == bases[-1]
         end = None if clean is None else clean.next_offset
@@ -53,17 +55,6 @@ def open_ready(ready: ReadyLog, clean: CleanEnd | None) -> None:
         ready.durable_offset = -1  # it has no message, and is to be synced all the same
         ready.accept(b"", np.empty(0, np.int64), clean.progress, ready.tail.last_ready_ms)
         ready.sync()
-
-
-def _pad(ready: ReadyLog, clean: CleanEnd) -> None:
-    """Fill a log that has lost its end with zeros up to its size at the clean shutdown: each offset has a byte position again."""
-    path = _path(ready, clean.base)
-    fd = ready.door.open_write(path)
-    try:
-        ready.door.truncate(fd, path, clean.end)
-        ready.door.sync(fd, path)
-    finally:
-        ready.door.close(fd)
 
 
 def _remove_leftovers(ready: ReadyLog) -> list[int]:
@@ -127,7 +118,8 @@ def _open_segment(ready: ReadyLog, base: int, total: int | None, last: bool) -> 
     segment = Segment(base, path, read.first_offset, file.size, file.data_start, read.tables, file.header is None)
     ready.segments.append(segment)
     if last:
-        _cut(ready, segment, read.batches.end)
+        log.make_durable(ready.door, path, file.size, read.batches.end)  # from now on it is relied on
+        segment.size = read.batches.end
         ready.tail = _tail(read, ready.tail.last_ready_ms)
     elif len(read.batches.positions):
         segment.tables.append(ready.write_table(read.cover(), read.batches.rows))
@@ -151,15 +143,3 @@ def _tail(read: ReadSegment, last_ready_ms: int) -> Tail:
     tail.extend(read.batches.rows)
     tail.end = read.batches.end
     return tail
-
-
-def _cut(ready: ReadyLog, segment: Segment, end: int) -> None:
-    """Cut behind the last whole batch, and make the rest durable: from now on it is relied on."""
-    fd = ready.door.open_write(segment.path)
-    try:
-        if end < segment.size:
-            ready.door.truncate(fd, segment.path, end)
-        ready.door.sync(fd, segment.path)
-    finally:
-        ready.door.close(fd)
-    segment.size = end

@@ -1,4 +1,8 @@
-"""The tail of the ready log: positions, ready times and id hashes of the last documents, until they get a table of their own."""
+"""The tail of the ready log: positions, ready times and id hashes of its last documents, in memory until they get a table.
+
+Small batches are only noted, and entered into the columns together: alone a batch costs 50 µs, among others 1 µs. Restricted
+documents are those that not every group sees: see `visibility`.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +19,42 @@ from turtlemq.segment import format as f
 from turtlemq.segment.id_map import IdMap
 from turtlemq.segment.ids import hash_ids, hash_seqs
 
-_PENDING_BYTES_MAX = 64 << 10  # of batches that are entered together: a small one alone costs 50 µs, in company 1 µs
-_PENDING_MAX = 256
-_ROWS_MIN = 64  # documents at first, then four times as many: every topic has one of these, and there may be thousands
+_PENDING_BYTES_MAX = 64 << 10  # of batches that are entered together
+_PENDING_MAX = 256  # of these batches
+_ROWS_MIN = 64  # capacity at first, then four times as much: there may be thousands of topics, each with a tail
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Documents as columns, by ordinal; and which of them are special: not every group sees them."""
+    """Documents as columns, by ordinal."""
 
     starts: I64
     ready_ms: I64
-    hashes: U64
-    restricted: I64  # their ordinals, rising
-    owners: U64  # for each, the hash of the name of the group whose retry it is; 0: nobody's, a notice
+    hashes: U64  # of the ids
+    restricted: I64  # ordinals of restricted documents, rising
+    owners: U64  # for each of these, the hash of the name of the group whose retry it is; 0 for a notice
 
 
 class Tail:
-    """Columns by ordinal. 24 B a document, and 16 more for finding ids once somebody has looked for one."""
+    """Documents of the active segment that have no table yet. 24 B each, and 16 B more after the first search for an id."""
 
     def __init__(self, start: int, count: int, last_ready_ms: int = 0) -> None:
-        self.start = self.end = start  # bytes of the segment that it covers
+        self.start = self.end = start  # positions in the segment
         self.count = count
         self.last_ready_ms = last_ready_ms
         self._entered = count  # documents that are in the columns
-        self._pending: list[tuple[int, int, bytes, I64, U64 | None]] = []  # batches that are not, as `add` got them
+        self._pending: list[tuple[int, int, bytes, I64, U64 | None]] = []  # batches that are not entered, as `add` got them
         self._pending_bytes = 0
         self.starts: I64 = np.empty(_ROWS_MIN, np.int64)
         self.ready_ms: I64 = np.empty(_ROWS_MIN, np.int64)
         self.hashes: U64 = np.empty(_ROWS_MIN, np.uint64)
         self.restricted, self.owners = array("q"), array("Q")  # see `Rows`
         self._ids = IdMap()
-        self._hashed = 0  # documents whose ids are entered there
+        self._hashed = 0  # documents whose ids are in `_ids`
 
     def add(self, at: int, ready_ms: int, raw: bytes, starts: I64, hashes: U64 | None = None) -> None:
-        """Documents of one batch: where in the file their bytes begin, these, and the hashes of their ids where they are known.
-        They are entered when somebody asks, or when there are enough of them."""
+        """Add the documents of one batch. `at`: position of `raw` in the file; `hashes`: of the ids, if the caller has them. They
+        are entered by the next read, or when there are enough of them."""
         if len(raw) > _PENDING_BYTES_MAX:
             self.enter_pending()
         self._pending.append((at, ready_ms, raw, starts, hashes))
@@ -62,26 +66,26 @@ class Tail:
             self.enter_pending()
 
     def enter_pending(self) -> None:
-        """See `add`."""
-        late, self._pending, self._pending_bytes = self._pending, [], 0
-        if not late:
+        """Enter the pending batches into the columns."""
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if not pending:
             return
-        counts = [len(starts) for _, _, _, starts, _ in late]
-        positions = np.concatenate([starts + at for at, _, _, starts, _ in late])
-        _, _, raw, starts, hashes = late[0]
-        if len(late) > 1:
-            sizes = [len(some) for _, _, some, _, _ in late]
-            raw, hashes = b"".join([some for _, _, some, _, _ in late]), None
-            starts = np.concatenate([some for _, _, _, some, _ in late]) + np.repeat(np.cumsum(sizes) - sizes, counts)
-        ready_ms = np.repeat(np.array([ready_ms for _, ready_ms, _, _, _ in late], np.int64), counts)
+        counts = [len(starts) for _, _, _, starts, _ in pending]
+        positions = np.concatenate([starts + at for at, _, _, starts, _ in pending])
+        _, _, raw, starts, hashes = pending[0]
+        if len(pending) > 1:
+            sizes = [len(raw) for _, _, raw, _, _ in pending]
+            raw, hashes = b"".join([raw for _, _, raw, _, _ in pending]), None
+            starts = np.concatenate([starts for _, _, _, starts, _ in pending]) + np.repeat(np.cumsum(sizes) - sizes, counts)
+        ready_ms = np.repeat(np.array([ready_ms for _, ready_ms, _, _, _ in pending], np.int64), counts)
         heads = f.prefixes(raw, starts)
-        special, owners = restricted_documents(raw, starts, heads)
+        restricted, owners = restricted_documents(raw, starts, heads)
         if hashes is None:
             hashes = document_hashes(raw, starts, heads)
-        self._put(Rows(positions, ready_ms, hashes, special, owners))
+        self._put(Rows(positions, ready_ms, hashes, restricted, owners))
 
     def extend(self, rows: Rows) -> None:
-        """More documents, in order."""
+        """Add documents that were read back from the file."""
         self.enter_pending()
         self._put(rows)
         self.count = self._entered
@@ -105,27 +109,27 @@ class Tail:
         self._entered = last
 
     def rows(self, first: int, last: int) -> Rows:
-        """Documents [first, last)."""
+        """The documents with ordinals in [first, last)."""
         self.enter_pending()
         low, high = bisect_left(self.restricted, first), bisect_left(self.restricted, last)
-        special, owners = np.array(self.restricted[low:high], np.int64) - first, np.array(self.owners[low:high], np.uint64)
-        return Rows(self.starts[first:last], self.ready_ms[first:last], self.hashes[first:last], special, owners)
+        restricted, owners = np.array(self.restricted[low:high], np.int64) - first, np.array(self.owners[low:high], np.uint64)
+        return Rows(self.starts[first:last], self.ready_ms[first:last], self.hashes[first:last], restricted, owners)
 
     def without_first(self, count: int, start: int) -> Tail:
-        """What is left behind the first `count` documents."""
+        """A tail of the documents behind the first `count`, which begins at position `start`."""
         rest = Tail(start, 0, self.last_ready_ms)
         rest.extend(self.rows(count, self.count))
         rest.end = self.end
         return rest
 
     def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
-        """Where documents begin, and where each ends at the latest."""
+        """Positions where documents begin, and where each ends at the latest."""
         self.enter_pending()
         ends = self.starts[np.minimum(ordinals + 1, self.count - 1)]
         return self.starts[ordinals], np.where(ordinals + 1 < self.count, ends, self.end)
 
     def spans_small(self, first: int, last: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """`places` and `times` of [first, last), without arrays."""
+        """`spans_of` and `ready_times` of [first, last), without arrays."""
         if last >= self._entered:
             self.enter_pending()
         starts = self.starts[first:last].tolist()
@@ -138,23 +142,23 @@ class Tail:
         return self.ready_ms[ordinals]
 
     def rank(self, ready_ms: int) -> int:
-        """How many became ready before a time."""
+        """How many documents became ready before a time."""
         self.enter_pending()
         return int(np.searchsorted(self.ready_ms[: self.count], ready_ms))
 
     def find_many(self, hashes: U64) -> list[tuple[int, int]]:
-        """(index, ordinal) of candidates; the newest of each id."""
+        """(index of the hash, ordinal) of the newest document with each of these hashes. Their ids may differ."""
         self.enter_pending()
         if self._hashed < self.count:
             self._ids.add(self.hashes, self._hashed, self.count)
             self._hashed = self.count
-        found = self._ids.find_many(self.hashes, hashes)
-        hits = np.flatnonzero(found >= 0)
-        return list(zip(hits.tolist(), found[hits].tolist(), strict=True))
+        ordinals = self._ids.find_many(self.hashes, hashes)
+        hits = np.flatnonzero(ordinals >= 0)
+        return list(zip(hits.tolist(), ordinals[hits].tolist(), strict=True))
 
 
 def document_hashes(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> U64:
-    """Hashes of the ids of documents in `raw`. 20 ns for a server-given id, 100 ns for another."""
+    """Hashes of the ids of documents in `raw`. 20 ns for an id that the server gave, 100 ns for another."""
     hashes = hash_seqs(heads["seq"])
     own = np.flatnonzero((heads["flags"] & f.SERVER_ID) == 0)
     if len(own):
@@ -163,16 +167,16 @@ def document_hashes(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any,
 
 
 def owner_hash(name: bytes) -> int:
-    """Who a retry belongs to, as a number that is never 0."""
+    """The hash of a group's name, for `Rows.owners`; never 0."""
     return xxhash.xxh3_64_intdigest(name) or 1
 
 
 def restricted_documents(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, U64]:
-    """Which of the documents in `raw` not every group sees: retries, and notices of cancelled sleepers; and whose they are."""
-    special = np.flatnonzero(heads["flags"] & (f.META | f.NOTICE))
-    owners = np.zeros(len(special), np.uint64)
-    for k, i in enumerate(special.tolist()):
+    """The restricted documents in `raw` (retries, and notices of cancelled sleepers), as ordinals and owners."""
+    restricted = np.flatnonzero(heads["flags"] & (f.META | f.NOTICE))
+    owners = np.zeros(len(restricted), np.uint64)
+    for k, i in enumerate(restricted.tolist()):
         if not heads["flags"][i] & f.NOTICE:
             at = int(starts[i]) + f.PREFIX_BYTES
             owners[k] = owner_hash(bytes(raw[at : at + int(heads["idlen"][i]) - 1]).partition(b"/")[0])
-    return special, owners
+    return restricted, owners

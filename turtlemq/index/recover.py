@@ -228,13 +228,7 @@ def _first_free_seq(segments: Segments, segment: Segment) -> int:
 def _make_durable(segments: Segments, segment: Segment, end: int) -> None:
     """Cut the torn tail and sync the rest. A killed process may have left documents unsynced; from here on they are found, fired,
     and answered as duplicates, so they must be durable."""
-    fd = segments.door.open_write(segment.path)
-    try:
-        if end < segment.size:
-            segments.door.truncate(fd, segment.path, end)
-        segments.door.sync(fd, segment.path)
-    finally:
-        segments.door.close(fd)
+    log.make_durable(segments.door, segment.path, segment.size, end)
     segment.size = end
 
 

@@ -53,6 +53,17 @@ def create(door: Door, path: Path, header: f.FileHeader) -> int:
     return fd
 
 
+def make_durable(door: Door, path: Path, size: int, end: int) -> None:
+    """Cut or fill up a file of `size` bytes to `end` bytes, and sync it."""
+    fd = door.open_write(path)
+    try:
+        if end != size:
+            door.truncate(fd, path, end)
+        door.sync(fd, path)
+    finally:
+        door.close(fd)
+
+
 def read_header(door: Door, path: Path) -> tuple[f.FileHeader, int]:
     """A segment's header and where its documents begin."""
     return f.decode_header(door.read(path, 0, 4096), f"{path.parent.name}/{path.name}")
