@@ -314,7 +314,7 @@ BUGS = (
     Bug(
         "a token's secret is not compared",
         "server/auth.py",
-        "if not hmac.compare_digest(_digest(found[0]), digest) or token is None:",
+        "if not hmac.compare_digest(_digest(parts[0]), digest) or token is None:",
         "if token is None:",
         "server_security trust:hostile",
     ),

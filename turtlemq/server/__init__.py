@@ -3,6 +3,7 @@
 - process: `run`, `listen` (sockets, TLS, limits), `config`, `logs`, `aiohttp_internals`
 - loop around the engine: `service` (ticks, commits, fetches) with `commit`, `long_polls`, `timerfd`, `fair_turns`, `rate_limit`
 - a request's way: `app` (middleware), `auth`, `trace`, `request`, `incoming/` (bodies), `handlers/`, `outgoing/` (answers)
-- the interface: `operations` (the table of all operations), `openapi`, `errors`, `pages/`
+- the interface: `operations` (the table of all operations), `openapi`, `media_types`, `topic_settings`, `optional_fields`,
+  `errors`, `pages/`
 - figures: `metrics/`, `event_log`
 """

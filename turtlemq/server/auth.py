@@ -74,10 +74,10 @@ def hash_of(token: str) -> str:
     >>> hash_of("tmq_0123456789abcdef_" + "x" * 43)[:40]
     'sha256:0123456789abcdef:c22c779b74a68139'
     """
-    found = _TOKEN.fullmatch(token)
-    if found is None:
+    parts = _TOKEN.fullmatch(token)
+    if parts is None:
         raise InvalidArgument("that is no token of TurtleMQ; `turtlemq token NAME` makes one")
-    return f"sha256:{found[1]}:{_digest(token)}"
+    return f"sha256:{parts[1]}:{_digest(token)}"
 
 
 def _digest(token: str) -> str:
@@ -89,15 +89,15 @@ def check_tokens(tokens: Iterable[Token]) -> None:
     names: set[str] = set()
     ids: set[str] = set()
     for token in tokens:
-        found = _HASH.fullmatch(token.hash)
-        if found is None:
+        parts = _HASH.fullmatch(token.hash)
+        if parts is None:
             raise InvalidArgument(f"token {token.name!r}: its hash is no sha256:ID:DIGEST; `turtlemq token NAME` makes one")
-        if token.name in names or found[1] in ids:
+        if token.name in names or parts[1] in ids:
             raise InvalidArgument(f"token {token.name!r}: another token has the same name or the same hash")
         if not token.topics or not all(_PATTERN.fullmatch(pattern) for pattern in token.topics):
             raise InvalidArgument(f"token {token.name!r}: topics are names in which * stands for any characters: ['orders*']")
         names.add(token.name)
-        ids.add(found[1])
+        ids.add(parts[1])
 
 
 def pattern_of(topics: Iterable[str]) -> Callable[[str], object]:
@@ -125,7 +125,7 @@ def networks_of(hosts: Iterable[str]) -> list[Network]:
         raise InvalidArgument("allowed_hosts names nobody; give addresses, networks (10.0.0.0/8), or * for everybody")
     for host in hosts:
         try:
-            out += [ipaddress.ip_network(one) for one in (("0.0.0.0/0", "::/0") if host == "*" else (host,))]
+            out += [ipaddress.ip_network(text) for text in (("0.0.0.0/0", "::/0") if host == "*" else (host,))]
         except ValueError as error:
             raise InvalidArgument(f"allowed_hosts: {host!r} is no address, network (10.0.0.0/8) or *: {error}") from None
     return out
@@ -234,11 +234,11 @@ class Auth:
     def identify(self, header: str | None) -> Token:
         """The token of an Authorization header. Raises `Unauthenticated` if there is none or it is unknown."""
         scheme, _, text = (header or "").partition(" ")
-        found = _TOKEN.fullmatch(text.strip())
-        if scheme.lower() != "bearer" or found is None:
+        parts = _TOKEN.fullmatch(text.strip())
+        if scheme.lower() != "bearer" or parts is None:
             raise Unauthenticated
-        digest, token = self._tokens.get(found[1], (_NO_DIGEST, None))
-        if not hmac.compare_digest(_digest(found[0]), digest) or token is None:
+        digest, token = self._tokens.get(parts[1], (_NO_DIGEST, None))
+        if not hmac.compare_digest(_digest(parts[0]), digest) or token is None:
             raise Unauthenticated
         return token
 

@@ -90,10 +90,10 @@ class EventLog:
 
 
 def _log_damage(name: str, topic: Topic, last: Reported) -> None:
-    found = topic.damage()
-    for one in found[last.damage :][:DAMAGE_MAX]:
-        logs.error("damage", topic=name, file=one.file, position=one.position, length=one.length, reason=one.reason)
-    last.damage = len(found)
+    damage = topic.damage()
+    for hit in damage[last.damage :][:DAMAGE_MAX]:
+        logs.error("damage", topic=name, file=hit.file, position=hit.position, length=hit.length, reason=hit.reason)
+    last.damage = len(damage)
     for base in list(topic.unsealable)[last.unsealable :]:
         logs.error("seal_failed", topic=name, segment=base, error=topic.unsealable[base])
     last.unsealable = len(topic.unsealable)

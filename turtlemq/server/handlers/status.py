@@ -181,5 +181,5 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _damage(engine: Engine, names: list[str]) -> list[DamageFound]:
-    damage = [(name, one) for name in names if name in engine.topics for one in engine.topics[name].damage()]
-    return [DamageFound(name, one.file, one.position, one.length, one.reason) for name, one in damage[:DAMAGE_MAX]]
+    damage = [(name, hit) for name in names if name in engine.topics for hit in engine.topics[name].damage()]
+    return [DamageFound(name, hit.file, hit.position, hit.length, hit.reason) for name, hit in damage[:DAMAGE_MAX]]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from turtlemq.engine import Engine
-from turtlemq.model import DUE_MS_MAX
 from turtlemq.server.auth import AUTH
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.outgoing.reply import answer
-from turtlemq.server.request import SERVICE, check_topics, engine_of, group_of, topic_of
+from turtlemq.server.request import SERVICE, EpochMs, check_topics, engine_of, group_of, topic_and_group, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
@@ -26,7 +25,7 @@ COMPACT_STEP_S = 0.005
 class GroupStartAt(Struct, forbid_unknown_fields=True):
     """A group's start: the first message that became ready at this time or later."""
 
-    ready_ms: Annotated[int, Meta(ge=0, le=DUE_MS_MAX)]
+    ready_ms: EpochMs
 
 
 class GroupStart(Struct, forbid_unknown_fields=True):
@@ -93,15 +92,12 @@ async def compact(request: web.Request) -> web.Response:
 
 async def put_group(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}/groups/{group}"""
-    topic, group = topic_of(request, may_create=True), group_of(request, may_create=True)
+    topic_and_group(request)
     start = (await read_as(request, GroupStart)).start
-    topic, group = (
-        topic_of(request, may_create=True),
-        group_of(request, may_create=True),
-    )  # others may have made or deleted some since
+    topic, group = topic_and_group(request)  # again: topics and groups may have been created or deleted meanwhile
     engine = engine_of(request)
-    known = topic in engine.topics and engine.topics[topic].has_group(group)
-    if start is not None or not known:
+    exists = topic in engine.topics and engine.topics[topic].has_group(group)
+    if start is not None or not exists:
         engine.move_group(topic, group, start.ready_ms if isinstance(start, GroupStartAt) else start or "earliest", now_ms())
         request.app[SERVICE].answer_polls_soon()
     return answer({"topic": topic, "group": group, "stats": engine.groups(topic)[group]})

@@ -52,5 +52,5 @@ def index_in(message: str) -> dict[str, int]:
     >>> index_in("Expected `str`, got `int` - at `$.messages[3].id`")
     {'index': 3}
     """
-    found = _INDEX.search(message.rpartition(" - at ")[2])
-    return {"index": int(found[1])} if found else {}
+    index = _INDEX.search(message.rpartition(" - at ")[2])
+    return {"index": int(index[1])} if index else {}

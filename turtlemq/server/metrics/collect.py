@@ -87,8 +87,8 @@ def _groups(topic: Topic) -> dict[str, dict[str, int]]:
     return out
 
 
-def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    return {key: one.get(key, 0) + other.get(key, 0) for key in one | other}
+def _sum(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+    return {key: left.get(key, 0) + right.get(key, 0) for key in left | right}
 
 
 def _merged(rows: list[TopicFigures]) -> TopicFigures:

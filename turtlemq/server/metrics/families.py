@@ -61,13 +61,13 @@ def topic_families(rows: dict[str, TopicFigures]) -> Iterator[str]:
         yield from exposition.family(name, "gauge", text, [({"topic": t}, row.stats.get(key)) for t, row in rows.items()])
     for name, text, key in TOTALS:
         yield from exposition.family(name, "counter", text, [({"topic": t}, row.totals[key]) for t, row in rows.items()])
-    groups = [({"topic": t, "group": group}, found) for t, row in rows.items() for group, found in row.groups.items()]
-    held = [({**labels, "state": state}, found[f"now_{state}"]) for labels, found in groups for state in GROUP_STATES]
-    yield from exposition.family("turtlemq_group_messages", "gauge", "Messages of a group by state; reserve: in flight.", held)
-    lag = [(labels, found["now_lag"]) for labels, found in groups]
+    groups = [({"topic": t, "group": group}, counts) for t, row in rows.items() for group, counts in row.groups.items()]
+    states = [({**labels, "state": state}, counts[f"now_{state}"]) for labels, counts in groups for state in GROUP_STATES]
+    yield from exposition.family("turtlemq_group_messages", "gauge", "Messages of a group by state; reserve: in flight.", states)
+    lag = [(labels, counts["now_lag"]) for labels, counts in groups]
     yield from exposition.family("turtlemq_group_lag", "gauge", "Ready offsets that a group has not settled.", lag)
     for name, text, key in GROUP_TOTALS:
-        yield from exposition.family(name, "counter", text, [(labels, found[key]) for labels, found in groups])
+        yield from exposition.family(name, "counter", text, [(labels, counts[key]) for labels, counts in groups])
     late = [({"topic": t}, row.lateness) for t, row in rows.items()]
     text = "From due to ready, of messages that were to sleep: the scheduler's part of lateness."
     yield from exposition.histogram("turtlemq_scheduler_lateness_seconds", text, late, 0.001)
@@ -94,7 +94,7 @@ def server_families(service: Service) -> Iterator[str]:
     yield from family("turtlemq_requests_total", "counter", "Answered requests.", samples)
     refused = [({"code": code}, count) for code, count in sorted(meter.rejected.items())]
     yield from family("turtlemq_rejected_total", "counter", "Refused requests, by error code.", refused)
-    routes = [({"route": route}, found) for route, found in sorted(meter.durations.items())]
+    routes = [({"route": route}, durations) for route, durations in sorted(meter.durations.items())]
     yield from histogram("turtlemq_request_seconds", "From a request's head to its answer, a long poll's wait left out.", routes)
     batches = [({"kind": kind}, getattr(meter, f"{kind}_batch")) for kind in ("produce", "fetch", "ack")]
     yield from histogram("turtlemq_batch_messages", "Messages of one request.", batches)
