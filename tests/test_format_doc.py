@@ -14,6 +14,7 @@ import xxhash
 
 from turtlemq import model
 from turtlemq.index.build import read_ended_bits
+from turtlemq.message_fields import FIELDS, Kind
 from turtlemq.segment import format as f
 from turtlemq.segment import table
 from turtlemq.segment.ids import SERVER_ID_BYTES, server_ids
@@ -74,9 +75,10 @@ def test_types_and_names_stand_where_the_text_says() -> None:
 
 def test_optional_fields_are_written_in_the_order_of_the_table() -> None:
     stated = [name for name, *_ in rows("## A document", "field, type, there if, meaning", 1)]
-    everything = f.extra_elements((1, 2), 3, 4, {"c": 1}, expires_ms=5, headers={"a": "b"})
+    optional = {row.name: {"a": "b"} if row.kind is Kind.TEXTS else 5 for row in FIELDS}
+    everything = f.extra_elements((1, 2), 3, 4, {"c": 1}, **optional)
     data, _ = f.encode([b"x"], [b"body"], [5], 6, 7, [8], [everything])
-    assert list(bson.decode(bytes(data)))[5:] == stated
+    assert list(bson.decode(bytes(data)))[5:] == stated == [*f.ELEMENTS, "body"]
 
 
 def test_the_sizes_in_the_text_are_the_constants() -> None:
@@ -99,6 +101,7 @@ def test_the_flags_table_is_complete() -> None:
     source = (ROOT / "turtlemq" / "segment" / "format.py").read_text(encoding="utf-8")
     block = source.split("# Flags.\n", 1)[1].split("\n\n", 1)[0]
     defined = {name: getattr(f, name) for name in re.findall(r"^([A-Z_]+) = ", block, flags=re.MULTILINE)}
+    defined |= {row.element.upper(): row.flag for row in FIELDS}
     listed = rows("### Flags", "bit, value, name, meaning")
     assert {name: int(value, 16) for _, value, name, _ in listed} == {k: v for k, v in defined.items() if k not in COMBINED}
     for bit, value, _, _ in listed:
