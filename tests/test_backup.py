@@ -61,7 +61,7 @@ def story(root: Path) -> dict[str, Any]:
 
 def made(root: Path, into: Path, now_ms: int = NOW, door: Door | None = None) -> b.Manifest:
     door = door or Door()
-    return b.make(door, b.lying(door, root), into, now_ms)[1]
+    return b.make(door, b.files_of_stopped(door, root), into, now_ms)[1]
 
 
 @pytest.fixture

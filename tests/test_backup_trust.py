@@ -31,7 +31,7 @@ def test_a_changed_file_of_equal_length_is_copied_again(tmp_path: Path) -> None:
         engine = Engine.open(root)
         engine.configure("t", max_attempts=attempts)
         engine.close()
-        name, _ = b.make(Door(), b.lying(Door(), root), tmp_path / "backups", attempts)
+        name, _ = b.make(Door(), b.files_of_stopped(Door(), root), tmp_path / "backups", attempts)
     b.restore(Door(), tmp_path / "backups" / name, tmp_path / "again")
     engine = Engine.open(tmp_path / "again")
     assert engine.configure("t").max_attempts == 5
@@ -63,7 +63,7 @@ def test_backup_and_restored_folder_survive_a_power_cut(tmp_path: Path, seed: in
     engine.close()
     drive = Drive(tmp_path / "disk")
     process = Roomy(drive)
-    name, _ = b.make(process, b.lying(process, tmp_path / "data"), drive.root / "backups", 0)
+    name, _ = b.make(process, b.files_of_stopped(process, tmp_path / "data"), drive.root / "backups", 0)
     b.restore(process, drive.root / "backups" / name, drive.root / "again")
     before = contents(drive.root)
     process.die()

@@ -18,7 +18,7 @@ from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, Locked, Unavailable
 from turtlemq.model import Message
-from turtlemq.storage.copy_on_write import Shadow
+from turtlemq.storage.copy_on_write import CopyOnWriteDoor
 
 
 def check(data: Path, *more: str, code: int = 0) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_a_served_folder_is_left_alone_and_two_checks_may_run(data: Path, tmp_pa
     engine = Engine.open(data)
     assert "in use by process" in check(data, code=1)["said"]
     engine.close()
-    door = Shadow(data, tmp_path_factory.mktemp("shadow"))
+    door = CopyOnWriteDoor(data, tmp_path_factory.mktemp("shadow"))
     looking = Engine.open(door.root, door=door)
     assert check(data)["problems"] == []
     with pytest.raises(Locked):

@@ -1,14 +1,15 @@
-"""Backups: exact copies of a data folder as it was at one moment, each a plain data folder of its own with a manifest.
+"""Backups: exact copies of a data folder at one moment, each a complete data folder with a manifest.
 
-A stopped folder is copied as it lies. Of one that is served, the engine's thread *pins* the files first: a hard link to each and
-its length at that moment. Files only grow at their end or are replaced whole, so links and lengths are what a kill at that moment
-would have left, whatever is sealed, compacted or removed meanwhile; and that is what recovery is made for. Topics do not know
-each other, so each has a moment of its own. (Decision 0007.)
+A stopped folder is copied as it is. In a folder that a server uses, the engine's thread first *pins* the files: it makes a hard
+link to each and notes its length. Files only grow at their end or are replaced whole, so links and lengths are the state that a
+kill at that moment would leave, and recovery can open it, even if files are sealed, compacted or removed during the copy. Topics
+are independent of each other, so each is pinned at a moment of its own. (Decision 0007.)
 
-    DIR/2026-11-16T06-29-22.123Z/   FORMAT, topic/…, MANIFEST.json: sizes and SHA-256 of all files
-    DIR/….tmp                       a backup that was not finished; the next one removes it
+DIR/2026-11-16T06-29-22.123Z/   FORMAT, topic/…, MANIFEST.json: sizes and SHA-256 of all files
+DIR/….tmp                       an unfinished backup; the next one removes it
 
-A file that has not changed since the last backup in DIR is a hard link to it: a backup costs what is new, and any can be deleted.
+A file that has not changed since the last backup in DIR is a hard link to it: a backup costs only new bytes, and each can be
+deleted on its own. Not here: the HTTP calls that pin and unpin (`server.handlers.backup`), and the command line.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ _CHUNK = 4 << 20
 _NOT_OURS = (names.LOCK, ballast.FILE, PINNED)
 _BACKUP = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}Z")
 
-Shown = Callable[[str, int], None]  # what is worked on, and how many bytes of it are done
-Files = dict[str, tuple[Path, int]]  # by the path in the data folder: where it is read, and how much of it counts
+Progress = Callable[[str, int], None]  # called with a file, or a step, and the bytes that are done
+Files = dict[str, tuple[Path, int]]  # by path in the data folder: the file to read, and the length that counts
 
 
-def _silent(_: str, __: int) -> None:
+def _no_progress(_: str, __: int) -> None:
     return
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a backup. `source`: inode and time of the file it was copied from, to know it again."""
+    """A file of a backup. `source`: inode and time of the original, by which the next backup sees that it has not changed."""
 
     bytes: int
     sha256: str
@@ -56,7 +57,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Manifest:
-    """What a backup holds. `damage`: what was broken in the data folder already."""
+    """The content of MANIFEST.json. `damage`: damage that the data folder already had."""
 
     made_ms: int
     live: bool
@@ -72,17 +73,17 @@ class Manifest:
         return sum(entry.bytes for entry in self.files.values())
 
 
-# What belongs to a backup
+# The files of a data folder
 
 
 def files_of(door: Door, root: Path, topic: str | None = None) -> list[str]:
-    """Relative paths of everything worth keeping, caches too: of the folder itself, or of one topic. Unfinished work is not."""
+    """Relative paths of the files to back up, caches included, unfinished ones not: of the folder itself, or of one topic."""
     if topic is None:
-        found = [Path(name) for name in door.names(root) if name not in _NOT_OURS and not door.is_folder(root / name)]
+        paths = [Path(name) for name in door.names(root) if name not in _NOT_OURS and not door.is_folder(root / name)]
     else:
         base = Path(names.TOPICS) / topic
-        found = [base / path for path in _walk(door, root / base)]
-    return [str(path) for path in found if path.suffix not in (names.TMP, names.DELETED)]
+        paths = [base / path for path in _walk(door, root / base)]
+    return [str(path) for path in paths if path.suffix not in (names.TMP, names.DELETED)]
 
 
 def topics_of(door: Door, root: Path) -> list[str]:
@@ -90,32 +91,32 @@ def topics_of(door: Door, root: Path) -> list[str]:
     return [name for name in door.names(root / names.TOPICS) if names.is_topic(name)]
 
 
-def lying(door: Door, root: Path) -> Files:
-    """All files of a stopped data folder."""
+def files_of_stopped(door: Door, root: Path) -> Files:
+    """All files of a data folder that no server uses."""
     paths = [path for topic in (None, *topics_of(door, root)) for path in files_of(door, root, topic)]
     return {path: (root / path, door.size(root / path)) for path in paths}
 
 
-# Pins of a folder that is served
+# Pins: files of a data folder that a server uses
 
 
 def pin(door: Door, root: Path, name: str) -> Iterator[dict[str, int]]:
-    """Link all files, a topic at a step, into `PINNED/name` under their numbers in PINS.json, which comes last. A step is one
-    moment: call it on the engine's thread. Yields the lengths so far. 20 µs a file: no pin is worth a sync."""
+    """Link all files into `PINNED/name`, one topic for each step of this generator; PINS.json, which names them, is written last.
+    A step is one moment: run it on the engine's thread. Yields the lengths so far. 20 µs a file; nothing is synced."""
     target, lengths = root / PINNED / name, dict[str, int]()
     door.make_folder(target, durable=False)
     for topic in (None, *topics_of(door, root)):
         for path in files_of(door, root, topic):
             link = target / str(len(lengths))
-            if path == names.CLEAN or not _linked(door, root / path, link):
+            if path == names.CLEAN or not _link(door, root / path, link):
                 continue
             lengths[path] = door.size(link)
         yield lengths
     door.replace(target / PINS, json.dumps(lengths).encode(), durable=False)
 
 
-def _linked(door: Door, path: Path, link: Path) -> bool:
-    """Pin one file. A cache may be gone meanwhile: others than the engine's thread write them."""
+def _link(door: Door, path: Path, link: Path) -> bool:
+    """Pin one file. Returns False for a cache that has disappeared: other threads write and remove caches."""
     known = names.parse(path.name)
     try:
         door.link(path, link)
@@ -126,42 +127,42 @@ def _linked(door: Door, path: Path, link: Path) -> bool:
     return True
 
 
-def make_room(door: Door, root: Path) -> None:
-    """A place for pins that is the server's own, whoever makes backups; and what one left that was cut off goes. On a full disk
-    there is no such place, and no live backup either."""
+def prepare_pins(door: Door, root: Path) -> None:
+    """Create the folder for pins, owned by the server's user, and remove pins that an interrupted backup left. On a full disk the
+    folder is missing, and a live backup is refused."""
     unpin(door, root)
     try:
         door.make_folder(root / PINNED)
         door.close(door.lock(root / PINNED / names.LOCK))
-    except (TurtleError, OSError):  # or a backup is still being made of what was pinned before
+    except (TurtleError, OSError):  # the disk is full, or a backup of earlier pins still holds the lock
         return
 
 
 def unpin(door: Door, root: Path) -> None:
-    """Let go of all pins, so that their room can be freed."""
+    """Remove all pins, so that the disk space of removed files is freed."""
     for name in door.names(root / PINNED):
         if name != names.LOCK:
             door.remove_folder(root / PINNED / name)
 
 
 def pinned(door: Door, root: Path, name: str) -> Files:
-    """All files that were pinned."""
+    """The files that `pin` has linked."""
     folder = root / PINNED / name
     try:
-        lengths = {_inside(path): int(length) for path, length in json.loads(door.read_all(folder / PINS)).items()}
+        lengths = {_check_inside(path): int(length) for path, length in json.loads(door.read_all(folder / PINS)).items()}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, FileNotFoundError) as error:
         raise Corrupt(f"{folder / PINS} cannot be read ({error}). Make the backup again.") from error
     return {path: (folder / str(number), length) for number, (path, length) in enumerate(lengths.items())}
 
 
-def _inside(path: str) -> str:
-    """A path that a file tells, if it leads to nowhere else."""
+def _check_inside(path: str) -> str:
+    """Return a path that was read from a file, or raise `ValueError` if it leads out of the folder."""
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise ValueError(f"{path!r} leads out of the backup")
     return path
 
 
-# Making one
+# Making a backup
 
 
 def backups_in(door: Door, into: Path) -> list[str]:
@@ -170,7 +171,7 @@ def backups_in(door: Door, into: Path) -> list[str]:
 
 
 def name_at(now_ms: int) -> str:
-    """What a backup of that time is called.
+    """The name of a backup made at that time.
 
     >>> name_at(1_794_810_562_123)
     '2026-11-16T06-29-22.123Z'
@@ -178,8 +179,8 @@ def name_at(now_ms: int) -> str:
     return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z").replace(":", "-")
 
 
-def check_room(door: Door, into: Path) -> None:
-    """A folder for backups holds nothing else."""
+def check_backups_folder(door: Door, into: Path) -> None:
+    """Refuse a folder that holds anything but backups."""
     for name in door.names(into):
         if name != names.LOCK and not _BACKUP.fullmatch(name.removesuffix(names.TMP)):
             raise InvalidArgument(
@@ -188,30 +189,32 @@ def check_room(door: Door, into: Path) -> None:
 
 
 def make(
-    door: Door, files: Files, into: Path, now_ms: int, *, live: bool = False, shown: Shown = _silent
+    door: Door, files: Files, into: Path, now_ms: int, *, live: bool = False, progress: Progress = _no_progress
 ) -> tuple[str, Manifest]:
-    """Copy files that nobody removes meanwhile. Returns the new backup's name."""
-    check_room(door, into)
+    """Copy files into a new backup and check their documents. Returns its name and manifest. Requires: no file is removed
+    meanwhile, so they are pinned, or no server runs."""
+    check_backups_folder(door, into)
     for name in door.names(into):
         if name.endswith(names.TMP):
             door.remove_folder(into / name)
-    earlier = backups_in(door, into)
-    before = into / earlier[-1] if earlier else None
-    old = load(door, before).files if before is not None else {}
-    now_ms = max(now_ms, load(door, before).made_ms + 1) if before is not None else now_ms  # names rise, whatever the clock says
+    before, old = None, dict[str, Entry]()
+    if earlier := backups_in(door, into):
+        before = into / earlier[-1]
+        last = load(door, before)
+        old, now_ms = last.files, max(now_ms, last.made_ms + 1)  # names rise, even if the clock went back
     name, manifest = name_at(now_ms), Manifest(now_ms, live)
     tmp = into / (name + names.TMP)
     door.make_folder(tmp)
-    new = [file for path, file in files.items() if not _same(door, file, old.get(path))]
+    new = [file for path, file in files.items() if not _is_unchanged(door, file, old.get(path))]
     missing = sum(length for _, length in new) - door.free_bytes(tmp)
     if missing > 0:
         door.remove_folder(tmp)
         raise InvalidArgument(f"there is no room for the backup in {into}: {missing:,} bytes are missing")
     try:
         for path, source in files.items():
-            _take(door, source, tmp, path, (before, old.get(path)), manifest)
-            shown(path, source[1])
-        _check_documents(door, tmp, manifest, old, shown)
+            _add_file(door, source, tmp, path, (before, old.get(path)), manifest)
+            progress(path, source[1])
+        _check_documents(door, tmp, manifest, old, progress)
         _finish(door, tmp, into / name, manifest)
     except (OSError, TurtleError):
         door.remove_folder(tmp)  # it would take the room that others wait for
@@ -219,20 +222,25 @@ def make(
     return name, manifest
 
 
-def _same(door: Door, file: tuple[Path, int], entry: Entry | None) -> bool:
-    """Is this the file of an earlier backup, by what the file system says?"""
+def _is_unchanged(door: Door, file: tuple[Path, int], entry: Entry | None) -> bool:
+    """Is this the file of an earlier backup, by length, inode and time? Its content is not read."""
     return entry is not None and (entry.bytes, entry.source) == (file[1], door.identity(file[0]))
 
 
-def _take(
+def _add_file(
     door: Door, file: tuple[Path, int], tmp: Path, path: str, old: tuple[Path | None, Entry | None], manifest: Manifest
 ) -> None:
-    """One file: a link to the one in the last backup, or a copy."""
+    """Add one file to a backup: a link to that of the last backup if it has not changed, else a copy."""
     (source, length), (before, entry) = file, old
     door.make_folder((tmp / path).parent, durable=False)
     identity = door.identity(source)
-    if before is not None and entry is not None and _same(door, file, entry) and _wrong(door, before / path, entry) is None:
-        try:  # (what has rotted there is copied again while the source is whole)
+    if (
+        before is not None
+        and entry is not None
+        and _is_unchanged(door, file, entry)
+        and _mismatch(door, before / path, entry) is None
+    ):
+        try:  # a file that has rotted in the last backup is copied again, while the source is whole
             door.link(before / path, tmp / path)
             manifest.files[path] = entry
             return
@@ -244,8 +252,8 @@ def _take(
 
 
 def _copy(door: Door, source: Path, target: Path, length: int) -> tuple[str, int]:
-    """Copy the first `length` bytes, synced. Returns their SHA-256 and how many there were: a commit that failed for want of room
-    may have been cut off again. The check of the documents has the last word."""
+    """Copy the first `length` bytes, and sync them. Returns their SHA-256 and number. There may be fewer: a commit that failed on
+    a full disk is cut off again. `_check_documents` finds out if that is damage."""
     digest, at = hashlib.sha256(), 0
     fd = door.create(target)
     try:
@@ -261,8 +269,8 @@ def _copy(door: Door, source: Path, target: Path, length: int) -> tuple[str, int
     return digest.hexdigest(), at
 
 
-def _check_documents(door: Door, tmp: Path, manifest: Manifest, old: dict[str, Entry], shown: Shown) -> None:
-    """Every document of what was copied, by its own checksum. What is broken was broken in the source, and is named."""
+def _check_documents(door: Door, tmp: Path, manifest: Manifest, old: dict[str, Entry], progress: Progress) -> None:
+    """Check every copied document by its own checksum. Damage was in the source already; the manifest names it."""
     last: dict[tuple[str, str], int] = {}
     segments = {path: known for path in manifest.files if (known := names.parse(Path(path).name)) and known.what == "bson"}
     for path, known in segments.items():
@@ -271,7 +279,7 @@ def _check_documents(door: Door, tmp: Path, manifest: Manifest, old: dict[str, E
     for path, known in segments.items():
         if manifest.files[path] == old.get(path):
             continue
-        shown(f"check {path}", 0)
+        progress(f"check {path}", 0)
         whole = known.base < last[str(Path(path).parent), known.kind]
         try:
             _, found = log.scan_file(door, tmp / path, whole=whole)
@@ -281,9 +289,9 @@ def _check_documents(door: Door, tmp: Path, manifest: Manifest, old: dict[str, E
 
 
 def _finish(door: Door, tmp: Path, target: Path, manifest: Manifest) -> None:
-    """Names become durable, the manifest last; then the folder gets its name."""
+    """Make all names durable, write the manifest, then give the backup its final name."""
     folders = {tmp / parent for path in manifest.files for parent in Path(path).parents}
-    for folder in sorted(folders, key=lambda one: -len(one.parts)):
+    for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
         door.sync_folder(folder)
     door.replace(tmp / MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
     door.rename(tmp, target)
@@ -291,53 +299,54 @@ def _finish(door: Door, tmp: Path, target: Path, manifest: Manifest) -> None:
 
 
 def prune(door: Door, into: Path, keep: int) -> list[str]:
-    """Remove all but the newest backups. Returns which."""
-    gone = backups_in(door, into)[:-keep]
-    for name in gone:
+    """Remove all but the newest `keep` backups. Returns the names of the removed ones."""
+    removed = backups_in(door, into)[:-keep]
+    for name in removed:
         door.remove_folder(into / name)
-    return gone
+    return removed
 
 
-# Reading one again
+# Reading a backup
 
 
 def choose(door: Door, folder: Path) -> Path:
-    """A backup: the folder itself, or the newest one in it."""
+    """The backup that a folder is, or the newest backup in it."""
     if door.exists(folder / MANIFEST):
         return folder
-    found = backups_in(door, folder)
-    if not found:
+    backups = backups_in(door, folder)
+    if not backups:
         raise InvalidArgument(f"there is no backup in {folder}")
-    return folder / found[-1]
+    return folder / backups[-1]
 
 
 def load(door: Door, folder: Path) -> Manifest:
     """The manifest of a backup."""
     try:
-        told: dict[str, Any] = json.loads(door.read_all(folder / MANIFEST))
-        if told["turtlemq_backup"] > _VERSION:
-            raise NewerFormat(f"{folder} was made by a newer TurtleMQ ({told['turtlemq']}). Restore it with that version.")
-        files = {path: Entry(e["bytes"], e["sha256"], tuple(e["source"])) for path, e in told.pop("files").items()}
+        fields: dict[str, Any] = json.loads(door.read_all(folder / MANIFEST))
+        if fields["turtlemq_backup"] > _VERSION:
+            raise NewerFormat(f"{folder} was made by a newer TurtleMQ ({fields['turtlemq']}). Restore it with that version.")
+        files = {path: Entry(e["bytes"], e["sha256"], tuple(e["source"])) for path, e in fields.pop("files").items()}
         for path in files:
-            _inside(path)
-        return Manifest(**told, files=files)
+            _check_inside(path)
+        return Manifest(**fields, files=files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
         raise Corrupt(f"{folder / MANIFEST} cannot be read ({error}). Take another backup.") from error
 
 
-def verify(door: Door, folder: Path, shown: Shown = _silent) -> list[str]:
-    """Read every byte of a backup again. A line for each file that is not as it was."""
+def verify(door: Door, folder: Path, progress: Progress = _no_progress) -> list[str]:
+    """Read every byte of a backup and compare it with the manifest. Returns a line for each file that differs."""
     manifest, problems = load(door, folder), []
     for path, entry in manifest.files.items():
-        wrong = _wrong(door, folder / path, entry)
-        if wrong is not None:
-            problems.append(f"{path}: {wrong}")
-        shown(path, entry.bytes)
+        mismatch = _mismatch(door, folder / path, entry)
+        if mismatch is not None:
+            problems.append(f"{path}: {mismatch}")
+        progress(path, entry.bytes)
     there = {str(path) for path in _walk(door, folder)} - {MANIFEST}
     return problems + [f"{path}: the manifest does not know it" for path in sorted(there - manifest.files.keys())]
 
 
 def _walk(door: Door, folder: Path, base: Path = Path()) -> Iterator[Path]:
+    """All files below a folder, as paths relative to it."""
     for name in door.names(folder):
         if door.is_folder(folder / name):
             yield from _walk(door, folder / name, base / name)
@@ -345,7 +354,8 @@ def _walk(door: Door, folder: Path, base: Path = Path()) -> Iterator[Path]:
             yield base / name
 
 
-def _wrong(door: Door, path: Path, entry: Entry) -> str | None:
+def _mismatch(door: Door, path: Path, entry: Entry) -> str | None:
+    """How a file of a backup differs from its entry; None if it does not. Reads all of it."""
     if not door.exists(path):
         return "is missing"
     size, digest, at = door.size(path), hashlib.sha256(), 0
@@ -358,8 +368,11 @@ def _wrong(door: Door, path: Path, entry: Entry) -> str | None:
     return None if digest.hexdigest() == entry.sha256 else "its SHA-256 does not match"
 
 
-def restore(door: Door, folder: Path, target: Path, *, leave_out: Sequence[str] = (), shown: Shown = _silent) -> Manifest:
-    """Write a verified backup to a new data folder. `topic` gets its name last: one that was cut off shows as `topic.tmp`."""
+def restore(
+    door: Door, folder: Path, target: Path, *, leave_out: Sequence[str] = (), progress: Progress = _no_progress
+) -> Manifest:
+    """Copy a backup into a new data folder. Requires: it was verified; `leave_out` are files to skip. `topic` gets its name last:
+    an unfinished restore shows as `topic.tmp`."""
     if door.names(target):
         raise InvalidArgument(f"{target} is not empty. Restore into a new folder, then let the server use that.")
     manifest = load(door, folder)
@@ -376,9 +389,9 @@ def restore(door: Door, folder: Path, target: Path, *, leave_out: Sequence[str] 
         parts = Path(path).parts
         place = unnamed.joinpath(*parts[1:]) if parts[0] == names.TOPICS else target / path
         door.make_folder(place.parent, durable=False)
-        folders |= {one for one in (place.parent, *place.parent.parents) if unnamed in (one, *one.parents)}
+        folders |= {parent for parent in place.parents if unnamed in (parent, *parent.parents)}
         _copy(door, folder / path, place, door.size(folder / path))
-        shown(path, entry.bytes)
+        progress(path, entry.bytes)
     for made in folders:
         door.sync_folder(made)
     door.rename(unnamed, target / names.TOPICS)
@@ -387,10 +400,10 @@ def restore(door: Door, folder: Path, target: Path, *, leave_out: Sequence[str] 
 
 
 def check_format(door: Door, root: Path) -> None:
-    """Refuse what is no data folder, or a newer program's."""
+    """Refuse a folder that is no data folder, or was written by a newer version."""
     path = root / names.FORMAT
     if not door.exists(path):
         raise InvalidArgument(f"{root} is no data folder of TurtleMQ")
     text = door.read_all(path).decode(errors="replace").strip()
-    if text.isascii() and text.isdigit() and int(text[:9]) > f.VERSION:  # of a longer one, too
+    if text.isascii() and text.isdigit() and int(text[:9]) > f.VERSION:  # nine digits are enough to compare
         raise NewerFormat(f"{root}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")

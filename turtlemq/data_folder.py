@@ -1,4 +1,8 @@
-"""What a data folder says of itself: its format, the mark of a proper stop, each topic's own settings, and its files."""
+"""The small files of a data folder: its format, the clean-shutdown mark and the settings of each topic; and the names of its
+logs.
+
+Logs and their caches are written by `index` and `broker`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from turtlemq.storage.door import Door
 
 
 def check_format(door: Door, root: Path) -> None:
-    """Refuse a folder of a newer format, and write ours into a new one."""
+    """Refuse a folder of a newer format; write the format of this version into a new folder."""
     path = root / names.FORMAT
     if not door.exists(path):
         if door.exists(root / (names.TOPICS + names.TMP)):
@@ -31,20 +35,21 @@ def check_format(door: Door, root: Path) -> None:
 
 
 def take_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
-    """What each topic said at the last stop, if that was a proper one. The mark is gone before anything is written."""
-    path, found = root / names.CLEAN, None
+    """Read and remove the clean-shutdown mark: the marks of all topics by name, or None after a crash. It is removed, durably,
+    before anything else is written."""
+    path, marks = root / names.CLEAN, None
     if door.exists(path):
         try:
-            found = dict(f.decode_checked(door.read_all(path))[0]["topics"])
-        except (ValueError, KeyError, TypeError):  # as if there was none
+            marks = dict(f.decode_checked(door.read_all(path))[0]["topics"])
+        except (ValueError, KeyError, TypeError):  # unreadable: as after a crash
             pass
         door.remove(path)
-    door.sync_folder(root)  # also if it is gone: whoever removed it may have died before that was safe, and it would come back
-    return found
+    door.sync_folder(root)  # also without a mark: the last process may have removed it and died before this sync
+    return marks
 
 
 def read_settings(door: Door, folder: Path, default: Settings) -> Settings:
-    """A topic's own settings, or the default where it has none."""
+    """The settings of a topic; `default` if it has none of its own."""
     path = folder / names.SETTINGS
     if not door.exists(path):
         return default
@@ -55,13 +60,13 @@ def read_settings(door: Door, folder: Path, default: Settings) -> Settings:
 
 
 def write_settings(door: Door, folder: Path, settings: Settings) -> None:
-    """Give a topic settings of its own."""
+    """Write the settings of a topic, durably."""
     door.make_folder(folder)
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
     door.replace(folder / names.SETTINGS, text.encode())
 
 
 def logs(door: Door, folder: Path) -> list[str]:
-    """Names of the files of a topic without which something would be lost."""
-    found = [*door.names(folder), *(f"dead/{name}" for name in door.names(folder / "dead"))]
-    return sorted(name for name in found if name.endswith(".bson") or name == names.SETTINGS)
+    """Names of the files of a topic that are no caches: its logs, those of dead letters, and its settings."""
+    files = [*door.names(folder), *(f"dead/{name}" for name in door.names(folder / "dead"))]
+    return sorted(name for name in files if name.endswith(".bson") or name == names.SETTINGS)

@@ -14,7 +14,8 @@
 ['17']
 1
 
-No clock, no threads, no randomness: time is an argument, `tick` says when it wants to be called again.
+No clock, no threads, no randomness: time is an argument, and `tick` returns when it wants to be called again. The engine opens
+topics and decides which of them is due; the work on messages is done by `topic.Topic`.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ NO_TOPICS: frozenset[str] = frozenset()
 
 
 class Engine:
-    """All topics of a data folder. One process at a time; one thread."""
+    """All topics of a data folder. Only one process may have it open; only one thread may use it."""
 
     def __init__(self, root: Path, door: Door, worker: Worker, flusher: Worker, settings: Settings) -> None:
         self.root, self.door, self.settings = root, door, settings
         self.topics: dict[str, Topic] = {}
         self.was_clean = False
-        self.woken: Set[str] = NO_TOPICS  # topics that the last tick has looked at
-        self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, or that cannot be opened, and why
+        self.woken: Set[str] = NO_TOPICS  # topics that were due at the last tick
+        self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, or that cannot be opened, with the error
         self.ballast = Ballast(door, root)
         self._worker, self._flusher = worker, flusher
         self._lock = -1
@@ -80,9 +81,9 @@ class Engine:
         flusher: Worker | None = None,
         settings: Settings | None = None,
     ) -> Engine:
-        """Open a data folder, making it if there is none. Refuses one that another process holds or a newer version wrote.
+        """Open a data folder, or create it. Refuses a folder that another process holds, or that a newer version wrote.
 
-        Segments are sealed by `worker`, in another process if need be; tables are written by `flusher`, a thread at most."""
+        `worker` seals segments, and may use another process; `flusher` writes tables and checkpoints, and may use a thread."""
         engine = cls(root, door or Door(), worker or Inline(), flusher or Inline(), check_settings(settings or Settings()))
         engine._start()
         return engine
@@ -97,7 +98,7 @@ class Engine:
             for name in self.door.names(self.root / names.TOPICS):
                 if names.is_dropped(name):
                     self.door.remove_folder(self.root / names.TOPICS / name)
-                elif names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # else somebody else's
+                elif names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # other files are ignored
                     self._try_topic(name)
             for name in self._clean.keys() - self.topics.keys() - self.trouble.keys():
                 self.trouble[name] = Corrupt("its folder is gone since the last proper stop. Restore it, or delete the topic.")
@@ -110,18 +111,18 @@ class Engine:
     # Topics
 
     def topic(self, name: str, create: bool = False) -> Topic:
-        """A topic that is there; with `create`, also one that is not yet."""
+        """An open topic. Raises `UnknownTopic`, or with `create` creates it."""
         if name not in self.topics:
             self._check_name(name)
-        found = self.topics.get(name)
-        if found is not None:
-            return found
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
         if not create:
             raise UnknownTopic(f"there is no topic {name!r}")
         return self._open_topic(name)
 
     def configure(self, name: str, **changes: Any) -> Settings:
-        """Create a topic with settings of its own, or change those of one that is there."""
+        """Change settings of a topic, which is created if it does not exist. Returns all of them."""
         self._check_name(name)
         unknown = sorted(set(changes) - set(Settings.__dataclass_fields__))
         if unknown:
@@ -133,19 +134,19 @@ class Engine:
         return settings
 
     def _check_name(self, name: str) -> None:
-        """May there be such a topic? One that is there and cannot be opened is left as it is."""
+        """Raise if the name is not valid, or if its topic exists and cannot be opened."""
         names.check_topic(name)
         if name not in self.topics and isinstance(self.trouble.get(name), DiskFull):
             del self.trouble[name]
-            self._try_topic(name)  # perhaps there is room now
+            self._try_topic(name)  # there may be space now
         if name in self.trouble and name not in self.topics:
             raise Unavailable(f"topic {name!r} cannot be opened: {self.trouble[name]}")
 
     def _try_topic(self, name: str) -> None:
-        """Open a topic that is there. If it cannot be, whatever the reason, the others still are."""
+        """Open an existing topic. An error is kept in `trouble`, so that the other topics are opened all the same."""
         try:
             self._open_topic(name)
-        except Exception as error:  # noqa: BLE001 - it is named wherever somebody asks for the topic, and in the log
+        except Exception as error:  # noqa: BLE001 - requests for the topic, and the log, tell it
             self.trouble[name] = error
 
     def _open_topic(self, name: str) -> Topic:
@@ -158,11 +159,11 @@ class Engine:
         return topic
 
     def drop_topic(self, name: str) -> None:
-        """Remove a topic with everything in it, also one that cannot be opened."""
+        """Remove a topic and all its messages, also if it cannot be opened."""
         if name in self.topics or name not in self.trouble:
             self.topic(name).close()
             del self.topics[name]
-        self.trouble.pop(name, None)  # it was the old one's: one of this name may be made again
+        self.trouble.pop(name, None)  # a new topic may have the same name
         self._clean.pop(name, None)
         self._wake_queue.schedule(name, None)
         if self.door.is_folder(self.root / names.TOPICS / name):
@@ -172,37 +173,38 @@ class Engine:
 
     def submit(self, topic: str, messages: Sequence[Message] | Batch, now_ms: int) -> Receipt:
         """Store messages: all or none, durable when this returns."""
-        found, receipt = self.stage(topic, messages if isinstance(messages, Batch) else as_batch(messages), now_ms)
-        found.commit()
-        self.changed(found, now_ms)
+        opened, receipt = self.stage(topic, messages if isinstance(messages, Batch) else as_batch(messages), now_ms)
+        opened.commit()
+        self.changed(opened, now_ms)
         return receipt
 
     def stage(self, topic: str, batch: Batch, now_ms: int) -> tuple[Topic, Receipt]:
-        """The part of `submit` before the commit. The receipt counts once the topic's pending group has landed, also for
-        duplicates: what they repeat may be in it."""
+        """The part of `submit` before the commit. The receipt is true once `Topic.pending_commit` has landed, even if all
+        messages are duplicates: the originals may be in that commit."""
         if topic not in self.topics:
-            check_batch(batch)  # a refused batch makes no topic
+            check_batch(batch)  # a refused batch creates no topic
         self.ballast.refuse_producers()
-        found = self.topic(topic, create=True)
-        return found, found.stage(batch, now_ms)
+        opened = self.topic(topic, create=True)
+        return opened, opened.stage(batch, now_ms)
 
     def get(self, topic: str, id_: str) -> StoredMessage | None:
         """A message that sleeps, by its id."""
         return self.topic(topic).get(id_)
 
     def cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> dict[str, str]:
-        """End messages that sleep or are ready and untouched, durably: cancelled, the state it is in, or unknown."""
-        found, outcome = self.stage_cancel(topic, ids, now_ms)
-        found.commit()
-        return self.finish_cancel(found, outcome, now_ms)
+        """Cancel messages that sleep, are ready or wait for another attempt, durably. Returns for each id `cancelled`, `cancelled
+        before`, the state that does not allow it, or `unknown`."""
+        opened, outcome = self.stage_cancel(topic, ids, now_ms)
+        opened.commit()
+        return self.finish_cancel(opened, outcome, now_ms)
 
     def stage_cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> tuple[Topic, dict[str, State]]:
-        """The part of `cancel` before the commit."""
-        found = self.topic(topic)
-        return found, found.stage_cancel(ids, now_ms)
+        """The part of `cancel` before the commit: sleepers."""
+        opened = self.topic(topic)
+        return opened, opened.stage_cancel(ids, now_ms)
 
     def finish_cancel(self, topic: Topic, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
-        """The part of `cancel` behind the commit: what did not sleep may be ready."""
+        """The part of `cancel` after the commit: messages that did not sleep."""
         if self.topics.get(topic.name) is not topic:
             raise UnknownTopic(f"topic {topic.name!r} was deleted meanwhile")
         out = topic.finish_cancel(outcome, now_ms)
@@ -211,15 +213,15 @@ class Engine:
 
     def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` or `headers`, durably."""
-        found, message = self.stage_reschedule(topic, id_, now_ms, **changes)
-        found.commit()
-        self.changed(found, now_ms)
+        opened, message = self.stage_reschedule(topic, id_, now_ms, **changes)
+        opened.commit()
+        self.changed(opened, now_ms)
         return message
 
     def stage_reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> tuple[Topic, StoredMessage]:
         """The part of `reschedule` before the commit."""
-        found = self.topic(topic)
-        return found, found.stage_reschedule(id_, now_ms, **changes)
+        opened = self.topic(topic)
+        return opened, opened.stage_reschedule(id_, now_ms, **changes)
 
     # Consuming
 
@@ -235,14 +237,14 @@ class Engine:
         auto: bool = False,
     ) -> Reserved:
         """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
-        found = self.topic(topic)
+        opened = self.topic(topic)
         try:
-            out = found.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+            out = opened.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
         except BaseException:
-            self._touched(found, now_ms)  # there may be leases already: they must end
+            self._journaled(opened, now_ms)  # there may be leases already: they must end
             raise
         if not out.idle:
-            self._touched(found, now_ms, group)
+            self._journaled(opened, now_ms, group)
         return out
 
     def ack(
@@ -255,42 +257,43 @@ class Engine:
         retry_delay_ms: int | None = None,
         error: str = "",
     ) -> Acked:
-        """A grouped list, `["MsgID1", "-MsgID2"]`: the first was handled, the second failed."""
-        found = self.topic(topic)
-        out = found.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
-        self._touched(found, now_ms, None if out.failed or out.dead else group)
+        """End deliveries, as one list: `["MsgID1", "-MsgID2"]` says that the first was handled and the second failed."""
+        opened = self.topic(topic)
+        out = opened.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
+        self._journaled(opened, now_ms, None if out.failed or out.dead else group)
         return out
 
     def extend(self, topic: str, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
-        """More time for messages in reserve: how many, and the ids that the group does not hold."""
-        found = self.topic(topic)
-        out = found.extend(group, ids, ttr_ms, now_ms)
-        self._touched(found, now_ms)
+        """Extend leases to `ttr_ms` from now. Returns how many, and the ids that the group does not hold."""
+        opened = self.topic(topic)
+        out = opened.extend(group, ids, ttr_ms, now_ms)
+        self._journaled(opened, now_ms)
         return out
 
     def give_back(
         self, topic: str, group: str, ids: Sequence[str], now_ms: int, ends: Sequence[int] | None = None
     ) -> tuple[int, list[str]]:
-        """Messages that no consumer was told of come again at once, and their delivery does not count: how many, and the ids that
-        the group does not hold. `ends`: of the leases under which they were held; others' are left alone."""
-        found = self.topic(topic)
-        out = found.give_back(group, ids, now_ms, ends)
-        self._touched(found, now_ms)
+        """Undo deliveries that no consumer has seen: the messages are due again at once, and the delivery does not count. Returns
+        how many, and the ids that the group does not hold. `ends`: the ends of the leases to undo; messages that are held under
+        another lease by now are left alone."""
+        opened = self.topic(topic)
+        out = opened.give_back(group, ids, now_ms, ends)
+        self._journaled(opened, now_ms)
         return out
 
     def move_group(self, topic: str, group: str, start: str | int, now_ms: int) -> int:
         """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the
         ready offset where it stands."""
-        found = self.topic(topic, create=True)
-        offset = found.move_group(names.check_group(group), start, now_ms)
-        self._touched(found, now_ms)
+        opened = self.topic(topic, create=True)
+        offset = opened.move_group(names.check_group(group), start, now_ms)
+        self._journaled(opened, now_ms)
         return offset
 
     def drop_group(self, topic: str, group: str, now_ms: int) -> None:
         """Forget a group, so that it holds nothing back."""
-        found = self.topic(topic)
-        found.drop_group(group, now_ms)
-        self._touched(found, now_ms)
+        opened = self.topic(topic)
+        opened.drop_group(group, now_ms)
+        self._journaled(opened, now_ms)
 
     # Dead letters
 
@@ -304,18 +307,19 @@ class Engine:
         reset_attempts: bool = True,
         per_s: float | None = None,
     ) -> int:
-        """Let dead letters sleep again, for their groups, until `due_ms` (now); `per_s` spreads them over time. Durable."""
-        found = self.topic(topic)
-        count = found.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
-        self.changed(found, now_ms)
-        self._touched(found, now_ms)
+        """Let dead letters sleep again, for their groups, until `due_ms` (default: now). Durable. `per_s`: spread them over time,
+        so many each second. Returns how many were requeued."""
+        opened = self.topic(topic)
+        count = opened.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
+        self.changed(opened, now_ms)
+        self._journaled(opened, now_ms)
         return count
 
     def delete_dead(self, topic: str, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably."""
-        found = self.topic(topic)
-        count = found.delete_dead(letters, now_ms)
-        self._touched(found, now_ms)
+        opened = self.topic(topic)
+        count = opened.delete_dead(letters, now_ms)
+        self._journaled(opened, now_ms)
         return count
 
     # Looking
@@ -327,7 +331,7 @@ class Engine:
         return self.topic(topic).sleepers(from_ms, to_ms, limit, cursor)
 
     def forecast(self, topic: str, now_ms: int, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:
-        """How much comes due when, from the index alone."""
+        """Numbers of sleepers by due time, from the index alone."""
         return self.topic(topic).forecast(now_ms, bucket_ms, buckets)
 
     def stats(self, topic: str) -> TopicStats:
@@ -340,19 +344,19 @@ class Engine:
 
     def group(self, topic: str, group: str) -> GroupStats:
         """Figures of one group. Raises `UnknownGroup`."""
-        found = self.groups(topic).get(group)
-        if found is None:
+        stats = self.groups(topic).get(group)
+        if stats is None:
             raise UnknownGroup(f"there is no group {group!r}")
-        return found
+        return stats
 
     def message(self, topic: str, id_: str) -> MessageView | None:
-        """One message wherever it is: its state, in every group, and what happened to it when."""
+        """One message, in whatever state: its state in every group, and its timeline. None if it is unknown."""
         return self.topic(topic).message(id_)
 
     def damage(self) -> dict[str, list[Damage]]:
-        """Everything found damaged so far, by topic."""
-        found = {name: topic.damage() for name, topic in self.topics.items()}
-        return {name: damage for name, damage in found.items() if damage}
+        """All damage found so far, by topic."""
+        damage = {name: topic.damage() for name, topic in self.topics.items()}
+        return {name: lines for name, lines in damage.items() if lines}
 
     def check(self) -> list[str]:
         """Every broken invariant of every topic, a line each."""
@@ -362,8 +366,8 @@ class Engine:
     # Time
 
     def tick(self, now_ms: int) -> int | None:
-        """Hand off what is due, a slice of each topic. Returns when to call again: at once if more is due, None for never."""
-        if now_ms < self._ticked_ms:  # the clock went back: what was put down for a time that lies ahead now is looked at anew
+        """Do the due work of all topics, a slice of each. Returns when to call again: at once if more is due, None for never."""
+        if now_ms < self._ticked_ms:  # the clock went back: every scheduled time may lie too far ahead
             for name, topic in self.topics.items():
                 topic.sync_now(now_ms)
                 self._wake_queue.schedule_earlier(name, now_ms)
@@ -373,15 +377,15 @@ class Engine:
             self.woken = NO_TOPICS
             return first
         self.ballast.load()
-        called = self._wake_queue.due(now_ms)
-        for name in sorted(called):
+        due = self._wake_queue.due(now_ms)
+        for name in sorted(due):
             try:
                 self._wake_queue.schedule(name, self.topics[name].tick(now_ms))
                 self.trouble.pop(name, None)
             except (TurtleError, OSError) as error:  # the other topics go on
                 self.trouble[name] = error
                 self._wake_queue.schedule(name, now_ms + MAINTENANCE_MS)
-        self.woken = called
+        self.woken = due
         return self.next_wake()
 
     def next_wake(self) -> int | None:
@@ -389,30 +393,31 @@ class Engine:
         return self._wake_queue.first
 
     def changed(self, topic: Topic, now_ms: int) -> None:
-        """A topic got work: see that it is looked at in time."""
+        """A commit has changed the Index of a topic: schedule its next tick."""
         due_ms = topic.next_due()
         self._wake_queue.schedule_earlier(
             topic.name, now_ms + MAINTENANCE_MS if due_ms is None else min(due_ms, now_ms + MAINTENANCE_MS)
         )
 
-    def _touched(self, topic: Topic, now_ms: int, group: str | None = None) -> None:
-        """Consumers did something: leases end, and journals want to be synced. `group`: nothing changed in others."""
+    def _journaled(self, topic: Topic, now_ms: int, group: str | None = None) -> None:
+        """Events were journaled: schedule the next tick, for the ends of leases and the checkpoint. `group`: the only group that
+        has changed."""
         topic.sync_soon(now_ms)
         when_ms = topic.next_wake(now_ms, group)
         self._wake_queue.schedule_earlier(topic.name, now_ms + MAINTENANCE_MS if when_ms is None else when_ms)
 
     def compact(self, topic: str) -> None:
-        """Free what can be freed, now."""
+        """Free all disk space that can be freed, now: a checkpoint, then maintenance until nothing is left to do."""
         self.topic(topic).compact()
 
     def close(self) -> None:
-        """Sync everything and leave the clean-shutdown mark."""
+        """Sync and close all topics, and write the clean-shutdown mark. Raises the first error; the other topics are closed."""
         marks: dict[str, Any] = {name: self._clean[name] for name in self.trouble.keys() & self._clean.keys()}
         failed: list[Exception] = []
         for name, topic in self.topics.items():
             try:
                 marks[name] = topic.close()
-            except (TurtleError, OSError) as error:  # the others still get their chance
+            except (TurtleError, OSError) as error:
                 failed.append(error)
         try:
             if not failed and not any(topic.stopped for topic in self.topics.values()):

@@ -1,6 +1,6 @@
-"""The error tree. A class's docstring is its default message; `code` and `status` are what the HTTP contract answers with.
+"""The error tree. The docstring of a class is its default message; `code` and `status` are those of the HTTP answer.
 
-Nothing here knows HTTP beyond these two constants: a shell turns an error into an answer, the core only raises.
+The core only raises these errors; the server turns them into answers. Nothing else here knows HTTP.
 """
 
 from __future__ import annotations

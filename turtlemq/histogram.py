@@ -1,6 +1,6 @@
-"""Counting as the engine works: totals that only rise, and histograms over fixed buckets. Pure.
+"""Figures that are counted while the engine works: histograms over fixed buckets, and counters of a group. Pure.
 
-A histogram is fed a whole batch at a time: a microsecond for a few values, 10 to 50 for a thousand.
+A histogram takes a whole batch at a time: 1 µs for a few values, 10 to 50 µs for a thousand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LATENESS_MS = (1, 2, 3, 4, 5, 7, 10, 15, 25, 50, 100, 250, 500, 1_000, 5_000, 30
 
 
 class Histogram:
-    """How many values are at most each bound, and one more bucket for those above the last.
+    """Counts of values by bucket: up to each bound, and one more bucket for values above the last.
 
     >>> h = Histogram((1, 10))
     >>> h.add(1), h.add_many(np.array([2, 10, 11])), h.counts, h.total, h.count
@@ -39,54 +39,54 @@ class Histogram:
         return sum(self.counts)
 
     def add(self, value: float) -> None:
-        """One value. 0.3 µs."""
+        """Count one value. 0.3 µs."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def add_many(self, values: I64) -> None:
-        """A batch of values."""
+        """Count a batch of values."""
         if len(values) < small_batches.HISTOGRAM:
             for value in values.tolist():
                 self.add(value)
             return
         self.total += int(values.sum())
         low, high = bisect_left(self.bounds, values.min()), bisect_left(self.bounds, values.max())
-        if low == high:  # what is handed out together has usually waited as long
+        if low == high:  # messages that are handed out together have usually waited equally long
             self.counts[low] += len(values)
             return
-        found = np.bincount(np.searchsorted(self._array, values), minlength=len(self.counts))
-        self.counts = [old + new for old, new in zip(self.counts, found.tolist(), strict=True)]
+        added = np.bincount(np.searchsorted(self._array, values), minlength=len(self.counts))
+        self.counts = [old + new for old, new in zip(self.counts, added.tolist(), strict=True)]
 
     def merge(self, others: Iterable[Histogram]) -> Histogram:
-        """This one and others with the same bounds, as a new one."""
+        """The sum of this histogram and others with the same bounds."""
         out = Histogram(self.bounds)
-        for one in (self, *others):
-            out.counts = [a + b for a, b in zip(out.counts, one.counts, strict=True)]
-            out.total += one.total
+        for histogram in (self, *others):
+            out.counts = [a + b for a, b in zip(out.counts, histogram.counts, strict=True)]
+            out.total += histogram.total
         return out
 
     def quantile(self, q: float, since: list[int] | None = None) -> float | None:
-        """About how large a value is that the share `q` of all does not exceed; `since`: of those after these counts. None: there
-        are none. As Prometheus does it: even within a bucket, and the last bound for what is above all."""
+        """An estimate of the quantile `q`, as Prometheus computes it: values are spread evenly within a bucket, and those above
+        the last bound count as it. None without any value. `since`: earlier counts, to be subtracted first."""
         counts = self.counts if since is None else [new - old for new, old in zip(self.counts, since, strict=True)]
-        wanted = q * sum(counts)
-        if not wanted:
+        rank = q * sum(counts)
+        if not rank:
             return None
-        seen = 0
+        below = 0
         for i, bound in enumerate(self.bounds):
-            if seen + counts[i] >= wanted:
+            if below + counts[i] >= rank:
                 low = self.bounds[i - 1] if i else 0
-                return low + (bound - low) * (wanted - seen) / counts[i]
-            seen += counts[i]
+                return low + (bound - low) * (rank - below) / counts[i]
+            below += counts[i]
         return self.bounds[-1]
 
 
 @dataclass(slots=True)
 class GroupTally:
-    """What happened in a group since the topic was opened."""
+    """Counters of a group since the topic was opened."""
 
     delivered: int = 0
     acked: int = 0
-    failed: int = 0  # said by the consumer
-    timed_out: int = 0  # leases that ended by themselves
+    failed: int = 0  # reported by the consumer
+    timed_out: int = 0  # leases that ran out
     dead: int = 0

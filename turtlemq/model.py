@@ -1,8 +1,8 @@
-"""Everything that exists in TurtleMQ, on one page: limits, what producers hand in, what comes due, what is known of a message.
+"""All types of the engine on one page: limits, messages and batches, handoffs, stored messages, figures, damage.
 
-Units stand last in names: `_ms` are epoch milliseconds or durations in milliseconds, `_bytes` are bytes.
-What is on disk is described in docs/FORMAT.md and `turtlemq.segment.format`; nothing here knows a file. The settings of a topic
-are in `turtlemq.settings`.
+Units stand last in names: `_ms` are epoch milliseconds or durations in milliseconds, `_bytes` are bytes. Nothing here knows a
+file: the bytes on disk are described in docs/FORMAT.md and `turtlemq.segment.format`. The optional fields of a message are in
+`turtlemq.message_fields`, the settings of a topic in `turtlemq.settings`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEGMENT_MESSAGES_MAX = 1 << ORDINAL_BITS
 SEQ_COUNTER_BITS = 20  # a seq is wall-clock ms << 20 | counter: 43 bits of time last longer than any due time
 SEGMENT_BYTES_DEFAULT = 1 << 30
 SEGMENT_BYTES_MIN = 4096
-DUE_MS_MAX = (1 << 42) - 2  # May 2109: what is left of 64 bits beside the ordinal, less one for an upper bound
+DUE_MS_MAX = (1 << 42) - 2  # May 2109: 64 bits less those of the ordinal, less one for an upper bound
 TTR_MS_MAX = (1 << 31) - 1  # 24.8 days
 ID_BYTES_MAX = 200
 BODY_BYTES_MAX = 16 * 1024 * 1024 - 64 * 1024  # a whole document stays under BSON's customary 16 MiB
@@ -49,10 +49,10 @@ class Priority(IntEnum):
 
 
 class State(StrEnum):
-    """Where a message is, as far as the Index can tell. UNKNOWN: no file of the topic's Index holds it."""
+    """The state of a message, as far as the Index can tell. UNKNOWN: no file of the topic's Index holds it."""
 
     SLEEP = "sleep"
-    READY = "ready"  # handed off to the broker
+    READY = "ready"  # handed off to the Broker
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
@@ -64,14 +64,14 @@ class Message(OptionalFields):
     body: bytes
     due_ms: int
     id: str | None = None  # None: the server gives one
-    ttr_ms: int = 0  # time to run; 0: the topic's default
+    ttr_ms: int = 0  # length of a lease; 0: the topic's default
     priority: Priority = Priority.NORMAL
-    json: bool = False  # the body is JSON text and is given back as that JSON value
+    json: bool = False  # the body is JSON text, and consumers get it as a JSON value
 
 
 @dataclass(slots=True)
 class Batch(OptionalColumns):
-    """Messages as columns, so that no object exists for each. Columns that are None hold their default everywhere."""
+    """Messages as columns, without an object for each. A column that is None holds the default in every row."""
 
     bodies: Sequence[bytes]
     due_ms: Sequence[int] | I64
@@ -85,10 +85,10 @@ class Batch(OptionalColumns):
 
 @dataclass(slots=True)
 class Receipt:
-    """The answer to a batch: ids in the order sent; `created` tells for each whether it was stored or was there already."""
+    """The answer to a batch, in the order of its messages."""
 
-    given: list[str] | U8  # ids; a row each where the server gave them to many
-    created: list[bool]
+    given: list[str] | U8  # ids; in a large batch to which the server gave ids, one row of bytes for each
+    created: list[bool]  # False: a duplicate of a message that is stored already
 
     def __len__(self) -> int:
         return len(self.created)
@@ -117,12 +117,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was handed off so far: marks with rising `seq_max` and falling (due_ms, seq). Usually one, see docs/decisions/0002."""
+    """The handoffs so far: marks with rising `seq_max` and falling (due_ms, seq). Usually one mark; see docs/decisions/0002."""
 
     marks: tuple[Mark, ...] = ()
 
     def add(self, mark: Mark) -> Progress:
-        """Progress after one more handoff. Marks that the new one implies are dropped.
+        """The progress after one more handoff. Marks that the new one implies are dropped.
 
         >>> Progress().add(Mark(5, 10, 5)).add(Mark(9, 20, 7)).marks
         (Mark(seq_max=9, due_ms=20, seq=7),)
@@ -135,34 +135,34 @@ class Progress:
         return Progress((*kept, mark))
 
     def covers(self, due_ms: I64, seq: I64) -> Mask:
-        """Which of these were handed off. O(marks) array operations."""
+        """Which of many messages were handed off. O(marks) array operations."""
         out = np.zeros(len(due_ms), dtype=np.bool_)
         for m in self.marks:
             out |= (seq <= m.seq_max) & ((due_ms < m.due_ms) | ((due_ms == m.due_ms) & (seq <= m.seq)))
         return out
 
     def covers_one(self, due_ms: int, seq: int) -> bool:
-        """`covers` for a single message."""
+        """Was one message handed off?"""
         return any(seq <= m.seq_max and (due_ms, seq) <= (m.due_ms, m.seq) for m in self.marks)
 
     @property
     def seq_max(self) -> int:
-        """The newest arrival that any mark speaks of: numbers up to here must never be given out again."""
+        """The newest seq that a mark names. Seqs up to it must never be given out again."""
         return max((m.seq_max for m in self.marks), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What came due: the documents as they lie in the segments, checked, in order of (due, arrival)."""
+    """Due messages: their documents with the bytes of the segments, checked, in order of (due, arrival)."""
 
     raw: bytes
     starts: I64  # where each document begins in `raw`
     due_ms: I64
     seq: I64
-    progress: Progress  # what is handed off once this batch is
-    more: bool  # something else is due at the same `now`
-    moves: list[Any] = field(default_factory=list, repr=False)  # how `Index.advance` moves its cursors
-    hashes: U64 | None = None  # of the ids, where they need not be computed
+    progress: Progress  # after this handoff
+    more: bool  # more messages are due at the same `now`
+    moves: list[Any] = field(default_factory=list, repr=False)  # the new positions of cursors, for `Index.advance`
+    hashes: U64 | None = None  # of the ids, if the Index has them at hand
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -170,7 +170,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are not what was written. They are never served; everything around them is."""
+    """Bytes that differ from those that were written, or are lost. They are never served; everything around them is."""
 
     file: str
     position: int
@@ -186,7 +186,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage(StoredFields):
-    """One message, decoded."""
+    """A message that the Index holds, decoded."""
 
     id: str
     state: State
@@ -196,12 +196,12 @@ class StoredMessage(StoredFields):
     ttr_ms: int
     flags: int
     body: bytes
-    group: str = ""  # it sleeps for another attempt of this group alone
+    group: str = ""  # a sleeping retry of this group
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms)."""
+    """Numbers of sleepers by due time: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms)."""
 
     from_ms: int
     bucket_ms: int
@@ -211,8 +211,8 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """Figures of one topic's Index, kept as it works: reading them costs O(segments)."""
+class IndexStats:
+    """Figures of an Index, from counters: reading them costs O(segments)."""
 
     sleep: int
     handed_off: int
@@ -226,26 +226,26 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLoad:
-    """What the compaction policy looks at: one segment that takes no more writes."""
+    """The figures of one segment, for the policy of maintenance."""
 
     base: int
     bytes: int
     documents: int
-    live: int
+    live: int  # sleepers, and tombstones that may be needed
     sealed: bool
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the topic was opened; they only rise."""
+    """Counters of an Index since the topic was opened. They only rise."""
 
     appended: int = 0
     duplicates: int = 0
     handed_off: int = 0
     cancelled: int = 0
     rescheduled: int = 0
-    moved: int = 0
-    retried: int = 0
+    moved: int = 0  # copied by compaction
+    retried: int = 0  # sleeping retries
     seals: int = 0
     segments_dropped: int = 0
     bytes_dropped: int = 0  # of those segments

@@ -187,7 +187,7 @@ def restore(root: Path, again: Path) -> Seen:
     from turtlemq.storage.door import Door
 
     door = Door()
-    name, _ = backup.make(door, backup.lying(door, root), again / "backups", NOW)
+    name, _ = backup.make(door, backup.files_of_stopped(door, root), again / "backups", NOW)
     backup.restore(door, again / "backups" / name, again / "data")
     engine = Engine.open(again / "data")
     assert engine.check() == []

@@ -52,10 +52,12 @@ def backup(
             return
         b.check_format(door, data)
         door.make_folder(into)
-        b.check_room(door, into)
+        b.check_backups_folder(door, into)
         with _locked(door, into / "LOCK"), _files_to_copy(door, data, url) as (files, live), progress() as shown:
             task = shown.add_task("backup", total=sum(length for _, length in files.values()))
-            name, manifest = b.make(door, files, into, _now_ms(), live=live, shown=lambda what, n: shown.update(task, advance=n))
+            name, manifest = b.make(
+                door, files, into, _now_ms(), live=live, progress=lambda what, n: shown.update(task, advance=n)
+            )
             removed = b.prune(door, into, keep) if keep else []
     _print_result(into / name, manifest, removed, as_json)
     raise typer.Exit(1 if manifest.damage else 0)
@@ -114,7 +116,7 @@ def _files_to_copy(door: Door, data: Path, url: str) -> Iterator[tuple[Files, bo
             yield files, True
         return
     try:
-        yield b.lying(door, data), False
+        yield b.files_of_stopped(door, data), False
     finally:
         os.close(lock)
 
@@ -188,7 +190,7 @@ def restore(
                 fail(f"{folder} is damaged: nothing was written. Take an older backup, or what is left with --damaged-too.")
             missing = [line.split(":")[0] for line in problems if line.endswith("is missing")]
             shown.update(task, description="restore")
-            manifest = b.restore(door, folder, data, leave_out=missing, shown=lambda what, n: shown.update(task, advance=n))
+            manifest = b.restore(door, folder, data, leave_out=missing, progress=lambda what, n: shown.update(task, advance=n))
     if as_json:
         sizes = {"files": len(manifest.files), "bytes": manifest.bytes}
         print_json({"backup": str(folder), "data": str(data), **sizes, "problems": problems})

@@ -22,7 +22,7 @@ from turtlemq.cli.times import format_time
 if TYPE_CHECKING:
     from turtlemq.engine import Engine
     from turtlemq.segment import format as f
-    from turtlemq.storage.copy_on_write import Shadow
+    from turtlemq.storage.copy_on_write import CopyOnWriteDoor
 
 Data = Annotated[Path, typer.Option("--data", help="The data folder of a server that is stopped.")]
 BODY_CHARS = 120
@@ -90,9 +90,9 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
     Returns the number of topics, one line per problem, and one line per torn end that the next start will cut.
     """
     from turtlemq.engine import Engine
-    from turtlemq.storage.copy_on_write import Shadow
+    from turtlemq.storage.copy_on_write import CopyOnWriteDoor
 
-    door = Shadow(data, copy)
+    door = CopyOnWriteDoor(data, copy)
     engine = Engine.open(door.root, door=door)
     problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
     problems += [
@@ -111,7 +111,7 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
     return len(engine.topics), problems, notes
 
 
-def _rebuilt_caches(engine: Engine, door: Shadow) -> list[str]:
+def _rebuilt_caches(engine: Engine, door: CopyOnWriteDoor) -> list[str]:
     """Caches that opening had to rebuild after a clean stop, where all of them should have been valid. Empty after a crash."""
     from turtlemq.storage import names
 

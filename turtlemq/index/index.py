@@ -43,11 +43,11 @@ from turtlemq.model import (
     Damage,
     Due,
     Forecast,
+    IndexStats,
     Message,
     Progress,
     Receipt,
     State,
-    Stats,
     StoredMessage,
 )
 from turtlemq.segment import format as f
@@ -410,11 +410,11 @@ class Index:
         """Damaged places found so far."""
         return self._segments.counters.damage
 
-    def stats(self) -> Stats:
+    def stats(self) -> IndexStats:
         """Figures of the Index. O(segments)."""
         segments, counters = self._segments.by_base.values(), self.counters
         documents, live = sum(s.documents for s in segments), sum(s.live for s in segments)
-        return Stats(
+        return IndexStats(
             sleep=live,
             handed_off=counters.handed_off,
             cancelled=counters.cancelled,

@@ -101,7 +101,7 @@ async def _until_stopped(
 
     def opened() -> Engine:
         engine = Engine.open(Path(config.data), worker=worker, flusher=flusher, settings=config.topic_defaults())
-        backup.make_room(engine.door, engine.root)
+        backup.prepare_pins(engine.door, engine.root)
         return engine
 
     try:

@@ -1,8 +1,8 @@
-"""Ballast: a file that holds some room on the disk, so that consumers can go on when it is full.
+"""Ballast: a file that reserves disk space, so that consumers can go on when the disk is full.
 
-Producers are refused on a full disk. What consumers do must be written down, too, and it is what frees room in the end: the first
-journal that finds none has the ballast thrown overboard and tries again. It comes back when there is room; until then what it
-held is for consumers alone.
+Producers are refused on a full disk. Consumers must go on, because their work frees space in the end; but leases and acks are
+journaled, which needs space, too. The first journal that finds none throws the ballast overboard (the file is removed) and tries
+again. The ballast is loaded again when there is space; until then the space that it held is for consumers alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from turtlemq.storage.door import Door
 FILE = "BALLAST"
 BYTES = 4 << 20  # leases and acknowledgements of about 40,000 messages in batches
 _PIECE = bytes(1 << 20)
-_ROOM = 2  # it comes back when there is room for so many of it
+_LOAD_AT = 2  # it is loaded again when there is space for so many of it
 
 
 class Ballast:
@@ -23,18 +23,18 @@ class Ballast:
 
     def __init__(self, door: Door, root: Path) -> None:
         self._door, self._path = door, root / FILE
-        self.aboard = False
-        self._thrown = False
+        self.aboard = False  # the file exists
+        self._thrown = False  # its space is for consumers alone
 
     def load(self) -> None:
-        """Take it aboard if there is room. Not made durable: it only has to be there."""
+        """Create the file if there is space for it. It is not synced: it only has to occupy blocks."""
         if self.aboard or not self._door.keeps_room:
             return
         if self._door.exists(self._path) and self._door.size(self._path) == BYTES:
             self.aboard = True
             return
-        if self._door.free_bytes(self._path.parent) < _ROOM * BYTES:
-            self._thrown = True  # by whom is no matter, it may have been before a restart: what room there is is for consumers
+        if self._door.free_bytes(self._path.parent) < _LOAD_AT * BYTES:
+            self._thrown = True  # perhaps by the process before this one: the remaining space is for consumers
             return
         try:
             self._fill()
@@ -51,7 +51,7 @@ class Ballast:
             self._door.close(fd)
 
     def throw(self) -> bool:
-        """Give its room to somebody who needs it. False: it is gone already."""
+        """Remove the file, so that a journal can be written. Returns False if it was removed before."""
         if not self.aboard:
             return False
         self._door.remove(self._path)
@@ -59,12 +59,12 @@ class Ballast:
         return True
 
     def refuse_producers(self) -> None:
-        """Raise while the room that it held is needed by consumers."""
+        """Raise `DiskFull` while the space is for consumers alone."""
         if self._thrown:
             self.load()
             if self._thrown:
                 raise DiskFull
 
     def spare(self, most: int) -> int:
-        """How many bytes, `most` at most, what comes due may take: none of the room that consumers need for what they have."""
+        """The number of bytes, up to `most`, that handoffs may write: the space of the ballast is left to consumers."""
         return min(most, max(0, self._door.free_bytes(self._path.parent) - BYTES)) if self._thrown else most

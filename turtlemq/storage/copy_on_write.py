@@ -1,7 +1,8 @@
-"""A shadow of a data folder: links to its files in a place of their own, and a door that copies a file before it changes it.
+"""Copy on write: a Door to a temporary copy of a data folder that consists of symbolic links until a file is changed.
 
-Whoever opens the shadow may cut, mend and write as a start does; the folder itself stays as it is, byte for byte, and may be on a
-disk that cannot be written to. No server can start in it meanwhile. Nothing is synced: the shadow is thrown away.
+`check` opens such a copy as a server would, with all cuts and repairs of recovery, while the folder itself stays as it is, byte
+for byte, and may be read only. The lock is shared, so several checks may run, but no server can start meanwhile. Nothing is
+synced: the copy is thrown away.
 """
 
 from __future__ import annotations
@@ -15,39 +16,40 @@ from pathlib import Path
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-_OWN = ".own"
-_LEFT_OUT = (names.LOCK, "BALLAST", "PINNED", "READERS")  # of no meaning for what is stored
+_COPY = ".own"
+_SKIPPED = (names.LOCK, "BALLAST", "PINNED", "READERS")  # they hold no messages
 
 
-class Shadow(Door):
-    """The door to a shadow of `source` in `root`, an empty folder."""
+class CopyOnWriteDoor(Door):
+    """The Door to a copy of `source` in `root`, which must be an empty folder."""
 
     keeps_room = False
 
     def __init__(self, source: Path, root: Path) -> None:
         super().__init__()
         self.source, self.root = source.absolute(), root
-        self._linked: dict[int, Path] = {}  # descriptors of files that are still the folder's own
-        self._files = list(self._cast(""))
+        self._linked: dict[int, Path] = {}  # open descriptors of files that are links
+        self._files = list(self._link_all(""))
 
-    def _cast(self, place: str) -> Iterator[str]:
-        for entry in sorted(os.scandir(self.source / place), key=lambda entry: entry.name):
-            name = f"{place}{entry.name}"
-            if name in _LEFT_OUT:
+    def _link_all(self, folder: str) -> Iterator[str]:
+        """Make a link to each file. Yields their paths within the data folder."""
+        for entry in sorted(os.scandir(self.source / folder), key=lambda entry: entry.name):
+            name = f"{folder}{entry.name}"
+            if name in _SKIPPED:
                 continue
             if entry.is_dir():
                 (self.root / name).mkdir()
-                yield from self._cast(f"{name}/")
+                yield from self._link_all(f"{name}/")
             else:
                 os.symlink(entry.path, self.root / name)
                 yield name
 
     def changed(self) -> list[str]:
-        """Files, as paths within the folder, that are gone or not the folder's own any more."""
+        """Files that were changed or removed, as paths within the data folder."""
         return [name for name in self._files if not (self.root / name).is_symlink()]
 
     def cut(self) -> dict[str, int]:
-        """Logs that opening has made shorter, and by how many bytes."""
+        """Logs that recovery has cut, and by how many bytes."""
         logs = [name for name in self.changed() if name.endswith(".bson") and (self.root / name).exists()]
         lost = {name: (self.source / name).stat().st_size - (self.root / name).stat().st_size for name in logs}
         return {name: bytes_ for name, bytes_ in lost.items() if bytes_ > 0}
@@ -56,7 +58,7 @@ class Shadow(Door):
         return self
 
     def lock(self, path: Path) -> int:
-        """The folder's own, shared with others who only look: a server's is not."""
+        """Lock the original folder, shared with other readers but not with a server."""
         own = self.source / names.LOCK
         return self._hold(own, os.open(own, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH) if own.exists() else super().lock(path)
 
@@ -68,30 +70,30 @@ class Shadow(Door):
         return fd
 
     def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        self._take_over(fd)
+        self._copy(fd)
         return super().write(fd, path, offset, buffers)
 
     def truncate(self, fd: int, path: Path, size: int) -> None:
-        self._take_over(fd)
+        self._copy(fd)
         super().truncate(fd, path, size)
 
-    def _take_over(self, fd: int) -> None:
-        """The descriptor is one of a copy from now on."""
+    def _copy(self, fd: int) -> None:
+        """Replace a link by a copy of its file, and let the descriptor refer to the copy."""
         path = self._linked.pop(fd, None)
         if path is not None:
-            copy = path.with_name(path.name + _OWN)
+            copy = path.with_name(path.name + _COPY)
             shutil.copyfile(path, copy)
             os.replace(copy, path)
             self._forget(path)
-            own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            os.dup2(own, fd, inheritable=False)
-            os.close(own)
+            writable = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(writable, fd, inheritable=False)
+            os.close(writable)
 
     def sync(self, fd: int, path: Path) -> None:
-        """Nothing."""
+        """Does nothing: the copy is temporary."""
 
     def sync_folder(self, path: Path) -> None:
-        """Nothing."""
+        """Does nothing: the copy is temporary."""
 
     def close(self, fd: int) -> None:
         self._linked.pop(fd, None)

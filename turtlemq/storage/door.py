@@ -1,11 +1,12 @@
-"""The one door to the operating system: every file operation of the engine goes through a `Door`, so that tests can record, tear,
-drop and refuse each of them. Thread contract: one thread, except `write` and `sync` of a descriptor, which a committer may call.
+"""The Door: every file operation of the engine goes through it, so that tests can record, tear, drop and refuse each of them.
+
+Thread contract: one thread, except `write` and `sync` of a descriptor, which a committer thread may call.
 
 Rules kept here and nowhere else:
 - A file is replaced only by write-temp, sync, rename, sync-directory.
-- A failed write leaves the file as long as it was, or the caller hears that it could not be mended.
-- ENOSPC and EDQUOT become `DiskFull`, which promises that nothing has changed; any other error names its file and is the caller's
-  to judge. A sync or a cut that fails for want of room is such another error: nobody knows what it left behind.
+- A failed write leaves the file as long as it was. If the cut back fails as well, the caller gets that error.
+- ENOSPC and EDQUOT become `DiskFull`, which promises that nothing has changed. Every other error names its file. A sync or a cut
+  that fails for lack of space is such another error, because the state that it leaves is unknown.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ _READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics mus
 _IOV_MAX = 512
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-_UNSURE = ("fdatasync", "fsync_dir", "truncate")
+_UNSURE = ("fdatasync", "fsync_dir", "truncate")  # calls after whose failure the state of the file is unknown
 
 
 class Door:
     """Blocking file operations. Subclasses in tests override `_call`."""
 
-    keeps_room = True  # for consumers, on a disk that may be full one day: see `ballast`
+    keeps_room = True  # whether `ballast` reserves space on this disk
 
     def __init__(self) -> None:
         self._readers: OrderedDict[str, int] = OrderedDict()
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
-        """Every system call passes here: its name, the file it is about, and what to do."""
+        """Make a system call. `name` and `path` tell a test which one, and on which file."""
         return action(*args)
 
     def _do(self, name: str, path: Path, action: Callable[..., T], *args: Any) -> T:
-        """`_call`, with errors that say which file they are about."""
+        """Make a system call; errors name the file."""
         try:
             return self._call(name, path, action, *args)
         except OSError as error:
@@ -55,7 +56,7 @@ class Door:
             raise
 
     def fresh(self) -> Door:
-        """A door for another process: descriptors do not travel."""
+        """A Door for another thread or process, without the descriptors of this one."""
         return Door()
 
     # Folders and names
@@ -70,7 +71,7 @@ class Door:
             self.sync_folder(path.parent)
 
     def names(self, folder: Path) -> list[str]:
-        """Sorted names in a folder; empty where there is none."""
+        """Sorted names in a folder; empty if there is no such folder."""
         try:
             return sorted(self._do("listdir", folder, os.listdir, folder))
         except FileNotFoundError:
@@ -86,22 +87,22 @@ class Door:
         return self._do("stat", path, os.stat, path).st_size
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """Inode and time of the last change: the same file with the same content has the same ones."""
-        found = self._do("stat", path, os.stat, path)
-        return found.st_ino, found.st_mtime_ns
+        """Inode and time of the last change. If both are equal, it is the same file with the same content."""
+        stat = self._do("stat", path, os.stat, path)
+        return stat.st_ino, stat.st_mtime_ns
 
     def link(self, source: Path, target: Path) -> None:
         """A second name for a file, on the same file system."""
         self._do("link", target, os.link, source, target)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file its name, replacing what had it. Not durable before `sync_folder`."""
+        """Rename a file. A file of that name is replaced. Not durable before `sync_folder`."""
         self._do("rename", target, os.rename, source, target)
         self._forget(source)
         self._forget(target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file. No error if there is none."""
         self._forget(path)
         try:
             self._do("unlink", path, os.unlink, path)
@@ -109,7 +110,7 @@ class Door:
             return
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder and what is in it."""
+        """Remove a folder and everything in it. A crash may leave a part of it: see `drop_folder`."""
         for name in self.names(path):
             if (path / name).is_dir():
                 self.remove_folder(path / name)
@@ -118,8 +119,8 @@ class Door:
         self._do("rmdir", path, os.rmdir, path)
 
     def drop_folder(self, path: Path) -> None:
-        """Remove a folder all at once: first its name, so that no crash leaves half of it, and who still writes there writes into
-        nothing."""
+        """Remove a folder atomically: it is renamed, durably, before its files are removed. A thread that still writes into it
+        cannot write into a new folder of the same name."""
         gone = path.with_name(names.dropped(path.name))
         if self.exists(gone):
             self.remove_folder(gone)
@@ -143,7 +144,8 @@ class Door:
         return self.read(path, 0, self.size(path))
 
     def replace(self, path: Path, data: bytes, *, durable: bool = True) -> None:
-        """Write a whole file so that a crash leaves the old or the new one. Caches may skip `durable`: they carry a checksum."""
+        """Replace a whole file: a crash leaves the old or the new one. Without `durable` it may leave a torn one, too: only for
+        caches, which have a checksum."""
         tmp = path.with_name(path.name + ".tmp")
         fd = self.create(tmp)
         try:
@@ -151,7 +153,7 @@ class Door:
             if durable:
                 self.sync(fd, tmp)
         except DiskFull:
-            self.remove(tmp)  # it would take the room that others wait for
+            self.remove(tmp)  # free its space
             raise
         finally:
             self.close(fd)
@@ -162,8 +164,7 @@ class Door:
     # Files that are written
 
     def create(self, path: Path) -> int:
-        """A new file for writing, whatever was there. That is unlinked, not cut: somebody may have it mapped, and would be killed
-        for touching what is gone."""
+        """Create a file for writing. A file of that name is unlinked, not cut: a reader that has it mapped would get SIGBUS."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._forget(path)
         try:
@@ -179,15 +180,15 @@ class Door:
         return self._do("open", path, os.open, path, flags, 0o644)
 
     def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Write all buffers at `offset` and return how many bytes. On failure the file is cut back to `offset`."""
+        """Write all buffers at `offset`. Returns the number of bytes. On failure the file is cut back to `offset`."""
         at = offset
         try:
             for first in range(0, len(buffers), _IOV_MAX):
-                some = buffers[first : first + _IOV_MAX]
-                total = sum(map(len, some))
-                done = self._do("write", path, os.pwritev, fd, some, at)
+                group = buffers[first : first + _IOV_MAX]
+                total = sum(map(len, group))
+                done = self._do("write", path, os.pwritev, fd, group, at)
                 if done < total:  # short writes are rare: finish as one buffer
-                    rest = memoryview(b"".join(some))[done:]
+                    rest = memoryview(b"".join(group))[done:]
                     while rest:
                         step = self._do("write", path, os.pwrite, fd, rest, at + done)
                         if not step:
@@ -201,7 +202,8 @@ class Door:
         return at - offset
 
     def sync(self, fd: int, path: Path) -> None:
-        """Make a file's content durable. After an error the descriptor must not be trusted again."""
+        """Make the content of a file durable. After an error the descriptor must not be used again: the kernel may have dropped
+        the pages."""
         self._do("fdatasync", path, os.fdatasync, fd)
 
     def truncate(self, fd: int, path: Path, size: int) -> None:
@@ -213,7 +215,7 @@ class Door:
     # Files that are read
 
     def read(self, path: Path, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`: fewer only at the end of the file."""
+        """Read `length` bytes at `offset`; fewer only at the end of the file."""
         fd = self._reader(path)
         data = self._do("read", path, os.pread, fd, length, offset)
         while 0 < len(data) < length:  # one pread gives at most 2 GiB
@@ -224,13 +226,13 @@ class Door:
         return data
 
     def read_many(self, path: Path, offsets: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        """Many short stretches of a file, each shorter only at its end. 0.5 µs each from the page cache."""
+        """Read many short ranges of a file; a range is shorter only at the end of the file. 0.5 µs each from the page cache."""
         fd = self._reader(path)
         return self._do("read", path, lambda: list(map(os.pread, repeat(fd), lengths, offsets)))
 
     def map(self, path: Path) -> memoryview:
-        """A whole file, mapped read-only. The mapping survives rename and removal of the file, but not its being cut. Before
-        Python 3.13 it keeps a descriptor."""
+        """Map a whole file, read only. The mapping survives a rename and the removal of the file, but not a cut. Before Python
+        3.13 it keeps a descriptor."""
         fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return self.map_open(fd, path)
@@ -238,12 +240,13 @@ class Door:
             os.close(fd)
 
     def map_open(self, fd: int, path: Path) -> memoryview:
-        """The same of an open file, which need not have a name any more."""
+        """Map a whole open file, read only. It need not have a name any more."""
         if os.fstat(fd).st_size == 0:
             return memoryview(b"")
         return memoryview(self._do("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)))
 
     def _reader(self, path: Path) -> int:
+        """A descriptor for reading, from an LRU cache."""
         name = str(path)
         fd = self._readers.get(name)
         if fd is None:
@@ -256,26 +259,28 @@ class Door:
         return fd
 
     def _forget(self, path: Path) -> None:
+        """Close the cached descriptor of a file whose name is about to mean another file."""
         fd = self._readers.pop(str(path), None)
         if fd is not None:
             os.close(fd)
 
-    # Locks and the end
+    # Locks, space, closing
 
     def lock(self, path: Path) -> int:
-        """Hold a file for this process, or say who does. The kernel lets go when the process ends, however it ends."""
+        """Lock a file for this process. Raises `Locked`, with the id of the process that holds it. The kernel releases the lock
+        when the process ends, even if it is killed."""
         try:
             fd = self._do("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EROFS) or not os.path.exists(path):
                 raise
-            fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)  # to hold it, reading is enough
+            fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)  # enough for a lock
         self._hold(path, fd, fcntl.LOCK_EX)
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         except OSError:
-            return fd  # the name is a courtesy: on a full disk there may be no room for it
+            return fd  # the process id is only for the error message; a full disk may have no room for it
         return fd
 
     def _hold(self, path: Path, fd: int, how: int) -> int:
@@ -291,7 +296,7 @@ class Door:
         return fd
 
     def free_bytes(self, path: Path) -> int:
-        """Room that this process may still use on the file system of `path`."""
+        """Free space for this process on the file system of `path`."""
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
 

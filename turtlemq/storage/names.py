@@ -1,11 +1,11 @@
-"""The one module that makes and parses file names. Pure: text in, text out.
+"""File names: the one module that makes and parses them. Pure: text in, text out.
 
-A topic lives in `topic/{name}/`. Files are named by kind and base offset, zero-padded to ten digits but compared as numbers:
+A topic is stored in `topic/{name}/`. Files are named by kind and base offset, zero-padded to ten digits but compared as numbers:
 
     delay_0000000000.bson            a segment
     delay_0000000000.index           the B+tree of a sealed segment (cache)
-    delay_0000000000.0000262144.run  the same for a part of a segment that still grows, by its first document (cache)
-    *.dead                           which of its documents were cancelled or moved (cache)
+    delay_0000000000.0000262144.run  the B+tree of a part of a segment that still grows, named by its first document (cache)
+    *.dead                           ended bits: which documents were cancelled or replaced (cache)
     *.tmp, *.deleted                 unfinished work
 """
 
@@ -31,12 +31,12 @@ _FILE = re.compile(
 
 
 def is_topic(name: str) -> bool:
-    """May a topic be called so?"""
+    """Is this a valid topic name?"""
     return _TOPIC.fullmatch(name) is not None
 
 
 def dropped(name: str) -> str:
-    """What the folder of a topic is called while it is being removed: no topic's name.
+    """The name of a topic's folder while it is being removed. It is no valid topic name.
 
     >>> dropped("orders"), is_dropped(dropped("orders")), is_topic(dropped("orders"))
     ('.orders.deleted', True, False)
@@ -45,12 +45,12 @@ def dropped(name: str) -> str:
 
 
 def is_dropped(name: str) -> bool:
-    """Is this what is left of such a folder after a crash?"""
+    """Is this a folder whose removal a crash has interrupted?"""
     return name.startswith(".") and name.endswith(DELETED)
 
 
 def check_topic(name: object) -> str:
-    """The name itself, if it is one.
+    """Return a valid topic name, else raise `InvalidTopic`.
 
     >>> check_topic("orders.close-30m")
     'orders.close-30m'
@@ -61,7 +61,7 @@ def check_topic(name: object) -> str:
 
 
 def check_group(name: object) -> str:
-    """The name itself, if it is one that a group may have: the same grammar as a topic's."""
+    """Return a valid group name, else raise `InvalidArgument`. Topics and groups have the same grammar."""
     if not isinstance(name, str) or not _TOPIC.fullmatch(name):
         raise InvalidArgument(f"{name!r:.220} is no group name: 1 to 200 of A-Z a-z 0-9 . _ -, beginning with a letter or digit")
     return name
@@ -79,7 +79,7 @@ class FileName:
 
 
 def parse(name: str) -> FileName | None:
-    """What a file is, or None for a file that is not of a topic's logs.
+    """Parse a file name of a topic's folder; None if it is no log and no cache of one.
 
     >>> parse("delay_1073741824.bson")
     FileName(kind='delay', base=1073741824, first=None, what='bson', suffix='')
@@ -90,12 +90,12 @@ def parse(name: str) -> FileName | None:
     if match is None:
         return None
     kind, base, first, what, suffix = match.groups()
-    found = FileName(kind, int(base), None if first is None else int(first), what, suffix or "")
-    return found if make(found) == name else None  # with other zeros or numbers there would be two names for one thing
+    parsed = FileName(kind, int(base), None if first is None else int(first), what, suffix or "")
+    return parsed if make(parsed) == name else None  # with other zeros there would be two names for one file
 
 
 def make(file: FileName) -> str:
-    """The name that `parse` takes apart."""
+    """The inverse of `parse`."""
     maker = {"bson": lambda kind, base, _: segment(kind, base), "dead": ended_bits, "filter": filter_}.get(file.what, table)
     return maker(file.kind, file.base, file.first) + file.suffix
 
@@ -119,10 +119,11 @@ def table(kind: str, base: int, first: int | None) -> str:
 
 
 def ended_bits(kind: str, base: int, first: int | None) -> str:
-    """The cancelled bits that belong to `table`."""
+    """The ended bits that belong to `table`."""
     return f"{kind}_{base:010d}.dead" if first is None else f"{kind}_{base:010d}.{first:010d}.dead"
 
 
 def filter_(kind: str, base: int, _: int | None = None) -> str:
-    """A filter over tables of segments up to this one. It has this name, with TMP, for a moment when it is begun, then none."""
+    """A Bloom filter over the tables of segments up to this one. The file has this name, with TMP, only while it is created; then
+    it is unlinked, and lives as a mapping."""
     return f"{kind}_{base:010d}.filter"

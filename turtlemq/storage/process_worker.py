@@ -1,4 +1,7 @@
-"""A shell: the worker process in which segments are sealed, so that appends and ticks go on meanwhile."""
+"""The worker process that seals segments, so that appends and ticks go on meanwhile. A shell: it may start processes.
+
+Workers that need no process are in `workers`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 
 class ProcessWorker:
-    """One process, started on first use. A job that kills it fails that job; the next one gets a new process."""
+    """One process, started on first use. If a job kills it, that job fails, and the next one gets a new process."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
@@ -31,13 +34,13 @@ class ProcessWorker:
 
 
 def _begin() -> None:
-    """In the worker: Ctrl-C is for the server, which ends this process in its own time."""
+    """In the worker: ignore Ctrl-C, which is for the server; the server ends this process in time."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_server, daemon=True).start()
 
 
 def _end_with_the_server() -> None:
-    """A server that was killed must not leave a worker behind: the next one may seal the same segment, under the same names."""
+    """End this process when the server is killed. The next server may seal the same segment, under the same file names."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a worker"
     parent.join()

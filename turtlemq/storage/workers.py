@@ -1,4 +1,4 @@
-"""Work that may be done elsewhere: what the engine asks of a worker, and the one that does it at once.
+"""Workers: run a function elsewhere and return a job. The interface, and `Inline`, which runs it at once. Pure.
 
 >>> Inline().submit(max, 2, 3).result()
 3
@@ -11,20 +11,20 @@ from typing import Any, Protocol
 
 
 class Job(Protocol):
-    """Work under way."""
+    """A function call under way. `result` waits for it, and raises its error."""
 
     def done(self) -> bool: ...
     def result(self) -> Any: ...
 
 
 class Worker(Protocol):
-    """Where it is done: another process (`turtlemq.storage.process_worker`), a thread, or right here."""
+    """Runs functions in another process (`turtlemq.storage.process_worker`), in a thread, or inline."""
 
     def submit(self, work: Callable[..., Any], /, *args: Any) -> Job: ...
 
 
 class Done:
-    """A job that has run."""
+    """A job that has ended."""
 
     def __init__(self, value: Any = None, error: Exception | None = None) -> None:
         self._value, self._error = value, error
@@ -39,10 +39,10 @@ class Done:
 
 
 class Inline:
-    """Does the work at once."""
+    """Runs each function at once, in the calling thread."""
 
     def submit(self, work: Callable[..., Any], /, *args: Any) -> Job:
         try:
             return Done(work(*args))
-        except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except Exception as error:  # noqa: BLE001 - `result` raises it
             return Done(error=error)
