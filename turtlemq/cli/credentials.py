@@ -63,8 +63,8 @@ def _with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
             os.environ.update(before)
 
     kind = inspect.Parameter.KEYWORD_ONLY
-    more = [inspect.Parameter(name, kind, default=None, annotation=_OPTIONS[name]) for name in missing]
-    with_options.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])  # type: ignore[attr-defined]
+    added = [inspect.Parameter(name, kind, default=None, annotation=_OPTIONS[name]) for name in missing]
+    with_options.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
     with_options.__annotations__ = {**verb.__annotations__, **{name: _OPTIONS[name] for name in missing}}
     return with_options
 

@@ -68,8 +68,8 @@ def timeline(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
     for event in events:
         if before is not None:
             lines.append((f"│   {format_duration(event['at_ms'] - before)}", "dim"))
-        more = [printable(str(event[name])) for name in ("group", "detail") if event.get(name)]
-        lines.append(("  ".join([f"● {format_time(event['at_ms'])}", event["event"], *more]), COLOURS.get(event["event"])))
+        details = [printable(str(event[name])) for name in ("group", "detail") if event.get(name)]
+        lines.append(("  ".join([f"● {format_time(event['at_ms'])}", event["event"], *details]), COLOURS.get(event["event"])))
         before = event["at_ms"]
     return lines
 

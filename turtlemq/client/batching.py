@@ -123,8 +123,9 @@ class BatchBuffer:
 
     def fits(self, size: int) -> bool:
         """Whether there is room for one more put. An empty buffer takes one of any size."""
-        count, bytes_ = len(self.unconfirmed), self.unconfirmed_bytes + size
-        return not count or (count < self.unconfirmed_count_max and bytes_ <= self.unconfirmed_bytes_max)
+        return not self.unconfirmed or (
+            len(self.unconfirmed) < self.unconfirmed_count_max and self.unconfirmed_bytes + size <= self.unconfirmed_bytes_max
+        )
 
     def add(self, put: PendingPut) -> None:
         """Take a put in. O(1)."""

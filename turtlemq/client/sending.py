@@ -1,8 +1,8 @@
 """Requests with retries, as generators without clock, randomness, sockets and threads ("sans-io"). Pure.
 
 A `Flow` is a generator that yields its next step, `Send` or `Pause`. A shell (`sync`, `aio`) performs the step and sends the
-answer back in, or throws `ConnectionFailed` in. So both shells follow one retry policy, and tests can play server and clock.
-Batching of single puts is in `batching`, the encoding of messages in `wire`.
+answer back in, or throws the `ClientError` of the step in. So both shells follow one retry policy, and tests can play server and
+clock. Batching of single puts is in `batching`, the encoding of messages in `outgoing`.
 """
 
 from __future__ import annotations
