@@ -36,10 +36,11 @@ def cancel(
     `asleep`: pairs of group and id for which a valid retry sleeps in the Index; the caller ends those of cancelled ids when this
     returns. `dead`: ids with a dead letter in any group, even one that is gone."""
     located = locate(broker, ids)
+    cancelled = broker.ready.cancelled_among(located.documents.values())
     answers: dict[str, str | None] = {}
     ending = Cancellation()
     for id_ in dict.fromkeys(ids):
-        answers[id_] = _answer(broker, id_, located, asleep, dead)
+        answers[id_] = _answer(broker, id_, located, asleep, dead, cancelled)
         if answers[id_] == CANCELLED:
             _collect(broker, id_, located, asleep, ending)
     if ending.documents or ending.asleep:
@@ -47,17 +48,17 @@ def cancel(
     return answers, ending.removed
 
 
-def _answer(broker: Broker, id_: str, located: Located, asleep: Pairs, dead: Set[str]) -> str | None:
+def _answer(broker: Broker, id_: str, located: Located, asleep: Pairs, dead: Set[str], cancelled: Set[int]) -> str | None:
     offset, names = located.documents.get(id_), broker.groups
     retried = any((name, id_) in located.retries or (name, id_) in asleep for name in names)
     if offset is None and not retried and id_ not in dead:
         return None
-    cancelled = offset is not None and broker.ready.is_cancelled(offset)
-    every = [facts(broker, group, id_, located, asleep, frozenset(), cancelled) for group in names.values()]
+    before = offset in cancelled
+    every = [facts(broker, group, id_, located, asleep, frozenset(), before) for group in names.values()]
     if id_ in dead:
         every.append(standing.LETTER)
     elif not names:
-        every.append(standing.CANCELLED if cancelled else standing.UNCLAIMED)
+        every.append(standing.CANCELLED if before else standing.UNCLAIMED)
     return standing.cancel_answer(every)
 
 

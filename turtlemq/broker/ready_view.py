@@ -5,7 +5,7 @@ Which state a message has for a group follows from these facts, and is decided i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -68,15 +68,14 @@ class ReadyView:
 
     def valid_retries(self, ids: Sequence[str]) -> dict[tuple[str, str], int]:
         """The newest retry of each message for each group that is neither void nor cancelled, as (group, id) → offset."""
-        retries: dict[tuple[str, str], int] = {}
         if not self._visibility.has_restricted:
-            return retries
-        for group in self._groups.values():
-            skip = len(group.name) + 1
-            for key, offset in self.find_ids([f"{group.name}/{id_}" for id_ in ids]).items():
-                valid = self._newest_valid(group, key, offset)
-                if valid is not None and valid not in self._visibility.cancelled:
-                    retries[group.name, key[skip:]] = valid
+            return {}
+        retries: dict[tuple[str, str], int] = {}
+        for key, offset in self.find_ids([f"{name}/{id_}" for name in self._groups for id_ in ids]).items():
+            name, _, id_ = key.partition("/")
+            valid = self._newest_valid(self._groups[name], key, offset)
+            if valid is not None and valid not in self._visibility.cancelled:
+                retries[name, id_] = valid
         return retries
 
     def _newest_valid(self, group: Group, key: str, offset: int) -> int | None:
@@ -99,9 +98,9 @@ class ReadyView:
         """Whether the message at this offset was cancelled while it was ready."""
         return offset in self._visibility.cancelled
 
-    def is_cancelled(self, offset: int) -> bool:
-        """Whether the message at this offset was cancelled, here or while it slept."""
-        return self._visibility.is_cancelled(offset)
+    def cancelled_among(self, offsets: Collection[int]) -> set[int]:
+        """Those of the offsets whose message was cancelled, while it was ready or while it slept."""
+        return self._visibility.cancelled_among(offsets)
 
     def is_unfetched(self, group: Group, offset: int) -> bool:
         """Whether the cursor of a group has still to pass this document. A retry that waits in memory is not unfetched."""

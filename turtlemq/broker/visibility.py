@@ -8,7 +8,7 @@ is seen by no group, either; the log is not rewritten for that, `Visibility.canc
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from turtlemq.segment import log
 
 RESTRICTED = f.META | f.NOTICE  # flags of documents that not every group sees
 _STEP = 65_536  # documents that are read at once to count them
+_READ_BYTES = 16 << 20  # of documents that are read at once to look at their flags
 
 
 class Position(Protocol):
@@ -97,9 +98,17 @@ class Visibility:
         """How many messages were cancelled, asleep or ready."""
         return self.notices + len(self.cancelled) - len(self.cancelled_retries)
 
-    def is_cancelled(self, offset: int) -> bool:
-        """Whether the message at this offset was cancelled, here or while it slept."""
-        return offset in self.cancelled or bool(int(self.ready.read(np.array([offset]))[0].heads["flags"][0]) & f.NOTICE)
+    def cancelled_among(self, offsets: Collection[int]) -> set[int]:
+        """Those of the offsets whose message was cancelled, here or while it slept: then a notice lies there. Documents are read
+        only if the log has restricted ones."""
+        cancelled = {offset for offset in offsets if offset in self.cancelled}
+        rest = np.array(sorted({*offsets} - cancelled), np.int64) if self.has_restricted else np.empty(0, np.int64)
+        while len(rest):
+            read, _ = self.ready.read(rest, _READ_BYTES)
+            notices = (read.heads["flags"] & f.NOTICE) != 0
+            cancelled.update(rest[: len(notices)][notices].tolist())
+            rest = rest[len(notices) :]
+        return cancelled
 
     def is_unfetched(self, group: Group, offset: int) -> bool:
         """Whether the cursor of a group has still to pass this document. A retry that waits in memory is not unfetched."""

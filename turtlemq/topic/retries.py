@@ -16,12 +16,10 @@ from turtlemq.topic.stores import Stores
 
 def sleeping(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
     """The valid sleeping retries of these messages in all groups, as (group, id) → document."""
-    return {
-        (group.name, id_): document
-        for group in stores.broker.groups.values()
-        for id_, document in sleeping_for(stores, group, ids).items()
-        if not is_void(group, document)
-    }
+    pairs = [(name, id_) for name in stores.broker.groups for id_ in ids]
+    documents = stores.index.find_many([f"{name}/{id_}" for name, id_ in pairs])
+    asleep = {pairs[i]: document for i, document in documents.items() if not stores.index.is_handed_off(document)}
+    return {pair: document for pair, document in asleep.items() if not is_void(stores.broker.groups[pair[0]], document)}
 
 
 def sleeping_for(stores: Stores, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
