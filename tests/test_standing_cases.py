@@ -241,7 +241,7 @@ def with_only_a_retry_left(folder: Path, due: bool) -> Engine:
     for step in range(4):
         engine.tick((10_000_030 if due else 1_000) + step * 70_000)
         engine.topic("t").checkpoint()
-    assert engine.topic("t").stores.broker.ready.find("k") is None
+    assert engine.topic("t").stores.broker.ready.find_ids(["k"]) == {}
     return engine
 
 

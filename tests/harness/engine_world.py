@@ -142,7 +142,7 @@ class Ground:
         return self.engine.topic(TOPIC).stores.broker
 
     def offset(self, id_: str) -> int | None:
-        return self.broker.ready.find(id_)  # type: ignore[no-any-return]
+        return self.broker.ready.find_ids([id_]).get(id_)  # type: ignore[no-any-return]
 
     def some(self, items: list[T], most: int) -> list[T]:
         return self.chance.sample(items, min(len(items), self.chance.randint(1, most)))

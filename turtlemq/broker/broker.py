@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.broker import check, delivery, events, retention, save
+from turtlemq.broker import check, delivery, events, lookup, retention, save
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.failures import LEASE_EXPIRED, Failures
 from turtlemq.broker.group import NO_MESSAGES, Group, Lease, MessageColumns
-from turtlemq.broker.journal import Event
+from turtlemq.broker.lookup import Settlement
 from turtlemq.broker.ready_view import ReadyView
 from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Reserved, split_acks
 from turtlemq.broker.state import BrokerState
@@ -81,10 +81,6 @@ class Broker:
     def groups(self) -> Mapping[str, Group]:
         """The groups by name. Read only."""
         return self._groups
-
-    def group(self, name: str) -> Group:
-        """An existing group. Raises `UnknownGroup`."""
-        return self._state.group(name)
 
     def move_group(self, name: str, offset: int, now_ms: int) -> Group:
         """Create a group at a ready offset, or move it there. It gets every message from there on that is retained, again or for
@@ -250,7 +246,7 @@ class Broker:
 
     def end_leases(self, name: str, ids: Sequence[str]) -> int:
         """End leases of messages that another store has taken over, during recovery; nothing is journaled. Returns how many."""
-        group = self.group(name)
+        group = self._state.group(name)
         leased, _ = group.locate(ids)
         group.close(leased)
         return sum(len(which) for _, which in leased)
@@ -292,6 +288,7 @@ class Broker:
 
     @property
     def dead_total(self) -> int:
+        """Dead letters of all groups."""
         return self._state.dead_counts.total()
 
     @property
@@ -316,12 +313,12 @@ class Broker:
 
     @property
     def progress(self) -> Progress:
-        """What the Index has handed off."""
+        """How far the Index has handed off its messages."""
         return self._ready.progress
 
     @property
     def durable_progress(self) -> Progress:
-        """What the Index has handed off and may forget: it is durable here."""
+        """How far these handoffs are durable: the Index may drop their documents."""
         return self._ready.durable_progress
 
     def sync(self) -> None:
@@ -393,11 +390,15 @@ class Broker:
         self._logs.close()
         return save.clean_mark(self._logs)
 
-    # Figures
+    # Figures and history
 
-    def history_events(self) -> Iterator[Event]:
-        """Retained settlements and cancellations, newest first."""
-        return self._logs.history.events()
+    def find_settlement(self, name: str, id_: str) -> Settlement | None:
+        """The newest settlement of a message in a group; None: there is none among the newest events."""
+        return lookup.find_settlement(self._logs.history, name, id_)
+
+    def find_cancellation(self, offset: int) -> int | None:
+        """When the message at a ready offset was cancelled; None: no event tells it among the newest ones."""
+        return lookup.find_cancellation(self._logs.history, offset)
 
     def stats(self) -> BrokerStats:
         """Figures of all groups together. Without any group, all messages are ready."""

@@ -207,7 +207,7 @@ def _replay(state: BrokerState) -> Replay | None:
     saved = checkpoint.Checkpoint(has_restricted=ready.next_offset > 0, has_priorities=ready.next_offset > 0)
     states = [i for i, event in enumerate(leases) if event.fields["event"] == events.STATE]
     needed = [i for i in states if not leases[i].at_ms or (i == 0 and leases[0].number)]
-    if needed:  # retention removed what was before it, or opening found out more than the events before it tell
+    if needed:  # retention removed older events, or opening found out more than these tell
         last = needed[-1]
         saved = checkpoint.decode(leases[last].fields["state"])
         saved.numbers, leases = (leases[last].number + 1, saved.numbers[1]), leases[last + 1 :]

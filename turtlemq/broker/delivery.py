@@ -62,7 +62,7 @@ class Picked:
 
     @property
     def is_full(self) -> bool:
-        """Enough for one fetch, whatever the consumer asked for."""
+        """Enough for one fetch, even if the consumer asked for more."""
         return self.bytes >= FETCH_BYTES_MAX or sum(map(len, self.expired)) >= EXPIRED_MAX
 
 

@@ -143,6 +143,11 @@ class Group:
         open_ = [int(lease.messages.offsets[lease.open].min()) for lease in self.leases.values() if lease.left]
         return min([*self.cursors.values(), *open_, *self.retries])
 
+    @property
+    def last_cursor(self) -> int:
+        """The offset from which on the group has fetched no message."""
+        return max(self.cursors.values())
+
     # Leases
 
     def lease(self, messages: MessageColumns, now_ms: int, until_ms: int, consumer: str) -> Lease:
@@ -295,6 +300,10 @@ class Group:
         """Deliver the message at a ready offset again when its back-off is over."""
         self.retries[offset] = retry
         heappush(self._retry_times, (retry.when_ms, offset))
+
+    def retry_at(self, offset: int) -> Retry | None:
+        """The retry of the message at a ready offset, if it waits for one."""
+        return self.retries.get(offset)
 
     def has_due_retries(self, now_ms: int) -> bool:
         """Whether a back-off is over. May be true for a retry that is gone."""

@@ -1,7 +1,7 @@
 """The three logs of a Broker (ready log, reserve journal, history journal), and when their content is durable.
 
-Order of syncs: documents first, then the events about them, so that no durable event names a lost document. What the events mean
-is in `events`; what a Broker knows from them in `state`.
+Order of syncs: documents first, then the events about them, so that no durable event names a lost document. The events
+are in `events`, the state that follows from them in `state`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from turtlemq.storage.door import Door
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A Broker that was opened, and what the topic has to do next."""
+    """A Broker that was opened, and the work that is left to its topic."""
 
     broker: Broker
     behind: bool  # the last checkpoint is out of date: save one

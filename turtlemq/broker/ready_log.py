@@ -31,7 +31,6 @@ from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage,
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
-from turtlemq.segment.ids import hash_id
 from turtlemq.segment.scan import scan
 from turtlemq.settings import Settings
 from turtlemq.storage import names
@@ -361,10 +360,6 @@ class ReadyLog(log.Stoppable):
         """When the last document of a segment that has a table became ready."""
         last = segment.tables[-1] if segment.tables else None
         return 0 if last is None else int(_ready_times(last, np.array([last.cover.documents - 1]))[0])
-
-    def find(self, id_: str) -> int | None:
-        """The newest offset of an id."""
-        return self.find_many([id_.encode()], np.array([hash_id(id_)], np.uint64)).get(0)
 
     @repairing
     def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:

@@ -1,6 +1,6 @@
 """A read-only view of the ready log, for the topic: documents by offset or id, and facts about them.
 
-Which state a message has for a group follows from these facts, and is decided in `topic.standing`.
+The state of a message in a group follows from these facts, and is decided in `turtlemq.standing`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from turtlemq.broker.group import Group
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import is_void
 from turtlemq.model import I64, U64
-from turtlemq.segment import format as f
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.log import Documents
 
@@ -46,14 +45,6 @@ class ReadyView:
     def read(self, offsets: I64, bytes_max: int | None = None) -> tuple[Documents, I64]:
         """Documents at rising offsets, checked, and their ready times; no more than `bytes_max`, but at least one."""
         return self._log.read(offsets, bytes_max)
-
-    def document(self, offset: int) -> f.Document:
-        """The decoded document at an offset. Required: it is not damaged."""
-        return self._log.read(np.array([offset]))[0].decode(0)
-
-    def find(self, id_: str) -> int | None:
-        """The newest offset of an id."""
-        return self._log.find(id_)
 
     def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
         """The ids that the log knows, as index → newest offset."""

@@ -1,4 +1,4 @@
-"""Saving a checkpoint of a Broker: sync its logs, then replace the file `offset`. What the file holds is in `checkpoint`.
+"""Saving a checkpoint of a Broker: sync its logs, then replace the file `offset`. Its content is in `checkpoint`.
 
 A checkpoint must never run ahead of its data, so the syncs come first, and a failed sync leaves the old file in place.
 """
@@ -71,7 +71,7 @@ def begin_save(state: BrokerState) -> Save:
 
 
 def end_save(state: BrokerState, done: Save) -> None:
-    """Note what a save has made durable. Raises if a sync failed: that log accepts no more writes."""
+    """Note how far the logs are durable after a save. Raises if a sync failed: that log accepts no more writes."""
     logs = state.logs
     for log in logs.all:
         if log.kind in done.failed:

@@ -1,4 +1,4 @@
-"""The state of a Broker: what it knows, and the few changes that more than one of its parts makes.
+"""The state of a Broker, and its changes that are journaled from more than one place.
 
 `Broker` serves consumers with it, `failures` ends unacknowledged deliveries, `retention` removes old files, `save` writes a
 checkpoint of it, `opening` builds it, `check` compares it with the files. An event is journaled before the state changes.

@@ -27,7 +27,7 @@ _READ_BYTES = 16 << 20  # of documents that are read at once to look at their fl
 
 
 class Position(Protocol):
-    """What decides whether a group's retries are void: a `Group`, or what a checkpoint says of one."""
+    """The facts of a group that make its retries void: of a `Group`, or of a `GroupMark` in a checkpoint."""
 
     @property
     def born(self) -> int: ...

@@ -100,7 +100,7 @@ def _range(stores: Stores, state: str) -> tuple[int, int]:
     if state in ("ready", "reserve"):
         first = max(first, min((group.committed for group in groups), default=first))
     if state in ("reserve", "history"):
-        last = max((max(group.cursors.values()) for group in groups), default=first)
+        last = max((group.last_cursor for group in groups), default=first)
     return first, last
 
 

@@ -7,7 +7,6 @@ messages are in `listing`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 
@@ -18,8 +17,6 @@ from turtlemq.topic import facts
 from turtlemq.topic.dead_letters import read_letter
 from turtlemq.topic.facts import Gathered
 from turtlemq.topic.stores import Stores
-
-_EVENTS_MAX = 2_000  # of the history, read for one message: about 100 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,8 @@ def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int
     for name, standing in standings.items():
         view.groups[name] = {"state": shown(standing), **_details(stores, name, shown(standing), view, gathered, offset)}
     if cancelled and offset is not None:
-        view.timeline += _cancellation(stores, offset)
+        cancelled_ms = stores.broker.find_cancellation(offset)
+        view.timeline += [] if cancelled_ms is None else [Moment(cancelled_ms, "cancelled")]
         return view
     view.attempt = max((int(str(entry.get("attempt", 0))) for entry in view.groups.values()), default=0)
     view.timeline.sort(key=lambda moment: moment.at_ms)
@@ -146,28 +144,17 @@ def _details(
 def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) -> dict[str, object]:
     """Details of a message that is ready, at one of these offsets."""
     for offset in offsets:
-        waiting = None if offset is None else stores.broker.groups[name].retries.get(offset)
-        if waiting is not None:
-            return {"attempt": waiting.attempt - 1, "due_ms": waiting.when_ms, "error": waiting.error}
+        retry = None if offset is None else stores.broker.groups[name].retry_at(offset)
+        if retry is not None:
+            return {"attempt": retry.attempt - 1, "due_ms": retry.when_ms, "error": retry.error}
     return {"attempt": 0}
 
 
 def _settled(stores: Stores, name: str, view: MessageView) -> dict[str, object]:
     """How a group settled the message, if the event is among the newest of the history."""
-    mark = f"\0{view.id}\0".encode()
-    for event in islice(stores.broker.history_events(), _EVENTS_MAX):
-        if event.group != name or event.fields["event"] != "settle" or mark not in b"\0" + event.fields["ids"] + b"\0":
-            continue
-        i = event.fields["ids"].decode().split("\0").index(view.id)
-        view.timeline.append(Moment(int(event.array("reserved")[i]), "reserved", name))
-        view.timeline.append(Moment(event.at_ms, str(event.fields["outcome"]), name, str(event.fields["error"])))
-        return {"attempt": int(event.array("attempts")[i]), "settled_ms": event.at_ms}
-    return {"attempt": 0}
-
-
-def _cancellation(stores: Stores, offset: int) -> list[Moment]:
-    """When the message at a ready offset was cancelled."""
-    for event in islice(stores.broker.history_events(), _EVENTS_MAX):
-        if event.fields["event"] == "cancel" and offset in event.array("offsets"):
-            return [Moment(event.at_ms, "cancelled")]
-    return []
+    settlement = stores.broker.find_settlement(name, view.id)
+    if settlement is None:
+        return {"attempt": 0}
+    view.timeline.append(Moment(settlement.reserved_ms, "reserved", name))
+    view.timeline.append(Moment(settlement.settled_ms, settlement.outcome, name, settlement.error))
+    return {"attempt": settlement.attempt, "settled_ms": settlement.settled_ms}
