@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -19,7 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.server_process import ROOT, environment
-from turtlemq.client import batching, calls, dead_calls, errors, fetched, outgoing, sending, wire
+from turtlemq.client import (
+    AsyncClient,
+    Client,
+    batching,
+    calls,
+    consumer_flows,
+    dead_calls,
+    errors,
+    fetched,
+    outgoing,
+    sending,
+    wire,
+)
 from turtlemq.client.batching import BatchBuffer, PendingPut
 from turtlemq.client.consumer_state import STOPPED_ERROR, AckList, ConsumerOptions, ConsumerState, Retry, error_text
 from turtlemq.client.fetched import Message
@@ -560,6 +573,25 @@ def test_a_sink_takes_everything_and_keeps_its_error() -> None:
     with pytest.raises(OSError, match="full") as met:
         sink.write(b"9abc")
     assert sink.error is met.value
+
+
+# A closed client
+
+
+def test_acks_on_a_closed_client_are_logged_not_raised(caplog: pytest.LogCaptureFixture) -> None:
+    def acks(policy: RetryPolicy) -> sending.Flow[None]:
+        return consumer_flows.send_acks(ConsumerOptions("t"), AckList(["a"]), policy, policy.now() + 1)
+
+    async def with_asyncio() -> None:
+        async_client = AsyncClient()
+        await async_client.close()
+        await async_client.run(acks(async_client.options.policy))
+
+    client = Client()
+    client.close()
+    client.run(acks(client.options.policy))
+    asyncio.run(with_asyncio())
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["event=ack_failed"] * 2
 
 
 # The package
