@@ -14,6 +14,7 @@ import numpy as np
 
 from pyspark_turtlemq.journals import packed_column
 from pyspark_turtlemq.parts import TopicLogs
+from turtlemq.broker import events as kinds
 from turtlemq.broker.checkpoint import Checkpoint, GroupMark, OpenMessage, decode
 from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
@@ -21,6 +22,7 @@ from turtlemq.segment.scan import scan
 from turtlemq.standing import add_move
 
 UNKNOWN_SEQ = -1  # of a damaged document
+_OF_MESSAGES = (kinds.LEASE, kinds.RETRY, kinds.MOVED, kinds.SETTLE)  # events that change the open messages of a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def _last_state(logs: TopicLogs) -> Checkpoint | None:
     """The newest state in the reserve journal, for a topic without a checkpoint: older files of the journals may be removed."""
     last: Checkpoint | None = None
     for event in events(logs, "reserve"):
-        if event.fields["event"] == "state":
+        if event.fields["event"] == kinds.STATE:
             last = decode(event.fields["state"])
             last.reserve = event.position
     return last
@@ -97,27 +99,27 @@ def _last_state(logs: TopicLogs) -> Checkpoint | None:
 def _apply(saved: Checkpoint, event: Event, ready: ReadySeqs) -> None:
     """One event, as `turtlemq.broker.replay` applies it."""
     fields, kind = event.fields, event.fields["event"]
-    if kind == "forget":
+    if kind == kinds.FORGET:
         saved.groups.pop(event.group, None)
-    elif kind == "group":
+    elif kind == kinds.GROUP:
         _move(saved, event, ready)
-    elif kind == "cancel":
+    elif kind == kinds.CANCEL:
         offsets = packed_column(fields, "offsets")
         saved.cancelled |= set(offsets[ready.same(offsets, packed_column(fields, "seqs"))].tolist())
     mark = saved.groups.get(event.group)
-    if mark is None or kind not in ("lease", "retry", "moved", "settle") or mark.epoch != int(fields["epoch"]):
+    if mark is None or kind not in _OF_MESSAGES or mark.epoch != int(fields["epoch"]):
         return
     offsets = packed_column(fields, "offsets")
     same = np.flatnonzero(ready.same(offsets, packed_column(fields, "seqs")))
-    if kind in ("moved", "settle"):
+    if kind in (kinds.MOVED, kinds.SETTLE):
         for offset in offsets[same].tolist():
             mark.open.pop(offset, None)
         return
-    if kind == "lease":
+    if kind == kinds.LEASE:
         mark.cursors = [int(cursor) for cursor in fields["cursors"]]
-    names = ("offsets", "attempts", "until" if kind == "lease" else "when")
+    names = ("offsets", "attempts", "until" if kind == kinds.LEASE else "when")
     for offset, attempt, until in zip(*(packed_column(fields, name)[same].tolist() for name in names), strict=True):
-        if kind == "lease":
+        if kind == kinds.LEASE:
             mark.open[offset] = OpenMessage(0, attempt, until, event.at_ms, fields["consumer"])
         else:
             mark.open[offset] = OpenMessage(0, attempt, until, is_retry=True, error=fields["error"])

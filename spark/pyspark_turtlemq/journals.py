@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark_turtlemq.documents import ROWS, ReadSpec
 from pyspark_turtlemq.kinds import DAMAGE, TIMES
 from pyspark_turtlemq.pins import File
+from turtlemq.broker import events as kinds
 from turtlemq.errors import Corrupt
 from turtlemq.model import I64
 from turtlemq.segment import format as f
@@ -82,7 +83,7 @@ def rows_of(document: f.Document, kind: str) -> list[EventRows]:
     """The rows of an event; none for `state`, which only repeats a checkpoint."""
     fields: dict[str, Any] = bson.decode(document.body)
     event = str(fields["event"])
-    if event == "state":
+    if event == kinds.STATE:
         return []
     all_rows = _history_rows(fields, event) if kind == "history" else [_reserve_rows(fields, event)]
     for rows in all_rows:
@@ -94,7 +95,7 @@ def rows_of(document: f.Document, kind: str) -> list[EventRows]:
 
 def packed_column(fields: dict[str, Any], name: str) -> I64:
     """A packed array of an event: 64-bit integers, one for each message."""
-    return np.frombuffer(fields[name], "<i8").astype(np.int64)
+    return kinds.unpack(fields[name])
 
 
 def _reserve_rows(fields: dict[str, Any], event: str) -> EventRows:
@@ -102,7 +103,7 @@ def _reserve_rows(fields: dict[str, Any], event: str) -> EventRows:
     if "offsets" not in fields:
         return EventRows(1, {"offset": int(fields.get("offset", ABSENT))}, {})
     numbers: dict[str, I64 | int] = {"offset": packed_column(fields, "offsets")}
-    for name, packed in (("seq", "seqs"), ("attempt", "attempts"), ("until", "when" if event == "retry" else "until")):
+    for name, packed in (("seq", "seqs"), ("attempt", "attempts"), ("until", "when" if event == kinds.RETRY else "until")):
         if packed in fields:
             numbers[name] = packed_column(fields, packed) if isinstance(fields[packed], bytes) else int(fields[packed])
     count = len(fields["offsets"]) // 8
@@ -111,7 +112,7 @@ def _reserve_rows(fields: dict[str, Any], event: str) -> EventRows:
 
 def _history_rows(fields: dict[str, Any], event: str) -> list[EventRows]:
     """settle, cancel (with the sleeping retries of each group), undead, redead: a row for each message."""
-    if event == "settle":
+    if event == kinds.SETTLE:
         packed = {
             "offset": "offsets",
             "seq": "seqs",
@@ -121,23 +122,19 @@ def _history_rows(fields: dict[str, Any], event: str) -> list[EventRows]:
             "attempt": "attempts",
         }
         numbers: dict[str, I64 | int] = {name: packed_column(fields, source) for name, source in packed.items()}
-        texts = {"outcome": str(fields["outcome"]), "id": _ids(fields["ids"]), "error": fields["error"] or None}
+        texts = {"outcome": str(fields["outcome"]), "id": kinds.split_ids(fields["ids"]), "error": fields["error"] or None}
         return [EventRows(len(fields["offsets"]) // 8, numbers, texts)]
-    if event == "cancel":
+    if event == kinds.CANCEL:
         offsets = {"offset": packed_column(fields, "offsets"), "seq": packed_column(fields, "seqs")}
         cancelled = [EventRows(len(offsets["offset"]), dict(offsets), {"outcome": "cancelled"})]
         for group, packed_ids in fields["naps"].items():
-            ids = _ids(packed_ids)
+            ids = kinds.split_ids(packed_ids)
             cancelled.append(EventRows(len(ids), {}, {"outcome": "cancelled", "group": group, "id": ids}))
         return cancelled
-    ids = _ids(fields["ids"])
+    ids = kinds.split_ids(fields["ids"])
     became = packed_column(fields, "became")
-    outcome = ["requeued" if seq else "deleted" for seq in became.tolist()] if event == "undead" else "kept"
+    outcome = ["requeued" if seq else "deleted" for seq in became.tolist()] if event == kinds.REMOVE_DEAD else "kept"
     return [EventRows(len(ids), {"seq": packed_column(fields, "letters")}, {"outcome": outcome, "id": ids})]
-
-
-def _ids(packed: bytes) -> list[str]:
-    return packed.decode().split("\0")
 
 
 def _batch(split: JournalSplit, events: list[EventRows], schema: pa.Schema) -> pa.RecordBatch:

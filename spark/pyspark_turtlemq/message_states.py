@@ -23,6 +23,7 @@ from pyspark_turtlemq.message_facts import TopicFacts
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.pins import TopicFiles
 from turtlemq import standing
+from turtlemq.broker import events as kinds
 from turtlemq.broker.checkpoint import GroupMark
 from turtlemq.model import I64, Mask
 
@@ -76,7 +77,7 @@ class Deliveries:
             self._note_gone(event, np.flatnonzero(rows < 0))
 
     def _note_gone(self, event: Event, which: I64) -> None:
-        ids = event.fields["ids"].decode().split("\0")
+        ids = kinds.split_ids(event.fields["ids"])
         columns = {name: journals.packed_column(event.fields, packed) for name, packed in _PACKED.items()}
         common = {"settled_ms": event.at_ms, "outcome": event.fields["outcome"], "error": event.fields["error"] or None}
         for i in which.tolist():
@@ -163,12 +164,12 @@ class Joiner:
         found: dict[str, Deliveries] = {}
         facts, count = self.facts, self.facts.messages.num_rows
         for event in events(self.logs, "history"):
-            if event.fields["event"] != "settle":
+            if event.fields["event"] != kinds.SETTLE:
                 continue
             rows = facts.rows_at(journals.packed_column(event.fields, "offsets"))
             missing = np.flatnonzero(rows < 0) if facts.left_over else rows[:0]
             if len(missing):  # perhaps a retry or a dead letter is left
-                ids = event.fields["ids"].decode().split("\0")
+                ids = kinds.split_ids(event.fields["ids"])
                 rows[missing] = [facts.left_over.get(ids[i], -1) for i in missing.tolist()]
             found.setdefault(event.group, Deliveries(count)).settle(event, rows)
         for name, mark in facts.marks.groups.items():
