@@ -159,7 +159,7 @@ def _with_a_damaged_run(folder: Path) -> Index:
     run = next(path for path in sorted(folder.iterdir()) if path.suffix == ".run")
     table = open_table(Door(), run)
     assert table is not None
-    replace_by(run, "flip", table._places["ordinals"][0])
+    replace_by(run, "flip", table._sections["ordinals"][0])
     return open_at(folder, settings=shape)
 
 

@@ -213,7 +213,7 @@ QUESTIONS: dict[str, Callable[[t.Table, Model], object]] = {
 
 
 def sections(data: bytes) -> dict[str, list[int]]:
-    return t.parse_table(PATH, memoryview(data))._places
+    return t.parse_table(PATH, memoryview(data))._sections
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

@@ -91,7 +91,7 @@ class CommitGroup:
             self.door.sync(self.fd, self.path)
 
 
-class Writer:
+class Writer(log.Stoppable):
     """The only writer of an Index's delay log."""
 
     def __init__(self, segments: Segments, settings: Settings, last_seq: int) -> None:
@@ -101,7 +101,6 @@ class Writer:
         self.frozen: list[Memtable] = []  # full memtables whose tables are not written yet
         self.staged_ids: set[bytes] = set()
         self.staged_ends: set[int] = set()
-        self.stopped: BaseException | None = None
         self._fd = -1
         self._group: CommitGroup | None = None
         self._flying: CommitGroup | None = None  # taken, but not landed
@@ -139,17 +138,9 @@ class Writer:
             self.staged_ends.update(seq for seq, _ in columns.ends)
         return group
 
-    def refuse_if_stopped(self) -> None:
-        """Raise `Stopped` if a write has failed with an unknown result."""
-        if self.stopped is not None:
-            raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
-
-    def stop(self, error: BaseException) -> BaseException:
-        """End all writing until the topic is opened again. Returns the error to raise."""
-        if isinstance(error, Stopped):
-            return error
-        self.stopped = self.stopped or error
-        return Stopped(f"{Stopped.__doc__} The cause was: {error}")
+    def stop(self, error: BaseException) -> Stopped:
+        """Accept no more writes until the topic is opened again. Returns the error to raise."""
+        return error if isinstance(error, Stopped) else super().stop(error)
 
     def _open_group(self) -> CommitGroup:
         if self._group is None:

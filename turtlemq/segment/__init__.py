@@ -1,4 +1,5 @@
-"""Segment files: their byte layout (format), names (names), the scan that reads them back (scan), the log that appends (log).
+"""Segment files: byte layout (`format`), scan (`scan`), reading and creating (`log`), and the tables over them (`table`).
 
-Shared by the engine, `check`, `inspect` and Spark: nothing about the format is written anywhere else.
+Shared by the engine, `check`, `inspect` and Spark: nothing about the file format is written anywhere else. docs/FORMAT.md is the
+specification; words: docs/GLOSSARY.md.
 """

@@ -1,10 +1,9 @@
-"""Are many documents of one length, one behind the other, what was written? Answered for all of them at once: 0.05 µs each, where
-a checksum of each takes 0.15. Pure.
+"""Verify many adjacent documents of one length with one CRC-32 pass: 0.05 µs each, instead of 0.15 for one checksum each. Pure.
 
-A CRC-32 is linear: that of a stretch of documents follows from those of the documents, each moved by as much as stands behind it.
-So one pass over all bytes is compared with what the sums in the documents say together. A table tells, for each document from the
-end and each bit of its sum, which bits that turns in the sum of the stretch. Whatever gives a single document away does so here;
-damage in several of them passes with a chance of one in 2³², as that in one does.
+CRC-32 is linear: the checksum of a range of documents follows from the checksums of the documents, each shifted by the bytes
+behind it. So one pass over all bytes is compared with the value that the stored checksums predict. A table has, for each document
+counted from the end and each bit of its checksum, the bits that it flips in the checksum of the range. Damage in one document is
+detected whenever its own checksum would detect it; damage in several passes with a probability of 1 in 2³².
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from turtlemq import small_batches
 from turtlemq.model import I64, U32
 from turtlemq.segment import format as f
 
-_ROWS = 1024  # documents taken at once
+_ROWS = 1024  # documents in one pass
 _LENGTH_MAX = 2048  # of a document; longer ones gain little
-_LENGTHS = 16  # for which there is a table, of 132 KiB each
-_TRIES = 32  # stretches of a length that come before its table is made, which takes 5 ms, or 14 for the longest
-_seen: dict[int, int] = {}
+_LENGTHS = 16  # lengths that have a table, of 132 KiB each
+_TRIES = 32  # calls with one length before its table is made, which takes 5 ms, or 14 for the longest
+_seen: dict[int, int] = {}  # calls by length
 
 
 def all_match(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> bool:
-    """Are all these documents as written? False: not, or they are not alike, or it is not known."""
+    """True if all these documents are as written. False says nothing: each must be checked alone."""
     length, count = int(heads["len"][0]), len(starts)
     if (
         count < small_batches.BULK_CHECKSUM
@@ -44,22 +43,22 @@ def all_match(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[A
     begin, sums = int(starts[0]), heads["crc"].copy()
     table, blanks = _table(length)
     for first in range(0, count, _ROWS):
-        some = sums[first : first + _ROWS]
-        turned = table[_ROWS - len(some) :] * np.unpackbits(some.view(np.uint8), bitorder="little").reshape(-1, 32)
-        expected = int(np.bitwise_xor.reduce(turned, axis=None)) ^ int(blanks[len(some) - 1])
-        if crc32(buffer[begin + first * length : begin + (first + len(some)) * length]) != expected:
+        chunk = sums[first : first + _ROWS]
+        flipped = table[_ROWS - len(chunk) :] * np.unpackbits(chunk.view(np.uint8), bitorder="little").reshape(-1, 32)
+        expected = int(np.bitwise_xor.reduce(flipped, axis=None)) ^ int(blanks[len(chunk) - 1])
+        if crc32(buffer[begin + first * length : begin + (first + len(chunk)) * length]) != expected:
             return False
     return True
 
 
 @lru_cache(_LENGTHS)
 def _table(length: int) -> tuple[U32, U32]:
-    """For each document, the last one last, what each bit of its sum turns in the sum of all; and for one, two, … documents what
-    their sum would be, were their own sums 0."""
+    """For each document, the last one last, the bits that each bit of its checksum flips in the checksum of all; and for 1, 2, …
+    documents the checksum of all if their own checksums were 0."""
     rest = bytes(length - f.CHECKED_FROM)
 
     def whole(sum_: int) -> int:
-        """The sum of a document that carries this one."""
+        """The CRC of a whole document, length and checksum field included, that stores this checksum."""
         head = length.to_bytes(4, "little") + f.MARK + sum_.to_bytes(4, "little")
         return int(crc32(rest, crc32(head)) ^ crc32(rest) ^ sum_)
 
@@ -71,7 +70,7 @@ def _table(length: int) -> tuple[U32, U32]:
 
 
 def _moved(sums: U32, count: int) -> U32:
-    """What these sums come to with so many bytes behind them."""
+    """The effect of these checksum bits after `count` more bytes."""
     nothing, out = bytes(count), np.zeros_like(sums)
     blank = crc32(nothing)
     for bit in range(32):

@@ -1,9 +1,9 @@
-"""The byte layout of version 1, as constants and the few functions that turn messages into bytes and back. Pure.
+"""The byte layout of documents and file headers, version 1: constants, encoding and decoding. Pure.
 
-The prose is docs/FORMAT.md. A document is standard BSON whose fixed-size fields come first, always in the same order, so that
-numpy reads any of them in thousands of documents at known offsets; each offset below is computed from the one before.
+The specification is docs/FORMAT.md. A document is standard BSON whose fixed-size fields come first, always in the same order, so
+that numpy reads any of them in thousands of documents at known offsets. Each offset below is computed from the one before.
 
-Changing it: raise VERSION, keep reading every older one, add golden files for the new one, and say so in docs/FORMAT.md.
+To change the format: raise VERSION, keep reading every older one, add golden files for the new one, and update docs/FORMAT.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXPIRES = FLAGS["expires_ms"]  # has the field `expires`
 HEADERS = FLAGS["headers"]  # has the field `headers`
 MOVED = 1 << 10  # a later copy of the same message, made by compaction; has the field `order`
 HANDOFF = 1 << 11  # no message: the head of a batch in the ready log
-META = 1 << 12  # has the field `meta`: what the broker notes with a retry or a dead letter
+META = 1 << 12  # has the field `meta`: the Broker's notes on a sleeping retry or a dead letter
 NOTICE = 1 << 13  # no message: the ready log's note that a sleeper was cancelled
 ENDS = TOMBSTONE | REPLACES
 USER_FLAGS = PRIORITY | JSON
@@ -74,18 +74,15 @@ _FIELDS = ((AT_CRC, _CRC), (AT_DUE, _DUE), (AT_SEQ, _SEQ), (AT_TTR, _OPT), (AT_I
 _CONSTANT_BITS = np.zeros(PREFIX_BYTES, np.uint8)  # bytes that are the same in every document: types and names of the fields
 for _at, _name in _FIELDS:
     _CONSTANT_BITS[_at - len(_name) : _at] = 0xFF
-PREFIX_WORDS, PREFIX_WORD_BITS = (
-    _TEMPLATE.view("<u4"),
-    _CONSTANT_BITS.view("<u4"),
-)  # a prefix as words, and the bits that are always the same
+PREFIX_WORDS, PREFIX_WORD_BITS = _TEMPLATE.view("<u4"), _CONSTANT_BITS.view("<u4")  # a prefix as words, and its constant bits
 _WHOLE = Struct("<i5sI5sq5sq5sII4si")  # `_HEAD` and `_TAIL`
-MARK = _CRC  # what stands at byte 4 of every document
-BODY = _BODY  # what stands before the length of its body, at the end
+MARK = _CRC  # at byte 4 of every document
+BODY = _BODY  # before the length of the body, which is the last element
 BODY_HEAD_BYTES = len(BODY) + 4 + 1  # type, name, length and subtype
 EIGHT_BYTES = (0x09, 0x12)  # BSON types of optional fields: a time, a number
-VARIABLE_TYPES = (*EIGHT_BYTES, 0x03, BODY[0])  # and those that say how long they are: headers, meta, body
+VARIABLE_TYPES = (*EIGHT_BYTES, 0x03, BODY[0])  # and those that carry their length: headers, meta, body
 NAME_BYTES_MAX = 8  # of an optional field, with its NUL
-STORED_ID_BYTES_MAX = 2 * model.ID_BYTES_MAX + 1  # the broker's own documents have ids like group/id
+STORED_ID_BYTES_MAX = 2 * model.ID_BYTES_MAX + 1  # sleeping retries and dead letters have ids like group/id
 
 
 def encode(
@@ -97,10 +94,11 @@ def encode(
     flags: Sequence[int] | U32,
     extras: Sequence[bytes] | None = None,
 ) -> tuple[bytes | bytearray | memoryview, I64 | list[int]]:
-    """Documents back to back, and their lengths. `ids` may be a matrix, one id a row; `extras` are ready-made elements.
+    """Encode documents back to back. Returns the bytes and the length of each. `ids` may be a matrix, one id a row; `extras` are
+    encoded optional elements (`extra_elements`).
 
-    0.3 µs a document of 100 B in a batch of equal lengths, half of it the checksum; 0.6 µs of any lengths; 0.8 µs one by one or
-    with extras."""
+    0.3 µs a document of 100 B in a batch of equal lengths, half of it the checksum; 0.6 µs of any lengths; 0.8 µs in a small
+    batch or with extras."""
     if extras is not None or len(bodies) < small_batches.DOCUMENTS:
         return _encode_small(ids, bodies, due_ms, first_seq, ttr_ms, flags, extras)
     count = len(bodies)
@@ -108,8 +106,8 @@ def encode(
     body_bytes = np.fromiter(map(len, bodies), np.int64, count)
     lengths = id_bytes + body_bytes + (PREFIX_BYTES + _MIDDLE.size + 1)
     _check_length(int(lengths.max()))
-    named = isinstance(ids, np.ndarray) or bool((id_bytes == id_bytes[0]).all())  # ids of one length are part of the rows
-    even = named and bool((body_bytes == body_bytes[0]).all())  # all documents are: each is a row, whole
+    named = isinstance(ids, np.ndarray) or bool((id_bytes == id_bytes[0]).all())  # ids of one length: part of the rows
+    even = named and bool((body_bytes == body_bytes[0]).all())  # bodies, too: each document is one row
     id_width, body_width = int(id_bytes[0]) * named, (int(body_bytes[0]) + 1) * even
     rows = np.empty((count, PREFIX_BYTES + id_width + _MIDDLE.size + body_width), np.uint8)
     rows[:, :PREFIX_BYTES] = _TEMPLATE
@@ -139,7 +137,7 @@ def _matrix(texts: Sequence[bytes], width: int) -> U8:
 
 
 def _pieces(rows: U8, ids: Any, bodies: Sequence[bytes]) -> list[bytes]:
-    """Everything of which documents are made, in order: what stands before the body, in one piece or around the id, body, NUL."""
+    """The pieces of all documents in order. Of each: the row before the body (with `ids`: split around the id), body, NUL."""
     columns: tuple[Sequence[bytes], ...] = (_cut(rows), bodies)
     if ids is not None:
         columns = (_cut(rows[:, :PREFIX_BYTES].copy()), ids, _cut(rows[:, PREFIX_BYTES:].copy()), bodies)
@@ -150,7 +148,7 @@ def _pieces(rows: U8, ids: Any, bodies: Sequence[bytes]) -> list[bytes]:
 
 
 def _check_length(longest: int) -> None:
-    """A longer document would be written, but never found again."""
+    """Refuse a document that is too long: it could be written, but no scan would accept it."""
     if longest > DOCUMENT_BYTES_MAX:
         raise TooLarge(f"a message has at most {DOCUMENT_BYTES_MAX:,} bytes with all its fields, this one {longest:,}")
 
@@ -169,7 +167,7 @@ def _encode_small(
     flags: Sequence[int] | U32,
     extras: Sequence[bytes] | None,
 ) -> tuple[bytes, list[int]]:
-    """The same without arrays, which cost 30 µs whatever their size."""
+    """`encode` for small batches and for documents with extras: a loop instead of arrays, which cost 30 µs for any count."""
     out: list[bytes] = []
     lengths: list[int] = []
     for i, (id_, body, due, flag) in enumerate(zip(ids, bodies, due_ms, flags, strict=True)):
@@ -185,7 +183,7 @@ def _encode_small(
     return b"".join(out), lengths
 
 
-# The optional elements between id and body, in the order in which they are written, with their BSON types.
+# The optional elements between id and body in the order in which they are written, with their BSON types.
 ELEMENTS = dict.fromkeys(("of", "was", "arrived", "order"), 18) | {row.element: row.kind.value for row in FIELDS} | {"meta": 0x03}
 _TO_ELEMENT = {Kind.TIME: bson.datetime_ms.DatetimeMS, Kind.NUMBER: Int64, Kind.TEXTS: dict}
 
@@ -193,10 +191,10 @@ _TO_ELEMENT = {Kind.TIME: bson.datetime_ms.DatetimeMS, Kind.NUMBER: Int64, Kind.
 def extra_elements(
     of: tuple[int, int] | None = None, arrived: int | None = None, order: int | None = None, meta: Any = None, **optional: Any
 ) -> bytes:
-    """The elements between id and body; `optional` are the optional fields of the message, by name.
+    """The elements between id and body, encoded. `optional`: the optional fields of the message by name.
 
-    `of` and `was`: seq and due time of the document that this one ends. `arrived`: the seq under which the message first came,
-    where this is a later version of it. `order`: the seq that decides among equal due times, where compaction made this copy."""
+    `of`: (seq, due time) of the document that this one ends. `arrived`: the seq of the first version of the message, if this is a
+    later one. `order`: the seq that decides among equal due times, if compaction made this copy."""
     fields: dict[str, Any] = {}
     if of is not None:
         fields["of"], fields["was"] = Int64(of[0]), Int64(of[1])
@@ -214,7 +212,7 @@ def extra_elements(
 
 @dataclass(frozen=True, slots=True)
 class Document(StoredFields):
-    """One document, decoded. Not for hot paths: 10 µs."""
+    """A decoded document. 10 µs: not for hot paths."""
 
     length: int
     due_ms: int
@@ -238,7 +236,7 @@ _RAW: bson.CodecOptions[dict[str, Any]] = bson.CodecOptions(datetime_conversion=
 
 
 def decode(raw: bytes | memoryview) -> Document:
-    """The document in `raw`, which the caller has checked."""
+    """Decode a document. Requires: its checksum was verified."""
     fields: dict[str, Any] = bson.decode(bytes(raw), codec_options=_RAW)
     opt = int(fields["opt"]) & 0xFFFFFFFFFFFFFFFF
     return Document(
@@ -258,7 +256,7 @@ def decode(raw: bytes | memoryview) -> Document:
 
 
 def _plain(fields: dict[str, Any] | bson.DBRef) -> dict[str, Any]:
-    """A subdocument as it was given: PyMongo makes a reference of one with names `$ref` and `$id`."""
+    """A subdocument as it was stored. PyMongo turns one with the names `$ref` and `$id` into a DBRef; this undoes that."""
     return dict(fields.as_doc()) if isinstance(fields, bson.DBRef) else fields
 
 
@@ -272,21 +270,21 @@ def lengths(buffer: Buffer, starts: I64) -> I64:
 
 
 def prefixes(buffer: Buffer, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:
-    """The fixed prefixes of the documents at `starts`, as a structured array (a copy). 20 ns a document."""
+    """Copies of the fixed prefixes of the documents at `starts`, as a structured array. 20 ns a document."""
     if not len(starts):
         return np.empty(0, dtype=PREFIX)
     return windows(buffer, PREFIX_BYTES)[starts].view(PREFIX)
 
 
 def well_formed(heads: np.ndarray[Any, np.dtype[Any]]) -> Mask:
-    """Which prefixes carry the right field types and names, and an id that fits into the document."""
+    """Which prefixes have the right field types and names, and an id that fits into the document."""
     odd = (heads.view("<u4").reshape(len(heads), len(PREFIX_WORDS)) ^ PREFIX_WORDS) & PREFIX_WORD_BITS
     fits: Mask = (heads["idlen"] >= 1) & (heads["idlen"] <= heads["len"] - PREFIX_BYTES - 1)
     return fits & ~odd.any(axis=1) if odd.any() else fits
 
 
 def read_one(data: bytes, at: int, end: int) -> tuple[int, int, int, bytes] | None:
-    """(due, seq, flags, bytes) of the document at `at`, which ends at or before `end`; None: it is not what was written. 1 µs."""
+    """(due, seq, flags, bytes) of the document at `at`, which ends at or before `end`. None if it is not as written. 1 µs."""
     if end < at + DOCUMENT_BYTES_MIN:
         return None
     length, crc_, crc, due_, due, seq_, seq, opt_, _, flags, id_, id_bytes = _WHOLE.unpack_from(data, at)
@@ -300,20 +298,21 @@ _ENDS = np.dtype([("of_name", "V4"), ("of", "<i8"), ("was_name", "V5"), ("was", 
 
 
 def ended_seqs(buffer: Buffer, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, I64]:
-    """Seqs and due times of what documents with `of` and `was` end. They stand first behind the id. 0.05 µs each."""
+    """Seqs and due times of the documents that these end. Requires: each has `of` and `was`, which directly follow the id. 0.05
+    µs each."""
     at = starts + PREFIX_BYTES + heads["idlen"]
     rows = windows(buffer, _ENDS.itemsize)[at].view(_ENDS)
     return rows["of"].copy(), rows["was"].copy()
 
 
 def checksums_match(buffer: memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> Mask:
-    """Which documents are the bytes that were written. 0.2 µs a document."""
+    """Which documents have the bytes that were written. 0.2 µs a document."""
     sums = checksums(buffer, starts + CHECKED_FROM, starts + heads["len"])
     same: Mask = np.array(sums, dtype=np.uint32) == heads["crc"]
     return same
 
 
-# Documents that are not hot are made by the bson library. Their last field is the checksum of what they were without it.
+# Documents that are not hot are encoded by the bson library. Their last field is the checksum of the document without that field.
 _LAST_CRC = b"\x12crc\0"
 _LAST_BYTES = len(_LAST_CRC) + 8 + 1
 
@@ -337,13 +336,14 @@ def decode_checked(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     return fields, length
 
 
-# A file's first document says what the file is.
+# The header: the first document of a file identifies the file.
 MAGIC = b"\x10turtlemq\0"
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What a segment says of itself. A sealed one was rewritten in due order; `documents` and `bytes` say how much is there."""
+    """The header of a segment, with the field names of the disk. A sealed segment was rewritten in due order; only its header
+    has `documents` and `bytes`."""
 
     kind: str
     topic: str
@@ -352,11 +352,11 @@ class FileHeader:
     sealed: bool = False
     documents: int = 0
     bytes: int = 0  # behind the header
-    killed_seq: int = 0  # tombstones up to this seq are worked in
+    killed_seq: int = 0  # ends up to this seq are applied to the segment; `ended_by` everywhere in the code
 
 
 def encode_header(header: FileHeader) -> bytes:
-    """The file's first document. Its size does not depend on its numbers."""
+    """The header as bytes. Their number does not depend on the values of numbers."""
     fields: dict[str, Any] = {
         "turtlemq": VERSION,
         "kind": header.kind,
@@ -372,7 +372,7 @@ def encode_header(header: FileHeader) -> bytes:
 
 
 def decode_header(data: bytes | memoryview, file: str) -> tuple[FileHeader, int]:
-    """The header and where the documents begin. Says clearly what is wrong with a file that is not ours, newer or damaged."""
+    """The header, and where documents begin. Raises NotOurs, NewerFormat or Corrupt, with `file` in the message."""
     if data[4 : 4 + len(MAGIC)] != MAGIC:
         raise NotOurs(f"{file}: {NotOurs.__doc__}")
     try:
@@ -389,7 +389,7 @@ def decode_header(data: bytes | memoryview, file: str) -> tuple[FileHeader, int]
 
 
 def packed_keys(due_ms: I64, ordinals: U32 | I64) -> U64:
-    """due_ms << 22 | ordinal: one number that sorts by due time, then by arrival."""
+    """Keys due_ms << 22 | ordinal: numbers that sort by due time, then by arrival."""
     keys: U64 = (due_ms.astype(np.uint64) << np.uint64(ORDINAL_BITS)) | ordinals.astype(np.uint64)
     return keys
 

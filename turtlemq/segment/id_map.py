@@ -1,7 +1,7 @@
-"""Ordinals by the hashes of their ids: an open hash table made of arrays, for documents that have no table on disk yet. Pure.
+"""A hash map from id hashes to ordinals, with open addressing in one numpy array. For documents without a table on disk. Pure.
 
-The hashes themselves stay in a column of the caller's, by ordinal; here stands only which ordinal is in which slot. 64 B an entry
-at most, 16 B in a full memtable; 0.08 µs an entry in a batch, 1 µs for a single one.
+The hashes stay in a column of the caller, by ordinal; the map has only the ordinals. At most 64 B an entry, 16 B in a full
+memtable; 0.08 µs an entry in a batch, 1 µs for a single one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 from turtlemq import small_batches
 from turtlemq.model import I64, U32, U64
 
-_ROOM = 4  # slots for each entry at least: most chains have one link, and a stranger mostly meets a free slot at once
-_SLOTS = 64  # at first; a power of two
+_ROOM = 4  # slots for each entry at least: most probes end at the first slot
+_SLOTS = 64  # at first; always a power of two
 _GROWTH = 4
 
 
 class IdMap:
-    """Where each hash was seen last. A hash of 0 is not entered.
+    """The newest ordinal of each hash. A hash of 0 is not entered.
 
     >>> column, known = np.array([7, 9, 7, 0], np.uint64), IdMap()
     >>> known.add(column, 0, 4)
@@ -58,7 +58,7 @@ class IdMap:
             free = np.flatnonzero(slots[at] == 0)
             slots[at[free]] = entries[free]
             there = slots[at]
-            rest = np.flatnonzero(there != entries)  # somebody was there first
+            rest = np.flatnonzero(there != entries)  # the slot is taken by another entry
             at, hashes, entries = at[rest], hashes[rest], entries[rest]
             same = column[there[rest].astype(np.int64) - 1] == hashes
             if same.any():
@@ -78,7 +78,7 @@ class IdMap:
             self._slots[at] = max(int(self._slots[at]), entry)
 
     def _slot(self, column: U64, hash_: int) -> int:
-        """Where a hash stands, or would."""
+        """The slot of a hash, or the free slot where it would go."""
         slots, mask = self._slots, len(self._slots) - 1
         at = hash_ & mask
         while (there := int(slots[at])) and int(column[there - 1]) != hash_:
@@ -86,7 +86,7 @@ class IdMap:
         return at
 
     def find(self, column: U64, hash_: int) -> int | None:
-        """The newest ordinal with this hash."""
+        """The newest ordinal with this hash, or None."""
         there = int(self._slots[self._slot(column, hash_)])
         return there - 1 if there else None
 

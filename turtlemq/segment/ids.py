@@ -1,6 +1,7 @@
-"""Ids: those that the server gives, and the hashes under which all of them are found. Pure.
+"""Ids that the server gives, and the hashes by which all ids are found. Pure.
 
-An id of the server's is 't' and the document's seq in base 32, so it says where to look and its hash needs no text.
+A server-given id is 't' and the seq of its document in base 32: it names the part that has the document, and its hash follows
+from the seq without the text. The digits leave out i, l, o and t, and sort by value.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import xxhash
 from turtlemq.model import I64, U8, U64
 from turtlemq.segment.buffers import gather
 
-# Ids that the server gives: 't' and the document's seq in base 32. The letters leave out i, l, o and t, and sort as they count.
 _DIGITS = "0123456789abcdefghjkmnpqrsuvwxyz"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 _PAIR_ROWS = np.frombuffer("".join(_PAIRS).encode(), np.uint8).reshape(len(_PAIRS), 2)
@@ -22,27 +22,27 @@ SERVER_ID_BYTES = 1 + 13
 
 
 def server_ids(first_seq: int, count: int) -> list[str]:
-    """Ids for `count` messages from `first_seq` on. 0.05 µs each in a batch.
+    """Ids of `count` messages from `first_seq` on. 0.05 µs each in a batch.
 
     >>> server_ids(0, 2)
     ['t0000000000000', 't0000000000001']
     """
-    return [head + pair for head, first, last in _stretches(first_seq, count) for pair in _PAIRS[first:last]]
+    return [head + pair for head, first, last in _shared_heads(first_seq, count) for pair in _PAIRS[first:last]]
 
 
 def server_id_rows(first_seq: int, count: int) -> U8:
-    """The same, one id a row. 0.01 µs each in a batch."""
+    """Ids of `count` messages from `first_seq` on, as a matrix with one id a row. 0.01 µs each in a batch."""
     rows = np.empty((count, SERVER_ID_BYTES), np.uint8)
     at = 0
-    for head, first, last in _stretches(first_seq, count):
-        some = rows[at : at + last - first]
-        some[:, :-2], some[:, -2:] = np.frombuffer(head.encode(), np.uint8), _PAIR_ROWS[first:last]
+    for head, first, last in _shared_heads(first_seq, count):
+        block = rows[at : at + last - first]
+        block[:, :-2], block[:, -2:] = np.frombuffer(head.encode(), np.uint8), _PAIR_ROWS[first:last]
         at += last - first
     return rows
 
 
-def _stretches(seq: int, count: int) -> Iterator[tuple[str, int, int]]:
-    """1,024 ids in a row share all but their last two digits: what they share, and from where to where those two go."""
+def _shared_heads(seq: int, count: int) -> Iterator[tuple[str, int, int]]:
+    """1,024 successive ids share all but their last two digits. Yields the shared part, and the range of those digits."""
     end = seq + count
     while seq < end:
         stop = min(end, (seq | 1023) + 1)
@@ -52,7 +52,7 @@ def _stretches(seq: int, count: int) -> Iterator[tuple[str, int, int]]:
 
 
 def server_seq(id_: str) -> int | None:
-    """The seq that a server-given id names, or None for any other id.
+    """The seq in a server-given id. None for any other id.
 
     >>> server_seq("t0000000000010"), server_seq("order-17"), server_seq("tz000000000000")
     (32, None, None)
@@ -69,7 +69,7 @@ def server_seq(id_: str) -> int | None:
 
 
 def _mix(x: U64) -> U64:
-    """splitmix64: the hash of a server-given id, from its seq, for whole arrays at once. Never 0, which stands for no hash."""
+    """splitmix64 of seqs: the hashes of server-given ids. Never 0, which stands for no hash."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -78,26 +78,26 @@ def _mix(x: U64) -> U64:
 
 
 def hash_seqs(seqs: I64) -> U64:
-    """Hashes of the server-given ids of these seqs."""
+    """Hashes of the server-given ids with these seqs."""
     return _mix(seqs.astype(np.uint64))
 
 
 def hash_id(id_: str) -> int:
-    """64 bits of an id: xxh3, or for a server-given one the hash of its seq, which arrays can compute without the text."""
+    """The 64-bit hash of any id: of its text (XXH3), or of its seq if it is server-given."""
     seq = server_seq(id_)
     return int(xxhash.xxh3_64_intdigest(id_.encode())) or 1 if seq is None else int(_mix(np.array([seq], np.uint64))[0])
 
 
 def hash_texts(ids: Sequence[bytes]) -> U64:
-    """Hashes of ids that cannot be a server's, such as group/id. 0.07 µs each."""
+    """Hashes of ids that are certainly not server-given, such as group/id. 0.07 µs each."""
     found: U64 = np.fromiter(map(xxhash.xxh3_64_intdigest, ids), np.uint64, len(ids))
     found[found == 0] = 1
     return found
 
 
 def hash_ids(buffer: bytes | bytearray | memoryview, starts: I64, sizes: I64) -> U64:
-    """Hashes of ids in a buffer that are followed by a NUL and hold none, whether they look like a server's or not: 0.1 µs each
-    where few lengths differ, else 0.4 µs."""
+    """Hashes of ids in a buffer, server-given or not. Requires: a NUL follows each, none contains one. 0.1 µs each if few lengths
+    differ, else 0.4 µs."""
     texts = bytes(gather(buffer, starts, sizes + 1))[:-1].split(b"\0")
     found = hash_texts(texts)
     for i in np.flatnonzero(sizes == SERVER_ID_BYTES).tolist():

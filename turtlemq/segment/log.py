@@ -1,7 +1,8 @@
-"""Segment files on disk: create one, read documents out of one, scan one. Append order and batches are the caller's.
+"""Segment files on disk: create one, read its header and documents, scan it.
 
-Reads are preads, not mappings: an I/O error is an exception then, not a signal, and a cold page holds no other thread up.
-Every document that leaves here was checked against its checksum after it came from disk.
+Documents are read with pread, not through a mapping: an I/O error is an exception then, not a signal, and a page fault does not
+block other threads. Every document returned from here was verified against its checksum. Not here: appending (`index.writer`,
+`broker.ready_log`, `broker.journal`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from turtlemq.segment import scan as s
 from turtlemq.segment.bulk_crc import all_match
 from turtlemq.storage.door import Door
 
-_HEAD_BYTES = 1 << 16  # looked through for a document where the header is none
-_GAP_BYTES = 4096  # reading this much in vain costs less than another pread
+_HEAD_BYTES = 1 << 16  # searched for a document if the header is unreadable
+_GAP_BYTES = 4096  # reading this much for nothing costs less than another pread
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents read from a file: `buffer` holds them from `starts` on; `good` tells which are as they were written."""
+    """Documents read from a file. `starts`: their positions in `buffer`. `good`: which of them are as written."""
 
     buffer: bytes | bytearray
     starts: I64
@@ -40,7 +41,7 @@ class Documents:
 
 
 def create(door: Door, path: Path, header: f.FileHeader) -> int:
-    """A new segment with its header, durable with its name. Returns the descriptor to write to."""
+    """Create a segment with its header; file and name are durable. Returns the descriptor for writing."""
     fd = door.create(path)
     try:
         door.write(fd, path, 0, [f.encode_header(header)])
@@ -65,19 +66,20 @@ def make_durable(door: Door, path: Path, size: int, end: int) -> None:
 
 
 def read_header(door: Door, path: Path) -> tuple[f.FileHeader, int]:
-    """A segment's header and where its documents begin."""
+    """The header of a segment, and where its documents begin."""
     return f.decode_header(door.read(path, 0, 4096), f"{path.parent.name}/{path.name}")
 
 
 def never_synced(data: bytes, blank: bytes) -> bool:
-    """Can this be what a power cut left of a new file's header? Its last two fields differ from file to file."""
+    """Can a power cut have left this content of a new file, whose header was never synced? `blank`: the header with zero numbers;
+    only its last two fields, from `killed_seq` on, vary."""
     known = blank[: blank.index(b"killed_seq")]
     return len(data) <= len(blank) and all(byte in (0, expected) for byte, expected in zip(data, known, strict=False))
 
 
 def try_header(door: Door, path: Path, kind: str, topic: str, base: int) -> tuple[f.FileHeader | None, int]:
-    """A segment's header, or None if it is damaged, and where its documents begin, which is the same in any case. Refuses a file
-    of another name, and one that is not ours: neither its header nor what is behind it."""
+    """The header of a segment, or None if it is damaged, and where its documents begin (the same in both cases). Raises NotOurs
+    for a segment of another name, and for a file without any trace of our format."""
     blank = f.encode_header(f.FileHeader(kind, topic, base))
     data = door.read(path, 0, _HEAD_BYTES)
     file = f"{path.parent.name}/{path.name}"
@@ -87,7 +89,7 @@ def try_header(door: Door, path: Path, kind: str, topic: str, base: int) -> tupl
         alike = sum(a == b for a, b in zip(data, blank, strict=False))
         ours = (
             f.MARK in data or f.MAGIC in data or 2 * alike >= min(len(data), len(blank)) or not data.strip(b"\0")
-        )  # cut off, or a lost page
+        )  # truncated, or a lost page
         if isinstance(error, NotOurs) and not ours:
             raise
         return None, len(blank)
@@ -97,11 +99,11 @@ def try_header(door: Door, path: Path, kind: str, topic: str, base: int) -> tupl
 
 
 def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | bytearray, I64]:
-    """The byte ranges [start, end) of a file, near ones with one pread. Returns a buffer and where each range begins in it."""
+    """Read the byte ranges [start, end) of a file, adjacent ones with one pread. Returns a buffer and the start of each in it."""
     if len(starts) == 1:
-        size = max(int(ends[0] - starts[0]), 0)  # the end may be known better than the begin of what is damaged
+        size = max(int(ends[0] - starts[0]), 0)  # a damaged table may give an end before the start
         return door.read(path, int(starts[0]), size).ljust(size, b"\0"), np.zeros(1, np.int64)
-    if (starts[1:] == ends[:-1]).all():  # one behind the other
+    if (starts[1:] == ends[:-1]).all():  # adjacent
         size = max(int(ends[-1] - starts[0]), 0)
         return door.read(path, int(starts[0]), size).ljust(size, b"\0"), starts - starts[0]
     order = np.argsort(starts, kind="stable")
@@ -110,7 +112,7 @@ def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | 
     cuts = np.flatnonzero(begin[1:] - reach[:-1] > _GAP_BYTES) + 1
     firsts, lasts = np.append(0, cuts), np.append(cuts, len(begin)) - 1
     origins, sizes = begin[firsts], reach[lasts] - begin[firsts]
-    if len(firsts) == 1:  # it may be long: one pread gives at most 2 GiB
+    if len(firsts) == 1:  # perhaps more than 2 GiB, the limit of one pread: `read` loops
         parts = [door.read(path, int(origins[0]), int(sizes[0]))]
     else:
         parts = door.read_many(path, origins.tolist(), sizes.tolist())
@@ -123,7 +125,7 @@ def read_spans(door: Door, path: Path, starts: I64, ends: I64) -> tuple[bytes | 
 
 
 def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
-    """The documents that begin at `starts`; each ends at or before its `end`. Checked."""
+    """Read and verify the documents that begin at `starts`; each ends at or before its `end`."""
     if not len(starts):
         return Documents(b"", starts, np.empty(0, f.PREFIX), np.empty(0, np.bool_))
     buffer, at = read_spans(door, path, starts, ends)
@@ -139,8 +141,8 @@ def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
 
 
 def read_small(door: Door, path: Path, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, bytes] | None]:
-    """`read_documents` without arrays: (due, seq, flags, document) for each place, None where it is not what was written. 1.5 µs
-    each where one pread gets all of them, else 2.5 µs."""
+    """Read and verify a few documents without arrays: (due, seq, flags, bytes) for each range [start, end), None if it is not as
+    written. 1.5 µs each if one pread gets all of them, else 2.5 µs."""
     low, high = min(places)[0], max(places)[1]
     sizes = [end - start for start, end in places]
     if high - low <= sum(sizes) + _GAP_BYTES:
@@ -151,13 +153,13 @@ def read_small(door: Door, path: Path, places: Sequence[tuple[int, int]]) -> lis
 
 
 def read_document(door: Door, path: Path, start: int, end: int) -> bytes | None:
-    """`read_documents` for a single one, without arrays: 3 µs. None if it is not what was written."""
-    found = f.read_one(door.read(path, start, end - start).ljust(end - start, b"\0"), 0, end - start)
-    return None if found is None else found[3]
+    """Read and verify one document, without arrays: 3 µs. None if it is not as written."""
+    document = f.read_one(door.read(path, start, end - start).ljust(end - start, b"\0"), 0, end - start)
+    return None if document is None else document[3]
 
 
 def read_prefixes(door: Door, path: Path, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:
-    """Only the fixed prefixes, unchecked: for searches whose result is checked later."""
+    """The fixed prefixes of documents, not verified: for searches whose result is verified later."""
     if not len(starts):
         return np.empty(0, f.PREFIX)
     buffer, at = read_spans(door, path, starts, starts + f.PREFIX_BYTES)
@@ -165,36 +167,36 @@ def read_prefixes(door: Door, path: Path, starts: I64) -> np.ndarray[Any, np.dty
 
 
 def scan_file(door: Door, path: Path, *, whole: bool = False, hint: I64 | None = None) -> tuple[f.FileHeader, s.Scan]:
-    """Header and scan of a file. `whole`: nothing in it counts as torn. What a sealed file lacks, or has too much, is damage."""
+    """Header and scan of a file. `whole`: nothing in it counts as torn. A sealed file with a wrong length counts as damaged."""
     header, first = read_header(door, path)
     view = door.map(path)
     size = len(view)
     end = first + header.bytes if header.sealed else size
     rising = not header.sealed and header.kind != "ready"
-    found = s.scan(view, first, min(end, size), sealed=header.sealed or whole, rising=rising, hint=hint)
+    scanned = s.scan(view, first, min(end, size), sealed=header.sealed or whole, rising=rising, hint=hint)
     if end == size:
-        return header, found
+        return header, scanned
     reason = "the file is shorter than its header says" if size < end else "the file is longer than its header says"
     odd = s.Hole(min(size, end), abs(end - size), reason)
-    return header, replace(found, size=size, end=size, damaged=(*found.damaged, odd))
+    return header, replace(scanned, size=size, end=size, damaged=(*scanned.damaged, odd))
 
 
-def damage_of(path: Path, found: s.Scan) -> list[Damage]:
-    """A scan's holes, named for people."""
-    return [Damage(path.name, hole.position, hole.length, hole.reason) for hole in found.damaged]
+def damage_of(path: Path, scanned: s.Scan) -> list[Damage]:
+    """The holes of a scan as reports of damage."""
+    return [Damage(path.name, hole.position, hole.length, hole.reason) for hole in scanned.damaged]
 
 
 class Stoppable:
-    """A log that is not written any more once a write has failed and nobody knows what it left."""
+    """A log that accepts no more writes after one has failed with an unknown result. Opening the topic again finds out."""
 
     stopped: BaseException | None = None
 
     def refuse_if_stopped(self) -> None:
-        """Raise if it is."""
+        """Raise `Stopped` if a write has failed with an unknown result."""
         if self.stopped is not None:
             raise Stopped(f"{Stopped.__doc__} The cause was: {self.stopped}")
 
     def stop(self, error: BaseException) -> Stopped:
-        """No more writes until the topic is opened again. Returns what the caller shall hear."""
+        """Accept no more writes until the topic is opened again. Returns the error to raise."""
         self.stopped = self.stopped or error
         return Stopped(f"{Stopped.__doc__} The cause was: {error}")

@@ -1,12 +1,11 @@
-"""The scan: bytes in, documents out, with a verdict on everything that is not a document. Pure; recovery, `check`, `inspect`
-and Spark all use it.
+"""The scan: find all documents in the bytes of a segment, and classify everything else as torn or damaged. Pure.
 
-Rules:
-- A document counts when its length fits, its field names stand where they must, and its checksum matches.
-- Documents are found by walking lengths, never by searching, for a body may hold documents. A broken document says twice where it
-  ends: by its length, and by its id and body. Only where neither can be trusted is a next start searched, past whole bodies.
-- *Torn*: bad bytes in what was written since the last sync, as after a power cut. Cut, back to the last whole batch.
-- *Damaged*: bad bytes with a BARRIER document behind them, so they had been synced once. Reported, the rest is kept.
+Used by recovery, `check`, `inspect` and Spark. Rules:
+- A document counts if its length fits, its field types and names are right, and its checksum matches.
+- Documents are found by following lengths, not by searching, for a body may contain documents. A broken document has its end
+  twice: in its length, and in its id and body. If neither can be trusted, the next document is searched for, past whole bodies.
+- *Torn*: bad bytes written since the last sync, as after a power cut. They are cut off, back to the last whole batch.
+- *Damaged*: bad bytes with a BARRIER document behind them, so they were synced once. They are reported; everything else is kept.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from turtlemq.segment import format as f
 
 _LENGTH = Struct("<i").unpack_from
 _CHUNK = 1 << 16  # documents decoded at once: 4 MB of prefixes
-_CHUNK_MIN = 64  # after a hole: little is walked in vain where holes are many
-_SIGHT = re.compile(re.escape(f.MARK) + b"|" + re.escape(f.BODY))  # what every document holds, wherever it begins
+_CHUNK_MIN = 64  # documents decoded at once after a hole: more would be wasted if another hole follows
+_SIGHT = re.compile(re.escape(f.MARK) + b"|" + re.escape(f.BODY))  # bytes that every document has
 _SEQ_ANY = -1
 
 
 class Verdict(StrEnum):
-    """The worst that a scan met."""
+    """The worst finding of a scan."""
 
     END = "end"
     TORN = "torn"
@@ -41,7 +40,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Bytes that are no document."""
+    """A range of bytes that is not a document."""
 
     position: int
     length: int
@@ -50,7 +49,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Columns of all good documents in file order, and what else is there."""
+    """Columns of all intact documents in file order, and the holes between them."""
 
     positions: I64
     lengths: I64
@@ -83,12 +82,14 @@ def scan(
     hint: I64 | None = None,
     after: int = -1,
 ) -> Scan:
-    """All documents of `buffer[start:size]`. `sealed`: a whole file that was renamed into place, so nothing in it can be torn.
-    `rising`: seqs rise through the file, which helps to tell documents from what looks like one; unless sealed they do. None
-    comes twice then, nor one up to `after`, which stand before `start`: that would be a copy, written where it does not belong.
-    `hint`: where documents seem to begin; lengths are followed all the same, at a tenth of the cost.
+    """Scan `buffer[start:size]`.
 
-    0.5 µs a document, nearly all of it checksums and the walk. A hole whose end must be searched costs up to 0.1 s."""
+    `sealed`: the file was complete when it got its name, so nothing in it can be torn. `rising`: seqs rise through the file,
+    which helps to recognize false documents; the default is `not sealed`. Then a seq that repeats, or is not above `after` (the
+    last seq before `start`), marks a copy from a misplaced write: damage. `hint`: probable starts of documents; lengths are still
+    checked, at a tenth of the cost.
+
+    0.5 µs a document, nearly all of it checksums and following lengths. A hole whose end must be searched costs up to 0.1 s."""
     view = memoryview(buffer)[:size]
     rising = not sealed if rising is None else rising
     parts, holes, barrier = _read(view, start, size, rising, hint)
@@ -101,7 +102,7 @@ def scan(
     end = size if sealed else _cut(size, max(start, barrier), holes, pos, length, flags)
     kept: Any = pos < end
     if kept.all():
-        kept = slice(None)  # nearly always: no copies
+        kept = slice(None)  # the usual case, without copying columns
     return Scan(
         positions=pos[kept],
         lengths=length[kept],
@@ -117,7 +118,7 @@ def scan(
 
 
 def _copies(seq: I64, after: int) -> I64:
-    """Which of these come a second time."""
+    """Indexes of seqs that repeat an earlier one, or are not above `after`."""
     if not len(seq) or (seq[0] > after and (seq[1:] > seq[:-1]).all()):
         return np.empty(0, np.int64)
     first = np.zeros(len(seq), np.bool_)
@@ -126,7 +127,7 @@ def _copies(seq: I64, after: int) -> I64:
 
 
 def _cut(size: int, start: int, holes: list[Hole], pos: I64, length: I64, flags: U32) -> int:
-    """Where an unsealed file ends. What stands before `start` was synced in any case."""
+    """Where an unsealed file must be cut: behind the last whole batch. Bytes before `start` are known to be synced."""
     barriers = pos[(flags & f.BARRIER) != 0]
     synced = max(int(barriers[-1]), start) if len(barriers) else start
     end = min((hole.position for hole in holes if hole.position >= synced), default=size)
@@ -137,19 +138,19 @@ def _cut(size: int, start: int, holes: list[Hole], pos: I64, length: I64, flags:
     return synced if len(tail) else end
 
 
-# Walking
+# Following lengths
 
 
 def _read(
     view: memoryview, start: int, size: int, rising: bool, hint: I64 | None
 ) -> tuple[list[tuple[Any, ...]], list[Hole], int]:
-    """Columns of the good documents, chunk by chunk, the stretches between them, and the last BARRIER that is broken itself but
-    says so where one may stand. `rising`: seqs rise through the file."""
+    """Columns of the intact documents, chunk by chunk, the holes between them, and the position of the last broken document that
+    still shows the BARRIER flag where one may be."""
     parts, holes = [_columns(np.empty(0, np.int64), np.empty(0, f.PREFIX))], []
     last_seq, chunk, barrier = _SEQ_ANY, _CHUNK, 0
     while start < size:
         positions, stop = _follow(view, start, size, chunk, hint) or _walk(view, start, size, chunk)
-        heads, good = _judge(view, positions)
+        heads, good = _check_documents(view, positions)
         broken = positions[~good].tolist()
         if stop < size and len(positions) < chunk:
             broken.append(stop)
@@ -158,10 +159,10 @@ def _read(
             i = int(np.searchsorted(positions, at))
             known = heads["seq"][:i][good[:i]]
             floor = int(known[-1]) if len(known) else last_seq
-            end, reason = _broken(view, at, size, floor if rising else _SEQ_ANY)
+            end, reason = _end_of_broken(view, at, size, floor if rising else _SEQ_ANY)
             holes.append(Hole(at, end - at, reason))
             barrier = at if 0 < i < len(positions) and good[i - 1] and _begins_a_sync(heads[i - 1 : i + 1]) else barrier
-            if i == len(positions) or end != at + int(heads["len"][i]):  # lengths led astray from here on
+            if i == len(positions) or end != at + int(heads["len"][i]):  # later positions followed a wrong length
                 good[i:] = False
                 start, chunk = end, _CHUNK_MIN
                 break
@@ -171,14 +172,14 @@ def _read(
 
 
 def _begins_a_sync(heads: np.ndarray[Any, np.dtype[Any]]) -> bool:
-    """Do the second one's names and flags say BARRIER, behind the first one, the end of a batch? A hole before it is damage then,
-    even if the barrier itself is torn: zeros or old bytes would not say so."""
+    """Given two adjacent documents: does the first end a batch, and do the names and flags of the second, broken one say BARRIER?
+    Then a hole before it is damage, even if the barrier itself is torn: zeros or old bytes would not look like this."""
     ends, begins = heads["flags"].tolist()
     return not ends & f.CONTINUES and bool(begins & f.BARRIER) and bool(f.well_formed(heads)[1])
 
 
 def _follow(view: memoryview, pos: int, size: int, count: int, hint: I64 | None) -> tuple[I64, int] | None:
-    """`_walk` along a hint, as arrays: 0.05 µs a document instead of 0.4. None where the hint leads elsewhere."""
+    """Check the positions of a hint against the lengths, as arrays: 0.05 µs a document instead of 0.4. None if they disagree."""
     if hint is None:
         return None
     first = int(np.searchsorted(hint, pos))
@@ -195,10 +196,11 @@ def _follow(view: memoryview, pos: int, size: int, count: int, hint: I64 | None)
 
 
 def _walk(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
-    """Follow `count` lengths from `pos`. Returns where documents seem to begin, and where it stopped."""
+    """Follow up to `count` lengths from `pos`. Returns the positions on the way, and the one behind the last."""
     even, pos = _walk_evenly(view, pos, size, count)
     positions: list[int] = []
-    add, unpack, least, most = positions.append, _LENGTH, f.DOCUMENT_BYTES_MIN, f.DOCUMENT_BYTES_MAX  # half of a restart is here
+    # Half of the time of a restart is spent in this loop.
+    add, unpack, least, most = positions.append, _LENGTH, f.DOCUMENT_BYTES_MIN, f.DOCUMENT_BYTES_MAX
     for _ in range(count - len(even)):
         if pos + least > size:
             break
@@ -211,19 +213,19 @@ def _walk(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
 
 
 def _walk_evenly(view: memoryview, pos: int, size: int, count: int) -> tuple[I64, int]:
-    """As far as all documents have the length of the first: 0.01 µs each. Nowhere if the next few have not."""
+    """Follow lengths as long as all are equal: 0.01 µs a document. Gives up at once if the next few are not."""
     length = _LENGTH(view, pos)[0] if size - pos >= f.DOCUMENT_BYTES_MIN and count > small_batches.EVEN_WALK else 0
     if f.DOCUMENT_BYTES_MIN <= length <= f.DOCUMENT_BYTES_MAX:
-        found = np.ndarray((min(count, (size - pos) // length),), "<i4", view, pos, (length,))
-        if (found[: small_batches.EVEN_WALK] == length).all():
-            other = np.flatnonzero(found != length)
-            even = int(other[0]) if len(other) else len(found)
+        lengths = np.ndarray((min(count, (size - pos) // length),), "<i4", view, pos, (length,))
+        if (lengths[: small_batches.EVEN_WALK] == length).all():
+            other = np.flatnonzero(lengths != length)
+            even = int(other[0]) if len(other) else len(lengths)
             return np.arange(pos, pos + even * length, length), pos + even * length
     return np.empty(0, np.int64), pos
 
 
-def _judge(view: memoryview, positions: I64) -> tuple[np.ndarray[Any, np.dtype[Any]], Mask]:
-    """The prefixes at these positions, and which belong to documents as they were written."""
+def _check_documents(view: memoryview, positions: I64) -> tuple[np.ndarray[Any, np.dtype[Any]], Mask]:
+    """The prefixes at these positions, and which of them belong to intact documents."""
     heads = f.prefixes(view, positions)
     good = f.well_formed(heads)
     good[good] = f.checksums_match(view, positions[good], heads[good])
@@ -235,14 +237,14 @@ def _columns(pos: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, I64,
     return pos, lengths, heads["due"].copy(), heads["seq"].copy(), heads["ttr"].copy(), heads["flags"].copy(), ids
 
 
-# What is broken
+# Broken documents
 
 
-def _broken(view: memoryview, pos: int, size: int, floor: int) -> tuple[int, str]:
-    """Where the broken document at `pos` ends, as far as anyone can tell, and what is wrong with it.
+def _end_of_broken(view: memoryview, pos: int, size: int, floor: int) -> tuple[int, str]:
+    """The probable end of the broken document at `pos`, and the reason why it is broken.
 
-    Sure is: an end found from the inside that the checksum confirms; a length that the inside agrees with, or that leads to a
-    good document or to the end. If all it says points behind the end of the file, its end was never written."""
+    Trusted are: an end from id and body that the checksum confirms; a length that id and body confirm, or that leads to an intact
+    document or to the end of the file. If all point behind the end of the file, the end of the document was never written."""
     if size - pos < f.DOCUMENT_BYTES_MIN:
         return size, "the file ends inside a document"
     length, inner = _LENGTH(view, pos)[0], _inner_end(view, pos, size)
@@ -251,16 +253,16 @@ def _broken(view: memoryview, pos: int, size: int, floor: int) -> tuple[int, str
     if inner is not None and inner <= size and _checksum_matches(view, pos, inner):
         return inner, "the first bytes of a document are damaged"
     claimed = pos + length
-    if plausible and claimed <= size and (claimed in (inner, size) or _good(view, claimed, size) is not None):
+    if plausible and claimed <= size and (claimed in (inner, size) or _document_at(view, claimed, size) is not None):
         return claimed, reason
     named = bool(f.well_formed(f.prefixes(view, np.array([pos])))[0])
     if plausible and named and claimed > size and inner is not None and inner > size:
         return size, "the file ends inside a document"
-    return _search(view, pos, size, floor), reason
+    return _search_document(view, pos, size, floor), reason
 
 
 def _inner_end(view: memoryview, pos: int, size: int) -> int | None:
-    """Where a document ends by its id, optional fields and body: behind `size` if they do, None if they make no sense."""
+    """Where a document ends by its id, optional elements and body, perhaps behind `size`. None if they make no sense."""
     id_bytes: int = _LENGTH(view, pos + f.AT_IDLEN)[0]
     if not 1 <= id_bytes <= f.STORED_ID_BYTES_MAX + 1:
         return None
@@ -281,16 +283,18 @@ def _inner_end(view: memoryview, pos: int, size: int) -> int | None:
     return size + 1 if at - pos <= f.DOCUMENT_BYTES_MAX else None
 
 
-def _good(view: memoryview, pos: int, size: int) -> tuple[int, int] | None:
-    """Length and seq of the document at `pos`, if there is one, as it was written."""
+def _document_at(view: memoryview, pos: int, size: int) -> tuple[int, int] | None:
+    """Length and seq of the document at `pos`. None if there is no intact one."""
     positions, _ = _walk(view, pos, size, 1)
-    heads, good = _judge(view, positions)
+    heads, good = _check_documents(view, positions)
     return (int(heads["len"][0]), int(heads["seq"][0])) if good.any() else None
 
 
-def _search(view: memoryview, pos: int, size: int, floor: int) -> int:
-    """The next place behind `pos` where a document surely begins, or the end. A body met on the way is jumped over as a whole if
-    that leads to where a document may begin: what is in it may look like documents, too. Their seqs may tell, `floor` does."""
+def _search_document(view: memoryview, pos: int, size: int, floor: int) -> int:
+    """The next position behind `pos` where a document certainly begins, or `size`.
+
+    A body on the way is skipped as a whole if a document may begin behind it, for it may contain false documents. A document
+    whose seq is not above `floor` is a false one."""
     at = pos + 1
     while (sight := _SIGHT.search(view, at, size)) is not None:
         at = sight.start()
@@ -300,9 +304,9 @@ def _search(view: memoryview, pos: int, size: int, floor: int) -> int:
             if length >= 0 and behind == size:
                 return size
             at = behind if length >= 0 and view[behind + 4 : behind + 4 + len(f.MARK)] == f.MARK else at + 1
-        elif at - 4 > pos and (found := _good(view, at - 4, size)) is not None:
-            candidate, (length, seq) = at - 4, found
-            at = _around(view, candidate, size) if seq > floor else candidate + length
+        elif at - 4 > pos and (document := _document_at(view, at - 4, size)) is not None:
+            candidate, (length, seq) = at - 4, document
+            at = _end_of_surrounding(view, candidate, size) if seq > floor else candidate + length
             if at == candidate:
                 return candidate
         else:
@@ -310,22 +314,22 @@ def _search(view: memoryview, pos: int, size: int, floor: int) -> int:
     return size
 
 
-def _around(view: memoryview, pos: int, size: int) -> int:
-    """Where the document ends in whose body the ones from `pos` on stand, or `pos` if they are in none.
+def _end_of_surrounding(view: memoryview, pos: int, size: int) -> int:
+    """The end of the document whose body contains the documents from `pos` on, or `pos` if they are in no body.
 
-    Documents that fill a body are followed by the NUL that ends the document around it, and by the next one or the end."""
+    Documents that fill a body are followed by the NUL that ends the surrounding document, and then by the next one or the end."""
     end = pos
     while end < size and end - pos <= f.DOCUMENT_BYTES_MAX:
         positions, stop = _walk(view, end, size, _CHUNK_MIN if end == pos else _CHUNK)
-        _, good = _judge(view, positions)
+        _, good = _check_documents(view, positions)
         end = stop if good.all() else int(positions[np.argmin(good)])
         if not good.all() or not len(good):
             break
-    filled = end < size and view[end] == 0 and (end + 1 == size or _good(view, end + 1, size) is not None)
+    filled = end < size and view[end] == 0 and (end + 1 == size or _document_at(view, end + 1, size) is not None)
     return end + 1 if filled else pos
 
 
 def _checksum_matches(buffer: memoryview, start: int, end: int) -> bool:
-    """Are these bytes one document, whatever its length says? For a single one, met where something is broken."""
+    """Do these bytes have the checksum of one document? Its length field is ignored."""
     expected = int.from_bytes(buffer[start + f.AT_CRC : start + f.CHECKED_FROM], "little")
     return bool(crc32(buffer[start + f.CHECKED_FROM : end]) == expected)
