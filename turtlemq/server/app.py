@@ -25,17 +25,19 @@ from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.request import CONFIG, SERVICE, check_origin, set_deadline
 from turtlemq.server.service import Service
 
-_PLAIN = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "INVALID_ARGUMENT", 415: "UNSUPPORTED_MEDIA_TYPE"}
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "INVALID_ARGUMENT", 415: "UNSUPPORTED_MEDIA_TYPE"}
 
 
 def routes() -> list[web.RouteDef]:
     """The routes of all operations."""
-    return [web.route(one.method, one.path, cast(Any, one.handler)) for one in OPERATIONS]  # some answer with a Reply
+    return [  # aiohttp does not know that some answer with a Reply
+        web.route(operation.method, operation.path, cast(Any, operation.handler)) for operation in OPERATIONS
+    ]
 
 
 def make_app(service: Service, config: Config) -> web.Application:
     """The application around a service, with the limits of a configuration."""
-    app = web.Application(middlewares=[cast(Any, _around)], client_max_size=config.max_body_bytes)
+    app = web.Application(middlewares=[cast(Any, _middleware)], client_max_size=config.max_body_bytes)
     app[SERVICE], app[CONFIG], app[metrics.TOPIC_LABELS] = service, config, TopicLabels()
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
@@ -48,11 +50,11 @@ def make_app(service: Service, config: Config) -> web.Application:
 
 
 @web.middleware
-async def _around(request: web.Request, handler: Handler) -> Answered:
+async def _middleware(request: web.Request, handler: Handler) -> Answered:
     trace.begin(request)
     status = None
     try:
-        response = await _answered(request, handler)
+        response = await _answer(request, handler)
         status = response.status
         return response
     finally:
@@ -60,7 +62,7 @@ async def _around(request: web.Request, handler: Handler) -> Answered:
         trace.finish(request, status)
 
 
-async def _answered(request: web.Request, handler: Handler) -> Answered:
+async def _answer(request: web.Request, handler: Handler) -> Answered:
     try:
         request.app[AUTH].admit(request)
         check_origin(request)
@@ -71,7 +73,7 @@ async def _answered(request: web.Request, handler: Handler) -> Answered:
             trace.failed(request, error.code, error)
         return _refused(request, error)
     except web.HTTPException as error:
-        return _plain(request, error)
+        return _refused_by_aiohttp(request, error)
     except ConnectionError:
         raise  # the client is gone
     except OSError as error:  # from the disk
@@ -92,9 +94,9 @@ def _refused(request: web.Request, error: TurtleError) -> web.Response:
     return refusal(error)
 
 
-def _plain(request: web.Request, error: web.HTTPException) -> web.Response:
+def _refused_by_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
     """A refusal of aiohttp itself (no such path, method not allowed, …) in the shape of every error."""
-    body: dict[str, Any] = {"code": _PLAIN.get(error.status, "INVALID_ARGUMENT"), "message": error.text or error.reason}
+    body: dict[str, Any] = {"code": _CODES.get(error.status, "INVALID_ARGUMENT"), "message": error.text or error.reason}
     if error.status == 404:
         body["message"] = "there is nothing at this path; see /docs"
     body["request_id"] = request[trace.REQUEST_ID]

@@ -103,8 +103,27 @@ class Connection(AiohttpConnection):
         self, request: web.BaseRequest, resp: Answered, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer, and count its bytes while it is sent. Returns the answer, and whether the client is gone."""
-        if isinstance(resp, Reply):
-            return await self._finish_reply(request, resp, start_time)
+        if not isinstance(resp, Reply):
+            return await self._finish_counted(request, resp, start_time)
+        lost, answered = True, cast(web.StreamResponse, resp)  # aiohttp reads its `keep_alive` only
+        service = cast(web.Request, request).app[SERVICE]
+        size = 2 * len(resp.body)  # `undo` holds the messages that the body was made from
+        service.flow.answer_bytes.add(size)
+        try:
+            if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
+                lost = not await self.send(resp.head(request), resp.body, ANSWER_S + len(resp.body) / SLOWEST)
+            else:
+                answered, lost = await self._finish(request, resp.as_response(), start_time)
+            return answered, lost
+        finally:
+            service.answer_sent(size)
+            if lost and resp.undo is not None:
+                resp.undo()
+
+    async def _finish_counted(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response of aiohttp. Only a large one, as a listing may be, counts against the byte budget."""
         if (size := resp.content_length or 0) < ANSWER_SMALL_BYTES:
             return await self._finish(request, resp, start_time)
         service = cast(web.Request, request).app[SERVICE]
@@ -113,24 +132,6 @@ class Connection(AiohttpConnection):
             return await self._finish(request, resp, start_time)
         finally:
             service.answer_sent(size)
-
-    async def _finish_reply(
-        self, request: web.BaseRequest, reply: Reply, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        lost, answered = True, cast(web.StreamResponse, reply)  # aiohttp reads its `keep_alive` only
-        service = cast(web.Request, request).app[SERVICE]
-        size = 2 * len(reply.body)  # `undo` holds the messages that the body was made from
-        service.flow.answer_bytes.add(size)
-        try:
-            if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
-                lost = not await self.send(reply.head(request), reply.body, ANSWER_S + len(reply.body) / SLOWEST)
-            else:
-                answered, lost = await self._finish(request, reply.as_response(), start_time)
-            return answered, lost
-        finally:
-            service.answer_sent(size)
-            if lost and reply.undo is not None:
-                reply.undo()
 
     async def _finish(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -18,10 +18,7 @@ from turtlemq.index.validate import check_ids
 from turtlemq.model import DUE_MS_MAX
 from turtlemq.server.auth import client_name
 from turtlemq.server.config import Config
-from turtlemq.server.errors import (
-    DeadlineExceeded,
-    Forbidden,
-)
+from turtlemq.server.errors import DeadlineExceeded, Forbidden
 from turtlemq.server.incoming.batches import DueRules
 from turtlemq.server.service import Service
 from turtlemq.settings import Settings
@@ -89,11 +86,11 @@ def topic_of(request: web.Request, may_create: bool = False) -> str:
     engine = engine_of(request)
     if name not in engine.topics and not (may_create and request.app[CONFIG].auto_create_topics):
         engine.topic(name)  # raises with the reason
-    check_topics(request, name)
+    check_topic_limit(request, name)
     return name
 
 
-def check_topics(request: web.Request, name: str) -> None:
+def check_topic_limit(request: web.Request, name: str) -> None:
     """Raise `InvalidArgument` if this topic does not exist and there are `max_topics` already."""
     topics, most = engine_of(request).topics, request.app[CONFIG].max_topics
     if name not in topics and len(topics) >= most:

@@ -20,7 +20,7 @@ from turtlemq.server.incoming.body import read_as
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.outgoing.messages import delivered
 from turtlemq.server.outgoing.reply import answer
-from turtlemq.server.request import CONFIG, SERVICE, check_topics, due_rules, engine_of, throttle
+from turtlemq.server.request import CONFIG, SERVICE, check_topic_limit, due_rules, engine_of, throttle
 from turtlemq.server.service import Service, now_ms
 from turtlemq.storage import names
 
@@ -61,7 +61,7 @@ async def command(request: web.Request) -> web.Response:
             creates = names_topic and request.app[CONFIG].auto_create_topics
             if asked.topic not in service.engine.topics and not creates:
                 service.engine.topic(asked.topic)  # raises with the reason
-            check_topics(request, asked.topic)
+            check_topic_limit(request, asked.topic)
         out = await _run(request, asked)
     except TurtleError as error:
         refused = answer(CommandAnswer(False, f"{error.code}: {error}"))

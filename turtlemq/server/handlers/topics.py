@@ -13,7 +13,7 @@ from turtlemq.server.auth import AUTH
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.outgoing.reply import answer
-from turtlemq.server.request import SERVICE, EpochMs, check_topics, engine_of, group_of, topic_and_group, topic_of
+from turtlemq.server.request import SERVICE, EpochMs, check_topic_limit, engine_of, group_of, topic_and_group, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
@@ -56,7 +56,7 @@ async def put_topic(request: web.Request) -> web.Response:
     topic = names.check_topic(request.match_info["topic"])
     changes = to_flat(await read_as(request, TopicSettings))
     engine = engine_of(request)
-    check_topics(request, topic)
+    check_topic_limit(request, topic)
     engine.configure(topic, **changes)
     request.app[SERVICE].answer_polls_soon()
     return answer(describe(engine, topic))
