@@ -117,8 +117,8 @@ class SimulatedServer:
         """Wait until all segments but the active one are sealed."""
         until = time.monotonic() + _SEAL_S_MAX
         while self.unsealed:
-            if time.monotonic() > until or self.topic.unsealable:
-                raise RuntimeError(f"segments are not getting sealed: {self.unsealed}, {self.topic.unsealable}")
+            if time.monotonic() > until or self.topic.view.unsealable:
+                raise RuntimeError(f"segments are not getting sealed: {self.unsealed}, {self.topic.view.unsealable}")
             time.sleep(0.02)
             self.now_ms += 1_000
             self.tick()

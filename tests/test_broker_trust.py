@@ -79,7 +79,7 @@ class Small(Quick):
 
 
 def dead(engine: Engine) -> list[DeadLetter]:
-    return list(engine.topic("t").dead_letters.all(Filter()))
+    return list(engine.topic("t").view.dead_letters.all(Filter()))
 
 
 def reopen(tmp_path: Path) -> Engine:

@@ -35,7 +35,7 @@ def die(engine: Engine, *ids: str, at: int = 10, error: str = "boom", group: str
 
 
 def dead(engine: Engine, **asked: object) -> list[DeadLetter]:
-    return list(engine.topic("t").dead_letters.all(Filter(**asked)))  # type: ignore[arg-type]
+    return list(engine.topic("t").view.dead_letters.all(Filter(**asked)))  # type: ignore[arg-type]
 
 
 def test_a_letter_tells_everything(engine: Engine) -> None:
@@ -51,7 +51,7 @@ def test_a_letter_tells_everything(engine: Engine) -> None:
 def test_letters_are_listed_in_pages_by_group_time_and_error(engine: Engine) -> None:
     for n in range(25):
         die(engine, f"m{n}", at=10 + n, error="odd" if n % 2 else "even")
-    letters = engine.topic("t").dead_letters
+    letters = engine.topic("t").view.dead_letters
     seen: list[str] = []
     cursor = None
     while True:
@@ -110,7 +110,7 @@ def test_count_and_age_limits_hold_over_a_restart(tmp_path: Path) -> None:
     die(engine, *(f"m{n}" for n in range(9)))
     engine.tick(100_000)
     assert [letter.id for letter in dead(engine)] == [f"m{n}" for n in range(4, 9)]
-    assert (engine.groups("t")["g"].dead, engine.topic("t").dead_letters.dropped) == (5, 4)
+    assert (engine.groups("t")["g"].dead, engine.topic("t").view.dead_letters.dropped) == (5, 4)
     engine.close()
     engine = Engine.open(tmp_path, settings=settings)
     assert len(dead(engine)) == 5, "what was dropped stays dropped"
@@ -130,7 +130,7 @@ def test_expired_messages_are_dead_whoever_asks_first(engine: Engine) -> None:
         rounds.append(engine.groups("t")["g"].dead)
     assert out.ids == ["fresh"]
     assert rounds
-    assert Counter(letter.error for letter in engine.topic("t").dead_letters.all(Filter())) == {"expired": 2_500}
+    assert Counter(letter.error for letter in engine.topic("t").view.dead_letters.all(Filter())) == {"expired": 2_500}
     assert engine.check() == []
 
 

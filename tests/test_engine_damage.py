@@ -79,7 +79,7 @@ def test_a_damaged_header_is_named_and_everything_behind_it_is_served(tmp_path: 
     (folder(tmp_path) / "offset").unlink()
     engine = reopen(tmp_path)
     assert any(d.file == path.name and d.position == 0 for d in engine.damage()["t"])
-    assert [letter.id for letter in engine.topic("t").dead_letters.all(Filter())] == ["m2"]
+    assert [letter.id for letter in engine.topic("t").view.dead_letters.all(Filter())] == ["m2"]
     assert sorted(_drain(engine)) == sorted(expected)
     assert engine.stats("t").history == 2 + len(expected)
     abandon(engine)

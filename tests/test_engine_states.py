@@ -187,7 +187,7 @@ def test_times_beyond_the_last_are_refused_and_nothing_changes(engine: Engine) -
     for now in (30, 40, 50):
         engine.ack("t", "g", ["-a"], now, retry_delay_ms=0)
         engine.reserve("t", "g", 1, now)
-    letters = list(engine.topic("t").dead_letters.all(Filter()))
+    letters = list(engine.topic("t").view.dead_letters.all(Filter()))
     assert len(letters) == 1
     for due, per_s in ((DUE_MS_MAX + 1, None), (-1, None)):
         with pytest.raises(InvalidFireAt):
@@ -253,7 +253,7 @@ def pages(engine: Engine, state: str, limit: int = 3, **where: int) -> list[str]
     found: list[str] = []
     cursor: str | None = None
     while True:
-        page, cursor = engine.topic("t").browse(state, limit=limit, cursor=cursor, **where)
+        page, cursor = engine.topic("t").view.messages(state, limit=limit, cursor=cursor, **where)
         assert len(page) <= limit
         assert {view.state for view in page} <= {state}
         found += [view.id for view in page]
@@ -294,12 +294,12 @@ def test_a_listing_looks_at_little_at_a_time_and_refuses_nonsense(engine: Engine
         put(engine, *(f"m{n}" for n in range(first, first + 3_000)), due=10 + first)
     engine.cancel("t", ["m8999"], 9_000)
     topic = engine.topic("t")
-    page, cursor = topic.browse("cancelled")
+    page, cursor = topic.view.messages("cancelled")
     assert (page, cursor) == ([], "4000")
     assert pages(engine, "cancelled") == ["m8999"]
     for wrong in ({"state": "gone"}, {"limit": 0}, {"cursor": "x"}, {"cursor": "1-1"}, {"from_ms": 5, "to_ms": 4}):
         with pytest.raises(InvalidArgument):
-            topic.browse(**{"state": "ready", **wrong})  # type: ignore[arg-type]
+            topic.view.messages(**{"state": "ready", **wrong})  # type: ignore[arg-type]
 
 
 def test_dead_letters_that_few_match_are_looked_through_in_steps(engine: Engine) -> None:
@@ -308,7 +308,7 @@ def test_dead_letters_that_few_match_are_looked_through_in_steps(engine: Engine)
     ids = engine.reserve("t", "g", 2_000, 20).ids
     engine.ack("t", "g", [f"-{id_}" for id_ in ids[:-1]], 21, error="usual")
     engine.ack("t", "g", [f"-{ids[-1]}"], 22, error="rare")
-    dead = engine.topic("t").dead_letters
+    dead = engine.topic("t").view.dead_letters
     page, cursor = dead.page(Filter(error="rare"), 10)
     assert page == []
     assert cursor is not None

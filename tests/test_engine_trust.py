@@ -57,7 +57,7 @@ def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: P
         assert engine.ack("t", "g", ["-a"], 20, retry_delay_ms=60_000).failed == 1
     engine.tick(70_000)
     assert engine.reserve("t", "g", 1, 70_000).ids == [], "nobody wants it any more"
-    assert Counter(letter.error for letter in engine.topic("t").dead_letters.all(Filter())) == {"expired": 1}
+    assert Counter(letter.error for letter in engine.topic("t").view.dead_letters.all(Filter())) == {"expired": 1}
     assert engine.check() == []
     engine.close()
 
@@ -67,7 +67,7 @@ def test_a_message_expires_at_its_millisecond_without_an_attempt(tmp_path: Path)
     engine.submit("t", [Message(b"", 10, id="early", expires_ms=51), Message(b"", 10, id="late", expires_ms=50)], 0)
     engine.tick(50)
     assert engine.reserve("t", "g", 9, 50).ids == ["early"]
-    (letter,) = engine.topic("t").dead_letters.all(Filter())
+    (letter,) = engine.topic("t").view.dead_letters.all(Filter())
     assert (letter.id, letter.attempts) == ("late", 0)
     engine.close()
 
@@ -128,7 +128,7 @@ def test_a_dead_letter_that_is_younger_than_its_time_stays(tmp_path: Path) -> No
         engine.reserve("t", "g", 1, at)
         assert engine.ack("t", "g", [f"-{id_}"], at).dead == 1
     engine.tick(3 * HOUR)
-    assert [letter.id for letter in engine.topic("t").dead_letters.all(Filter())] == ["young"]
+    assert [letter.id for letter in engine.topic("t").view.dead_letters.all(Filter())] == ["young"]
     engine.close()
 
 
@@ -163,7 +163,7 @@ def test_a_retry_keeps_the_producers_time_to_run(tmp_path: Path) -> None:
     engine.tick(10)
     engine.reserve("t", "g", 1, 10)
     assert engine.ack("t", "g", ["-a"], 20).dead == 1
-    engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 30)
+    engine.requeue("t", list(engine.topic("t").view.dead_letters.all(Filter())), 30)
     engine.tick(30)
     (until,) = engine.reserve("t", "g", 1, 30).until_ms
     assert until.tolist() == [5_030]
@@ -215,7 +215,7 @@ def test_what_is_too_old_goes_though_the_clock_went_back(tmp_path: Path) -> None
     for _ in range(130):
         now += 1_000
         engine.tick(now)
-    assert [letter.id for letter in engine.topic("t").dead_letters.all(Filter())] == ["b"]
+    assert [letter.id for letter in engine.topic("t").view.dead_letters.all(Filter())] == ["b"]
     engine.close()
 
 
@@ -358,6 +358,6 @@ def test_a_new_segments_name_is_durable_before_its_documents(tmp_path: Path) -> 
     abandon(engine)
     fill(tmp_path / "left", all_lost(disk.inodes))
     engine = Engine.open(tmp_path / "left", settings=settings)
-    assert sorted(letter.id for letter in engine.topic("t").dead_letters.all(Filter())) == ["a", "b"]
+    assert sorted(letter.id for letter in engine.topic("t").view.dead_letters.all(Filter())) == ["a", "b"]
     assert engine.damage() == {}
     engine.close()

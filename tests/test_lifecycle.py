@@ -52,7 +52,7 @@ def state(engine: Engine, id_: str = "x") -> str:
 
 
 def letters(engine: Engine) -> list[DeadLetter]:
-    return list(engine.topic("t").dead_letters.all(Filter()))
+    return list(engine.topic("t").view.dead_letters.all(Filter()))
 
 
 def happen(engine: Engine, event: str) -> None:

@@ -153,7 +153,16 @@ def consumed(count: int) -> object:
         columns = [astuple(piece.messages) for piece in out.pieces]
         acked = engine.ack("t", "g", [*out.ids[::2], *(f"-{id_}" for id_ in out.ids[1::2])], NOW + 4)
         waits, topic = engine.topic("t").stores.broker.wait.counts, engine.topic("t")
-        said = [out.ids, columns, out.until_ms, acked, waits, topic.lateness.counts, topic.lateness.total, engine.check()]
+        said = [
+            out.ids,
+            columns,
+            out.until_ms,
+            acked,
+            waits,
+            topic.view.lateness.counts,
+            topic.view.lateness.total,
+            engine.check(),
+        ]
         engine.close()
         return [*said, files(Path(folder))]
 

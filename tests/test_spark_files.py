@@ -110,7 +110,7 @@ def test_journals_have_a_row_for_each_message(life: tuple[Engine, Path]) -> None
 def test_dead_letters_tell_why(life: tuple[Engine, Path]) -> None:
     engine, root = life
     found = rows(root, topic="life", kind="dead", body="binary")
-    letters = {letter.id: letter for letter in engine.topic("life").dead_letters.page(Filter())[0]}
+    letters = {letter.id: letter for letter in engine.topic("life").view.dead_letters.page(Filter())[0]}
     assert {row["id"] for row in found} == letters.keys() == {f"m{n}" for n in range(40, 50)}
     for row in found:
         letter = letters[row["id"]]

@@ -34,7 +34,7 @@ def test_dead_letters_of_moved_or_forgotten_groups_block_cancels(tmp_path: Path,
     else:
         engine.move_group("t", "g", "earliest", 12)
     assert engine.cancel("t", ["a"], 13) == {"a": "dead"}
-    engine.delete_dead("t", list(engine.topic("t").dead_letters.all(Filter())), 14)
+    engine.delete_dead("t", list(engine.topic("t").view.dead_letters.all(Filter())), 14)
     assert engine.cancel("t", ["a"], 15) == {"a": "cancelled"}
     engine.close()
 
@@ -43,7 +43,7 @@ def test_dead_letters_of_moved_or_forgotten_groups_block_cancels(tmp_path: Path,
 def test_a_requeued_letter_of_a_forgotten_group_can_be_cancelled(tmp_path: Path, stop: bool) -> None:
     engine = with_a_dead_one(tmp_path)
     engine.drop_group("t", "g", 12)
-    assert engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 13, due_ms=100) == 1
+    assert engine.requeue("t", list(engine.topic("t").view.dead_letters.all(Filter())), 13, due_ms=100) == 1
     assert engine.cancel("t", ["a"], 14) == {"a": "cancelled"}
     if stop:
         engine.close()
@@ -58,7 +58,7 @@ def test_a_requeued_letter_of_a_forgotten_group_can_be_cancelled(tmp_path: Path,
 def test_a_requeued_letter_reaches_a_recreated_group(tmp_path: Path) -> None:
     engine = with_a_dead_one(tmp_path)
     engine.drop_group("t", "g", 12)
-    assert engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 13, due_ms=100) == 1
+    assert engine.requeue("t", list(engine.topic("t").view.dead_letters.all(Filter())), 13, due_ms=100) == 1
     engine.tick(200)
     assert engine.reserve("t", "g", 9, 200).ids == ["a"]
     assert engine.check() == []
@@ -78,7 +78,7 @@ def test_a_requeue_only_removes_a_letter_with_a_sleeping_retry(tmp_path: Path, r
     engine.ack("t", "g", ["-m"], 30, retry_delay_ms=90_000)
     if ready:
         engine.tick(100_000)
-    assert engine.requeue("t", list(engine.topic("t").dead_letters.all(Filter())), 100_000, due_ms=150_000) == 1
+    assert engine.requeue("t", list(engine.topic("t").view.dead_letters.all(Filter())), 100_000, due_ms=150_000) == 1
     engine.tick(200_000)
     assert engine.reserve("t", "g", 9, 200_000).ids == ["m"]
     assert engine.check() == []
@@ -114,12 +114,12 @@ def test_an_id_is_known_while_retried_or_dead(tmp_path: Path, attempts: int, sta
 def test_what_a_group_tries_again_after_a_sleep_is_listed(tmp_path: Path) -> None:
     engine = with_a_dead_one(tmp_path)
     topic = engine.topic("t")
-    engine.requeue("t", list(topic.dead_letters.all(Filter())), 12)
+    engine.requeue("t", list(topic.view.dead_letters.all(Filter())), 12)
     engine.tick(12)
-    assert [(m.id, m.due_ms) for m in topic.browse("ready")[0]] == [("a", 10)]
+    assert [(m.id, m.due_ms) for m in topic.view.messages("ready")[0]] == [("a", 10)]
     engine.reserve("t", "g", 9, 13)
-    assert [m.id for m in topic.browse("reserve")[0]] == ["a"]
-    assert topic.browse("ready")[0] == []
+    assert [m.id for m in topic.view.messages("reserve")[0]] == ["a"]
+    assert topic.view.messages("ready")[0] == []
     engine.close()
 
 
@@ -195,11 +195,11 @@ def test_void_retry_is_no_longer_listed_among_sleepers(tmp_path: Path) -> None:
     engine.tick(10)
     engine.reserve("t", "g", 1, 20)
     engine.ack("t", "g", ["-k"], 30, retry_delay_ms=90_000)
-    assert [view.id for view in engine.topic("t").browse("sleep")[0]] == ["k"]
+    assert [view.id for view in engine.topic("t").view.messages("sleep")[0]] == ["k"]
     engine.move_group("t", "g", "earliest", 40)
-    assert engine.topic("t").browse("sleep") == ([], None)
+    assert engine.topic("t").view.messages("sleep") == ([], None)
     engine.drop_group("t", "g", 50)
-    assert engine.topic("t").browse("sleep") == ([], None)
+    assert engine.topic("t").view.messages("sleep") == ([], None)
     engine.close()
 
 
@@ -217,7 +217,7 @@ def test_older_retry_is_ready_after_a_move_between_two_retries(tmp_path: Path) -
     view = engine.message("t", "k")
     assert view is not None
     assert (view.groups["g"]["state"], engine.groups("t")["g"].ready) == ("ready", 1)
-    assert [message.id for message in engine.topic("t").browse("ready")[0]] == ["k"]
+    assert [message.id for message in engine.topic("t").view.messages("ready")[0]] == ["k"]
     assert engine.cancel("t", ["k"], 200_001) == {"k": "cancelled"}
     assert engine.reserve("t", "g", 9, 300_000).ids == []
     assert engine.check() == []
@@ -253,7 +253,7 @@ def test_cancelled_message_stays_known_when_only_retries_were_left(tmp_path: Pat
     assert view is not None
     assert (view.state, engine.stats("t").cancelled) == ("cancelled", 1)
     assert engine.cancel("t", ["k"], 20_000_001) == {"k": "cancelled before"}
-    assert [message.id for message in engine.topic("t").browse("cancelled")[0]] == ["k"]
+    assert [message.id for message in engine.topic("t").view.messages("cancelled")[0]] == ["k"]
     engine.tick(20_000_002)
     assert engine.reserve("t", "g", 9, 20_000_003).ids == []
     assert engine.check() == []
@@ -307,7 +307,7 @@ def test_view_shows_the_dead_letter_of_a_dropped_group(tmp_path: Path) -> None:
     assert view is not None
     assert (view.state, view.groups["g"]["state"], view.groups["late"]["state"]) == ("dead", "dead", "history")
     assert engine.cancel("t", ["a"], 13) == {"a": "dead"}
-    assert [message.id for message in engine.topic("t").browse("history")[0]] == ["b"]
+    assert [message.id for message in engine.topic("t").view.messages("history")[0]] == ["b"]
     engine.close()
 
 

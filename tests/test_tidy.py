@@ -87,7 +87,7 @@ PATH_TOUCHES = set(
 FACES = {
     ("turtlemq.index.index", "Index"): {"maintenance"},
     ("turtlemq.broker.broker", "Broker"): {"ready", "wait", "cancel_count"},
-    ("turtlemq.topic.topic", "Topic"): {"name", "stores"},
+    ("turtlemq.topic.topic", "Topic"): {"name", "stores", "view"},
 }
 STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are for its own package
 

@@ -189,7 +189,7 @@ class Engine:
 
     def get(self, topic: str, id_: str) -> StoredMessage | None:
         """A message that sleeps, by its id."""
-        return self.topic(topic).get(id_)
+        return self.topic(topic).view.sleeper(id_)
 
     def cancel(self, topic: str, ids: Sequence[str], now_ms: int) -> dict[str, str]:
         """Cancel messages that sleep, are ready or wait for another attempt, durably. Returns for each id `cancelled`, `cancelled
@@ -328,19 +328,19 @@ class Engine:
         self, topic: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
     ) -> tuple[list[StoredMessage], str | None]:
         """Sleepers by due time, a page at a time."""
-        return self.topic(topic).sleepers(from_ms, to_ms, limit, cursor)
+        return self.topic(topic).view.sleepers(from_ms, to_ms, limit, cursor)
 
     def forecast(self, topic: str, now_ms: int, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:
         """Numbers of sleepers by due time, from the index alone."""
-        return self.topic(topic).forecast(now_ms, bucket_ms, buckets)
+        return self.topic(topic).view.forecast(now_ms, bucket_ms, buckets)
 
     def stats(self, topic: str) -> TopicStats:
         """Figures of a topic, exact. O(segments + groups)."""
-        return self.topic(topic).stats()
+        return self.topic(topic).view.stats()
 
     def groups(self, topic: str) -> dict[str, GroupStats]:
         """Figures of every group of a topic."""
-        return self.topic(topic).groups()
+        return self.topic(topic).view.group_stats()
 
     def group(self, topic: str, group: str) -> GroupStats:
         """Figures of one group. Raises `UnknownGroup`."""
@@ -351,17 +351,17 @@ class Engine:
 
     def message(self, topic: str, id_: str) -> MessageView | None:
         """One message, in whatever state: its state in every group, and its timeline. None if it is unknown."""
-        return self.topic(topic).message(id_)
+        return self.topic(topic).view.message(id_)
 
     def damage(self) -> dict[str, list[Damage]]:
         """All damage found so far, by topic."""
-        damage = {name: topic.damage() for name, topic in self.topics.items()}
+        damage = {name: topic.view.damage() for name, topic in self.topics.items()}
         return {name: lines for name, lines in damage.items() if lines}
 
     def check(self) -> list[str]:
         """Every broken invariant of every topic, a line each."""
         closed = [f"{name}: {self.trouble[name]}" for name in self.trouble if name not in self.topics]
-        return closed + [line for topic in self.topics.values() for line in topic.check()]
+        return closed + [line for topic in self.topics.values() for line in topic.view.check()]
 
     # Time
 

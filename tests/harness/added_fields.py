@@ -149,7 +149,7 @@ def _die(engine: Any, now: int) -> Seen:
     from turtlemq.server.outgoing import messages
     from turtlemq.topic.dead_letters import Filter
 
-    letters = {letter.id: letter for letter in engine.topic("t").dead_letters.all(Filter())}
+    letters = {letter.id: letter for letter in engine.topic("t").view.dead_letters.all(Filter())}
     yield "dead letter", fields(messages.letter_fields(letters["a"]), FOR_CONSUMERS)
     yield "dead letter, listing", _listed(engine, "dead", "dead")
     engine.requeue("t", [letters["a"]], now, due_ms=now + HOUR)
@@ -172,7 +172,7 @@ def _fetched(engine: Any, now: int, form: str) -> dict[str, Any]:
 def _listed(engine: Any, state: str, id_: str) -> dict[str, Any]:
     from turtlemq.server.outgoing import messages
 
-    page, _ = engine.topic("t").browse(state)
+    page, _ = engine.topic("t").view.messages(state)
     return fields(next(shown for shown in map(messages.listed, page) if shown["id"] == id_))
 
 

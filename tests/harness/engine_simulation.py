@@ -81,7 +81,7 @@ class Sim(Ground):
 
     def _bury_late(self, name: str, late: set[str]) -> None:
         for id_ in late:
-            letter = self.engine.topic(TOPIC).dead_letters.get(name, id_)
+            letter = self.engine.topic(TOPIC).view.dead_letters.get(name, id_)
             at = self.groups[name].at[id_]
             mine = letter is not None and letter.document.meta["epoch"] == self.broker.groups[name].epoch
             if letter is not None and mine and not self.holds(name, id_):
@@ -145,7 +145,7 @@ class Sim(Ground):
     # The dead
 
     def pick_letters(self) -> list[DeadLetter]:
-        dead = self.engine.topic(TOPIC).dead_letters
+        dead = self.engine.topic(TOPIC).view.dead_letters
         mine = [letter for letter in dead.all(Filter()) if letter.group in self.groups]
         assert {(letter.group, letter.id) for letter in dead.all(Filter())} == {
             (g, i) for g in self.letters for i in self.letters[g]
@@ -166,7 +166,7 @@ class Sim(Ground):
         topic = self.engine.topic(TOPIC)
         key = f"{letter.group}/{letter.id}"
         if done is None:
-            done = topic.dead_letters.get(letter.group, letter.id) is None
+            done = topic.view.dead_letters.get(letter.group, letter.id) is None
             if done:
                 found = topic.stores.index.find(key)
                 assert found is not None, "neither dead nor asleep"
@@ -185,7 +185,7 @@ class Sim(Ground):
             self._deleted(letter)
 
     def _deleted(self, letter: DeadLetter) -> None:
-        if self.engine.topic(TOPIC).dead_letters.get(letter.group, letter.id) is None:
+        if self.engine.topic(TOPIC).view.dead_letters.get(letter.group, letter.id) is None:
             del self.letters[letter.group][letter.id]
             self.groups[letter.group].at[letter.id] = At("gone")
 
@@ -355,7 +355,7 @@ class Sim(Ground):
                         assert story.at[id_].kind in ("ready", "wait", "nap", "any"), (name, id_, story.at[id_])
                         story.at[id_] = At("acked")
                     assert self.engine.ack(TOPIC, name, out.ids, self.now).unknown == []
-                for letter in self.engine.topic(TOPIC).dead_letters.all(Filter(group=name)):
+                for letter in self.engine.topic(TOPIC).view.dead_letters.all(Filter(group=name)):
                     if story.at.get(letter.id, At("gone")).kind in ("ready", "wait", "nap"):
                         story.at[letter.id] = At("dead")
             stats = self.engine.stats(TOPIC)

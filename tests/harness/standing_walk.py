@@ -221,7 +221,7 @@ class Walk:
                 must(answer in shown or (answer == "dead" and id_ in letters), "cancel", id_, answer, view)
 
     def _letters(self) -> list[DeadLetter]:
-        return list(self.engine.topic(TOPIC).dead_letters.all(Filter()))
+        return list(self.engine.topic(TOPIC).view.dead_letters.all(Filter()))
 
     def _requeue(self) -> None:
         letters = self._some(self._letters())
@@ -274,7 +274,7 @@ class Walk:
         cursor: str | None = None
         limit = self.chance.choice([1, 3, 100])
         while True:
-            page, cursor = self.engine.topic(TOPIC).browse(state, limit=limit, cursor=cursor)
+            page, cursor = self.engine.topic(TOPIC).view.messages(state, limit=limit, cursor=cursor)
             found += [view for view in page if view.id in set(self._ids())]
             if cursor is None:
                 return found

@@ -195,7 +195,7 @@ class Story:
 
 
 def letters(engine: Engine, topic: str) -> list[Any]:
-    return list(engine.topic(topic).dead_letters.all(Filter()))
+    return list(engine.topic(topic).view.dead_letters.all(Filter()))
 
 
 def make(root: Path, seed: int, clean: bool) -> Folder:

@@ -105,7 +105,7 @@ class Life:
         for name, topic in engine.topics.items():
             views = {id_: engine.message(name, id_) for id_ in self.ids[name]}
             out |= {(name, f"message {id_}"): asdict(view) for id_, view in views.items() if view is not None}
-            out |= {(name, f"dead {one.group}/{one.id}"): asdict(one) for one in topic.dead_letters.all(Filter())}
+            out |= {(name, f"dead {one.group}/{one.id}"): asdict(one) for one in topic.view.dead_letters.all(Filter())}
             out |= {(name, f"group {group}"): _group(stats) for group, stats in engine.groups(name).items()}
             out[name, "settings"] = asdict(topic.stores.broker.settings)
             out[name, "stats"] = {field: value for field, value in asdict(engine.stats(name)).items() if field not in LOOSE}

@@ -188,7 +188,7 @@ def check_copy(data: Path, copy: Path, case: str) -> None:
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(data, copy, copy_function=_copied)
     engine = Engine.open(copy)
-    problems = [*engine.check(), *(str(damage) for topic in engine.topics.values() for damage in topic.damage())]
+    problems = [*engine.check(), *(str(damage) for topic in engine.topics.values() for damage in topic.view.damage())]
     engine.close()
     if problems:
         raise Broken(f"{case}: {problems[:5]}")

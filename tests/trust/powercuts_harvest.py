@@ -36,7 +36,8 @@ def look(engine: Engine) -> object:
         figures = (stats.sleep, stats.ready, stats.reserve, stats.history, stats.dead, stats.cancelled)
         sleepers = [(found.id, found.group, found.due_ms, found.body) for found in engine.browse(name, limit=1000)[0]]
         letters = [
-            (letter.group, letter.id, letter.attempts, letter.error) for letter in engine.topic(name).dead_letters.all(Filter())
+            (letter.group, letter.id, letter.attempts, letter.error)
+            for letter in engine.topic(name).view.dead_letters.all(Filter())
         ]
         out[name] = (figures, engine.groups(name), sleepers, letters)
     return out
@@ -68,7 +69,7 @@ def harvest(engine: Engine, now_ms: int, groups: Iterable[Key], ids: Sequence[Ke
             for id_, due_ms, document in zip(out.ids, due, out.documents(), strict=True):
                 place = (topic, group, id_)
                 delivered[place] = (*delivered.get(place, ()), (due_ms, document.body))
-    letters = [(name, letter) for name in engine.topics for letter in engine.topic(name).dead_letters.all(Filter())]
+    letters = [(name, letter) for name in engine.topics for letter in engine.topic(name).view.dead_letters.all(Filter())]
     dead = {(name, letter.group, letter.id): letter.body for name, letter in letters}
     settings = {name: engine.configure(name).max_attempts for name in engine.topics}
     return Seen(delivered, dead, settings, frozenset(_taken(engine, now_ms, ids)))

@@ -301,7 +301,7 @@ class Story:
             self.engine.compact(topic)
 
     def _letters(self, topic: str) -> list[DeadLetter]:
-        letters = list(self.engine.topic(topic).dead_letters.all(Filter())) if topic in self.engine.topics else []
+        letters = list(self.engine.topic(topic).view.dead_letters.all(Filter())) if topic in self.engine.topics else []
         return self.chance.sample(letters, min(len(letters), 3))
 
     def requeue(self) -> None:

@@ -332,7 +332,7 @@ class Story:
         """All of them; some that may be worked on are returned."""
         told = self.ask(
             audit,
-            lambda: (list(self.engine.topic(name).dead_letters.all(Filter())), self.engine.groups(name)),
+            lambda: (list(self.engine.topic(name).view.dead_letters.all(Filter())), self.engine.groups(name)),
             lambda told: None if told is None else audit.letters(*told),
         )
         return [] if told is None else self.some(audit.surely_dead(told[0]), 5)

@@ -104,8 +104,8 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
         task = shown.add_task("check", total=sum(sizes.values()))
         for name, topic in engine.topics.items():
             shown.update(task, description=f"check {name}")
-            problems += topic.check()
-            problems += [f"{name}/{damage}" for damage in topic.damage()]
+            problems += topic.view.check()
+            problems += [f"{name}/{damage}" for damage in topic.view.damage()]
             shown.advance(task, sizes[name])
     engine.close()
     return len(engine.topics), problems, notes

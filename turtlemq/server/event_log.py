@@ -90,17 +90,17 @@ class EventLog:
 
 
 def _log_damage(name: str, topic: Topic, last: Reported) -> None:
-    damage = topic.damage()
+    damage = topic.view.damage()
     for hit in damage[last.damage :][:DAMAGE_MAX]:
         logs.error("damage", topic=name, file=hit.file, position=hit.position, length=hit.length, reason=hit.reason)
     last.damage = len(damage)
-    for base in list(topic.unsealable)[last.unsealable :]:
-        logs.error("seal_failed", topic=name, segment=base, error=topic.unsealable[base])
-    last.unsealable = len(topic.unsealable)
+    for base in list(topic.view.unsealable)[last.unsealable :]:
+        logs.error("seal_failed", topic=name, segment=base, error=topic.view.unsealable[base])
+    last.unsealable = len(topic.view.unsealable)
 
 
 def _log_maintenance(name: str, topic: Topic, last: Reported) -> None:
-    totals = topic.totals()
+    totals = topic.view.totals()
     if totals.seals > last.seals:
         logs.info("sealed", topic=name, segments=totals.seals - last.seals)
     if totals.segments_dropped > last.segments_dropped:
@@ -114,7 +114,7 @@ def _log_maintenance(name: str, topic: Topic, last: Reported) -> None:
 
 
 def _log_dead(name: str, topic: Topic, last: Reported) -> None:
-    for group, tally in topic.tallies().items():
+    for group, tally in topic.view.group_tallies().items():
         if tally.dead > last.dead.get(group, 0):
             logs.warning("dead_letters", topic=name, group=group, count=tally.dead - last.dead.get(group, 0))
         last.dead[group] = tally.dead

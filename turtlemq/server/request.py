@@ -122,8 +122,8 @@ def group_of(request: web.Request, may_create: bool = False) -> str:
     """The group of the path, or the default one. With `may_create`, raises if it would be more than `max_groups`."""
     name = names.check_group(request.match_info.get("group", GROUP))
     topic = engine_of(request).topics.get(request.match_info["topic"]) if may_create else None
-    if topic is not None and topic.group_count >= request.app[CONFIG].max_groups and not topic.has_group(name):
-        raise InvalidArgument(f"the topic has {topic.group_count:,} groups already, as many as max_groups allows")
+    if topic is not None and topic.view.group_count >= request.app[CONFIG].max_groups and not topic.view.has_group(name):
+        raise InvalidArgument(f"the topic has {topic.view.group_count:,} groups already, as many as max_groups allows")
     return name
 
 

@@ -195,7 +195,7 @@ class Service:
         """Reserve ready messages; if there are none, wait up to `wait_s` for the first. Raises `Overloaded` if too many wait."""
         now = now_ms()
         self.flow.answer_bytes.refuse_if_full()
-        known = self.engine.topic(fetch.topic).has_group(fetch.group)
+        known = self.engine.topic(fetch.topic).view.has_group(fetch.group)
         if not known or self._has_ready(fetch.topic, fetch.group, now):
             messages = self._reserve(fetch)
             self._tick_if_sooner(self.engine)
@@ -288,4 +288,4 @@ class Service:
         if pause := self.flow.delivery_pause(topic, group, found.settings, clock):
             self._paused_until[topic] = min(self._paused_until.get(topic, math.inf), clock + pause)
             return False
-        return found.has_ready(group, now)
+        return found.view.has_ready(group, now)

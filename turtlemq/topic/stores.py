@@ -130,5 +130,4 @@ class Stores:
     @property
     def stopped(self) -> BaseException | None:
         """The error that ended all writes to one of the stores, if there was one."""
-        parts = (self.index, self.broker, self.dead_letters.index)
-        return next((part.stopped for part in parts if part.stopped is not None), None)
+        return self.index.stopped or self.broker.stopped or self.dead_letters.index.stopped

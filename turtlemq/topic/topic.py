@@ -1,7 +1,7 @@
-"""One topic, as the engine sees it: produce, cancel, consume, look, and do everything that is due.
+"""One topic, as the engine sees it: produce, cancel, consume, and do all work that is due.
 
 A topic joins three stores (`stores`): the Index where messages sleep, the Broker for due messages, and the dead letters. This
-file says which of its parts does what and when: `handoff`, `checkpoints`, `maintenance`. The parts do the work.
+file only says which part works when: `handoff`, `checkpoints`, `maintenance` and `requeue` do the work, `view` answers questions.
 
 One thread, no clock: time is an argument, and `tick` returns when it wants to be called again.
 """
@@ -19,22 +19,19 @@ from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, DiskFull, InvalidArgument, TurtleError, UnknownMessage
-from turtlemq.histogram import GroupTally, Histogram
 from turtlemq.index.writer import CommitGroup
-from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Receipt, State, StoredMessage
+from turtlemq.model import Batch, Receipt, State, StoredMessage
 from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
-from turtlemq.topic import cancel, facts, listing, message_view, recover, requeue, stats
-from turtlemq.topic.check import check_topic
+from turtlemq.topic import cancel, facts, recover, requeue
 from turtlemq.topic.checkpoints import Checkpoints
-from turtlemq.topic.dead_letters import DeadLetter, DeadLetters
+from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance, Retention
-from turtlemq.topic.message_view import MessageView
-from turtlemq.topic.stats import GroupStats, TopicStats, TopicTotals
 from turtlemq.topic.stores import Stores
+from turtlemq.topic.view import TopicView
 
 
 class Topic:
@@ -60,6 +57,7 @@ class Topic:
         self._handoff = Handoff(self.stores, ballast)
         self._maintenance = Maintenance(self.stores, worker)
         self._retention = Retention(self.stores, self._checkpoints)
+        self.view = TopicView(self.stores, self._handoff, self._maintenance)
         odd = recover.resolve(self.stores, opened)
         if odd or opened.behind:
             self._checkpoints.save_recovered(odd)
@@ -113,7 +111,7 @@ class Topic:
         try:
             return self._index.stage_reschedule(id_, now_ms, **changes)
         except (Conflict, UnknownMessage):
-            known = self.message(id_)
+            known = self.view.message(id_)
             if known is None:
                 raise
             raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=known.state) from None
@@ -175,33 +173,7 @@ class Topic:
         """Forget a group, so that it holds nothing back."""
         self._broker.forget_group(group, now_ms)
 
-    def has_group(self, name: str) -> bool:
-        return name in self._broker.groups
-
-    @property
-    def group_count(self) -> int:
-        return len(self._broker.groups)
-
-    def has_ready(self, name: str, now_ms: int) -> bool:
-        """Would a fetch of a group bring anything? O(1)."""
-        return self._broker.has_ready(name, now_ms)
-
     # Dead letters
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """The dead letters, read only: changes go through `requeue` and `delete_dead`, which journal them."""
-        return self.stores.dead_letters
-
-    def letters_of(self, id_: str, group: str | None = None) -> list[DeadLetter]:
-        """The dead letters of a message: of one group, or of all."""
-        names = self._broker.groups_with_dead_letters if group is None else [group]
-        return [letter for name in names if (letter := self.dead_letters.get(name, id_)) is not None]
-
-    @property
-    def dead_group_count(self) -> int:
-        """The number of groups that have dead letters; they may be gone themselves."""
-        return len(self._broker.groups_with_dead_letters)
 
     def requeue(
         self, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
@@ -216,87 +188,12 @@ class Topic:
         """Delete dead letters, durably. Returns how many."""
         return requeue.delete(self.stores, letters, now_ms)
 
-    # Looking
-
-    def stats(self, oldest: bool = True) -> TopicStats:
-        """Figures of this topic, exact. O(segments + groups). `oldest=False` leaves out the time of the oldest ready message,
-        which is read from its file and costs four times as much as all the rest."""
-        return stats.topic_stats(self.stores, oldest)
-
-    def groups(self) -> dict[str, GroupStats]:
-        """Figures of every group."""
-        return stats.group_stats(self.stores)
-
-    def tallies(self) -> dict[str, GroupTally]:
-        """Counters of every group since the topic was opened."""
-        return {name: group.tally for name, group in self._broker.groups.items()}
-
-    def totals(self) -> TopicTotals:
-        """Counters since the topic was opened."""
-        return stats.topic_totals(self.stores)
-
-    @property
-    def activity(self) -> int:
-        """How much has happened since the topic was opened, plus the sleepers: for ranking topics."""
-        counters = self._index.counters
-        return counters.appended + counters.handed_off + self._index.stats().sleep
-
-    def get(self, id_: str) -> StoredMessage | None:
-        """A message that sleeps."""
-        return self._index.get(id_)
-
-    def sleepers(self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None) -> tuple[list[StoredMessage], str | None]:
-        """Sleepers by due time, a page at a time."""
-        return self._index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
-
-    def forecast(self, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
-        """How many messages come due when, from the index alone."""
-        return self._index.forecast(now_ms, bucket_ms=bucket_ms, buckets=buckets)
-
-    def message(self, id_: str) -> MessageView | None:
-        """One message wherever it is: its state, in every group, and its history."""
-        return message_view.message(self.stores, id_)
-
-    def browse(
-        self, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
-    ) -> tuple[list[MessageView], str | None]:
-        """Messages in one state, a page at a time; without their timelines."""
-        return listing.browse(self.stores, state, from_ms, to_ms, limit, cursor)
-
-    def check(self) -> list[str]:
-        """Every broken invariant, a line each. Costs a scan of all files."""
-        return check_topic(self.stores)
-
-    def damage(self) -> list[Damage]:
-        """All damage found so far."""
-        return self.stores.damage()
+    # Time
 
     @property
     def stopped(self) -> BaseException | None:
         """The error that ended all writes to this topic, if there was one."""
         return self.stores.stopped
-
-    @property
-    def lateness(self) -> Histogram:
-        """Delays of handoffs, in ms."""
-        return self._handoff.lateness
-
-    @property
-    def wait(self) -> Histogram:
-        """Times from ready to the first delivery, in ms, over all groups."""
-        return self._broker.wait
-
-    @property
-    def unsynced_handoffs(self) -> int:
-        """Documents of the ready log that a power cut could take; their messages would come due again."""
-        return self._broker.unsynced_documents
-
-    @property
-    def unsealable(self) -> dict[int, str]:
-        """Segments whose seal failed, and why."""
-        return self._maintenance.unsealable
-
-    # Time
 
     def tick(self, now_ms: int) -> int | None:
         """Hand off a slice of the due messages, end overdue leases, and write a checkpoint, maintain or remove old data if it is

@@ -69,7 +69,7 @@ async def _pages(request: web.Request, topic: str, chosen: Filter) -> AsyncItera
     cursor: str | None = None
     by_time = Filter(None, chosen.from_ms, chosen.to_ms)
     while True:
-        letters, cursor = engine_of(request).topic(topic).dead_letters.page(by_time, PAGE, cursor)
+        letters, cursor = engine_of(request).topic(topic).view.dead_letters.page(by_time, PAGE, cursor)
         yield [letter for letter in letters if chosen.matches(letter)]
         if cursor is None:
             return
@@ -80,7 +80,7 @@ async def list_dead(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/dead"""
     topic, asked = topic_of(request), query(request, DeadPage)
     request.app[SERVICE].flow.answer_bytes.refuse_if_full()
-    letters, cursor = engine_of(request).topic(topic).dead_letters.page(_filter(asked), asked.limit, asked.cursor)
+    letters, cursor = engine_of(request).topic(topic).view.dead_letters.page(_filter(asked), asked.limit, asked.cursor)
     return answer({"messages": [letter_fields(letter) for letter in letters], "cursor": cursor})
 
 
@@ -136,7 +136,7 @@ async def _by_id(
 ) -> AsyncIterator[list[DeadLetter]]:
     for at in range(0, len(ids), PAGE):
         found = engine_of(request).topic(topic)
-        letters = {id_: found.letters_of(id_, group) for id_ in ids[at : at + PAGE]}
+        letters = {id_: found.view.letters_of(id_, group) for id_ in ids[at : at + PAGE]}
         unknown += [id_ for id_, of_groups in letters.items() if not of_groups]
         yield [letter for of_groups in letters.values() for letter in of_groups]
         await asyncio.sleep(0)
@@ -151,9 +151,9 @@ async def requeue(request: web.Request) -> web.Response:
     unknown, count = list[str](), 0
     pages = _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
-    most = len(found.dead_letters)
+    most = len(found.view.dead_letters)
     if asked.ids is not None:
-        most = min(most, len(asked.ids) * found.dead_group_count)
+        most = min(most, len(asked.ids) * found.view.dead_group_count)
     if not 0 <= start + (most / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
         raise InvalidFireAt("the last of them would be due after May 2109, or the first before 1970")
     async for page in pages:

@@ -174,7 +174,7 @@ async def browse(request: web.Request) -> web.Response:
     topic, asked = topic_of(request), query(request, BrowseQuery)
     request.app[SERVICE].flow.answer_bytes.refuse_if_full()
     found = engine_of(request).topic(topic)
-    page, cursor = found.browse(asked.state, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
+    page, cursor = found.view.messages(asked.state, asked.from_ms, asked.to_ms, asked.limit, asked.cursor)
     return answer({"messages": [messages.listed(message) for message in page], "cursor": cursor})
 
 

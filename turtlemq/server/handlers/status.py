@@ -102,7 +102,7 @@ async def healthz(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """GET /readyz"""
     engine = engine_of(request)  # 503 while it starts or stops
-    damaged = sum(1 for topic in engine.topics.values() if topic.damage())
+    damaged = sum(1 for topic in engine.topics.values() if topic.view.damage())
     stopped = sum(1 for topic in engine.topics.values() if topic.stopped is not None)
     trouble = len(engine.trouble)
     figures = {"topics": len(engine.topics), "damaged": damaged, "stopped": stopped, "trouble": trouble}
@@ -124,7 +124,7 @@ async def status(request: web.Request) -> web.Response:
     rows = await in_slices(_topic(engine, name, now) for name in names if name in engine.topics)
     meter, topics = service.meter, [engine.topics[name] for name in visible if name in engine.topics]
     empty = Histogram(LATENESS_MS)
-    late, wait = empty.merge(topic.lateness for topic in topics), empty.merge(topic.wait for topic in topics)
+    late, wait = empty.merge(topic.view.lateness for topic in topics), empty.merge(topic.view.wait for topic in topics)
     return answer(
         Status(
             version=__version__,
@@ -181,5 +181,5 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _damage(engine: Engine, names: list[str]) -> list[DamageFound]:
-    damage = [(name, hit) for name in names if name in engine.topics for hit in engine.topics[name].damage()]
+    damage = [(name, hit) for name in names if name in engine.topics for hit in engine.topics[name].view.damage()]
     return [DamageFound(name, hit.file, hit.position, hit.length, hit.reason) for name, hit in damage[:DAMAGE_MAX]]

@@ -96,7 +96,7 @@ async def put_group(request: web.Request) -> web.Response:
     start = (await read_as(request, GroupStart)).start
     topic, group = topic_and_group(request)  # again: topics and groups may have been created or deleted meanwhile
     engine = engine_of(request)
-    exists = topic in engine.topics and engine.topics[topic].has_group(group)
+    exists = topic in engine.topics and engine.topics[topic].view.has_group(group)
     if start is not None or not exists:
         engine.move_group(topic, group, start.ready_ms if isinstance(start, GroupStartAt) else start or "earliest", now_ms())
         request.app[SERVICE].answer_polls_soon()

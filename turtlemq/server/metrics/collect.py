@@ -54,31 +54,31 @@ class TopicLabels:
 
 async def busiest(engine: Engine, names: Iterable[str]) -> list[str]:
     """Topics by activity, then by name. 7 µs each."""
-    scored = await in_slices((-engine.topics[name].activity, name) for name in names if name in engine.topics)
+    scored = await in_slices((-engine.topics[name].view.activity, name) for name in names if name in engine.topics)
     return [name for _, name in sorted(scored)]
 
 
 def figures_of(engine: Engine, name: str, now: int, brief: bool = False) -> TopicFigures:
     """A topic's figures. 150 µs; `brief`: 30 µs, without those that do not add up."""
     topic = engine.topics[name]
-    counts, totals = topic.stats(oldest=not brief), topic.totals()
+    counts, totals = topic.view.stats(oldest=not brief), topic.view.totals()
     stats: dict[str, float | None] = {key: getattr(counts, key) for key in TopicStats.__dataclass_fields__}
     stats |= {
         "trouble": int(name in engine.trouble),
         "stopped": int(topic.stopped is not None),
-        "ready_unsynced": topic.unsynced_handoffs,
+        "ready_unsynced": topic.view.unsynced_handoffs,
         "oldest_ready": None if counts.oldest_ready_ms is None else max(0, now - counts.oldest_ready_ms) / 1000,
         "next_due": None if counts.next_due_ms is None else counts.next_due_ms / 1000,
     }
     since_start: dict[str, int] = {key: getattr(totals, key) for key in TopicTotals.__dataclass_fields__}
-    return TopicFigures(stats, since_start, _groups(topic), topic.lateness, topic.wait)
+    return TopicFigures(stats, since_start, _groups(topic), topic.view.lateness, topic.view.wait)
 
 
 def _groups(topic: Topic) -> dict[str, dict[str, int]]:
     """Figures of the first GROUPS_MAX groups by name, and of all others together, by label."""
     out: dict[str, dict[str, int]] = {}
-    tallies = topic.tallies()
-    for i, (name, stats) in enumerate(sorted(topic.groups().items())):
+    tallies = topic.view.group_tallies()
+    for i, (name, stats) in enumerate(sorted(topic.view.group_stats().items())):
         tally = tallies[name]
         figures = {f"now_{key}": getattr(stats, key) for key in GroupStats.__dataclass_fields__ if key in (*GROUP_STATES, "lag")}
         figures |= {key: getattr(tally, key) for key in GroupTally.__dataclass_fields__}

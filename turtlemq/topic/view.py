@@ -1,0 +1,135 @@
+"""The read-only face of a topic: messages, groups, dead letters, figures, damage. Nothing here changes anything.
+
+The questions are answered by the modules of this package that read the stores: `message_view`, `listing`, `stats`, `check`.
+"""
+
+from __future__ import annotations
+
+from turtlemq.histogram import GroupTally, Histogram
+from turtlemq.model import DUE_MS_MAX, Damage, Forecast, StoredMessage
+from turtlemq.topic import listing, message_view, stats
+from turtlemq.topic.check import check_topic
+from turtlemq.topic.dead_letters import DeadLetter, DeadLetters
+from turtlemq.topic.handoff import Handoff
+from turtlemq.topic.maintenance import Maintenance
+from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.stats import GroupStats, TopicStats, TopicTotals
+from turtlemq.topic.stores import Stores
+
+
+class TopicView:
+    """Everything that can be asked about one topic. Same thread as the topic."""
+
+    def __init__(self, stores: Stores, handoff: Handoff, maintenance: Maintenance) -> None:
+        self._stores, self._index, self._broker = stores, stores.index, stores.broker
+        self._handoff, self._maintenance = handoff, maintenance
+
+    # Messages
+
+    def message(self, id_: str) -> MessageView | None:
+        """One message, in whatever state: its state in every group, and its timeline. None if it is unknown."""
+        return message_view.message(self._stores, id_)
+
+    def messages(
+        self, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
+    ) -> tuple[list[MessageView], str | None]:
+        """Messages in one state, a page at a time, without their timelines. A page may be short, or empty, and still have a
+        cursor: None means that there is no more."""
+        return listing.browse(self._stores, state, from_ms, to_ms, limit, cursor)
+
+    def sleeper(self, id_: str) -> StoredMessage | None:
+        """One sleeping message, or one that was handed off and is still in a file of the Index."""
+        return self._index.get(id_)
+
+    def sleepers(self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None) -> tuple[list[StoredMessage], str | None]:
+        """Sleepers by due time, a page at a time."""
+        return self._index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
+
+    def forecast(self, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
+        """Numbers of sleepers by due time, from the index alone."""
+        return self._index.forecast(now_ms, bucket_ms=bucket_ms, buckets=buckets)
+
+    # Groups
+
+    def has_group(self, name: str) -> bool:
+        return name in self._broker.groups
+
+    @property
+    def group_count(self) -> int:
+        return len(self._broker.groups)
+
+    def has_ready(self, name: str, now_ms: int) -> bool:
+        """May a fetch of a group, existing or new, find a message? O(1)."""
+        return self._broker.has_ready(name, now_ms)
+
+    # Dead letters
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters, for reading: changes go through `Topic.requeue` and `Topic.delete_dead`, which journal them."""
+        return self._stores.dead_letters
+
+    def letters_of(self, id_: str, group: str | None = None) -> list[DeadLetter]:
+        """The dead letters of a message: of one group, or of all."""
+        names = self._broker.groups_with_dead_letters if group is None else [group]
+        return [letter for name in names if (letter := self.dead_letters.get(name, id_)) is not None]
+
+    @property
+    def dead_group_count(self) -> int:
+        """The number of groups that have dead letters, deleted groups included."""
+        return len(self._broker.groups_with_dead_letters)
+
+    # Figures
+
+    def stats(self, oldest: bool = True) -> TopicStats:
+        """Figures of this topic, exact. O(segments + groups). `oldest=False` leaves out the time of the oldest ready message,
+        which is read from its file and costs four times as much as all the rest."""
+        return stats.topic_stats(self._stores, oldest)
+
+    def group_stats(self) -> dict[str, GroupStats]:
+        """Figures of every group."""
+        return stats.group_stats(self._stores)
+
+    def totals(self) -> TopicTotals:
+        """Counters since the topic was opened."""
+        return stats.topic_totals(self._stores)
+
+    def group_tallies(self) -> dict[str, GroupTally]:
+        """Counters of every group since the topic was opened."""
+        return {name: group.tally for name, group in self._broker.groups.items()}
+
+    @property
+    def activity(self) -> int:
+        """Messages produced and handed off since the topic was opened, plus sleepers: for ranking topics."""
+        counters = self._index.counters
+        return counters.appended + counters.handed_off + self._index.stats().sleep
+
+    @property
+    def lateness(self) -> Histogram:
+        """Delays of handoffs, in ms."""
+        return self._handoff.lateness
+
+    @property
+    def wait(self) -> Histogram:
+        """Times from ready to the first delivery, in ms, over all groups."""
+        return self._broker.wait
+
+    @property
+    def unsynced_handoffs(self) -> int:
+        """Documents of the ready log that a power cut could take; their messages would come due again."""
+        return self._broker.unsynced_documents
+
+    # Health
+
+    def check(self) -> list[str]:
+        """Every broken invariant, a line each. Costs a scan of all files."""
+        return check_topic(self._stores)
+
+    def damage(self) -> list[Damage]:
+        """All damage found so far."""
+        return self._stores.damage()
+
+    @property
+    def unsealable(self) -> dict[int, str]:
+        """Segments whose seal failed, and why."""
+        return self._maintenance.unsealable
