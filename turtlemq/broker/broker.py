@@ -38,7 +38,7 @@ class Broker:
 
     def __init__(self, state: BrokerState, failures: Failures) -> None:
         self._state, self._logs, self._visibility = state, state.logs, state.visibility
-        self._ready, self._groups = state.logs.ready, state.groups
+        self._ready_log, self._groups = state.logs.ready, state.groups
         self._failures = failures
         self.ready = ReadyView(state)  # for reading the ready log
         self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, over all groups
@@ -60,20 +60,20 @@ class Broker:
 
     def notice(self, documents: bytes, starts: I64, now_ms: int) -> None:
         """Store notices of cancelled sleepers, so that their ids stay known."""
-        self._store(documents, starts, now_ms, self._ready.progress)
+        self._store(documents, starts, now_ms, self._ready_log.progress)
 
     def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Progress, hashes: U64 | None = None) -> None:
         heads = f.prefixes(raw, starts)
         flags = int(np.bitwise_or.reduce(heads["flags"]))
         if flags & f.META:  # the event that put a retry to sleep is durable before the retry is back, or a power cut could
             self._logs.reserve.sync()  # leave the message in two places
-        self._ready.accept(raw, starts, progress, now_ms, hashes)
+        self._ready_log.accept(raw, starts, progress, now_ms, hashes)
         restricted = self._visibility.note_arrivals(raw, starts, heads, flags)
         unrestricted = len(starts) if restricted is None else len(starts) - len(restricted[1])
         for name, group in self._groups.items():
             group.unfetched += unrestricted
             if restricted is not None:
-                group.unfetched += int(visible(self._ready, name, group, *restricted, frozenset()).sum())
+                group.unfetched += int(visible(self._ready_log, name, group, *restricted, frozenset()).sum())
 
     # Groups
 
@@ -94,7 +94,7 @@ class Broker:
     def has_ready(self, name: str, now_ms: int) -> bool:
         """Whether a fetch of a group, existing or new, may find a message. O(1)."""
         group = self._groups.get(name)
-        return self._ready.next_offset > self._ready.first_offset if group is None else group.has_ready(now_ms)
+        return self._ready_log.next_offset > self._ready_log.first_offset if group is None else group.has_ready(now_ms)
 
     # Consuming
 
@@ -105,7 +105,7 @@ class Broker:
         `auto` the messages are acknowledged, durably, before they are handed out."""
         state = self._state
         known = state.groups.get(name)
-        group = state.move_group(name, self._ready.first_offset, now_ms) if known is None else known
+        group = state.move_group(name, self._ready_log.first_offset, now_ms) if known is None else known
         group.seen_ms = now_ms
         room = min(count, state.settings.max_in_flight - group.in_flight)
         if room <= 0:
@@ -165,8 +165,8 @@ class Broker:
         ends = [int(until[0])] if same else sorted(set(until.tolist())) if small else np.unique(until).tolist()
         leases = []
         for end in ends:
-            some = messages if len(ends) == 1 else messages.pick(np.flatnonzero(until == end))
-            leases.append(group.lease(some, now_ms, end, consumer))
+            same_end = messages if len(ends) == 1 else messages.pick(np.flatnonzero(until == end))
+            leases.append(group.lease(same_end, now_ms, end, consumer))
         group.tally.delivered += len(messages)
         if not small:
             self.wait.add_many(now_ms - messages.ready_ms[messages.attempts == 1])
@@ -235,7 +235,7 @@ class Broker:
         if group is None:
             return 0, list(ids)
         if until_ms is not None:
-            leases = {id_: found[0].until_ms for id_ in ids if (found := group.lease_of(id_)) is not None}
+            leases = {id_: row[0].until_ms for id_ in ids if (row := group.lease_of(id_)) is not None}
             ids = [id_ for id_, end in zip(ids, until_ms, strict=True) if leases.get(id_) == end]
         leased, unknown = group.locate(ids)
         for lease, which in leased:
@@ -314,12 +314,12 @@ class Broker:
     @property
     def progress(self) -> Progress:
         """How far the Index has handed off its messages."""
-        return self._ready.progress
+        return self._ready_log.progress
 
     @property
     def durable_progress(self) -> Progress:
         """How far these handoffs are durable: the Index may drop their documents."""
-        return self._ready.durable_progress
+        return self._ready_log.durable_progress
 
     def sync(self) -> None:
         """Make everything so far durable."""
@@ -409,20 +409,20 @@ class Broker:
             history=sum(group.settled for group in groups),
             cancelled=self._visibility.cancelled_messages,
             bytes=self._logs.bytes_total,
-            segments=len(self._ready.segments),
+            segments=len(self._ready_log.segments),
         )
 
     def oldest_ready_ms(self) -> int | None:
         """When the oldest message that some group has not fetched became ready. Read from its file."""
         cursors = [cursor for group in self._groups.values() for cursor in group.cursors.values()]
-        ready = self._ready
+        ready = self._ready_log
         first = max(min(cursors, default=ready.first_offset), ready.first_offset)
         return None if first >= ready.next_offset else int(ready.read(np.array([first]))[1][0])
 
     @property
     def unsynced_documents(self) -> int:
         """Documents of the ready log that are not durable yet."""
-        return self._ready.next_offset - self._ready.durable_offset
+        return self._ready_log.next_offset - self._ready_log.durable_offset
 
     @property
     def damage(self) -> list[Damage]:

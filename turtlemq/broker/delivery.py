@@ -93,22 +93,23 @@ def _pick_small(ready: ReadyLog, group: Group, cancelled: Set[int], count: int, 
     if end == cursor:
         return picked
     offsets = list(range(cursor, end))
-    found = ready.read_small(cursor, end)
-    if found is None or (cancelled and not cancelled.isdisjoint(offsets)):
+    documents = ready.read_small(cursor, end)
+    if documents is None or (cancelled and not cancelled.isdisjoint(offsets)):
         return None
-    buffer = b"".join([raw for raw, _ in found])
-    sizes = [len(raw) for raw, _ in found]
+    buffer = b"".join([raw for raw, _ in documents])
+    sizes = [len(raw) for raw, _ in documents]
     starts = np.array([0, *accumulate(sizes[:-1])])
     heads = f.prefixes(buffer, starts)
     _, _, due_ms, seqs, _, flags, id_bytes = zip(*heads.tolist(), strict=True)
     if any(flag & _NOT_PLAIN for flag in flags):
         return None
-    ids = [str(raw[f.PREFIX_BYTES : f.PREFIX_BYTES + n - 1], "utf-8") for (raw, _), n in zip(found, id_bytes, strict=True)]
-    times = [ready_ms for _, ready_ms in found]
-    at, seq, due, since, attempts = np.array([offsets, seqs, due_ms, times, [1] * len(found)])  # one array costs less than five
-    read = log.Documents(buffer, starts, heads, np.ones(len(found), np.bool_))
-    picked.pieces.append(Piece(read, np.arange(len(found)), MessageColumns(at, seq, due, since, attempts, ids)))
-    picked.passed, picked.bytes = len(found), len(buffer)
+    ids = [str(raw[f.PREFIX_BYTES : f.PREFIX_BYTES + n - 1], "utf-8") for (raw, _), n in zip(documents, id_bytes, strict=True)]
+    times = [ready_ms for _, ready_ms in documents]
+    attempts = [1] * len(documents)
+    at, seq, due, since, attempt = np.array([offsets, seqs, due_ms, times, attempts])  # one array costs less than five
+    read = log.Documents(buffer, starts, heads, np.ones(len(documents), np.bool_))
+    picked.pieces.append(Piece(read, np.arange(len(documents)), MessageColumns(at, seq, due, since, attempt, ids)))
+    picked.passed, picked.bytes = len(documents), len(buffer)
     return picked
 
 
@@ -120,8 +121,8 @@ def _pick_retries(ready: ReadyLog, group: Group, picked: Picked, now_ms: int) ->
     group.return_retries(picked.retries[len(read.starts) :])
     del picked.retries[len(read.starts) :]
     offsets = offsets[: len(read.starts)]
-    mine = read.good & ~restricted_for_others(group.name, group, read)  # a damaged log may have another document there by now
-    _take(group, read, offsets, times, mine, picked, attempts, now_ms)
+    chosen = read.good & ~restricted_for_others(group.name, group, read)  # a damaged log may have another document there by now
+    _take(group, read, offsets, times, chosen, picked, attempts, now_ms)
 
 
 def _pick_new(visibility: Visibility, group: Group, count: int, picked: Picked, now_ms: int) -> None:
@@ -159,14 +160,14 @@ def _pick_from_cursor(
             _take_all(group, read, offsets, times, picked)  # the usual case
             taken, cursor, steps = taken + len(offsets), cursor + len(offsets), steps + 1
             continue
-        mine = visible(ready, group.name, group, read, offsets, cancelled)
+        seen = visible(ready, group.name, group, read, offsets, cancelled)
         if level is not None:
-            mine &= (read.heads["flags"] & f.PRIORITY) == int(level)
-        chosen = np.flatnonzero(mine)
-        stop = int(chosen[count - taken]) if len(chosen) > count - taken else len(offsets)
-        mine[stop:] = False
-        picked.passed += int(mine.sum())
-        taken += _take(group, read, offsets, times, mine & read.good, picked, None, now_ms)
+            seen &= (read.heads["flags"] & f.PRIORITY) == int(level)
+        rows = np.flatnonzero(seen)
+        stop = int(rows[count - taken]) if len(rows) > count - taken else len(offsets)
+        seen[stop:] = False
+        picked.passed += int(seen.sum())
+        taken += _take(group, read, offsets, times, seen & read.good, picked, None, now_ms)
         cursor += stop
         steps += 1
     return cursor
@@ -203,21 +204,21 @@ def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64
     return MessageColumns(offsets, heads["seq"].astype(np.int64), due_ms, times, counted, ids)
 
 
-def _expired(read: log.Documents, mine: Mask, now_ms: int) -> Mask:
-    """Which of the documents `mine` were not delivered in time."""
-    late = np.zeros(len(mine), np.bool_)
-    for i in np.flatnonzero(mine & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
+def _expired(read: log.Documents, chosen: Mask, now_ms: int) -> Mask:
+    """Which of the documents `chosen` were not delivered in time."""
+    late = np.zeros(len(chosen), np.bool_)
+    for i in np.flatnonzero(chosen & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
         expires_ms = read.decode(i).expires_ms
         late[i] = expires_ms is not None and expires_ms <= now_ms
     return late
 
 
 def _take(
-    group: Group, read: log.Documents, offsets: I64, times: I64, mine: Mask, picked: Picked, attempts: I64 | None, now_ms: int
+    group: Group, read: log.Documents, offsets: I64, times: I64, chosen: Mask, picked: Picked, attempts: I64 | None, now_ms: int
 ) -> int:
-    """Deliver the documents `mine` of a read, except expired ones. Returns how many are delivered."""
-    late = _expired(read, mine, now_ms)
-    for expired, which in ((True, np.flatnonzero(late)), (False, np.flatnonzero(mine & ~late))):
+    """Deliver the documents `chosen` of a read, except expired ones. Returns how many are delivered."""
+    late = _expired(read, chosen, now_ms)
+    for expired, which in ((True, np.flatnonzero(late)), (False, np.flatnonzero(chosen & ~late))):
         if not len(which):
             continue
         messages = columns(group.name, read, offsets, times, which, None if attempts is None else attempts[which])
@@ -227,4 +228,4 @@ def _take(
         else:
             picked.pieces.append(Piece(read, which, messages))
             picked.bytes += int(read.heads["len"][which].sum())
-    return int((mine & ~late).sum())
+    return int((chosen & ~late).sum())

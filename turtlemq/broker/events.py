@@ -135,7 +135,7 @@ def cancel(
         "offsets": pack(offsets),
         "seqs": pack(seqs),
         "again": pack(sorted(retries)),
-        "unfetched": {name: pack(some) for name, some in unfetched.items()},
+        "unfetched": {name: pack(offsets) for name, offsets in unfetched.items()},
         "naps": {name: join_ids(ids) for name, ids in sleeping.items()},
     }
 

@@ -75,9 +75,9 @@ class Failures:
             far[dead] = False
         group.close([(lease, which[dying])])
         sleeping = np.flatnonzero(~dying & far)
-        for some in np.split(sleeping, range(_SLEEP_BATCH, len(sleeping), _SLEEP_BATCH)):
-            if len(some) and not self._sleep(group, messages.pick(some), when[some], error, now_ms):
-                far[some] = False
+        for batch in np.split(sleeping, range(_SLEEP_BATCH, len(sleeping), _SLEEP_BATCH)):
+            if len(batch) and not self._sleep(group, messages.pick(batch), when[batch], error, now_ms):
+                far[batch] = False
         group.close([(lease, which[~dying & far])])
         soon = np.flatnonzero(~dying & ~far)
         if len(soon):

@@ -99,8 +99,8 @@ class Journal(log.Stoppable):
     def find_files(self) -> None:
         """Find the files of this journal. The first step of opening."""
         files = [names.parse(name) for name in self.door.names(self.folder)]
-        mine = [file for file in files if file is not None and file.kind == self.kind]
-        self.bases = sorted(file.base for file in mine if file.what == "bson" and not file.suffix)
+        journal_files = [file for file in files if file is not None and file.kind == self.kind]
+        self.bases = sorted(file.base for file in journal_files if file.what == "bson" and not file.suffix)
         while self.bases and self._never_written(self.bases[-1]):
             self.door.remove(self._path(self.bases.pop()))
 

@@ -112,9 +112,9 @@ def _last_state(leases: list[Event], history: Journal) -> tuple[c.Checkpoint, li
     return None
 
 
-def _from(found: list[Event], number: int) -> list[Event]:
+def _from(journal: list[Event], number: int) -> list[Event]:
     """Events from a number on. An older one among them is a copy, written where it does not belong."""
-    return [event for event in found if event.number >= number]
+    return [event for event in journal if event.number >= number]
 
 
 def _group(ready: ReadyLog, name: str, mark: c.GroupMark) -> Group:

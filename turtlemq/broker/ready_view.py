@@ -54,8 +54,8 @@ class ReadyView:
         """The newest offset of each id that has one."""
         usable = [id_ for id_ in ids if id_.isprintable()]
         hashes = np.array([hash_id(id_) for id_ in usable], np.uint64)
-        found = self._log.find_many([id_.encode() for id_ in usable], hashes) if usable else {}
-        return {usable[i]: offset for i, offset in found.items()}
+        offsets = self._log.find_many([id_.encode() for id_ in usable], hashes) if usable else {}
+        return {usable[i]: offset for i, offset in offsets.items()}
 
     def valid_retries(self, ids: Sequence[str]) -> dict[tuple[str, str], int]:
         """The newest retry of each message for each group that is neither void nor cancelled, as (group, id) → offset."""

@@ -196,12 +196,12 @@ class Replay:
         first, last = max(int(before.min()), ready.first_offset), min(int(after.max()), ready.next_offset)
         passed = np.setdiff1d(np.arange(first, last), event.array("offsets"))
         passed = passed[~_among(passed, self._ended.get((event.group, mark.epoch)))]
-        for some in np.split(passed, range(_STEP, len(passed), _STEP)):
-            read, _ = ready.read(some)
+        for offsets in np.split(passed, range(_STEP, len(passed), _STEP)):
+            read, _ = ready.read(offsets)
             levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(before) - 1)
-            lost = read.good & (some >= before[levels]) & (some < after[levels])
-            lost &= visible(ready, event.group, mark, read, some, self.visibility.cancelled)
-            for offset in some[lost].tolist():
+            lost = read.good & (offsets >= before[levels]) & (offsets < after[levels])
+            lost &= visible(ready, event.group, mark, read, offsets, self.visibility.cancelled)
+            for offset in offsets[lost].tolist():
                 mark.open.setdefault(offset, c.OpenMessage(0, 1, event.at_ms, is_retry=True, error="a journal is damaged"))
 
     # Events of the history journal
@@ -252,11 +252,11 @@ class Replay:
 
 def _settled_offsets(settlements: Sequence[Event]) -> dict[tuple[str, int], I64]:
     """Offsets that were settled, sorted, by group and epoch."""
-    found: dict[tuple[str, int], list[I64]] = {}
+    settled: dict[tuple[str, int], list[I64]] = {}
     for event in settlements:
         if event.fields["event"] == e.SETTLE:
-            found.setdefault((event.group, int(event.fields["epoch"])), []).append(event.array("offsets"))
-    return {key: np.sort(np.concatenate(arrays)) for key, arrays in found.items()}
+            settled.setdefault((event.group, int(event.fields["epoch"])), []).append(event.array("offsets"))
+    return {key: np.sort(np.concatenate(arrays)) for key, arrays in settled.items()}
 
 
 def _among(offsets: I64, known: I64 | None) -> Mask:

@@ -33,7 +33,7 @@ def may_retain(state: BrokerState) -> bool:
     """Whether time alone can give `retain` work. The newest file of each log always stays."""
     logs = state.logs
     files = (logs.ready.segments, logs.reserve.bases, logs.history.bases)
-    return any(len(some) > 1 for some in files) or bool(state.settings.group_expire_hours and state.groups)
+    return any(len(bases) > 1 for bases in files) or bool(state.settings.group_expire_hours and state.groups)
 
 
 def _note_state(state: BrokerState) -> None:

@@ -106,8 +106,8 @@ class BrokerState:
         self.logs.history.append(now_ms, "", events.cancel(offsets, seqs, retries, unfetched, sleeping))
         self.logs.sync()
         self.visibility.cancel(set(ended), retries)
-        for name, some in unfetched.items():
-            self.groups[name].unfetched -= len(some)
+        for name, ahead in unfetched.items():
+            self.groups[name].unfetched -= len(ahead)
         for offset, groups in ended.items():
             for group in groups:
                 group.retries.pop(offset, None)

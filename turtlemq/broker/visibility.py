@@ -43,16 +43,16 @@ def is_void(position: Position, retry: f.Document) -> bool:
 def visible(ready: ReadyLog, name: str, position: Position, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:
     """Which documents of a read are messages for a group. A damaged document counts as one, and is skipped when the cursor gets
     there, unless its table says that it was restricted: then it was never counted for this group."""
-    mine: Mask = ~restricted_for_others(name, position, read)
+    seen: Mask = ~restricted_for_others(name, position, read)
     if not read.good.all():
-        mine &= read.good | ~np.isin(offsets, ready.restricted_for_others(int(offsets[0]), int(offsets[-1]) + 1, name))
+        seen &= read.good | ~np.isin(offsets, ready.restricted_for_others(int(offsets[0]), int(offsets[-1]) + 1, name))
     if not cancelled:
-        return mine
+        return seen
     if len(cancelled) < len(offsets):
-        mine &= ~np.isin(offsets, list(cancelled))
+        seen &= ~np.isin(offsets, list(cancelled))
     else:
-        mine &= np.array([offset not in cancelled for offset in offsets.tolist()], np.bool_)
-    return mine
+        seen &= np.array([offset not in cancelled for offset in offsets.tolist()], np.bool_)
+    return seen
 
 
 def restricted_for_others(name: str, position: Position, read: log.Documents) -> Mask:
@@ -82,8 +82,8 @@ class Visibility:
         self.cancelled: SortedSet[int] = SortedSet()  # offsets of messages, and of groups' retries, cancelled while ready
         self.cancelled_retries: set[int] = set()  # those that are a group's retry: the message itself is counted elsewhere
         self.notices = 0  # cancelled messages that are not in `cancelled`: they slept, or retention removed them
-        self.has_priorities = False  # some message has a priority
-        self.has_restricted = False  # some document is restricted
+        self.has_priorities = False  # at least one message has another priority than normal
+        self.has_restricted = False  # at least one document is restricted
         self._unclaimed: int | None = None  # see `unclaimed`; None: to be counted
 
     @property
@@ -126,9 +126,9 @@ class Visibility:
         if not self.has_restricted:
             return total
         restricted, own = self.ready.restricted(first, last, name, self.cancelled)
-        for some in np.split(own, range(_STEP, len(own), _STEP)):
-            read, _ = self.ready.read(some)
-            total += int(visible(self.ready, name, position, read, some, self.cancelled).sum())
+        for offsets in np.split(own, range(_STEP, len(own), _STEP)):
+            read, _ = self.ready.read(offsets)
+            total += int(visible(self.ready, name, position, read, offsets, self.cancelled).sum())
         return total - restricted
 
     def count_ahead(self, name: str, position: Position, cursors: Sequence[int]) -> int:
