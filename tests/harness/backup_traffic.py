@@ -18,7 +18,7 @@ def line(*args: object, code: int = 0, url: str = "http://127.0.0.1:9") -> str:
 
 
 class Traffic:
-    """A producer and a consumer on a server, and what they were promised."""
+    """A producer and a consumer on a server, and the answers that they got."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.stop = server, threading.Event()

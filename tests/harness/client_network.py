@@ -15,12 +15,12 @@ import pytest
 
 from turtlemq.client import AsyncConsumer, AsyncProducer, Consumer, Message, Producer
 
-WAIT_S = 30.0  # for what must happen; nothing takes so long
+WAIT_S = 30.0  # for events that must happen; nothing takes so long
 Mode = Literal["pass", "refuse", "hold", "cut-request", "cut-answer", "cut-half", "answer"]
 
 
 class Proxy:
-    """A TCP proxy on a port of its own. Its mode says what happens to each request from then on.
+    """A TCP proxy on a port of its own. Its mode decides the fate of each request from then on.
 
     pass: nothing. refuse: connections end at once. hold: requests wait until the mode changes. cut-request: the connection ends
     when a request has come, and the server does not get it. cut-answer: the server gets it, and the connection ends in place of
@@ -101,7 +101,7 @@ class Proxy:
             for one in (client, server):
                 if one is not None:
                     with contextlib.suppress(OSError):
-                        one.shutdown(socket.SHUT_RDWR)  # a close alone waits for those who read
+                        one.shutdown(socket.SHUT_RDWR)  # a close alone waits for pending reads
                     one.close()
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ Handling = Callable[[Any], Mapping[str, BaseException | str] | None]
 
 
 class Shell(Protocol):
-    """Makes producers and consumers that block, whatever they are inside."""
+    """Makes producers and consumers with blocking methods, around the sync shell or the asyncio shell."""
 
     def producer(self, topic: str, url: str, **how: Any) -> Any: ...
 

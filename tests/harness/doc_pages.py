@@ -1,6 +1,6 @@
 """Pages of documentation as programs: their blocks in order, run against a real server as a reader would.
 
-A fence names its language. `sh` and `console` and `python` are run; a `console` block also shows what comes out, with `…` for
+A fence names its language. `sh` and `console` and `python` are run; a `console` block also shows its output, with `…` for
 anything, and a line of only `…` for any lines. The server that a page talks to runs until a comment says `docs: stop the server`.
 A block that no test can run says so behind its language: "```sh skip: why". Other languages are data, and must be well formed.
 """
@@ -59,7 +59,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def malformed(block: Block) -> str | None:
-    """What is wrong with a block that is data."""
+    """The errors of a block that holds data."""
     try:
         if block.language == "json":
             json.loads(block.text)
@@ -84,7 +84,7 @@ def commands(block: Block) -> Iterator[tuple[str, list[str] | None]]:
 
 
 def matches(shown: list[str], printed: str) -> bool:
-    """Is this what was printed?
+    """Does the printed text match this?
 
     >>> matches(["a … c", "…", "z"], "a b c\\nwhatever\\nmore\\nz\\n"), matches(["a"], "b\\n"), matches([], "")
     (True, False, True)
@@ -99,7 +99,7 @@ def matches(shown: list[str], printed: str) -> bool:
 
 
 class Reader:
-    """Somebody who types what a page says, in a folder of their own."""
+    """A shell session that runs the commands of a page, in a folder of its own."""
 
     def __init__(self, place: Path) -> None:
         self.folder, self._tools = place / "here", place / "tools"
@@ -148,7 +148,7 @@ class Reader:
         assert done.returncode == 0, (where, done.stdout, done.stderr)
 
     def _shell(self, command: str, url: str, where: str) -> str:
-        """Run it as the page says it. Returns what it printed."""
+        """Run it as the page says it. Returns its output."""
         if _SIMPLE.fullmatch(command):  # as a process of its own it would take much longer
             with contextlib.chdir(self.folder):
                 found = CliRunner().invoke(command_line(), shlex.split(command)[1:], env={"TURTLEMQ_URL": url, "COLUMNS": "200"})

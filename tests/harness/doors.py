@@ -1,4 +1,4 @@
-"""Doors that lie: one fails at a chosen call, one remembers what a power cut would leave of everything written so far."""
+"""Doors with faults: one fails at a chosen call, one records the state that a power cut would leave after each call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Failing(Door):
         super().__init__()
         self.at, self.how = at, how
         self.calls: list[str] = []
-        self.failed: str | None = None  # what was called when it failed, and for which file
+        self.failed: str | None = None  # the call that failed, and its file
         self._then: dict[str, int] = {}
 
     def fresh(self) -> Door:
@@ -71,7 +71,7 @@ class Failing(Door):
 
 @dataclass
 class Inode:
-    """A file's content: what is durable, and what everybody sees."""
+    """A file's content: the durable bytes, and the bytes that processes see."""
 
     durable: bytes = b""
     current: bytes = b""
@@ -93,7 +93,7 @@ class Disk:
 
     entries: dict[str, int] = field(default_factory=dict)
     pending: list[tuple[str, ...]] = field(default_factory=list)
-    names: dict[str, int] = field(default_factory=dict)  # as everybody sees it
+    names: dict[str, int] = field(default_factory=dict)  # as processes see it
     inodes: dict[int, Inode] = field(default_factory=dict)
 
     def snapshot(self) -> Snapshot:
@@ -121,7 +121,7 @@ class Disk:
 
 
 class Recording(Door):
-    """Works on real files, and keeps beside them what is durable. `snapshots` has a moment for each call that changes a file."""
+    """Works on real files, keeps their durable state beside them, and takes a snapshot at each call that changes a file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class Recording(Door):
         return bool(fresh or flags & os.O_TRUNC)
 
 
-# What a power cut leaves
+# States that a power cut leaves
 
 
 def names_left(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, int]]]:
@@ -209,7 +209,7 @@ def _kept(durable: bytes, current: bytes) -> bytes:
 
 
 def torn(size: int) -> Callable[[bytes, bytes], bytes]:
-    """Of what was written since the last sync, the first `size` bytes are there. A file that was written anew begins anew."""
+    """Of the bytes written since the last sync, the first `size` are there. A file that was written anew begins anew."""
 
     def left(durable: bytes, current: bytes) -> bytes:
         same = len(durable) if current.startswith(durable) else 0

@@ -86,7 +86,7 @@ class Syncing(Door):
 
 
 def cut_power(engine: Engine, door: Syncing) -> None:
-    """Of each log there is left what was synced."""
+    """The synced bytes of each log are left, and no others."""
     abandon(engine)
     for path, size in door.durable.items():
         if path.exists() and path.suffix == ".bson":

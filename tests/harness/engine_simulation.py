@@ -119,7 +119,7 @@ class Sim(Ground):
             self.groups[name].at[id_].when = self.now + 500
 
     def give_back(self) -> None:
-        """As if nobody had been told: the same attempt comes again."""
+        """As if the message had not been delivered: the same attempt comes again."""
         name = self.chance.choice(list(self.groups))
         story = self.groups[name]
         ids = self.some(sorted(i for i, at in story.at.items() if at.kind == "reserve"), 4)
@@ -208,7 +208,7 @@ class Sim(Ground):
                 assert kinds <= {"acked", "dead", "gone", "nap"}, (id_, kinds)
 
     def finish_jobs(self) -> None:
-        """What is done elsewhere is done."""
+        """Run the jobs that wait for the flusher."""
         if self.flusher is not None:
             self.flusher.finish()
 
@@ -234,7 +234,7 @@ class Sim(Ground):
         self.engine = Engine.open(self.root, door=self.door, settings=self.settings, flusher=self.flusher)
 
     def _damage_caches(self) -> None:
-        """Whatever is only a cache may be gone or damaged."""
+        """Caches may be gone or damaged."""
         folder = self.root / "topic" / TOPIC
         if self.chance.random() < 0.4:
             (folder / "offset").unlink(missing_ok=True)

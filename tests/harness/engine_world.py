@@ -1,4 +1,4 @@
-"""The ground of a simulation of the whole engine (`engine_sim`): a door that can crash, the model, producers and time.
+"""The ground of a simulation of the whole engine (`engine_simulation`): a door that can crash, the model, producers and time.
 
 The model knows, for each group and message, the one state it must be in. Every answer of the engine is compared with it, and
 after every few steps the figures and `Engine.check` are.
@@ -79,7 +79,7 @@ class Msg:
 
 @dataclass
 class At:
-    """Where a message is in one group: ready, reserve, wait, nap, acked, dead, gone."""
+    """State of a message in one group: ready, reserve, wait, nap, acked, dead, gone."""
 
     kind: str
     attempt: int = 1
@@ -97,7 +97,7 @@ class Story:
 
 
 class Ground:
-    """What a run stands on: the engine, the model, producers, groups and time."""
+    """The ground of a run: the engine, the model, producers, groups and time."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.root, self.chance = root, Random(seed)
@@ -238,13 +238,13 @@ class Ground:
                 )
 
     def _blocking(self, kinds: set[str]) -> set[str]:
-        """What an answer may say where a message cannot be cancelled."""
+        """The outcomes that an answer may give where a message cannot be cancelled."""
         if "reserve" in kinds:
             return {"reserve"}
         return {"dead", "history"} if "dead" in kinds else {"history", "dead"}
 
     def _cancelled(self, ids: list[str]) -> None:
-        """After a crash: who was cancelled?"""
+        """After a crash: which messages were cancelled?"""
         for id_ in ids:
             if self.msgs[id_].state == "sleep" and self.engine.get(TOPIC, id_) is None:
                 self._note_cancelled(id_)

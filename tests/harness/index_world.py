@@ -1,4 +1,4 @@
-"""A world to test the Index in: the Index itself, a receiver that keeps what is handed off, a dict of what must be true, and the
+"""A world to test the Index in: the Index itself, a receiver that keeps handoffs, a dict of the expected state, and the
 operations that drive all three and compare them. Used by the state machine and by stories; no clock, no chance of its own.
 """
 
@@ -34,14 +34,14 @@ def open_at(folder: Path, progress: Progress = Progress(), settings: Settings = 
 
 
 def abandon(index: Index) -> None:
-    """What a crash of the process leaves: nothing is written any more, descriptors are closed by the system."""
+    """The state after a crash of the process: nothing is written any more, descriptors are closed by the system."""
     index._filters.close()
     index._writer.shut()
     index._segments.door.shut()
 
 
 def documents(due: Due) -> list[f.Document]:
-    """What a handoff holds, decoded."""
+    """The documents of a handoff, decoded."""
     edges = [*due.starts.tolist(), len(due.raw)]
     return [f.decode(due.raw[a:b]) for a, b in pairwise(edges)]
 
@@ -65,7 +65,7 @@ class Receiver:
         self.synced = self.progress
 
     def crash(self) -> list[f.Document]:
-        """Forget what was not durable, and say what that was."""
+        """Forget the documents that were not durable, and return them."""
         lost = [document for batch in self.pending for document in batch]
         self.pending, self.progress = [], self.synced
         return lost
@@ -73,7 +73,7 @@ class Receiver:
 
 @dataclass
 class Sleeper:
-    """What must be true of one message."""
+    """The expected state of one message."""
 
     id: str
     body: bytes
@@ -92,7 +92,7 @@ class Sleeper:
 
 
 class Later:
-    """A worker whose jobs are done when somebody says so, or waits for them."""
+    """A worker whose jobs run when `finish` is called, or when a result is asked for."""
 
     def __init__(self) -> None:
         self.jobs: list[LaterJob] = []
@@ -120,7 +120,7 @@ class LaterJob:
         return self._ran
 
     def run(self) -> None:
-        """What it meets is for whoever asks for its result."""
+        """Run once. An error is kept, and raised where the result is asked for."""
         if not self._ran:
             self._ran = True
             try:
@@ -164,7 +164,7 @@ class World:
     # Producing
 
     def append(self, batch: Batch, now_ms: int, *, sync: bool = True) -> Receipt:
-        """Append, and compare the receipt with what the model expects of every id."""
+        """Append, and compare the receipt with the model's expectation for every id."""
         expected, first = self._expected(batch), self.index.next_seq(now_ms)
         receipt = self.index.append(batch, now_ms, sync=sync)
         self._compare_receipt(batch, receipt, expected)
@@ -183,8 +183,8 @@ class World:
             self.staged.append((batch, receipt, first))
 
     def committed(self, *, rolled: bool = False) -> None:
-        """Take note of a commit, if there was one: what was on its way has arrived. `rolled`: the segment was full, so what was
-        staged before has been committed already."""
+        """Take note of a commit, if there was one: batches on their way have arrived. `rolled`: the segment was full, so the
+        batches staged before have been committed already."""
         if self.index._writer._group is not None and not rolled:
             return
         for batch, receipt, first in self.staged:
@@ -269,7 +269,7 @@ class World:
             assert mine.same(got), (mine, got)
 
     def state(self, id_: str) -> State:
-        """What the Index says of an id, once that is found to be right."""
+        """The state of an id as the Index reports it, once it agrees with the model."""
         got = self.index.get(id_)
         if id_ in self.asleep:
             assert got is not None, f"{id_} is lost"
@@ -286,7 +286,7 @@ class World:
     # Firing
 
     def due(self, now_ms: int, *, count_max: int = 10_000, bytes_max: int = 1 << 24, store: bool = True) -> Due | None:
-        """One handoff: right in what it holds and in which order. `store=False`: the receiver fails, nothing happens."""
+        """One handoff, with the right messages in the right order. `store=False`: the receiver fails, nothing happens."""
         due = self.index.due(now_ms, count_max=count_max, bytes_max=bytes_max)
         if due is None:
             overdue = [s.id for s in self.asleep.values() if s.due_ms <= now_ms]
@@ -297,7 +297,7 @@ class World:
         assert len(taken) <= count_max
         assert len(due.raw) <= bytes_max or len(taken) == 1
         if store:
-            if taken:  # what is empty need not be stored
+            if taken:  # an empty handoff need not be stored
                 self.receiver.store(due)
             self.index.advance(due)
             for document in taken:
@@ -459,7 +459,7 @@ class World:
         assert sorted(g.id for g in listed) == sorted(self.asleep)
         assert all(self.asleep[g.id].same(g) for g in listed)
         assert [(g.due_ms, g.seq) for g in listed] == sorted((g.due_ms, g.seq) for g in listed)
-        repairing(self.index._segments, self._verify)  # `check` would tell of blocks that nobody has read since they were damaged
+        repairing(self.index._segments, self._verify)  # `check` would report damaged blocks that were not read since
         problems = self.index.check()
         assert problems == [], problems
 
@@ -489,7 +489,7 @@ def _figures(index: Index) -> tuple[object, ...]:
 
 
 def spoil(path: Path, how: str, at: int = 0) -> None:
-    """Damage a file that nobody has open."""
+    """Damage a file that is not open."""
     data = bytearray(path.read_bytes())
     if how == "delete":
         path.unlink()

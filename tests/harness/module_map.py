@@ -32,7 +32,7 @@ _SENTENCE = re.compile(r"(.+?\.)(?=\s|$)")
 
 
 def first_sentence(file: Path) -> str:
-    """What a module's docstring says first.
+    """The first sentence of a module's docstring.
 
     >>> first_sentence(Path(__file__)).startswith("The map of modules")
     True

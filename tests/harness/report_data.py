@@ -37,7 +37,7 @@ def first_half(engine: Engine) -> None:
 
 def second_half(engine: Engine) -> None:
     """Two more come due, 20 ms late, w1 takes them after 10 ms with the one that failed, which dies after 20 ms, and handles them
-    in 100. w2 lets the time of its other one run out, 60,010 ms after it took it. Somebody in another group holds one."""
+    in 100. w2 lets the time of its other one run out, 60,010 ms after it took it. A consumer of another group holds one."""
     engine.tick(T + 60_020)
     assert set(engine.reserve("shop", "default", 10, T + 60_030, consumer="w1").ids) == {"a2", "b1", "b2"}
     engine.ack("shop", "default", ["-a2"], T + 60_050, error="KeyError: 'user_99'")

@@ -1,4 +1,4 @@
-"""What the tests of the Spark source share: topics with a whole life behind them, written by the engine; and what it says."""
+"""Data for the tests of the Spark source: topics with a whole life behind them, written by the engine, and its own answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def messages(count: int, first: int = 0, due_ms: int = NOW + 1_000, **more: Any)
 
 
 def rows(*args: Any, **options: Any) -> list[dict[str, Any]]:
-    """What the source reads, without Spark. Needs pyarrow."""
+    """The rows that the source reads, without Spark. Needs pyarrow."""
     from pyspark_turtlemq.table import read_table
 
     found: list[dict[str, Any]] = read_table(*args, **options).to_pylist()

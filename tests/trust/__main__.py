@@ -1,4 +1,4 @@
-"""`python -m tests.trust`: run parts of the trust suite at length, and write down what was seen."""
+"""`python -m tests.trust`: run parts of the trust suite at length, and write down the figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BEGIN, _END = "<!-- figures of the last full run -->", "<!-- end of figures -->
 
 @dataclass
 class Outcome:
-    """What a part has found."""
+    """The findings of a part."""
 
     part: Part
     cases: int = 0
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write_whole(outcomes: Sequence[Outcome]) -> None:
-    """Only what was run to its end, and passed, is worth writing down."""
+    """Only a run that came to its end, and passed, is worth writing down."""
     whole = [outcome for outcome in outcomes if outcome.cases >= outcome.part.full and not outcome.failures]
     if whole:
         write(whole)
@@ -135,7 +135,7 @@ def _spread(outcome: Outcome, options: argparse.Namespace) -> None:
 
 
 def _tell(bar: Progress, name: str, size: int) -> None:
-    """Where nobody sees the bar: a line for each tenth."""
+    """Without a terminal there is no bar: a line for each tenth."""
     (task,) = bar.tasks
     tenths = [int(10 * done / (task.total or 1)) for done in (task.completed - size, task.completed)]
     if not bar.console.is_terminal and tenths[0] < tenths[1]:

@@ -1,6 +1,6 @@
-"""Bugs planted by hand, each in a copy of the code: what storage systems get wrong, and what the suite must therefore notice.
+"""Bugs planted by hand, each in a copy of the code: typical mistakes of storage systems, which the suite must notice.
 
-A bug is a piece of text in one file and what stands in its place. `tests` are those that should find it, fastest first; where
+A bug is a piece of text in one file and its replacement. `tests` are those that should find it, fastest first; where
 they do not, everything that is fast is run before a bug counts as a survivor. A survivor is a test that is missing.
 """
 
@@ -24,7 +24,7 @@ _CRASH = "powercut engine_faults trust:powercuts"
 _SIM = "engine_machine trust:simulation"
 
 BUGS = (
-    # Durability: what is answered is on the disk
+    # Durability: an answered request is on the disk
     Bug(
         "a commit is not synced",
         "index/writer.py",

@@ -1,7 +1,7 @@
 """Clocks: the wall clock is set back and forth by seconds, hours and years under a whole engine, as in `simulation`; and a real
 server is stopped with SIGSTOP while messages come due and leases run out.
 
-A message is early if the clock has never shown its due time since it was sent. What came due stays ready when the clock goes
+A message is early if the clock has never shown its due time since it was sent. Due messages stay ready when the clock goes
 back.
 """
 
@@ -26,7 +26,7 @@ _JUMPS = [2_000, 60_000, 3_600_000, _DAY_MS, 365 * _DAY_MS, 5 * 365 * _DAY_MS]
 
 
 class Jumping(StoryWithScenes):
-    """A story in which somebody sets the clock."""
+    """A story in which the clock is set."""
 
     def __init__(self, root: Path, case: str, seed: int) -> None:
         super().__init__(root, case, seed, history_hours=1e7, history_bytes=1 << 40, dead_ttl_hours=1e7)
@@ -93,7 +93,7 @@ class Stopped:
         self.expect("no second firing", holds=self.server.fetch("t", wait=1) == [])
 
     def _check_lateness(self, began: float, ended: float) -> None:
-        """What came due while it stood still was late until it went on, and is reported so."""
+        """Messages that came due while it stood still were late until it went on, and are reported so."""
         late = [message["ready_ms"] - message["due_ms"] for message in self.got.values()]
         for id_, message in self.got.items():
             if 1000 * began + 100 < self.sent[id_] < 1000 * ended:  # the signal may take a moment

@@ -1,28 +1,28 @@
-"""Damage: bytes of a data folder are no longer what was written, or a file is gone, or has another's name. What must hold then:
+"""Damage: bytes of a data folder have changed, or a file is gone, or has another's name. Rules that must hold then:
 
 - Opening works, or is refused with an error that names the file, and only where a folder or topic is unreadable without it.
-- No message is delivered with bytes that nobody sent, before its time, in a topic or under an id that it was not sent to, or
+- No message is delivered with bytes that were never sent, before its time, in a topic or under an id that it was not sent to, or
   twice once it was acknowledged.
 - Contained: only messages whose own documents were struck may be missing, or come again. The other topic is as it was, exactly.
 - Found: where anything is missing or comes again, `Engine.damage` or `Engine.check` names the file.
 
-What the design lets a strike do, by the kind of file (docs/FORMAT.md, "Batches, barriers, and what bad bytes mean"):
+Permitted effects of a strike, by the kind of file (docs/FORMAT.md, the section about batches, barriers and bad bytes):
 
 - tables, dead bits, the checkpoint, CLEAN, LOCK, unfinished files: nothing at all. All of them are made again from the logs.
 - a sleeper's document: that message is lost; a tombstone's: the message it ended may sleep again; a new version's: the older
   one may come, at its own time. The same for dead letters.
 - a document of the ready log: that message is lost; one about a batch, or a note: nothing. Where the end of the log is gone,
-  so is what said that those messages were handed off: they may come again from where they slept.
-- two exchanged pages of a growing log: what lies between them may be taken for older than what stands before it, and left out; so
-  may what stands behind them, as far as a document that was moved says that it reaches.
-- an event of a journal: what it settled may be delivered again.
+  so is the record that those messages were handed off: they may come again from where they slept.
+- two exchanged pages of a growing log: documents between them may be taken for older than those before, and left out; so
+  may documents behind them, as far as a document that was moved says that it reaches.
+- an event of a journal: messages that it settled may be delivered again.
 - the last batches of a log that was not stopped properly, if nothing behind them says that they were synced: they are cut off as
-  torn, with all behind them, and this is no damage that anybody could find.
+    torn, with all behind them, and this damage cannot be detected.
 - a whole file that is gone: after a proper stop its name is known; after a kill nothing tells one of sleepers or dead letters
   from one that was compacted away, nor the oldest of the ready log from one that was old enough to go.
-- topic.toml is written by people: what can be read counts. What cannot is refused by name.
+- topic.toml is written by hand: readable values count. Unreadable ones are refused by name.
 
-A torn end, or a whole file that is gone after a kill, is what a crash leaves, too; and where documents of one length change
+A crash may leave a torn end, too, or a whole file that is gone after a kill; and where documents of one length change
 places exactly, each of them is sound. Where such a thing takes messages and no file is named, the figures say so.
 
 The number of a case says which kind of file is struck, and how: in a whole run no kind misses any way that it can be struck in.
@@ -131,7 +131,7 @@ TRIES = 1_000  # to draw a strike that changes a byte
 
 @dataclass
 class Strike:
-    """One case: what was done to which file, and which documents that concerns."""
+    """One case: the kind of damage, the struck file, and the documents concerned."""
 
     case: int
     folder: Folder
@@ -245,7 +245,7 @@ def _touched(folder: Folder, name: str, after: bytes, made: Strike) -> list[Doc]
     return docs[first:]
 
 
-# What may become of it
+# Permitted results
 
 
 @dataclass
@@ -295,7 +295,7 @@ def _settled(folder: Folder, topic: str, events: Iterable[Doc]) -> Iterable[str]
 
 @dataclass
 class Seen:
-    """What a user gets out of a topic, to its end."""
+    """Everything that a topic delivers, to its end."""
 
     got: dict[str, list[tuple[str, Version, int]]] = field(default_factory=dict)  # by group: id, what, when
     dead: dict[str, set[str]] = field(default_factory=dict)  # letters at the begin
@@ -304,7 +304,7 @@ class Seen:
 
 
 def look(engine: Engine, folder: Folder) -> dict[str, Seen]:
-    """Take everything, first what is ready now, then what sleeps until the end."""
+    """Take everything, first ready messages, then sleepers until the end."""
     seen = {topic: Seen({group: [] for group in GROUPS}) for topic in TOPICS if topic in engine.topics}
     for topic, one in seen.items():
         one.dead = _letters(engine, topic, folder.promised[topic], one)
@@ -379,7 +379,7 @@ def judge(made: Strike, topic: str, seen: Seen) -> bool:
 
 
 def run(cases: range, folder: Path) -> Figures:
-    """See the module."""
+    """Strike the folder of each case, and check the rules in the module's docstring."""
     seen: Figures = Counter()
     for case in cases:
         seen += _case(case, folder)
@@ -401,7 +401,7 @@ def _folder(variant: int, where: Path) -> Folder:
 
 
 def _take(path: Path, made: Strike) -> tuple[dict[str, Seen], list[str]]:
-    """Open, look at everything, stop, and see that there is nothing more. What was found damaged, too."""
+    """Open, look at everything, stop, and see that there is nothing more. Returns the damage found, too."""
     engine = Engine.open(path, door=ground.Ram())
     said = engine.check() + _damage(engine)
     seen = look(engine, made.folder)
@@ -464,7 +464,7 @@ def _case(case: int, where: Path) -> Figures:
 
 
 def _untold(made: Strike) -> str | None:
-    """Why nobody can tell: a kill may leave it so, or a compaction or retention before it. None: somebody can."""
+    """Why damage cannot be detected: a kill may leave it so, or a compaction or retention before it. None: it can be."""
     if made.how == "missing" and not made.folder.clean:
         kind = kind_of(made.name)
         mine = sorted(name for name in files_of(made.folder)[kind] if Path(name).parent == Path(made.name).parent)
@@ -476,8 +476,8 @@ def _untold(made: Strike) -> str | None:
 
 
 def _may_be_refused(made: Strike, closed: Set[str]) -> None:
-    """A topic is not opened if its settings cannot be read, or if a file is none of its own: with another's name, or nothing of
-    what it was. Both are for a person to decide."""
+    """A topic is not opened if its settings cannot be read, or if a file is foreign: with another's name, or with none of its
+    own bytes. Both are for the operator to decide."""
     name = Path(made.name).name
     foreign = made.how == "exchanged" or (made.how in ("garbage", "zero page") and len(made.folder.files[made.name]) < 6_000)
     if name != "topic.toml" and not (name.endswith(LOGS) and foreign):

@@ -1,6 +1,6 @@
-"""Data folders to be damaged: two topics that have lived, with every kind of file, and what was promised about them.
+"""Data folders to be damaged: two topics that have lived, with every kind of file, and the promises made about them.
 
-What a file holds is read here by the description in docs/FORMAT.md alone: not a line of the product says where a document lies.
+Files are read here by the description in docs/FORMAT.md alone: not a line of the product says where a document lies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOMBSTONE, REPLACES, CONTINUES, BARRIER, HANDOFF, NOTICE = 0x20, 0x40, 0x8, 0x10
 
 
 class Ram(Door):
-    """Nothing is synced: nobody pulls the plug here. No ballast either."""
+    """Nothing is synced: there are no power cuts here. No ballast either."""
 
     keeps_room = False
 
@@ -56,7 +56,7 @@ class Version:
 
 @dataclass
 class Promised:
-    """What the users of a topic know."""
+    """The promises that the users of a topic know."""
 
     versions: dict[str, list[Version]] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class Promised:
     dead: dict[str, set[str]] = field(default_factory=lambda: {group: set() for group in GROUPS})
 
     def to_come(self, group: str) -> set[str]:
-        """Who must still be delivered to a group."""
+        """Ids that must still be delivered to a group."""
         return self.versions.keys() - self.cancelled - self.acked[group] - self.dead[group]
 
 
@@ -80,7 +80,7 @@ class Folder:
     docs: dict[str, list[Doc]] = field(default_factory=dict)  # of segments
 
     def copy(self, to: Path) -> None:
-        """The same again, to be damaged."""
+        """Write a copy of the folder, to be damaged."""
         for name, data in self.files.items():
             path = to / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ class Folder:
 
 
 class Story:
-    """Chance decides what happens, in an order that leaves something in every kind of file."""
+    """Chance decides the steps, in an order that leaves something in every kind of file."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.dice, self.now, self.count = Random(seed), NOW, 0
@@ -204,7 +204,7 @@ def make(root: Path, seed: int, clean: bool) -> Folder:
     for topic in TOPICS:
         story.live(topic)
     if story.dice.random() < 0.7:
-        story.pass_time(6_000)  # the beat
+        story.pass_time(6_000)  # the checkpoint
     if clean:
         story.engine.close()
     else:
@@ -265,7 +265,7 @@ def ready_offsets(folder: Folder, topic: str) -> dict[int, str]:
 
 
 def kind_of(name: str) -> str:
-    """What kind of file this is, for people."""
+    """The kind of a file, in readable words."""
     path = Path(name)
     stem = path.name.partition("_")[0] if "_" in path.name else path.name
     return f"{'dead letters ' if path.parent.name == 'dead' else ''}{stem}{path.suffix if '_' in path.name else ''}"

@@ -41,7 +41,7 @@ class Noted:
 
 
 class Traced(StoryWithScenes):
-    """A story that notes what is asked when, and what is answered."""
+    """A story that notes each request, its time and its answer."""
 
     def begin(self) -> None:
         if not hasattr(self, "trace"):

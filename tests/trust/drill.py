@@ -1,5 +1,5 @@
 """The drill: a backup is made of a folder that lives on meanwhile, and restored; all that can be known of it, messages, groups,
-dead letters and settings of every topic, is compared with what was there when it began. And `check`, which must find nothing in
+dead letters and settings of every topic, is compared with the state when it began. And `check`, which must find nothing in
 either, is tried with caches that were forged: whole, with right checksums, but not true.
 """
 
@@ -100,7 +100,7 @@ class Life:
             self.engine.reschedule(topic, self.random.choice(sleepers), self.now, due_ms=self.now + 7_000)
 
     def told(self, engine: Engine) -> dict[Key, Any]:
-        """All that can be known of a folder, by topic and what it is about; the sizes of files excepted."""
+        """All that can be known of a folder, by topic and subject; the sizes of files excepted."""
         out: dict[Key, Any] = {("", "topics"): sorted(engine.topics)}
         for name, topic in engine.topics.items():
             views = {id_: engine.message(name, id_) for id_ in self.ids[name]}
@@ -147,7 +147,7 @@ def forge_table(data: bytearray, dice: random.Random) -> str | None:
 
 
 def forge_bits(data: bytearray, dice: random.Random) -> str | None:
-    """Somebody who sleeps has ended, or the other way round."""
+    """Flip one bit: a sleeper counts as ended, or the other way round."""
     fields = bson.decode(data)
     bits, documents = bytearray(fields["bits"]), int(fields["cover"]["documents"])
     if not bits:
@@ -183,8 +183,8 @@ FORGERS: dict[str, Callable[[bytearray, random.Random], str | None]] = {
 
 
 def forge(case: int, life: Life, folder: Path, work: Path, dice: random.Random) -> Figures:
-    """One cache after the other is forged. Each is found by `check`, or not believed and made again; or, a bit about somebody who
-    had come due long before, it says nothing that anybody asks for."""
+    """One cache after the other is forged. Each is found by `check`, or not believed and made again; or, a bit about a message
+    that had come due long before, it has no effect on any answer."""
     seen: Figures = Counter()
     caches = [p for p in sorted(folder.rglob("*")) if p.name == "offset" or p.suffix in (".index", ".run", ".dead")]
     for path in dice.sample(caches, min(3, len(caches))):
@@ -221,7 +221,7 @@ def _told(life: Life, folder: Path) -> dict[Key, Any]:
 
 
 def run(cases: range, folder: Path) -> Figures:
-    """See the module."""
+    """Run the drill of each case; the comparison is described in the module's docstring."""
     seen: Figures = Counter()
     for case in cases:
         place = folder / str(case)

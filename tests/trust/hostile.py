@@ -1,6 +1,6 @@
-"""Hostile input: what a client may send, and what a file may hold, built and then broken by Hypothesis. A reader answers with
+"""Hostile input: bodies of clients and contents of files, built and then broken by Hypothesis. A reader answers with
 an error that is documented, never with another, or with a result that is right: of a body that is taken, a second decoder says
-the same. It ends, and takes no more room than what it was told to.
+the same. It ends, and takes no more room than its limit.
 
 Over HTTP the same is tried by `interface` (every operation of the OpenAPI document), tests/test_hostile.py (raw sockets) and
 tests/test_server_security.py (every endpoint with every kind of token).
@@ -57,7 +57,7 @@ else:
 
 NOW = 1_000_000
 LIMIT = 1 << 20
-ROOM = 400 << 20  # more than that nothing may take, whatever it reads
+ROOM = 400 << 20  # more than that nothing may take, for any input
 EACH = 25  # inputs of a case
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress}
 Look = Callable[[st.DataObject, Path], str]  # draws an input and reads it; what became of it
@@ -88,7 +88,7 @@ BURSTS = (b"[" * 20_000, b"9" * 5_000, bytes(512), b"\xff" * 40, b'{"a":' * 3_00
 
 @st.composite
 def broken(draw: st.DrawFn, data: bytes, most: int = 3) -> bytes:
-    """The same with some changes: most of it stays, so that they are met far inside."""
+    """`data` with some changes: most of it stays, so that they are met far inside."""
     out = bytearray(data)
     for _ in range(draw(st.integers(0, most))):
         at = draw(st.integers(0, max(0, len(out) - 1)))
@@ -117,7 +117,7 @@ def broken(draw: st.DrawFn, data: bytes, most: int = 3) -> bytes:
     return bytes(out)
 
 
-# What clients send
+# Bodies of clients
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 VALUES = st.recursive(
@@ -171,7 +171,7 @@ def written(draw: Callable[[st.SearchStrategy[Any]], Any], some: list[dict[str, 
 
 
 def bodies(data: st.DataObject, _: Path) -> str:
-    """A body, perhaps broken somewhere. What is taken means what the second decoder says; what is right is taken."""
+    """A body, perhaps broken somewhere. An accepted body means the same to the second decoder; a right one is accepted."""
     kind = data.draw(st.sampled_from([JSON, NDJSON, BSON]))
     some, right = data.draw(batches())
     whole = written(data.draw, some, kind)
@@ -237,14 +237,14 @@ def _packed(how: str, size: int) -> bytes:
 
 # What files hold
 
-READERS = (".bson", ".index", ".run", ".dead", "offset", "topic.toml", "FORMAT", "CLEAN")  # how names end that somebody reads
+READERS = (".bson", ".index", ".run", ".dead", "offset", "topic.toml", "FORMAT", "CLEAN")  # endings of names that have a reader
 
 CHECKED = (".bson", ".index", ".run", ".dead", "offset", "CLEAN")  # of these, those that begin with a document and its checksum
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A data folder, and what its readers may say: what they say of the sound files. Of one with a checksum nothing else."""
+    """A data folder, and the permitted results of its readers: those for the sound files; with a checksum, nothing else."""
 
     files: dict[str, bytes]
     documents: frozenset[bytes]  # of all segments, by docs/FORMAT.md
@@ -272,7 +272,7 @@ def _known(where: Path) -> Known:
 
 
 def files(data: st.DataObject, where: Path) -> str:
-    """A file of a data folder, broken or exchanged for another or for noise, read by whoever reads such files: refused by name,
+    """A file of a data folder, broken or exchanged for another or for noise, read by the reader of such files: refused by name,
     or nothing comes out that was not in one of them."""
     known = _known(where)
     name = data.draw(st.sampled_from(sorted(known.files)))
@@ -321,7 +321,7 @@ def _read(path: Path, content: bytes, known: Known) -> str:
     if path.suffix == ".dead":
         try:
             return _seen([f.decode_checked(content)[0]], known.checked)
-        except ValueError:  # what its callers expect
+        except ValueError:  # its callers expect this
             return "files refused"
     if name == "topic.toml":
         read_settings(door, path.parent, Settings())
@@ -335,7 +335,7 @@ def _read(path: Path, content: bytes, known: Known) -> str:
 
 
 def _seen(found: list[Any], sound: list[Any]) -> str:
-    """Nothing but what was there."""
+    """Nothing but the original entries."""
     strange = [one for one in found if one not in sound]
     if strange:
         raise Broken(f"this was in no file: {strange[0]}")
@@ -402,7 +402,7 @@ MANIFEST = {
     "topics": ["t"],
     "files": {"FORMAT": {"bytes": 2, "sha256": "00" * 32, "source": [1, 2]}},
 }
-PEOPLES = {  # files that people write, or may, as they should be
+PEOPLES = {  # files that are edited by hand, or may be, as they should be
     "topic.toml": b'ttr_ms = 5\nmax_attempts = 3\nbackoff_jitter = "full"\nhistory_hours = 1.5\ndelivery = "at-most-once"\n',
     "server.toml": b'port = 0\nhost = "::1"\nallowed_hosts = ["10.0.0.0/8"]\nmax_body_bytes = 1000\n[tokens.a]\nsecret = "x"\n',
     backup.PINS: json.dumps({"FORMAT": 2, "topic/t/delay_0000000000.bson": 5_000}).encode(),
@@ -412,7 +412,7 @@ PEOPLES = {  # files that people write, or may, as they should be
 
 
 def peoples(data: st.DataObject, where: Path) -> str:
-    """Files without a checksum: people change them, and their mistakes are named."""
+    """Files without a checksum: they are edited by hand, and mistakes are named."""
     name = data.draw(st.sampled_from(sorted(PEOPLES)))
     path = where / name
     path.write_bytes(data.draw(broken(PEOPLES[name], 5)))
@@ -439,7 +439,7 @@ def peoples(data: st.DataObject, where: Path) -> str:
 
 
 def _pins(path: Path) -> None:
-    """What a live backup reads to know which files to copy. Its place is `PINNED/name` of the data folder."""
+    """The list that tells a live backup which files to copy. Its place is `PINNED/name` of the data folder."""
     place = path.parent / backup.PINNED / "now"
     place.mkdir(parents=True, exist_ok=True)
     (place / path.name).write_bytes(path.read_bytes())
@@ -449,7 +449,7 @@ def _pins(path: Path) -> None:
 
 
 def _backup(folder: Path) -> None:
-    """Verified by a manifest that somebody changed."""
+    """Verified by a manifest that was changed."""
     manifest = backup.load(Ram(), folder)
     outside = [name for name in manifest.files if not (folder / name).resolve().is_relative_to(folder.resolve())]
     if outside:
@@ -461,7 +461,7 @@ DEEDS: tuple[Look, ...] = (bodies, files, bodies, files, peoples, packed)
 
 
 def run(cases: range, folder: Path) -> Figures:
-    """See the module."""
+    """Run each case as one deed on hostile input. Raises Broken where a reader's result is wrong."""
     seen: Figures = Counter()
     for case in cases:
         try:
@@ -495,7 +495,7 @@ def look(deed: Look, case: int, folder: Path) -> Figures:
 
 
 def _most_bytes() -> int:
-    """The most memory that this process has had. Not getrusage: that counts what whoever started it had."""
+    """The most memory that this process has had. Not getrusage: that counts the memory of the parent process, too."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 

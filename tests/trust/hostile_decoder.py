@@ -1,7 +1,7 @@
-"""What a body means, decoded once more, slowly and by the contract alone: JSON by the standard library, BSON as its
+"""The meaning of a body, decoded once more, slowly and by the contract alone: JSON by the standard library, BSON as its
 specification tells it.
 
-What the server takes, this takes too, and understands the same.
+Every body that the server takes, this takes too, and understands the same.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _body(value: Any) -> bytes | list[Any]:
 
 
 def _without_strange(fields: dict[str, Any]) -> dict[str, Any]:
-    """BSON has values that JSON has not, and that no body has. (A number that is too big for anybody, like 1e999, is JSON.)"""
+    """BSON has values that JSON has not, and that no body has. (A number that is too big for any type, like 1e999, is JSON.)"""
     if not isinstance(fields.get("body"), bytes):
         json.dumps(fields.get("body"), allow_nan=False)
     return fields

@@ -1,6 +1,6 @@
-"""The interface as its own description tells it: schemathesis asks a real server whatever the OpenAPI document allows, much
-that it does not, and, along the document's links, about what earlier answers spoke of. Every answer is one that the document
-knows, none is a failure of the server, and no file appears where none belongs.
+"""The interface as its own description tells it: schemathesis sends a real server all that the OpenAPI document allows, much
+that it does not, and, along the document's links, requests about subjects of earlier answers. Every answer is one that the
+document knows, none is a failure of the server, and no file appears where none belongs.
 
 A case is about one operation: the first ones ask a little about each, those after them a lot, over and over.
 """
@@ -51,7 +51,7 @@ WORLD = "0"  # a topic with a message in every state; no name comes before this 
 IDS = ("asleep", "asleep2", "ready", "held", "dead", "done", "gone")
 _FETCHED, _STORED = "$response.body#/messages/0/id", "$response.body#/ids"
 _TOPIC, _SAID = "$request.path.topic", "$response.body#/id"
-BODIES: dict[str, dict[str, list[Any]]] = {  # what the document's links cannot say: answers within bodies
+BODIES: dict[str, dict[str, list[Any]]] = {  # the document's links cannot say this: answers within bodies
     "produce": {
         "cancelMany": [{"ids": _STORED}],
         "command": [{"command": "pop", "topic": _TOPIC}, {"command": "delete", "topic": _TOPIC, "id": f"{_STORED}/0"}],
@@ -209,7 +209,7 @@ def plain(inquiry: Inquiry, mode: GenerationMode) -> None:
 
 
 def impatient(case: Case[Any]) -> None:
-    """Nobody has the time for long polls."""
+    """Long polls would take too much time here."""
     if isinstance(case.body, dict) and isinstance(case.body.get("wait"), (int, float)):
         case.body["wait"] = 0
 
@@ -223,7 +223,7 @@ def into_the_world(case: Case[Any], number: int) -> None:
 
 
 class Story(RecordingStateMachine):
-    """Requests that follow from answers. What is here is laid over the machine that schemathesis makes."""
+    """Requests that follow from answers. These rules are laid over the machine that schemathesis makes."""
 
     inquiry: Inquiry
 
@@ -242,7 +242,7 @@ class Story(RecordingStateMachine):
 
 
 def stories(inquiry: Inquiry) -> None:
-    """Requests one after the other, each about what an answer before it spoke of."""
+    """Requests one after the other, each about the subject of an earlier answer."""
     wanted = cast(inquiry.name)
     if len(wanted) == 1:
         return  # no link leads there
@@ -262,7 +262,7 @@ def stories(inquiry: Inquiry) -> None:
         raise Broken(f"no link led to {inquiry.name}")
 
 
-# What they are about
+# Subjects of requests
 
 
 def world(server: Server) -> None:
@@ -294,7 +294,7 @@ def top_up(server: Server, number: int) -> None:
 
 
 def run(cases: range, folder: Path) -> Figures:
-    """See the module."""
+    """Ask about one operation in each case; the module's docstring says which answers are right."""
     seen: Figures = Counter()
     place = folder / "some" / "where"  # so that a way out of the data folder ends here
     place.mkdir(parents=True)

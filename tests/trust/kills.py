@@ -79,11 +79,11 @@ class Life:
         return self.seen
 
     def _work_and_die(self, kind: str, first: bool) -> None:
-        whole = self.dice.random() < 0.5  # the worker process dies too, or ends what it has begun
+        whole = self.dice.random() < 0.5  # the worker process dies too, or finishes its job
         with running(self.data, group=True) as server:
             if first:
                 prepared(server, SEGMENTS[self.number % len(SEGMENTS)])
-            # with a short beat there is a checkpoint every moment, with a long one the journals must tell all
+            # with a short beat_ms there is a checkpoint every moment, with a long one the journals must tell all
             server.ok("PUT", "/v1/topics/t", {"beat": 0.05 if kind == "beat" else 5})
 
             def end() -> None:
@@ -175,7 +175,7 @@ def killed_in_compaction(server: Server, kill: Callable[[], None], after_s: floa
 
 def calm(folder: Path, case: str) -> None:
     """Nothing went wrong in the server, as far as its log tells. A worker process that was about to begin when its server was
-    killed has nobody to tell it what to do, and says so: that is all right."""
+    killed has no parent to get its task from, and says so: that is all right."""
     text = (folder / "server.log").read_text()
     for found in re.finditer("Traceback", text):
         before, after = text[: found.start()], text[found.start() :]
@@ -184,7 +184,7 @@ def calm(folder: Path, case: str) -> None:
 
 
 def check_copy(data: Path, copy: Path, case: str) -> None:
-    """Every invariant of the folder as the killed process left it; the server itself must mend the original."""
+    """Every invariant of the folder as the killed process left it; the server itself must repair the original."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(data, copy, copy_function=_copied)
     engine = Engine.open(copy)
@@ -201,7 +201,7 @@ def _copied(source: str, target: str) -> None:
 
 
 def after_all(data: Path, model: Model, clients: list[Client], was_clean: bool) -> None:
-    """The last start: whatever was answered holds, and what was not is whole."""
+    """The last start: every answered request holds, and unanswered ones are whole."""
     with running(data) as server:
         if server.ok("GET", "/readyz")["was_clean"] != was_clean:
             raise Broken(f"was_clean is not {was_clean}")
@@ -240,7 +240,7 @@ def drain(server: Server, model: Model, group: str) -> None:
 
 
 def sleeping(server: Server, model: Model) -> dict[str, int]:
-    """What sleeps far in the future, and until when."""
+    """Messages that sleep far in the future, and until when."""
     out: dict[str, int] = {}
     cursor: str | None = ""
     while cursor is not None:

@@ -18,12 +18,12 @@ from tests.trust.model import Broken
 
 CLIENTS = 4
 FAR_S = 3_600.0
-FAR_MS = 1_000_000  # what is due later than this will not come during the test
-LEASES_S = (0.2, 0.5, 1.5)  # short: the end waits for those that nobody acknowledged
+FAR_MS = 1_000_000  # messages due later than this will not come during the test
+LEASES_S = (0.2, 0.5, 1.5)  # short: the end waits for leases without an acknowledgement
 
 
 class Gone(Exception):
-    """The server is: nobody knows what became of this request."""
+    """The server is gone: the outcome of this request is unknown."""
 
 
 class Client:
@@ -74,7 +74,7 @@ class Client:
             self.unsure.pop(0)
 
     def work(self, port: int) -> None:
-        """Do this and that until nobody answers."""
+        """Do this and that until the server is gone."""
         deeds = [self.put] * 3 + [self.consume] * 3 + [self.cancel, self.cancel_soon, self.move, self.compact, self.drop]
         with contextlib.suppress(Gone):
             self.come_back(port)
@@ -102,7 +102,7 @@ class Client:
         self._accepted(answer["ids"], sent, delay)
 
     def _again(self, batch: int, messages: list[dict[str, Any]], sent: Sent) -> None:
-        """The same batch once more: it was stored whole, or not at all."""
+        """Send a batch once more: it was stored whole, or not at all."""
         answer = self.call("POST", "/messages", {"messages": messages})
         if sorted((answer["created"], answer["duplicates"])) != [0, len(messages)]:
             raise Broken(f"half of batch {batch} was stored: {answer}")
@@ -153,7 +153,7 @@ class Client:
             self.model.cancel(ids, "yes")
 
     def cancel_soon(self) -> None:
-        """One that comes due, or is in somebody's hands: the answer says which was first."""
+        """Cancel a message that comes due, or is in flight: the answer says which was first."""
         if not self.soon:
             return
         id_ = self.soon.pop(self.dice.randrange(len(self.soon)))

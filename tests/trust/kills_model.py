@@ -1,7 +1,7 @@
-"""The judge of a server that is killed: what clients asked, what they heard, and which word was broken.
+"""The judge of a server that is killed: the requests of clients, the answers, and which promise was broken.
 
 It knows the contract and nothing else. A request that was not answered may have happened or not, but as a whole; an answer
-holds for ever. What came is judged when it comes, what did not come at the end.
+holds for ever. A delivery is judged when it comes, a missing one at the end.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def now_ms() -> int:
 
 
 def body_of(batch: int, i: int) -> dict[str, Any]:
-    """What the i-th message of a batch says: nothing that could be another's."""
+    """The body of the i-th message of a batch: nothing that could be another's."""
     return {"batch": batch, "i": i, "x": f"{batch}-{i} " * ((batch + i) % 12)}
 
 
 @dataclass
 class Note:
-    """What is known about a message."""
+    """All that is known about a message."""
 
     dues: set[int] = field(default_factory=set)  # possible due times; empty: some time from `earliest_ms` on
     earliest_ms: int = 0
@@ -46,12 +46,12 @@ class Sent:
     size: int
     earliest_ms: int  # no message of it may be due before
     answered: bool = False
-    seen: set[int] = field(default_factory=set)  # which of its messages came to anybody, or sleep
+    seen: set[int] = field(default_factory=set)  # which of its messages came to any consumer, or sleep
 
 
 @dataclass
 class Model:
-    """What was answered. All methods under the lock."""
+    """All answers. All methods under the lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     notes: dict[str, Note] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Model:
             self.notes[id_].cancelled, self.notes[id_].cancelled_s = outcome, time.monotonic()
 
     def missing(self, group: str) -> set[str]:
-        """What has not come to a group, and must."""
+        """Messages that have not come to a group, and must."""
         return {
             id_
             for id_, note in self.notes.items()
@@ -140,7 +140,7 @@ class Model:
                 raise Broken(f"of batch {number} {len(sent.seen)} of {sent.size} were stored")
 
     def figures(self) -> Figures:
-        """What was done, and each kind of fault."""
+        """The work done, and each kind of fault."""
         done = Counter(
             {
                 "messages accepted": sum(sent.size for sent in self.sent.values() if sent.answered),

@@ -1,7 +1,7 @@
 """A real server with more to do than is comfortable: crowds, slow readers, everything due at once, many topics, many groups.
 
 Each case is a scenario, first all in their small forms, then all in full. Beside each one, messages come one after another
-through a quiet topic of their own, and every long poll there must bring one: another topic's load stalls nobody, and no
+through a quiet topic of their own, and every long poll there must bring one: another topic's load stalls no client, and no
 wake-up is lost. Nothing is lost or repeated or early, shares are fair, and the server's own memory has a bound.
 """
 
@@ -29,7 +29,7 @@ MEMORY_BYTES = 500 << 20  # more than any scenario needs by half
 MEMORY = "MiB at most in"  # a figure, followed by a case's name
 PATIENCE_S = 600  # for a scenario; a stalled one never ends
 STALL_S = 30.0  # a message of a quiet topic comes within this time, however busy the machine
-FAIR = 4  # nobody gets less than the middle one by more than this factor
+FAIR = 4  # no consumer gets less than the middle one by more than this factor
 FILES_MAX = 500  # that are open for topics that rest, however many there are
 ROUNDS = 5  # that each of a crowd has at least: a share of less than that says nothing
 TTR_S = 120  # leases do not end by themselves in most scenarios
@@ -38,7 +38,7 @@ Scenario = Callable[[Server, bool], Awaitable[Figures]]
 
 
 class Book:
-    """What was accepted, and what came: each once, none early."""
+    """Accepted and received messages: each once, none early."""
 
     def __init__(self) -> None:
         self.sent: set[str] = set()
@@ -74,7 +74,7 @@ class Book:
 
 
 def fair(name: str, shares: Iterable[int], full: bool) -> None:
-    """Everybody got something, and nobody much less than the others; where there is little to share, chance decides how much."""
+    """Each consumer got something, and none much less than the others; where there is little to share, chance decides."""
     counts = sorted(shares)
     if counts[0] < max(1, median(counts) / FAIR if full else 1):
         raise Broken(f"{name}: one got {counts[0]}, the middle one {median(counts)}, the most {counts[-1]}")
@@ -117,7 +117,7 @@ async def crowd(server: Server, full: bool) -> Figures:
     """A thousand producers and a thousand consumers at once, on ten topics."""
     people, topics, seconds = 1_000, 10, 60 if full else 5
     book, put_by, got_by, by_topic = Book(), Counter[int](), Counter[int](), Counter[int]()
-    all_here = asyncio.Barrier(2 * people)  # shares are of the time in which everybody was there
+    all_here = asyncio.Barrier(2 * people)  # shares are of the time in which all clients were there
 
     async def produce(number: int) -> None:
         dice = random.Random(number)
@@ -151,7 +151,7 @@ async def crowd(server: Server, full: bool) -> Figures:
 
 
 async def slow(server: Server, full: bool) -> Figures:
-    """Consumers that take four megabytes and hardly read them, and others that hold what they got until the lease ends."""
+    """Consumers that take four megabytes and hardly read them, and others that hold their messages until the lease ends."""
     people, size, ttr = 40 if full else 10, 1_000, 4
     book, slept = Book(), Counter[str]()
     async with Wire.to(server) as wire:
@@ -268,7 +268,7 @@ async def rested(server: Server) -> None:
 
 
 async def wake_ups(server: Server, full: bool) -> Figures:
-    """As many long polls as messages, all of them waiting: each gets its one, and nobody has to ask again for that."""
+    """As many long polls as messages, all of them waiting: each gets its one, and none has to ask again for that."""
     polls, rounds, book = 500, 20 if full else 4, Book()
 
     async def wake(wire: Wire, number: int) -> None:
@@ -332,7 +332,7 @@ def name_of(case: int) -> str:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """What was first among things that went wrong together."""
+    """The first of several errors that happened together."""
     return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 

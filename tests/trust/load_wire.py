@@ -47,7 +47,7 @@ class Wire:
     @classmethod
     @asynccontextmanager
     async def to(cls, server: Server, receive_bytes: int = 0) -> AsyncIterator[Wire]:
-        """Open for a while; with `receive_bytes` the system takes no more than about that before somebody reads."""
+        """Open for a while; with `receive_bytes` the system takes no more than about that before the client reads."""
         sock = socket.socket()
         sock.setblocking(False)
         if receive_bytes:
@@ -62,7 +62,7 @@ class Wire:
                 await wire._writer.wait_closed()
 
     def send(self, path: str, value: Any, method: str = "POST") -> None:
-        """A request about a topic: `path` is what comes after `/v1/topics/`."""
+        """A request about a topic: `path` is the rest after `/v1/topics/`."""
         body = _encode(value)
         head = f"{method} /v1/topics/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)

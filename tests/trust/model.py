@@ -1,4 +1,4 @@
-"""What a part of the trust suite is: numbered cases that either pass or name what broke.
+"""The model of a part of the trust suite: numbered cases that either pass or name the broken promise.
 
 A case is known by its number alone: the number seeds everything in it, so that any failure can be run again, by itself, as
 `python -m tests.trust PART --only NUMBER`. `make test` runs the first few cases of each part, `make trust` many.
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Figures = Counter[str]  # what was done and seen, by name; parts of one run are added up
+Figures = Counter[str]  # things done and seen, by name; parts of one run are added up
 TRIED = "tried: "  # figures with names that begin so are for `floors`: too many to be shown
 
 
 class Broken(AssertionError):
-    """A promise was broken. The message says which, in which case, and what was expected."""
+    """A promise was broken. The message says which, in which case, and the expected result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Part:
 
     name: str
     unit: str  # of a case: "seeds", "states"
-    about: str  # what is tried and what must hold, in a sentence or two
+    about: str  # the experiment and the promise that must hold, in a sentence or two
     run: Callable[[range, Path], Figures]  # these cases, in an empty folder; raises Broken
     quick: int  # cases in `make test`
     full: int  # cases in `make trust`

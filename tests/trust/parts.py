@@ -49,7 +49,7 @@ def chunk(name: str, first: int, last: int) -> Figures:
 
 
 def apart(name: str, first: int, last: int) -> Figures:
-    """The same in a process of its own: parts count memory, open thousands of sockets, and a crash is to end no other."""
+    """Cases of a part in a process of their own: parts count memory and open thousands of sockets; a crash is to end no other."""
     command = [sys.executable, "-m", "tests.trust.parts", name, str(first), str(last)]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     if done.returncode:
@@ -59,7 +59,7 @@ def apart(name: str, first: int, last: int) -> Figures:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty folder, in memory if there is such a place: what is tried here needs no disk."""
+    """An empty folder, in memory if there is such a place: these cases need no disk."""
     ram = Path("/dev/shm")
     where = ram if ram.is_dir() and os.access(ram, os.W_OK) and shutil.disk_usage(ram).free > 1 << 30 else None
     folder = Path(tempfile.mkdtemp(prefix="turtlemq-trust-", dir=where))

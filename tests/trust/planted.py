@@ -93,7 +93,7 @@ def _fails(copy: Path, command: tuple[str, ...]) -> tuple[str, ...] | None:
             (sys.executable, *command), cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS_MAX
         )
     except subprocess.TimeoutExpired:
-        return command  # the tests hang with it: nobody would let that pass
+        return command  # the tests hang with it: no review would let that pass
     if done.returncode not in (0, _FAILED):
         raise Broken(f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     if not done.returncode:

@@ -2,7 +2,7 @@
 
 A case is one state of the disk: (story, moment, what of the unsynced was kept). It is opened and looked at; then the power goes
 again, somewhere in that opening or behind it. Opened once more, it must look the same, be found clean by `check`, and deliver
-what the ledger says.
+the messages of the ledger.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(cases: range, folder: Path) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a cut has left."""
+    """A state that a cut has left."""
 
     cut: Cut
     kind: str
@@ -77,7 +77,7 @@ def states(story: Story, seed: int) -> Iterator[State]:
 
 
 def digest(tree: Tree) -> bytes:
-    """The same for the same files."""
+    """A hash over names and contents: equal for equal files."""
     found = hashlib.blake2b(digest_size=16)
     for path, content in tree.items():
         found.update(b"%d %d %s " % (len(path), -1 if content is None else len(content), path.encode()))
@@ -112,7 +112,7 @@ class Trial:
         self._count(state, before, seen)
 
     def _recover(self, state: State) -> tuple[object, Tree]:
-        """Open a state, and what a cut during that or right behind it leaves."""
+        """Open a state, and the states that a cut during that or right behind it leaves."""
         disk = Disk(self.folder / "first", state.tree)
         engine = Engine.open(disk.root, door=disk, settings=self.settings)
         try:
@@ -125,7 +125,7 @@ class Trial:
             abandon(engine)
 
     def _finish(self, tree: Tree, ids: Sequence[Key]) -> tuple[object, Seen]:
-        """Open what the second cut has left, look, check, and have all delivered. `ids` are tried a second time."""
+        """Open the state after the second cut, look, check, and have all delivered. `ids` are tried a second time."""
         root = self.folder / "second"
         fill(root, tree)
         engine = Engine.open(root, door=Bare(), settings=self.settings)
@@ -149,7 +149,7 @@ class Trial:
         fill(root, kept)
         engine = Engine.open(root, door=Bare(), settings=self.settings)
         try:
-            same = look(engine) == found  # first, as before: looking mends what it meets
+            same = look(engine) == found  # first, as before: looking repairs the damage that it meets
             left = engine.check()
             if not torn or left or not same:
                 raise Broken(f"check: {wrong}, and without {sorted(torn)}: {left}{'' if same else ', and not the same'}")

@@ -1,7 +1,7 @@
 """A disk that remembers: beside real files it keeps what of them is durable. And all that a power cut may leave.
 
 The model is the weakest that the manuals allow. Between two syncs of a file any of its writes may have reached the disk, in any
-order, whole or torn; between two syncs of a folder any change of its names may have. What was synced stays.
+order, whole or torn; between two syncs of a folder any change of its names may have. Synced bytes stay.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What of a file is durable, and what was done to it since."""
+    """The durable part of a file, and the writes to it since."""
 
     durable: bytes = b""
     pending: tuple[Write, ...] = ()
@@ -66,7 +66,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The same for names."""
+    """The durable names of a folder, and the changes of names since."""
 
     durable: dict[str, int]
     pending: tuple[Name, ...] = ()
@@ -197,7 +197,7 @@ class Disk(Door):
 
 
 def fill(root: Path, tree: Tree) -> None:
-    """Make a folder hold this and nothing else. Folders come before what is in them."""
+    """Make a folder hold this and nothing else. Folders come before their contents."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     base = str(root)
@@ -209,7 +209,7 @@ def fill(root: Path, tree: Tree) -> None:
                 file.write(content)
 
 
-# What a power cut leaves
+# States that a power cut leaves
 
 KILLED, LOST, ORDERED, FREE = "nothing is lost", "all that was not synced is lost", "in order", "in any order"
 
@@ -228,7 +228,7 @@ def cut(inodes: Inodes, chance: Random) -> tuple[str, Tree]:
 
 
 def all_lost(inodes: Inodes) -> Tree:
-    """What a power cut leaves in any case."""
+    """The state that a power cut leaves in any case."""
     return _tree(inodes, lambda file: file.durable, lambda folder: folder.durable)
 
 
@@ -265,7 +265,7 @@ def _in_order(inodes: Inodes, chance: Random) -> Tree:
 
 
 def _some_of(file: File, chance: Random) -> bytes:
-    """Any part of what was written to a file since its last sync."""
+    """Any part of the writes to a file since its last sync."""
     if not file.pending:
         return file.durable
     match chance.randrange(7):

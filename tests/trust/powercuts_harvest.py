@@ -1,4 +1,4 @@
-"""What is in an engine: looking at it without changing it, and having it deliver all that it holds."""
+"""The contents of an engine: looking at it without changing it, and having it deliver all that it holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turtlemq.topic.dead_letters import Filter
 
 
 class Bare(Door):
-    """Syncs nothing, and takes no ballast: nobody needs either here."""
+    """Syncs nothing, and takes no ballast: neither is needed here."""
 
     keeps_room = False
 

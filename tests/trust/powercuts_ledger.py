@@ -1,8 +1,8 @@
-"""What was promised: a ledger of everything that the engine has answered, kept from the contract alone, and the audit by it.
+"""Promises: a ledger of everything that the engine has answered, kept from the contract alone, and the audit by it.
 
-For each message and group it says what may become of it when the power goes: it `comes` to the group (again), it is among the
-group's `dead`, or it is `gone`, settled or cancelled. What was accepted comes; what was cancelled is gone; so is what was
-acknowledged, but acknowledgements since the last beat may be forgotten.
+For each message and group it says which fates are permitted when the power goes: it `comes` to the group (again), it is among
+the group's `dead`, or it is `gone`, settled or cancelled. Accepted messages come; cancelled ones are gone; so are acknowledged
+ones, but acknowledgements since the last checkpoint may be forgotten.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Key = tuple[str, str]  # topic, id
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What may become of a message in a group. `sure` is what remains of it once the beat at `by_ms` is over."""
+    """The permitted fates of a message in a group. `sure` is the part that remains once the checkpoint at `by_ms` is over."""
 
     may: frozenset[str] = frozenset((COMES,))
     sure: frozenset[str] | None = None
     by_ms: int = 0
 
     def settled(self) -> Fate:
-        """After that beat, or if nothing that was written is lost."""
+        """After that checkpoint, or if nothing that was written is lost."""
         return self if self.sure is None else Fate(self.sure)
 
 
@@ -85,7 +85,7 @@ class Ledger:
         self.settings.pop(topic, None)
 
     def settle(self) -> Ledger:
-        """As if a beat had just been."""
+        """As if a checkpoint had just been written."""
         out = self.copy()
         out.fates = {key: fate.settled() for key, fate in out.fates.items()}
         return out
@@ -93,7 +93,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came out of a recovered engine that was left to deliver everything."""
+    """The messages of a recovered engine that was left to deliver everything."""
 
     delivered: Mapping[tuple[str, str, str], tuple[tuple[int, bytes], ...]]  # by topic, group and id: due and body, each time
     dead: Mapping[tuple[str, str, str], bytes]
@@ -102,8 +102,8 @@ class Seen:
 
 
 def audit(before: Ledger, after: Ledger, together: Iterable[Key], seen: Seen, attempts_max: int) -> None:
-    """Compare what was found with what was promised. `after`: the same as `before`, or what it would be if the operation that the
-    cut came into had been answered; `together`: messages of which that operation must have changed all or none."""
+    """Compare findings with promises. `after`: equal to `before`, or the ledger if the operation interrupted by the cut had been
+    answered; `together`: messages of which that operation must have changed all or none."""
     _no_phantoms(before, after, seen)
     for key in before.sent.keys() | after.sent.keys():
         for topic, group in before.groups | after.groups:
@@ -115,7 +115,7 @@ def audit(before: Ledger, after: Ledger, together: Iterable[Key], seen: Seen, at
     for topic in before.settings.keys() | after.settings.keys():
         allowed = {ledger.settings.get(topic) for ledger in (before, after)}
         if topic not in before.settings:
-            allowed.add(attempts_max)  # it was being made: the folder may be there already, and what is to be in it not yet
+            allowed.add(attempts_max)  # it was being made: the folder may be there already, and its contents not yet
         if seen.settings.get(topic) not in allowed:
             raise Broken(f"settings of {topic}: {seen.settings.get(topic)}, not {allowed}")
     for key in before.sent.keys() & after.sent.keys() & seen.taken:

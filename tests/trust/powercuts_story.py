@@ -1,6 +1,6 @@
-"""A story: the whole engine at random work on a disk that remembers, with the ledger of what it has answered beside it.
+"""A story: the whole engine at random work on a disk that remembers, with the ledger of its answers beside it.
 
-Made from a seed. At every change of a file in it the power may go: `cuts` has these moments, each with what is promised then.
+Made from a seed. At every change of a file in it the power may go: `cuts` has these moments, each with the promises then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 34
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A moment at which the power may go: the disk, and what was answered before and would have been after."""
+    """A moment at which the power may go: the disk, and the answers before and those that would have followed."""
 
     step: str
     disk: Inodes
@@ -36,7 +36,7 @@ class Cut:
 
 
 class Story:
-    """See the module."""
+    """One run of the story from its seed: the engine, the disk, the ledger and the moments of cuts."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.folder, self.chance = folder, Random(seed)
@@ -113,7 +113,7 @@ class Story:
         self.engine = Engine.open(self.disk.root, door=self.disk, settings=self.settings)
 
     def _observe(self) -> None:
-        """What opening has found of things that were not sure is sure from now on, whatever it is."""
+        """Opening decides things that were not sure: its result, one or the other, is sure from now on."""
         for (topic, group, id_), fate in self.ledger.fates.items():
             if fate.sure is None or topic not in self.engine.topics:
                 continue
@@ -128,7 +128,7 @@ class Story:
         self._open()
 
     def power_cut(self) -> None:
-        """The story goes on with what a cut has left."""
+        """The story goes on with the state that a cut has left."""
         abandon(self.engine)
         _, tree = cut(self.disk.moments[-1], self.chance)
         self.held.clear()
@@ -213,7 +213,7 @@ class Story:
             self.held.setdefault((topic, group), []).extend(ids)
 
     def _enters(self, topic: str, group: str) -> None:
-        """A group that is new sees what is retained: not what all others have settled long ago."""
+        """A group that is new sees retained messages: not those that all others have settled long ago."""
         self.ledger.groups.add((topic, group))
         if self.retaining:
             others = [other for there, other in self.ledger.groups if there == topic and other != group]
@@ -222,7 +222,7 @@ class Story:
                     self.ledger.fates[topic, group, id_] = Fate(ANY)
 
     def _take(self, most: int) -> tuple[str, str, list[str]]:
-        """Some of what a group holds, each once: of one that is told twice in a list, the second is unknown."""
+        """Some of the messages that a group holds, each once: of one that is named twice in a list, the second is unknown."""
         topic, group = self._group()
         held = self.held.get((topic, group), [])
         ids = [held.pop(self.chance.randrange(len(held))) for _ in range(min(len(held), self.chance.randint(1, most)))]
@@ -270,7 +270,7 @@ class Story:
             self._loosen(topic, group)
 
     def _loosen(self, topic: str, group: str) -> None:
-        """Where a group stands is not sure before the next beat, so nothing is known of what has come due already."""
+        """A group's cursor is not sure before the next checkpoint, so nothing is known of messages that came due already."""
         self.held.pop((topic, group), None)
         for there, id_ in self.ledger.sent:
             if there == topic and self.ledger.sent[there, id_].due_ms <= self.newest:

@@ -1,8 +1,8 @@
 """Refusals: a disk that says no. At every k-th call of a story, with an error, no room, or a write that stores a part; and a real
 server on a real disk that is full, or whose syncs fail.
 
-After a full disk nothing has changed, and the story goes on. After any other error nobody knows how far the step came: the topic
-is stopped or goes on rightly, and opened again it holds what was answered.
+After a full disk nothing has changed, and the story goes on. After any other error it is unknown how far the step came: the
+topic is stopped or goes on rightly, and opened again it holds everything that was answered.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class End(Exception):
 
 
 class Tale(Story):
-    """A story on a disk that fails once. `pages`: what was answered behind each step, and what a step must change as a whole."""
+    """A story on a disk that fails once. `pages`: the answers behind each step, and the changes that a step makes as a whole."""
 
     def __init__(self, seed: int, folder: Path, door: Failing) -> None:
         super().__init__(seed, folder)
@@ -114,7 +114,7 @@ class Tale(Story):
             self._open()
 
     def tick(self) -> None:
-        """The engine keeps what went wrong for later, and goes on."""
+        """The engine keeps the error for later, and goes on."""
         self.now += self.chance.choice([1, 30, 100, 100, 1_000, 6_000, 45_000, 61_000])
         self.newest = max(self.now, self.newest)
         run_to_rest(self.engine, self.now)

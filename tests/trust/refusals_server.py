@@ -59,7 +59,7 @@ def full_disk(number: int, folder: Path) -> Figures:
 
 
 def _elsewhere(number: int) -> Figures:
-    """The same as the root of a namespace of our own, where anybody may mount, if the system lets us have one."""
+    """Run `full_disk` as the root of a namespace of our own, where mounting is permitted, if the system lets us have one."""
     apart = ["unshare", "--user", "--map-root-user", "--mount"]
     if INSIDE in os.environ or shutil.which(apart[0]) is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
         return figures(disks_that_could_not_be_had=1)
@@ -75,7 +75,7 @@ def _fill(chance: Random, disk: Path) -> Figures:
     body = "x" * chance.choice([2_000, 20_000, 50_000])
     with running(disk / "data") as server:
         sent = _put_until_full(server, body)
-        first = _consume(server, set(), lambda got: False)  # what is ready; the rest waits for room in the ready log
+        first = _consume(server, set(), lambda got: False)  # ready messages; the rest waits for room in the ready log
         if not first:
             raise Broken("consumers get nothing from a full disk")
         still = server.call("POST", "/v1/topics/t/messages", _batch("still", body))

@@ -1,4 +1,4 @@
-"""Simulation: whole stories of an engine on a disk and a clock that are not real, judged by one who knows the contract only."""
+"""Simulation: whole stories of an engine on a simulated disk and clock, judged by an auditor that knows only the contract."""
 
 from __future__ import annotations
 

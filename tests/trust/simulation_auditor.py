@@ -1,6 +1,6 @@
 """The auditor: hears every request to a topic and its answer, or that there was none, and judges by the contract alone.
 
-An answer of None stands for none. What it holds the topic to: nothing accepted is lost, batches are whole or not there, nothing
+An answer of None stands for none. Its rules for the topic: nothing accepted is lost, batches are whole or not there, nothing
 is early, nothing is delivered after an answered acknowledgement or cancel, one lease at a time in each group, attempts count,
 messages come in order of (due, arrival), bytes and headers are those that were sent, figures add up.
 """
@@ -31,7 +31,7 @@ class Got:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What a consumer asked for."""
+    """The request of a consumer."""
 
     group: str
     count: int
@@ -80,7 +80,7 @@ class Auditor(Ledger):
             if sent.ready or sent.cancelled:
                 self.fail("only a sleeper can be rescheduled", sent)
             sent.versions, sent.arrival, sent.since = {version}, None, self.moment
-            for group in self.groups:  # it sleeps, so nobody has had it
+            for group in self.groups:  # it sleeps, so no group has had it
                 self.narrow(group, id_, lambda at: at.kind in ("fresh", "gone"), "only a sleeper can be rescheduled")
                 self.set(group, id_, [FRESH], durable=True)
             self.seen["rescheduled"] += 1
@@ -125,7 +125,7 @@ class Auditor(Ledger):
     # Time
 
     def ticked(self, rest: bool, saved: bool) -> None:
-        """Time has come to the engine; without `rest`, nobody knows how far it got."""
+        """Time has come to the engine; without `rest`, it is unknown how far it got."""
         self._ticks += 1
         for sent in self.sent.values():
             if not sent.ready and all(due <= self.now for due, _ in sent.versions):
@@ -182,7 +182,7 @@ class Auditor(Ledger):
             self.fail("what is ready is delivered", asked, len(got), sorted(left))
 
     def _must_come(self, group: str, sent: Sent) -> bool:
-        """Is it ready for a fetch, whatever the truth may be?"""
+        """Is it ready for a fetch in every possible state?"""
         if not (sent.ready and sent.accepted and sent.cancelled is False):
             return False
         known = self.groups[group].known(sent.id)

@@ -1,7 +1,7 @@
-"""A disk that keeps only what was synced, and a process on it that may end at any call.
+"""A disk that keeps only synced bytes, and a process on it that may end at any call.
 
-Files are real ones, so that they can be mapped; beside them stands what the disk would still have after a power cut. A killed
-process loses nothing that it has written; a power cut takes what was not synced, in one of the ways of `tests.harness.doors`.
+Files are real ones, so that they can be mapped; beside them stands the state of the disk after a power cut. A killed process
+loses nothing that it has written; a power cut takes unsynced writes, in one of the ways of `tests.harness.doors`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Crash(BaseException):
 
 @dataclass(eq=False)
 class File:
-    """A file's content: what is durable, and what it was when its name went."""
+    """A file's content: the durable bytes, and its bytes when its name went."""
 
     durable: bytes = b""
     last: bytes = b""
@@ -34,7 +34,7 @@ class File:
 
 @dataclass(eq=False)
 class Folder:
-    """Names: those that are durable, the changes since, and those that everybody sees."""
+    """Names: those that are durable, the changes since, and those that processes see."""
 
     durable: dict[str, File | Folder] = field(default_factory=dict)
     changes: list[dict[str, File | Folder | None]] = field(default_factory=list)  # None: the name went
@@ -80,7 +80,7 @@ class Drive:
         self.folder(path.parent).change({path.name: made})
 
     def vanishes(self, path: Path) -> None:
-        """A name is about to go, or to mean something else: remember what it stood for."""
+        """A name is about to go, or to mean something else: remember its file."""
         found = self.folder(path.parent).names.get(path.name)
         if isinstance(found, File):
             found.last = path.read_bytes()
@@ -91,7 +91,7 @@ class Drive:
         folder.change({target.name: folder.names[source.name], source.name: None})
 
     def cut(self, chance: Random) -> None:
-        """The power fails: the folder is now what the disk has kept."""
+        """The power fails: the folder is now the durable state of the disk."""
         content = chance.choice(list(CONTENTS.values()))
         left = self._left(self.top, self.root, content, chance)
         shutil.rmtree(self.root)
@@ -187,7 +187,7 @@ class Process(Door):
         super().close(fd)
 
     def die(self) -> None:
-        """Whatever it held is let go, its lock too."""
+        """Everything that it held is let go, its lock too."""
         self.ended = True
         self.shut()
         for fd in self._open_fds:

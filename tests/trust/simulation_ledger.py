@@ -1,6 +1,6 @@
-"""What can be known of messages by one who only hears requests and answers: the auditor's memory.
+"""The auditor's memory: all that requests and answers alone tell about messages.
 
-A request that was not answered may have been done or not, and a power cut may take back what was not durable yet. So of each
+A request that was not answered may have been done or not, and a power cut may take back changes that are not durable. So of each
 message in each group a *set* of states is known, one of which is the true one. An answer leaves those that agree with it; if none
 is left, a promise was broken.
 """
@@ -25,7 +25,7 @@ class At:
     leased   in a consumer's hands until `lo`, as this `attempt`
     waits    comes again as this `attempt`, not before `lo`, and by `hi`
     done     acknowledged
-    dead     among the dead after so many attempts (-1: who knows)
+        dead     among the dead after so many attempts (-1: unknown)
     gone     not for this group, or deleted
     """
 
@@ -33,7 +33,7 @@ class At:
     attempt: int = 0
     lo: int = 0
     hi: int = 0
-    since: int = 0  # what the clock had shown when this began: a place in `Ledger.clocks`
+    since: int = 0  # the clock's reading when this began: a place in `Ledger.clocks`
     there: bool = False  # a tick has seen that `hi` is over
 
 
@@ -46,7 +46,7 @@ OVER = ("done", "dead", "gone")
 
 @dataclass(slots=True)
 class Sent:
-    """A message as its producer sent it, and what the auditor knows of it."""
+    """A message as its producer sent it, and the auditor's knowledge of it."""
 
     id: str
     body: bytes
@@ -58,7 +58,7 @@ class Sent:
     expires_ms: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     versions: set[Version] = field(default_factory=set)
-    accepted: bool | None = None  # None: nobody knows
+    accepted: bool | None = None  # None: unknown
     cancelled: bool | None = False
     ready: bool = False  # it has come due for sure
     turn: Turn | None = None
@@ -72,7 +72,7 @@ class Sent:
 class Side:
     """A group."""
 
-    at: dict[str, Known] = field(default_factory=dict)  # what is not here is fresh
+    at: dict[str, Known] = field(default_factory=dict)  # messages not listed here are fresh
     last: dict[int, Turn] = field(default_factory=dict)  # of each priority: the turn of the last fresh one that was delivered
     moved: bool = False
 
@@ -87,11 +87,11 @@ class Ledger:
         self.case, self.beat_ms = case, beat_ms
         self.sent: dict[str, Sent] = {}
         self.groups: dict[str, Side] = {}
-        self.now = self.steady = 0  # what the wall clock shows; how much time has really passed
+        self.now = self.steady = 0  # the wall clock's reading; how much time has really passed
         self.clocks: list[int] = [0]  # everything that the clock has shown
         self.stray: set[tuple[str, str]] = set()  # dead letters that may be there beside a message that goes on
-        self._undo: list[tuple[int, str, str, Known]] = []  # what a power cut may bring back: when it was replaced, group, id
-        self._handed: list[tuple[int, str]] = []  # what came due, and when
+        self._undo: list[tuple[int, str, str, Known]] = []  # for a power cut to bring back: when it was replaced, group, id
+        self._handed: list[tuple[int, str]] = []  # messages that came due, and when
 
     def fail(self, promise: str, *about: object) -> NoReturn:
         raise Broken(f"{self.case}, at {self.now}: {promise}: {', '.join(map(repr, about))}")
@@ -112,7 +112,7 @@ class Ledger:
         return max(self.clocks[since:])
 
     def set(self, group: str, id_: str, known: Iterable[At], durable: bool = False) -> None:
-        """A message is in one of these states now; with `durable`, no power cut brings back what was before."""
+        """A message is in one of these states now; with `durable`, no power cut brings back the earlier ones."""
         side, states = self.groups[group], frozenset(known)
         if durable:
             self._undo = [entry for entry in self._undo if entry[1:3] != (group, id_)]
@@ -121,7 +121,7 @@ class Ledger:
         side.at[id_] = states
 
     def widen(self, group: str, id_: str, step: Callable[[At], At | None]) -> None:
-        """Nobody knows whether this step was taken."""
+        """It is unknown whether this step was taken."""
         known = self.groups[group].known(id_)
         taken = {after for at in known if (after := step(at)) is not None}
         if not taken <= known:
@@ -153,7 +153,7 @@ class Ledger:
         return not sent.ready and all(due > self.latest(sent.since) for due, _ in sent.versions)
 
     def moments(self, now: int) -> Iterator[int]:
-        """When something may come due: a millisecond before is the time to catch who is early."""
+        """When something may come due: a millisecond before is the time to catch early deliveries."""
         for sent in self.sent.values():
             yield from (due for due, _ in sent.versions if due > now)
         for side in self.groups.values():
@@ -169,19 +169,19 @@ class Ledger:
     # Power cuts
 
     def durable(self, until: int | None = None) -> None:
-        """What happened up to this (steady) time is durable; None: everything."""
+        """Changes up to this (steady) time are durable; None: everything."""
         end = self.steady if until is None else until
         self._undo = [entry for entry in self._undo if entry[0] > end]
         self._handed = [entry for entry in self._handed if entry[0] > end]
 
     def cut(self) -> None:
-        """What was not durable may be as it was before."""
+        """Changes that were not durable may be undone."""
         for _, group, id_, known in self._undo:
             side = self.groups[group]
             side.at[id_] = side.known(id_) | known
             if any(at.kind == "dead" for at in side.at[id_]):
                 self.stray.add((group, id_))
-        for side in self.groups.values():  # that a lease has run out is only noted with what consumers do next, and seen again
+        for side in self.groups.values():  # the end of a lease is only noted with the next consumer's request, and seen again
             for id_, known in side.at.items():
                 over = {At("leased", at.attempt - 1, at.lo, since=at.since) for at in known if at.kind == "waits" and at.there}
                 side.at[id_] = known | over

@@ -1,4 +1,4 @@
-"""What the stories come to inside the engine, which no client sees: a run that never seals anything says nothing about seals."""
+"""Coverage of the stories inside the engine, which no client sees: a run that never seals anything says nothing about seals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = ("seals", "compactions", "bulk handoffs", "tombstones sealed", "late ac
 
 @contextmanager
 def counting(seen: Figures) -> Iterator[None]:
-    """Count into `seen` what is finished meanwhile."""
+    """Count into `seen` the jobs that finish meanwhile."""
     with (
         _counted(Maintenance, "adopt", lambda done: seen.update({"seals": bool(done)})),
         _counted(Maintenance, "compact", lambda moved: seen.update({"compactions": bool(moved)})),

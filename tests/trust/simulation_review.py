@@ -1,4 +1,4 @@
-"""What the auditor makes of dead letters, of groups that are made or moved, of all that can be looked at, and of the end."""
+"""The auditor's judgement of dead letters, of groups that are made or moved, of all that can be looked at, and of the end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Review(Auditor):
     # Groups
 
     def placed(self, group: str, start: str, done: bool) -> None:
-        """A group was made, or moved, to the earliest or the latest message; without `done` nobody knows."""
+        """A group was made, or moved, to the earliest or the latest message; without `done` that is unknown."""
         side = self.groups.setdefault(group, Side())
         for id_, sent in self.sent.items():
             known = side.known(id_)
@@ -105,7 +105,7 @@ class Review(Auditor):
         return at.kind in kinds or (at.kind == "leased" and at.lo <= self.latest(at.since))
 
     def figures(self, stats: TopicStats, groups: dict[str, GroupStats]) -> None:
-        """They add up, and are what they must be as far as that is known."""
+        """Figures add up, and are right as far as the right values are known."""
         for name in ("ready", "reserve", "history"):
             if groups and getattr(stats, name) != sum(getattr(group, name) for group in groups.values()):
                 self.fail(f"figures add up: {name}", stats, groups)
@@ -127,7 +127,7 @@ class Review(Auditor):
             self.fail(f"figures are true: {kind}", group, told, (low, high))
 
     def _count_waiting(self, stats: TopicStats) -> None:
-        """What sleeps, once, and what is to be delivered, once in each group; a retry may sleep or be ready."""
+        """Sleepers, once, and messages to be delivered, once in each group; a retry may sleep or be ready."""
         low = high = 0
         for sent in self.sent.values():
             some, most = self._waiting(sent)

@@ -1,7 +1,7 @@
 """Scenes: a few requests in a row that lead where chance alone seldom comes. Each of them may meet the end of the process.
 
-More messages due at one moment than are fired one by one; sleepers of sealed segments that end right before what ended them is
-sealed in turn; consumers who speak up when their time is over and somebody else has the message.
+More messages due at one moment than are fired one by one; sleepers of sealed segments that end right before their tombstones are
+sealed in turn; consumers that answer after their lease, when another consumer has the message.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def crowd(story: Story, name: str, audit: Review) -> None:
 
 
 def ended_sleepers(story: Story, name: str, audit: Review) -> None:
-    """A segment of sleepers is sealed, some of them end, and what ended them is sealed before anybody forgets the rest."""
+    """A segment of sleepers is sealed, some of them end, and their tombstones are sealed before the rest is forgotten."""
     _fill(story, name, audit)
     _keep_house(story, name, audit)
     old = [sent.id for sent in audit.sent.values() if sent.accepted and sent.cancelled is False and audit.asleep(sent)]
@@ -78,7 +78,7 @@ def _keep_house(story: Story, name: str, audit: Review) -> None:
 
 
 def slow_consumer(story: Story, name: str, audit: Review) -> None:
-    """Its leases run out, the messages go to another, and then it says what has become of them; the other does so after it."""
+    """Its leases run out, the messages go to another, and then it reports their outcome; the other does so after it."""
     chance, seen = story.chance, story.seen
     group, ttr = chance.choice(story.groups), chance.choice([10, 40])
     first = story.fetch_so(name, audit, Fetch(group, chance.choice([1, 5, 50]), ttr, False))

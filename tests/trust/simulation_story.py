@@ -1,7 +1,7 @@
 """A story: producers and consumers of a few topics and groups on a simulated disk and clock, with ends of the process anywhere.
 
-Everything comes from the seed, so a story is the same each time it is told. The story knows what its clients know: ids that they
-sent and messages that they were given. Whether the answers are right is the auditor's to say, one for each topic.
+Everything comes from the seed, so a story is the same each time it is told. The story has the knowledge of its clients: ids that
+they sent and messages that they were given. Whether the answers are right is the auditor's to say, one for each topic.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Story:
             self.after_the_end()
 
     def after_the_end(self) -> None:
-        """What a process leaves that was killed, or whose machine lost its power."""
+        """The state left by a process that was killed, or whose machine lost its power."""
         self.process.die()
         self.seen["kills"] += 1
         if self.chance.random() < 0.4:
@@ -187,7 +187,7 @@ class Story:
         self.ask(audit, lambda: self.engine.submit(name, messages, self.now).created, heard)
 
     def send_again(self, name: str, audit: Review) -> None:
-        """The id is known: nothing changes, whatever the body is."""
+        """The id is known: nothing changes, for any body."""
         held = [s for s in audit.sent.values() if s.accepted and s.cancelled is False and self.unsettled(audit, s.id)]
         if held:
             self.send(name, audit, [self.chance.choice(held)], b"other")
@@ -207,7 +207,7 @@ class Story:
             self.reschedule_so(name, audit, id_, self.now + self.chance.choice([0, 10, 500, 30_000]))
 
     def reschedule_so(self, name: str, audit: Review, id_: str, due: int) -> None:
-        """Another due time, and perhaps another body; not where nobody knows which one it has."""
+        """Another due time, and perhaps another body; not where it is unknown which one it has."""
         ((_, body), *others) = audit.sent[id_].versions
         if others:
             return
@@ -316,7 +316,7 @@ class Story:
         )
 
     def move(self, name: str, audit: Review) -> None:
-        """A group starts again, or a new one comes. Not where history goes: nobody knows what is left to be seen."""
+        """A group starts again, or a new one comes. Not where history goes: it is unknown which messages are left to be seen."""
         if not audit.forgetful:
             group, start = self.chance.choice([*self.groups, "late"]), self.chance.choice(["earliest", "latest"])
             self.ask(
@@ -415,7 +415,7 @@ class Story:
         return self.seen
 
     def drain(self) -> None:
-        """No more ends of the process; everybody fetches and acknowledges until nothing comes."""
+        """No more ends of the process; all consumers fetch and acknowledge until nothing comes."""
         self.ends, self.process.ends_in = 0.0, -1
         for _ in range(50):
             self.pass_time(100_000)
@@ -438,7 +438,7 @@ class Story:
         self.process.die()
 
     def left(self, name: str) -> tuple[int, int, int]:
-        """What is not over yet."""
+        """The messages that are not over yet."""
         stats = self.engine.stats(name)
         return stats.sleep, stats.ready, stats.reserve
 

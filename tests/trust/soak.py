@@ -1,4 +1,4 @@
-"""`python -m tests.trust.soak`: a real server at a steady mixed load for hours, with restarts; what it takes, and a picture.
+"""`python -m tests.trust.soak`: a real server at a steady mixed load for hours, with restarts; its resources, and a picture.
 
 As many messages a second as `--rate` says, 1,500 without it, if the machine gets that far, on four topics with two groups each;
 delays up to a minute, a tenth cancelled, a twentieth moved, some that fail and die; a stop or a kill -9 every few minutes. Every
@@ -114,7 +114,7 @@ class Soak:
         return self.ttr_s * 4 + OVERDUE_S
 
     async def _drain(self, file: Any) -> None:
-        """Everything comes. What has not after a while, the server is asked about: it may have died with its last lease."""
+        """Everything comes. About missing messages the server is asked after a while: they may have died with a last lease."""
         end = self._now() + self.longest_s + self._patience_s()
         while any(audit.open for audit in self.load.audits.values()):
             await self._sample(file)
@@ -178,7 +178,7 @@ class Soak:
         print(*("\r" if tty else "", " | ".join(said)), sep="", end="   " if tty else "\n", file=sys.stderr, flush=True)
 
     def summary(self) -> dict[str, Any]:
-        """What a reader wants to know."""
+        """The figures that interest a reader."""
         steady = [sample for sample in self.samples if self.seconds / 5 <= sample["s"] <= self.seconds] or self.samples
         undisturbed = [s["p99_ms"] for s in steady if not s["restarted"] and s["p99_ms"] is not None]
         counts = sum((audit.counts for audit in self.load.audits.values()), Counter[str]())
@@ -216,7 +216,7 @@ def used_bytes(folder: Path) -> int:
 
 
 def told(summary: dict[str, Any]) -> tuple[str, str]:
-    """The summary in words: what was done, and what it took."""
+    """The summary in words: the work done, and the resources used."""
     faults = ", ".join(f"{summary[kind]} {kind}" for kind in FAULTS)
     done = (
         f"{summary['accepted']:,} messages, {summary['in_per_s_median']:,.0f} a second, {summary['deliveries']:,} deliveries",
@@ -231,7 +231,7 @@ def told(summary: dict[str, Any]) -> tuple[str, str]:
 
 
 def wrong(summary: dict[str, Any]) -> list[str]:
-    """What it took that it should not have."""
+    """Resources beyond their limits."""
     out, slope = [], summary["memory_slope_mb_per_hour"]
     if summary["memory_mb_max"] > MEMORY_BYTES / 1e6:
         out.append(f"memory: {summary['memory_mb_max']:.0f} MB; {MEMORY_BYTES / 1e6:.0f} are the most")

@@ -1,4 +1,4 @@
-"""The books of a soak: what was promised about every message, for hours, in little memory.
+"""The books of a soak: the promises about every message, for hours, in little memory.
 
 A message has an entry from before it is put until every group has settled it or it is cancelled; after that a byte says how it
 ended. A request that was not answered leaves a "maybe" behind, which the server is asked about later.
@@ -43,7 +43,7 @@ class Audit:
     counts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(FAULTS, 0)))
     texts: list[str] = field(default_factory=list)
-    late_ms: list[int] = field(default_factory=list)  # of first deliveries, since somebody last took them
+    late_ms: list[int] = field(default_factory=list)  # of first deliveries, since they were last taken
     live_bytes: int = 0
 
     def fault(self, kind: str, text: str) -> None:
@@ -88,7 +88,7 @@ class Audit:
             self.late_ms.append(got_ms - due_ms)
 
     def settling(self, bit: int, ids: list[str]) -> None:
-        """These are about to be settled: nobody may ever say whether they were."""
+        """These are about to be settled: there may never be an answer."""
         for id_ in ids:
             if (entry := self.open.get(id_)) is not None:
                 entry.maybe |= bit
@@ -105,7 +105,7 @@ class Audit:
                     self._end(id_, SETTLED)
 
     def unsettled(self, bit: int, ids: list[str]) -> None:
-        """The answer says that the group does not hold them any more: they come again, or somebody else has settled them."""
+        """The answer says that the group does not hold them any more: they come again, or another consumer has settled them."""
         for id_ in ids:
             if (entry := self.open.get(id_)) is not None:
                 entry.maybe &= ~bit
@@ -121,7 +121,7 @@ class Audit:
                 self._end(id_, CANCELLED)
 
     def forget(self) -> None:
-        """What was settled long ago needs no time beside it."""
+        """Messages settled long ago need no time beside them."""
         limit = time.monotonic() - RECENT_S
         for key, at in list(self.recent.items()):  # the oldest first
             if at > limit:
@@ -134,7 +134,7 @@ class Audit:
         return [id_ for id_, entry in self.open.items() if entry.answered and entry.earliest_ms < limit]
 
     def told(self, id_: str, found: dict[str, Any] | None) -> None:
-        """What the server says about a message that is overdue; None: it does not know it."""
+        """The server's view of a message that is overdue; None: it does not know it."""
         entry = self.open.get(id_)
         if entry is None:
             return

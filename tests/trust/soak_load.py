@@ -23,11 +23,11 @@ POISON = 250  # one message in so many never succeeds, and dies
 ATTEMPTS = 4
 BODY_BYTES = (50, 2_000)
 WAIT_S = 2.0  # of a long poll
-HISTORY_S = 72  # what is done with stays for so long
+HISTORY_S = 72  # history stays for so long
 
 
 class Gone(Exception):
-    """The server is: nobody knows what became of this request."""
+    """The server is gone: the outcome of this request is unknown."""
 
 
 class House:
@@ -54,7 +54,7 @@ class Caller:
         self._server: Server | None = None
 
     async def call(self, path: str, value: Any, method: str = "POST", also: tuple[int, ...] = ()) -> Any:
-        """What a good answer says; None where the status is one of `also`."""
+        """The body of a good answer; None where the status is one of `also`."""
         await self._house.up.wait()
         try:
             if self._wire is None or self._server is not self._house.server:
@@ -86,7 +86,7 @@ class Caller:
 
 
 class Load:
-    """All clients. `stop` ends the producers, `end` everybody."""
+    """All clients. `stop` ends the producers, `end` all clients."""
 
     def __init__(self, house: House, rate: int, longest_s: float, ttr_s: float) -> None:
         self.house, self.longest_s, self.ttr_s = house, longest_s, ttr_s
@@ -100,7 +100,7 @@ class Load:
         return Caller(self.house, await self._stacks.enter_async_context(AsyncExitStack()))
 
     async def prepare(self) -> None:
-        """The topics, set so that what is done with does not stay for long."""
+        """The topics, set so that history does not stay for long."""
         caller = await self.caller()
         settings = {
             "max_attempts": ATTEMPTS,
@@ -116,7 +116,7 @@ class Load:
                 await caller.insist(f"{topic}/groups/{group}", {"start": "earliest"}, "PUT")
 
     def start(self) -> None:
-        """Everybody goes to work."""
+        """Start all clients."""
         for number, audit in enumerate(self.audits.values()):
             self._run(self._produce(audit, random.Random(number)))
             for at, group in enumerate(GROUPS):
@@ -133,13 +133,13 @@ class Load:
             self._tasks.discard(task)  # one that failed is kept for `check`
 
     def check(self) -> None:
-        """Raise what went wrong in any of them."""
+        """Raise the error of any of them."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
 
     async def close(self) -> None:
-        """Everybody goes home."""
+        """End all clients."""
         self.receiving = False
         for task in self._tasks:
             task.cancel()
@@ -178,7 +178,7 @@ class Load:
                 await self._move(audit, caller, id_, dice.uniform(0, self.longest_s))
 
     async def _cancel(self, audit: Audit, caller: Caller, ids: list[str]) -> None:
-        """Where nobody answered the first time that may have done it, and the server need not know the message any more."""
+        """A first try without an answer may have done it, and then the server need not know the message any more."""
         answer, again = await caller.insist(f"{audit.topic}/cancel", {"ids": ids})
         forgotten = [id_ for id_ in ids if again and answer["missed"].get(id_) == "unknown"]
         audit.cancelled([id_ for id_ in ids if answer["missed"].get(id_, "cancelled") == "cancelled"] + forgotten)

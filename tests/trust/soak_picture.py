@@ -28,7 +28,7 @@ class Panel:
     """One curve or a few, with a common scale."""
 
     title: str
-    lines: dict[str, str]  # field of a sample → what it is
+    lines: dict[str, str]  # field of a sample → its title
     log: bool = False
 
 
