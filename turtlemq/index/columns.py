@@ -81,7 +81,7 @@ def as_batch(messages: Sequence[Message]) -> Batch:
 
 
 def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, indexes: Sequence[int] | None = None) -> Columns:
-    """A checked batch as columns: the messages at the indexes `indexes`, or all. Many travel as arrays, a few as lists.
+    """A validated batch as columns: the messages at these indexes, or all. Large batches become arrays, small ones lists.
 
     `ids` and `hashes` are those of the whole batch; a hash of 0 stands for a server-given id, None for all of them."""
     indexes = range(len(batch.bodies)) if indexes is None else indexes

@@ -166,8 +166,8 @@ class LargeBatch:
             if (heads["due"] != self.due_ms[good]).any():
                 raise Damaged(f"{part.path.name}: its index names other due times than its documents.", part=part)
             if not part.in_place(self.ordinals[good], heads["due"], heads["seq"]):
-                places = zip(read.starts[read.good].tolist(), heads["len"].tolist(), strict=True)
-                documents = (f.decode(memoryview(read.buffer)[at : at + length]) for at, length in places)
+                spans = zip(read.starts[read.good].tolist(), heads["len"].tolist(), strict=True)
+                documents = (f.decode(memoryview(read.buffer)[at : at + length]) for at, length in spans)
                 strays = list(segments.strays(part, zip(self.ordinals[good].tolist(), documents, strict=True)))
                 read.good[np.flatnonzero(read.good)[strays]] = False
                 good, heads = alive[read.good], read.heads[read.good]

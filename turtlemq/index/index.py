@@ -227,15 +227,15 @@ class Index:
                     raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
                 hashes[i] = hash_id(r.decode())
                 hit = self._segments.find(r.decode())
-                if hit is not None and (known_elsewhere is None or not self.is_handed_off(hit[2])):
+                if hit is not None and (known_elsewhere is None or not self.is_handed_off(hit.document)):
                     held.add(i)
         unsure = [i for i in first.values() if i not in held]
         texts, numbers = [raw[i] for i in unsure], np.array([hashes[i] for i in unsure], np.uint64)
-        found = self._segments.find_many(texts, numbers)  # also ids whose end is staged: that may fail
+        documents = self._segments.find_many(texts, numbers)  # also ids whose end is staged: that may fail
         if known_elsewhere is not None:  # the receiver of handed-off messages knows their ids as long as they count
-            found = {k: key for k, key in found.items() if not self.progress.covers_one(*key)}
+            documents = {k: key for k, key in documents.items() if not self.progress.covers_one(*key)}
             held.update(unsure[k] for k in known_elsewhere(texts, numbers))
-        held.update(unsure[k] for k in found)
+        held.update(unsure[k] for k in documents)
         return raw, hashes, [i for i in range(len(raw)) if i not in held]
 
     # Firing

@@ -86,8 +86,8 @@ def _hint(door: Door, job: SealJob) -> I64:
 def _sleepers(scanned: Scan, job: SealJob) -> I64:
     """Numbers in the scan of the documents to keep as sleepers."""
     handed = job.progress.covers(scanned.due_ms, scanned.seq)
-    place = np.minimum(np.searchsorted(job.ended, scanned.seq), max(len(job.ended) - 1, 0))
-    ended: Mask = job.ended[place] == scanned.seq if len(job.ended) else np.zeros(len(scanned), np.bool_)
+    nearest = np.minimum(np.searchsorted(job.ended, scanned.seq), max(len(job.ended) - 1, 0))
+    ended: Mask = job.ended[nearest] == scanned.seq if len(job.ended) else np.zeros(len(scanned), np.bool_)
     return np.flatnonzero(~handed & ~ended & ((scanned.flags & f.TOMBSTONE) == 0))
 
 

@@ -265,8 +265,8 @@ _FROM_ELEMENT: dict[Kind, Callable[[Any], Any]] = {Kind.TIME: int, Kind.NUMBER: 
 
 def lengths(buffer: Buffer, starts: I64) -> I64:
     """The length fields of the documents at `starts`, unchecked. 5 ns a document."""
-    found: I64 = values(buffer, "<i4")[starts].astype(np.int64)
-    return found
+    stated: I64 = values(buffer, "<i4")[starts].astype(np.int64)
+    return stated
 
 
 def prefixes(buffer: Buffer, starts: I64) -> np.ndarray[Any, np.dtype[Any]]:

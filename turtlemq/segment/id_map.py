@@ -93,7 +93,7 @@ class IdMap:
     def find_many(self, column: U64, hashes: U64) -> I64:
         """For each hash its newest ordinal, or -1."""
         slots, mask = self._slots, len(self._slots) - 1
-        found = np.full(len(hashes), -1, np.int64)
+        newest = np.full(len(hashes), -1, np.int64)
         at = (hashes & np.uint64(mask)).view(np.int64)
         there = slots[at]
         open_ = np.flatnonzero(there)
@@ -101,11 +101,11 @@ class IdMap:
         while len(open_) >= small_batches.ID_MAP:
             ordinals = there.astype(np.int64) - 1
             same = column[ordinals] == hashes
-            found[open_[same]] = ordinals[same]
+            newest[open_[same]] = ordinals[same]
             at = (at + 1) & mask
             there = slots[at]
             on = np.flatnonzero((there != 0) & ~same)
             open_, at, there, hashes = open_[on], at[on], there[on], hashes[on]
         for i, hash_ in zip(open_.tolist(), hashes.tolist(), strict=True):
-            found[i] = int(slots[self._slot(column, hash_)]) - 1
-        return found
+            newest[i] = int(slots[self._slot(column, hash_)]) - 1
+        return newest

@@ -90,16 +90,16 @@ def hash_id(id_: str) -> int:
 
 def hash_texts(ids: Sequence[bytes]) -> U64:
     """Hashes of ids that are certainly not server-given, such as group/id. 0.07 µs each."""
-    found: U64 = np.fromiter(map(xxhash.xxh3_64_intdigest, ids), np.uint64, len(ids))
-    found[found == 0] = 1
-    return found
+    hashes: U64 = np.fromiter(map(xxhash.xxh3_64_intdigest, ids), np.uint64, len(ids))
+    hashes[hashes == 0] = 1
+    return hashes
 
 
 def hash_ids(buffer: bytes | bytearray | memoryview, starts: I64, sizes: I64) -> U64:
     """Hashes of ids in a buffer, server-given or not. Requires: a NUL follows each, none contains one. 0.1 µs each if few lengths
     differ, else 0.4 µs."""
     texts = bytes(gather(buffer, starts, sizes + 1))[:-1].split(b"\0")
-    found = hash_texts(texts)
+    hashes = hash_texts(texts)
     for i in np.flatnonzero(sizes == SERVER_ID_BYTES).tolist():
-        found[i] = hash_id(texts[i].decode())
-    return found
+        hashes[i] = hash_id(texts[i].decode())
+    return hashes

@@ -140,15 +140,15 @@ def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
     return Documents(buffer, at, heads, good)
 
 
-def read_small(door: Door, path: Path, places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, bytes] | None]:
+def read_small(door: Door, path: Path, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, bytes] | None]:
     """Read and verify a few documents without arrays: (due, seq, flags, bytes) for each range [start, end), None if it is not as
     written. 1.5 µs each if one pread gets all of them, else 2.5 µs."""
-    low, high = min(places)[0], max(places)[1]
-    sizes = [end - start for start, end in places]
+    low, high = min(spans)[0], max(spans)[1]
+    sizes = [end - start for start, end in spans]
     if high - low <= sum(sizes) + _GAP_BYTES:
         data = door.read(path, low, high - low).ljust(high - low, b"\0")
-        return [f.read_one(data, start - low, end - low) for start, end in places]
-    pieces = door.read_many(path, [start for start, _ in places], sizes)
+        return [f.read_one(data, start - low, end - low) for start, end in spans]
+    pieces = door.read_many(path, [start for start, _ in spans], sizes)
     return [f.read_one(piece.ljust(size, b"\0"), 0, size) for piece, size in zip(pieces, sizes, strict=True)]
 
 

@@ -80,18 +80,18 @@ def build(
     if owners is not None:
         sections["owners"] = owners
     buffers: list[bytes] = []
-    places: dict[str, list[int]] = {}
+    offsets: dict[str, list[int]] = {}
     at = BLOCK
     for name, array in sections.items():
         data = array.tobytes()
-        places[name] = [at, len(array)]
+        offsets[name] = [at, len(array)]
         buffers.append(data + b"\0" * (-len(data) % BLOCK))
         at += len(buffers[-1])
     sums = np.array([crc32(block) for block in _blocks(buffers)], dtype=np.uint32).tobytes()
     fields = {
         "turtlemq_index": _VERSION,
         **{k: Int64(v) for k, v in asdict(cover).items()},
-        "sections": places,
+        "sections": offsets,
         "checksums": [at, len(sums) // 4, crc32(sums)],
     }
     header = f.encode_checked(fields)
