@@ -175,7 +175,9 @@ class Chunk:
         inside = np.minimum(starts, max(len(self.view) - f.PREFIX_BYTES, 0))
         heads = f.prefixes(self.view, inside)
         stops = starts + heads["len"]
-        good = v.plausible(heads, ends - starts)
+        good = v.plausible(heads, ends - starts) & (inside == starts)
+        if self.log == "ready":
+            good &= (heads["flags"] & f.HANDOFF) == 0  # where documents are lost, a table may point to the head of a batch
         if not good.all():
             self.damage += [(at, "no document begins there") for at in starts[~good].tolist()]
         if self.log != "ready":

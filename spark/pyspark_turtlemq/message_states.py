@@ -46,8 +46,7 @@ _PACKED = {
 class MessagesSplit:
     """A topic whose logs are to be joined."""
 
-    pinned: TopicFiles
-    clean: dict[str, object] | None
+    files: TopicFiles
     bytes: int
 
 
@@ -109,7 +108,7 @@ class Deliveries:
 
 def read(split: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of a topic."""
-    logs = TopicLogs(split.pinned, split.clean)
+    logs = TopicLogs(split.files)
     try:
         yield from Joiner(logs).rows(schema)
     finally:

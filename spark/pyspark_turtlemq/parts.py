@@ -1,46 +1,54 @@
-"""Parts: stretches of documents with one table each, of a log as it was when it was pinned; and what has become of sleepers.
+"""The logs of a snapshot, opened read-only: parts of documents with one table each, ended documents, progress, damage.
 
-As the engine does when it opens a topic, but read-only: tables are taken where they fit their segment, what none covers is
-scanned, a torn tail is left out. For what was scanned a table is made and kept beside the pins, so that all who read have one.
+Opened by the decisions of the engine's recovery (`turtlemq.segment.readonly`, `turtlemq.broker.ready_readonly`): tables are used
+if they fit their segment, uncovered documents are scanned, torn ends are left out. A table over scanned documents is written
+beside the pins, so that all tasks share it.
+
+Different from the engine: nothing is cut or repaired. A seal that a crash has interrupted is not finished; its segment is
+scanned. Ended documents come from tombstones alone, not from the ended bits and tables that the engine keeps of them, so a
+destroyed tombstone ends nothing here. A snapshot of a running server ends where it was pinned; the newest segment is synced
+before it is read, so that a power cut cannot take back any row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pyspark_turtlemq.pins import File, TopicFiles
-from turtlemq.broker.ready_batches import read_batches
+from turtlemq.broker.ready_readonly import FIRST_BYTES, CleanEnd, ReadSegment, check_clean_end, first_offset, read_segment
 from turtlemq.errors import Corrupt, NotOurs, TurtleError
-from turtlemq.model import I64, SEGMENT_MESSAGES_MAX, U64, Progress
+from turtlemq.model import I64, SEGMENT_MESSAGES_MAX, U64, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
+from turtlemq.segment.readonly import (
+    Runs,
+    SegmentFile,
+    cover_of,
+    data_start,
+    fits_sealed,
+    fitting_runs,
+    open_segment,
+    scan_uncovered,
+)
 from turtlemq.segment.scan import Scan, scan
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-_NOTHING: I64 = np.empty(0, np.int64)
+_NONE: I64 = np.empty(0, np.int64)
 _NO_HASHES: U64 = np.empty(0, np.uint64)
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Bytes of a log that are no document any more."""
-
-    topic: str
-    file: str
-    position: int
-    length: int
-    reason: str
+_ENDING_DOCUMENTS = 1 << 16  # read at once
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Documents [0, documents) by ordinal. `table`: its file, or its bytes where no folder could be written to."""
+    """Documents [0, documents) by ordinal, with one table: its path, or its bytes if no file could be written."""
 
     topic: str
     log: str
@@ -50,25 +58,25 @@ class Part:
     cover: t.Cover
 
     def open(self) -> t.Table:
-        """Its table, mapped."""
+        """The table, mapped."""
         if isinstance(self.table, bytes):
             return t.parse_table(Path(self.file.name), memoryview(self.table))
-        opened = t.open_table(Door(), Path(self.table))
-        if opened is None:
+        table = t.open_table(Door(), Path(self.table))
+        if table is None:
             raise Corrupt(f"{self.table} is gone: the snapshot was released while it was being read. Run the query again.")
-        return opened
+        return table
 
 
 @dataclass(slots=True)
 class EndedDocuments:
-    """Which sleepers were ended: their seqs, sorted, when they were due, and whether a newer version took their place."""
+    """Documents that a tombstone or a newer version has ended: sorted seqs, due times, and 1 for a newer version."""
 
-    seqs: I64 = field(default_factory=lambda: _NOTHING)
-    dues: I64 = field(default_factory=lambda: _NOTHING)
-    replaced: I64 = field(default_factory=lambda: _NOTHING)
+    seqs: I64 = field(default_factory=lambda: _NONE)
+    dues: I64 = field(default_factory=lambda: _NONE)
+    replaced: I64 = field(default_factory=lambda: _NONE)
 
     def within(self, first: int, last: int, dues: tuple[int, int]) -> EndedDocuments:
-        """Those of a range of seqs and a range of due times."""
+        """Those with a seq and a due time in these inclusive ranges."""
         low, high = np.searchsorted(self.seqs, (first, last + 1)).tolist()
         which = slice(low, high)
         inside = (self.dues[which] >= dues[0]) & (self.dues[which] <= dues[1])
@@ -77,161 +85,146 @@ class EndedDocuments:
 
 @dataclass(slots=True)
 class LogSnapshot:
-    """A log of one topic, of one moment."""
+    """One log of a topic at the moment of the snapshot."""
 
     parts: list[Part] = field(default_factory=list)
     ended: EndedDocuments = field(default_factory=EndedDocuments)
     progress: Progress = field(default_factory=Progress)
-    end: int = 0  # in the ready log: the next offset
+    end: int = 0  # of the ready log: the next offset
     damage: list[Damage] = field(default_factory=list)
+
+    def add_damage(self, *found: Damage | None) -> None:
+        """Note damage, each position of a file once."""
+        known = {(damage.file, damage.position) for damage in self.damage}
+        self.damage += [damage for damage in found if damage is not None and (damage.file, damage.position) not in known]
+
+
+def bare_table(cover: t.Cover, keys: U64, positions: I64, ending: I64) -> bytes:
+    """A table without ids, which no reader here looks up. `keys` are sorted; `ending`: ordinals of documents that end others."""
+    return b"".join(t.build(cover, keys, np.append(positions, cover.end), _NO_HASHES, _NONE, ending))
+
+
+def ready_table(cover: t.Cover, positions: I64, ready_ms: I64) -> bytes:
+    """A bare table over documents of the ready log: its keys are ready times."""
+    return bare_table(cover, f.packed_keys(ready_ms, np.arange(len(positions))), positions, _NONE)
 
 
 class TopicLogs:
-    """Opens the logs of one pinned topic."""
+    """Opens the logs of one topic in a snapshot."""
 
-    def __init__(self, pinned: TopicFiles, clean: dict[str, object] | None = None) -> None:
-        self.files, self.door = pinned, Door()
-        self.clean_mark = clean or {}  # what the clean-shutdown mark says of the topic
+    def __init__(self, files: TopicFiles) -> None:
+        self.files, self.door = files, Door()
+        self.clean_mark: dict[str, Any] = files.clean_mark or {}
 
     def close(self) -> None:
         self.door.shut()
 
-    def _damage(self, into: LogSnapshot, file: File, found: Scan, upto: int | None = None) -> None:
-        holes = [hole for hole in found.damaged if upto is None or hole.position < upto]
-        into.damage += [Damage(self.files.topic, file.name, h.position, h.length, h.reason) for h in holes]
-
-    def _keep(self, file: File, cover: t.Cover, keys: U64, positions: I64, kills: I64, whole: bool) -> str | bytes:
-        """A table over what was scanned, beside the pins."""
-        kind = file.name.partition("_")[0]
-        data = b"".join(t.build(cover, keys, np.append(positions, cover.end), _NO_HASHES, _NOTHING, kills))
+    def _keep(self, file: File, cover: t.Cover, table: bytes, whole: bool) -> str | bytes:
+        """Write a table beside the pins. Returns its path, or its bytes if there are no pins."""
         if self.files.folder is None:
-            return data
+            return table
+        kind = file.name.partition("_")[0]
         path = Path(file.path).with_name(names.table(kind, cover.base, None if whole else cover.first))
-        self.door.replace(path, data, durable=False)
+        self.door.replace(path, table, durable=False)
         return str(path)
 
-    def _table(self, folder: str, base: int, first: int | None) -> t.Table | None:
-        known = self.files.files[folder].get(names.table("delay" if folder == "dead" else folder, base, first))
-        if known is None:
+    def _table(self, log_name: str, base: int, first: int | None) -> t.Table | None:
+        """A table of the snapshot; None if there is none, or it is damaged. `first`: of a run, None for a whole segment."""
+        file = self.files.files[log_name].get(names.table("delay" if log_name == "dead" else log_name, base, first))
+        if file is None:
             return None
         try:
-            return t.parse_table(Path(known.path), known.map())
+            return t.parse_table(Path(file.path), file.map())
         except t.Damaged:
             return None
 
-    # Sleepers, and dead letters, which are kept in the same way
+    # The delay log, and dead letters, which have the same format
 
-    def delay_log(self, folder: str = "delay") -> LogSnapshot:
-        """The log of sleepers, or that of dead letters."""
-        found = LogSnapshot()
-        segments = self.files.segments(folder)
+    def delay_log(self, name: str = "delay") -> LogSnapshot:
+        """The log of sleepers (`delay`) or of dead letters (`dead`)."""
+        snapshot = LogSnapshot()
+        segments = self.files.segments(name)
         for base, file in segments:
-            self._segment(found, folder, base, file, last=base == segments[-1][0])
-        found.ended = self._ended(found)
-        return found
+            last = base == segments[-1][0]
+            clean_end = self._delay_clean_end(name) if last else None
+            segment = open_segment(self.door, Path(file.path), "delay", self.files.topic, base, file.size, last=last)
+            if clean_end is not None and clean_end > file.size:
+                reason = "the file is shorter than it was at the last proper stop"
+                snapshot.add_damage(Damage(file.name, file.size, clean_end - file.size, reason))
+            if segment is None:
+                continue
+            snapshot.add_damage(segment.header_damage, segment.length_damage)
+            if segment.header is not None and segment.header.sealed:
+                self._add_sealed(snapshot, name, file, segment)
+            else:
+                self._add_growing(snapshot, name, file, segment, last, clean_end is not None)
+        snapshot.ended = self._ended(snapshot)
+        return snapshot
 
-    def _segment(self, into: LogSnapshot, folder: str, base: int, file: File, last: bool) -> None:
-        """As `turtlemq.index.recover` opens one."""
-        path, topic = Path(file.path), self.files.topic
-        blank = f.encode_header(f.FileHeader("delay", topic, base))
-        torn = last and file.size <= len(blank) and log.never_synced(bytes(file.map()), blank)
-        try:
-            header, start = log.try_header(self.door, path, "delay", topic, base)
-        except NotOurs:
-            if not torn:
-                raise
+    def _delay_clean_end(self, name: str) -> int | None:
+        """The size of the active segment after a clean shutdown; None if the server runs or was killed."""
+        end = self.clean_mark.get("end" if name == "delay" else "dead")
+        return None if end is None else int(end)
+
+    def _add_sealed(self, snapshot: LogSnapshot, name: str, file: File, segment: SegmentFile) -> None:
+        table = self._table(name, segment.base, None)
+        if table is not None and fits_sealed(segment, table.cover):
+            snapshot.parts.append(Part(self.files.topic, name, file, True, str(table.path), table.cover))
             return
-        if header is None and torn:
+        _, scanned = log.scan_file(self.door, segment.path)
+        snapshot.add_damage(*log.damage_of(segment.path, scanned))
+        self._add_scanned(snapshot, name, file, segment, scanned, Runs(segment.data_start))
+
+    def _add_growing(self, snapshot: LogSnapshot, name: str, file: File, segment: SegmentFile, last: bool, clean: bool) -> None:
+        runs = fitting_runs(segment, segment.generation, partial(self._table, name, segment.base))
+        snapshot.parts += [Part(self.files.topic, name, file, False, str(run.path), run.cover) for run in runs.tables]
+        if runs.missing:
+            reason = "the file is shorter than its index says"
+            snapshot.add_damage(Damage(file.name, file.size, runs.missing, reason))
+        if runs.position >= file.size:
             return
-        if header is None:
-            into.damage.append(Damage(topic, file.name, 0, start, "its header is damaged"))
-        if header is not None and header.sealed:
-            self._sealed(into, folder, base, file, header, start)
-        else:
-            self._growing(into, folder, base, file, header, start, last)
+        view, whole = file.map(), clean or not last
+        scanned = scan_uncovered(view, segment, runs, whole=whole)
+        if not whole and not file.sync():  # only the documents before the last barrier are durable: a sync came before it
+            barriers = scanned.positions[(scanned.flags & f.BARRIER) != 0]
+            durable_end = int(barriers[-1]) if len(barriers) else runs.position
+            scanned = scan_uncovered(view, replace(segment, size=durable_end), runs, whole=False)
+        snapshot.add_damage(*log.damage_of(segment.path, scanned))
+        self._add_scanned(snapshot, name, file, segment, scanned, runs)
 
-    def _sealed(self, into: LogSnapshot, folder: str, base: int, file: File, header: f.FileHeader, start: int) -> None:
-        table = self._table(folder, base, None)
-        wanted = (header.generation, file.size, header.killed_seq)
-        cover = None if table is None else table.cover
-        if table is not None and cover is not None and (cover.generation, cover.end, cover.killed_seq) == wanted:
-            into.parts.append(Part(self.files.topic, folder, file, True, str(table.path), cover))
-            return
-        end = min(file.size, start + header.bytes)
-        found = scan(file.map(), start, end, sealed=True, rising=False)
-        self._damage(into, file, found)
-        if start + header.bytes != file.size:
-            lacks = abs(start + header.bytes - file.size)
-            into.damage.append(Damage(self.files.topic, file.name, end, lacks, "the file is not as long as its header says"))
-        self._scanned(into, folder, base, file, found, (start, 0), True, header.generation)
+    def _add_scanned(self, snapshot: LogSnapshot, name: str, file: File, segment: SegmentFile, scanned: Scan, runs: Runs) -> None:
+        """Parts over scanned documents, which begin behind the runs."""
+        sealed = segment.header is not None and segment.header.sealed
+        position, number = runs.position, runs.documents
+        for first in range(0, len(scanned), SEGMENT_MESSAGES_MAX):
+            span = (first, min(first + SEGMENT_MESSAGES_MAX, len(scanned)))
+            cover = cover_of(
+                scanned, span, base=segment.base, generation=segment.generation, first=number + first, start=position
+            )
+            chosen = slice(*span)
+            flags = scanned.flags[chosen]
+            keyed = np.flatnonzero((flags & f.TOMBSTONE) == 0)
+            keys = np.sort(f.packed_keys(scanned.due_ms[chosen][keyed], keyed))
+            table = bare_table(cover, keys, scanned.positions[chosen], np.flatnonzero(flags & f.ENDS))
+            kept = self._keep(file, cover, table, sealed)
+            snapshot.parts.append(Part(self.files.topic, name, file, sealed, kept, cover))
+            position = cover.end
 
-    def _growing(
-        self, into: LogSnapshot, folder: str, base: int, file: File, header: f.FileHeader | None, start: int, last: bool
-    ) -> None:
-        generation = -1 if header is None else header.generation
-        position, number = start, 0
-        while (run := self._run(folder, base, generation, number, position, file)) is not None:
-            into.parts.append(Part(self.files.topic, folder, file, False, str(run.path), run.cover))
-            position, number = run.cover.end, number + run.cover.documents
-        if position >= file.size:
-            return
-        durable = not last or file.sync()
-        whole = not last or self.clean_mark.get("end" if folder == "delay" else "dead") == file.size
-        found = scan(file.map(), position, file.size, sealed=whole, rising=generation >= 0)
-        if not durable:  # nobody here can make it so: only what was synced before the last barrier surely is
-            barriers = found.positions[(found.flags & f.BARRIER) != 0]
-            found = scan(file.map(), position, int(barriers[-1]) if len(barriers) else position, sealed=whole, rising=True)
-        self._damage(into, file, found)
-        self._scanned(into, folder, base, file, found, (position, number), False, generation)
+    def _ended(self, snapshot: LogSnapshot) -> EndedDocuments:
+        """All documents that tombstones and newer versions in this log end. 1 µs each.
 
-    def _run(self, folder: str, base: int, generation: int, number: int, position: int, file: File) -> t.Table | None:
-        run = self._table(folder, base, number)
-        if run is None:
-            return None
-        cover = run.cover
-        fits = (cover.base, cover.generation, cover.first, cover.start) == (base, generation, number, position)
-        return run if fits and cover.end <= file.size and cover.documents else None
-
-    def _scanned(
-        self,
-        into: LogSnapshot,
-        folder: str,
-        base: int,
-        file: File,
-        found: Scan,
-        begin: tuple[int, int],
-        sealed: bool,
-        generation: int,
-    ) -> None:
-        """Parts over what a scan found from byte and document `begin` on."""
-        position, number = begin
-        for first in range(0, len(found), SEGMENT_MESSAGES_MAX):
-            last = min(first + SEGMENT_MESSAGES_MAX, len(found))
-            some = slice(first, last)
-            end = int(found.positions[last]) if last < len(found) else found.end
-            seqs = found.seq[some]
-            low, high = int(seqs.min()), int(seqs.max())
-            cover = t.Cover(base, generation, number + first, last - first, position, end, low, high, 0)
-            asleep = np.flatnonzero((found.flags[some] & f.TOMBSTONE) == 0)
-            keys = np.sort(f.packed_keys(found.due_ms[some][asleep], asleep))
-            kills = np.flatnonzero(found.flags[some] & f.ENDS)
-            table = self._keep(file, cover, keys, found.positions[some], kills, sealed)
-            into.parts.append(Part(self.files.topic, folder, file, sealed, table, cover))
-            position = end
-
-    def _ended(self, found: LogSnapshot) -> EndedDocuments:
-        """What tombstones and newer versions end, in the whole log. 1 µs each."""
-        seqs, dues, replaced = [_NOTHING], [_NOTHING], [_NOTHING]
-        for part in found.parts:
+        The engine marks them in the ended bits of its parts; here parts of one log are read by different tasks."""
+        seqs, dues, replaced = [_NONE], [_NONE], [_NONE]
+        for part in snapshot.parts:
             table = part.open()
-            kills = table.ending_ordinals()
-            for i in range(0, len(kills), 1 << 16):
-                starts, ends = table.spans_of(kills[i : i + (1 << 16)])
+            ending = table.ending_ordinals()
+            for i in range(0, len(ending), _ENDING_DOCUMENTS):
+                starts, ends = table.spans_of(ending[i : i + _ENDING_DOCUMENTS])
                 read = log.read_documents(self.door, Path(part.file.path), starts, ends)
                 heads = read.heads[read.good]
-                of, was = f.ended_seqs(read.buffer, read.starts[read.good], heads) if len(heads) else (_NOTHING, _NOTHING)
+                of, due = f.ended_seqs(read.buffer, read.starts[read.good], heads) if len(heads) else (_NONE, _NONE)
                 seqs.append(of)
-                dues.append(was)
+                dues.append(due)
                 replaced.append(((heads["flags"] & f.TOMBSTONE) == 0).astype(np.int64))
         of, first = np.unique(np.concatenate(seqs), return_index=True)
         return EndedDocuments(of, np.concatenate(dues)[first], np.concatenate(replaced)[first])
@@ -239,73 +232,66 @@ class TopicLogs:
     # The ready log
 
     def ready_log(self) -> LogSnapshot:
-        """The ready log up to its last whole batch, and what was handed off with that."""
-        found = LogSnapshot()
+        """The ready log up to its last whole batch, with the progress of the handoff."""
+        snapshot = LogSnapshot()
         segments = self.files.segments("ready")
-        while segments and segments[-1][1].size <= self._blank("ready", segments[-1][0]):
+        while segments and segments[-1][1].size <= data_start("ready", self.files.topic, segments[-1][0]):
             segments.pop()
-        clean = self._clean_ready(segments)
-        for i, (base, file) in enumerate(segments):
-            last = i + 1 == len(segments)
-            following = None if last else self._first_offset(*segments[i + 1])
-            if last and clean is not None:
-                following = clean
-            self._ready_segment(found, base, file, following, last)
-        return found
+        clean = self._ready_clean_end(snapshot, segments)
+        totals = [self._first_offset(*segment) for segment in segments[1:]] + [None if clean is None else clean.next_offset]
+        read: ReadSegment | None = None
+        for i, total in enumerate(totals[: len(segments)]):
+            read = self._add_ready(snapshot, segments, i, total, clean)
+        while read is not None and len(segments) > 1 and not read.tables and not len(read.batches.positions) and clean is None:
+            segments.pop()  # no whole batch in it: the one before holds the progress
+            snapshot.parts = [part for part in snapshot.parts if part.cover.base != segments[-1][0]]
+            snapshot.end = snapshot.parts[-1].cover.last_seq + 1 if snapshot.parts else 0
+            read = self._add_ready(snapshot, segments, len(segments) - 1, None, None)
+        if clean is not None:
+            snapshot.progress = clean.progress  # also if the batch with it is damaged
+        return snapshot
 
-    def _blank(self, kind: str, base: int) -> int:
-        return len(f.encode_header(f.FileHeader(kind, self.files.topic, base)))
-
-    def _clean_ready(self, segments: list[tuple[int, File]]) -> int | None:
-        """With which offset the log ended at a proper stop."""
+    def _ready_clean_end(self, snapshot: LogSnapshot, segments: list[tuple[int, File]]) -> CleanEnd | None:
+        """The end of the log at a clean shutdown, if it tells the offsets of the last segment."""
         broker = self.clean_mark.get("broker")
-        if not isinstance(broker, dict) or not segments:
+        if broker is None:
             return None
-        base, end, offset = (int(number) for number in broker["ready"]["at"])
-        return offset if (base, end) == (segments[-1][0], segments[-1][1].size) else None
+        end = CleanEnd.read(broker["ready"])
+        last = (segments[-1][0], segments[-1][1].size) if segments else None
+        clean, damage = check_clean_end(end, last, data_start("ready", self.files.topic, end.base))
+        snapshot.add_damage(damage)
+        return clean
 
     def _first_offset(self, base: int, file: File) -> int | None:
-        """With which offset a segment begins, as far as its first document or its first table tells."""
-        start = self._blank("ready", base)
-        head = bytes(file.map()[start : start + 4096])
-        found = scan(head, 0, len(head), sealed=True)
-        if len(found) and found.positions[0] == 0 and found.flags[0] & f.HANDOFF:
-            return int(found.seq[0])
-        table = self._table("ready", base, 0)
-        return None if table is None else table.cover.first_seq
+        start = data_start("ready", self.files.topic, base)
+        return first_offset(bytes(file.map()[start : start + FIRST_BYTES]), partial(self._table, "ready", base, 0))
 
-    def _ready_segment(self, into: LogSnapshot, base: int, file: File, following: int | None, last: bool) -> None:
-        """As `turtlemq.broker.ready_recover` opens one."""
-        header, position = log.try_header(self.door, Path(file.path), "ready", self.files.topic, base)
-        if header is None:
-            into.damage.append(Damage(self.files.topic, file.name, 0, position, "its header is damaged"))
-        number, expected = 0, into.end if into.parts else None
-        table: t.Table | None = None
-        while (run := self._run("ready", base, 0, number, position, file)) is not None:
-            table = run
-            into.parts.append(Part(self.files.topic, "ready", file, False, str(run.path), run.cover))
-            position, number = run.cover.end, number + run.cover.documents
-            expected = into.end = run.cover.last_seq + 1
+    def _add_ready(
+        self, snapshot: LogSnapshot, segments: list[tuple[int, File]], i: int, total: int | None, clean: CleanEnd | None
+    ) -> ReadSegment:
+        """Read segment `i`, and add its parts. `total`: the offset behind its last document, if known."""
+        base, file = segments[i]
+        last = i + 1 == len(segments)
         if last:
             file.sync()
-        upto = None if following is None else (file.size, following)
-        view = file.map()
-        found = scan(view, position, file.size, sealed=True)
-        batches = read_batches(view, found, position, expected, upto)
-        if batches.progress is not None:
-            into.progress = batches.progress
-        elif table is not None:  # what was handed off last stands in the last table
-            again = scan(view, table.cover.start, table.cover.end, sealed=True)
-            into.progress = read_batches(view, again, table.cover.start, table.cover.first_seq).progress or into.progress
-        self._damage(into, file, found, batches.end)
-        count = len(batches.positions)
-        if count:
-            first = batches.first_offset if expected is None else expected
-            cover = t.Cover(base, 0, number, count, position, batches.end, first, first + count - 1, 0)
-            keys = f.packed_keys(batches.ready_ms, np.arange(count))
-            kept = self._keep(file, cover, keys, batches.positions, _NOTHING, False)
-            into.parts.append(Part(self.files.topic, "ready", file, False, kept, cover))
-            into.end = first + count
+        segment = open_segment(self.door, Path(file.path), "ready", self.files.topic, base, file.size, last=False)
+        assert segment is not None, "only a last segment can be torn, and those are left out above"
+        if last and clean is not None:
+            segment = replace(segment, size=clean.end)  # a lost end is damage, not torn
+        next_offset = snapshot.end if i or not base else None
+        read = read_segment(
+            segment, file.map(), partial(self._table, "ready", base), next_offset=next_offset, total=total, last=last
+        )
+        topic = self.files.topic
+        snapshot.parts += [Part(topic, "ready", file, False, str(table.path), table.cover) for table in read.tables]
+        if len(read.batches.positions):
+            cover = read.cover()
+            table = self._keep(file, cover, ready_table(cover, read.batches.positions, read.batches.ready_ms), False)
+            snapshot.parts.append(Part(topic, "ready", file, False, table, cover))
+        snapshot.end = read.next_offset
+        snapshot.progress = read.batches.progress or snapshot.progress
+        snapshot.add_damage(*read.damage)
+        return read
 
     # Journals
 
@@ -322,10 +308,10 @@ class TopicLogs:
                 yield base, file, start, events
 
     def _journal_files(self, kind: str, since: tuple[int, int]) -> Iterator[tuple[int, File, int, bool, bool]]:
-        """Base, file, first byte, no torn end is possible, is the newest. The newest is synced."""
+        """Base, file, first byte, whether a torn end is impossible, whether it is the newest, which is synced."""
         segments = self.files.segments(kind)
         for base, file in segments:
-            start, newest = self._blank(kind, base), base == segments[-1][0]
+            start, newest = data_start(kind, self.files.topic, base), base == segments[-1][0]
             if base < since[0] or file.size <= start:
                 continue
             start = since[1] if base == since[0] else start
@@ -338,5 +324,5 @@ class TopicLogs:
                 file.sync()
             if start < file.size:
                 broker = self.clean_mark.get("broker")
-                clean = isinstance(broker, dict) and tuple(map(int, broker[kind])) == (base, file.size)
+                clean = broker is not None and tuple(map(int, broker[kind])) == (base, file.size)
                 yield base, file, start, clean or not newest, newest

@@ -25,7 +25,9 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from turtlemq.segment import format as f
 from turtlemq.storage import names
 
 FOLDER = "READERS"
@@ -93,6 +95,7 @@ class TopicFiles:
     folder: Path | None  # of the pins; None if the files are read in place
     files: dict[str, dict[str, File]]
     offset: File | None = None  # the checkpoint
+    clean_mark: dict[str, Any] | None = None  # ends of the logs at a clean shutdown, if no server has started since
 
     def segments(self, log: str) -> list[tuple[int, File]]:
         """Segments of a log with their bases, in order of the base."""
@@ -121,19 +124,27 @@ class Snapshot:
 
 
 def take_snapshot(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: bool = True) -> Snapshot:
-    """Pin these logs of these topics; with `pin=False` only note the files. 20 µs a file."""
+    """Pin these logs of these topics; with `pin=False` only note the files. 20 µs a file.
+
+    A server removes the clean-shutdown mark before it writes, so a mark that is there before and after belongs to these files."""
     remove_stale(root)
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:12]}"
     snapshot = Snapshot(root, name, _make_folder(root, name) if pin else None)
+    mark = _read_clean_mark(root)
     for topic in topics:
         snapshot.topics[topic] = _pin_topic(snapshot, topic, logs)
+    if mark and mark == _read_clean_mark(root):
+        for topic, clean_mark in _decode_clean_mark(mark).items():
+            if topic in snapshot.topics:
+                snapshot.topics[topic].clean_mark = clean_mark
     if snapshot.folder is not None:
         sizes = {
             topic: {log: {name: file.size for name, file in files.items()} for log, files in pinned.files.items()}
             for topic, pinned in snapshot.topics.items()
         }
         offsets = [topic for topic, pinned in snapshot.topics.items() if pinned.offset is not None]
-        (snapshot.folder / MANIFEST).write_text(json.dumps({"topics": sizes, "offsets": offsets}))
+        clean = {topic: pinned.clean_mark for topic, pinned in snapshot.topics.items() if pinned.clean_mark}
+        (snapshot.folder / MANIFEST).write_text(json.dumps({"topics": sizes, "offsets": offsets, "clean": clean}))
     return snapshot
 
 
@@ -149,7 +160,7 @@ def load_snapshot(root: Path, name: str) -> Snapshot:
     snapshot = Snapshot(root, name, folder)
     for topic, logs in manifest["topics"].items():
         pins = folder / names.TOPICS / topic
-        pinned = TopicFiles(topic, root / names.TOPICS / topic, pins, {})
+        pinned = TopicFiles(topic, root / names.TOPICS / topic, pins, {}, clean_mark=manifest.get("clean", {}).get(topic))
         for log, sizes in logs.items():
             inside = pins / DEAD if log == DEAD else pins
             pinned.files[log] = {name: File(str(inside / name), size) for name, size in sizes.items()}
@@ -157,6 +168,22 @@ def load_snapshot(root: Path, name: str) -> Snapshot:
             pinned.offset = File(str(pins / "offset"), (pins / "offset").stat().st_size)
         snapshot.topics[topic] = pinned
     return snapshot
+
+
+def _read_clean_mark(root: Path) -> bytes:
+    """The clean-shutdown mark; empty if the server runs or was killed."""
+    try:
+        return (root / names.CLEAN).read_bytes()
+    except OSError:
+        return b""
+
+
+def _decode_clean_mark(mark: bytes) -> dict[str, Any]:
+    """Ends of logs by topic; empty if the mark is damaged."""
+    try:
+        return dict(f.decode_checked(mark)[0]["topics"])
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def _make_folder(root: Path, name: str) -> Path | None:

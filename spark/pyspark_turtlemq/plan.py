@@ -20,9 +20,7 @@ from pyspark_turtlemq.splits import Split
 from turtlemq.backup import check_format
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, ORDINAL_BITS
-from turtlemq.segment import format as f
 from turtlemq.segment import table as t
-from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 _SPLIT_BYTES_MIN = 16 << 20  # a task for less costs more than it saves
@@ -44,24 +42,12 @@ class Plan:
             self.snapshot.release()
 
 
-def read_clean_marks(options: Options) -> dict[str, dict[str, object]]:
-    """The clean-shutdown marks by topic: ends of logs of a stopped server, where nothing is torn. Empty if it runs or crashed.
-
-    Read before the files are listed, since a starting server removes the marks before it writes."""
-    try:
-        data = (options.path / names.CLEAN).read_bytes()
-        return dict(f.decode_checked(data)[0]["topics"])
-    except (OSError, ValueError, KeyError):
-        return {}
-
-
 def make_plan(options: Options, predicates: Predicates) -> Plan:
     """Pin the logs of the kind, open them, and cut them into splits of about total / partitions bytes."""
     check_format(Door(), options.path)
     topics = [topic for topic in options.topics() if predicates.allows("topic", topic)]
     if predicates.matches_nothing:
         return Plan([])
-    marks = read_clean_marks(options)
     if options.snapshot:
         snapshot = pins.load_snapshot(options.path, options.snapshot)
     else:
@@ -70,7 +56,7 @@ def make_plan(options: Options, predicates: Predicates) -> Plan:
     plan = Plan([], snapshot=None if options.snapshot else snapshot)
     for topic in topics:
         if topic in snapshot.topics:
-            logs = TopicLogs(snapshot.topics[topic], marks.get(topic))
+            logs = TopicLogs(snapshot.topics[topic])
             try:
                 splits += _topic_splits(logs, options, predicates, plan)
             finally:
@@ -94,7 +80,7 @@ def _topic_splits(logs: TopicLogs, options: Options, predicates: Predicates, pla
     topic = logs.files.topic
     if options.kind == "messages":
         size = sum(file.size for files in logs.files.files.values() for file in files.values())
-        return [MessagesSplit(logs.files, logs.clean_mark, size)]
+        return [MessagesSplit(logs.files, size)]
     if options.kind in ("reserve", "history"):
         return [JournalSplit(topic, options.kind, *file_range) for file_range in logs.journal(options.kind)]
     if options.kind == "ready":
@@ -105,7 +91,7 @@ def _topic_splits(logs: TopicLogs, options: Options, predicates: Predicates, pla
             log.progress = logs.ready_log().progress
     if options.kind == "forecast":
         return [forecast_split(topic, log, options.bucket_ms)] if log.parts else []
-    plan.damage += [f"{d.topic}/{d.file}: {d.length} bytes at position {d.position}: {d.reason}" for d in log.damage]
+    plan.damage += [f"{topic}/{d.file}: {d.length} bytes at position {d.position}: {d.reason}" for d in log.damage]
     return [split for part in log.parts if (split := _document_split(part, log, predicates)) is not None]
 
 

@@ -30,7 +30,7 @@ from pyspark_turtlemq.journals import JournalSplit
 from pyspark_turtlemq.kinds import KINDS
 from pyspark_turtlemq.options import Options
 from pyspark_turtlemq.partition import Partition, arrow_schema
-from pyspark_turtlemq.parts import EndedDocuments, Part
+from pyspark_turtlemq.parts import EndedDocuments, Part, ready_table
 from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.predicates import Predicates
 from pyspark_turtlemq.splits import read_splits
@@ -39,6 +39,7 @@ from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.model import Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
+from turtlemq.segment.readonly import data_start, segment_bases
 from turtlemq.segment.scan import scan
 from turtlemq.storage import names
 
@@ -73,9 +74,8 @@ class ReadySplit:
         name = names.parse(self.file.name)
         count = len(batches.positions)
         cover = t.Cover(name.base if name else 0, 0, 0, count, self.start, self.end, self.first, self.first + count - 1, 0)
-        keys, none = f.packed_keys(batches.ready_ms, np.arange(count)), np.empty(0, np.int64)
-        data = b"".join(t.build(cover, keys, np.append(batches.positions, self.end), none.astype(np.uint64), none, none))
-        part = Part(self.topic, "ready", self.file, False, data, cover)
+        table = ready_table(cover, batches.positions, batches.ready_ms)
+        part = Part(self.topic, "ready", self.file, False, table, cover)
         return DocumentSplit(part, 0, count, self.bytes, EndedDocuments(), Progress())
 
 
@@ -88,10 +88,9 @@ class LogTail:
 
     def _bases(self) -> list[int]:
         try:
-            files = [names.parse(name) for name in os.listdir(self.folder)]
+            return segment_bases(map(names.parse, os.listdir(self.folder)), self.kind)
         except FileNotFoundError:
             return []
-        return sorted(file.base for file in files if file and file.kind == self.kind and file.what == "bson" and not file.suffix)
 
     def _file(self, base: int) -> pins.File:
         path = self.folder / names.segment(self.kind, base)
@@ -99,7 +98,7 @@ class LogTail:
 
     def data_start(self, base: int) -> int:
         """The byte at which the documents of a segment begin."""
-        return len(f.encode_header(f.FileHeader(self.kind, self.topic, base)))
+        return data_start(self.kind, self.topic, base)
 
     def earliest(self) -> LogPosition | None:
         """The beginning of the oldest segment; None if there is none yet."""

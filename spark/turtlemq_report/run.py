@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark_turtlemq import pins
 from pyspark_turtlemq.options import Options, parse_options
 from pyspark_turtlemq.parts import TopicLogs
-from pyspark_turtlemq.plan import make_plan, read_clean_marks
+from pyspark_turtlemq.plan import make_plan
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq.backup import check_format
 from turtlemq.errors import TurtleError
@@ -57,10 +57,9 @@ def report(spark: SparkSession, options: ReportOptions, step: Step = lambda _: N
         saved = state.load(options.out, source.path)
         made.first = not saved.tables
         step("snapshot")
-        marks = read_clean_marks(source)
         snapshot = stack.enter_context(pins.take_snapshot(source.path, made.topics, pins.PIN_ORDER))
         made.pinned = snapshot.folder is not None
-        logs = {topic: TopicLogs(files, marks.get(topic)) for topic, files in snapshot.topics.items()}
+        logs = {topic: TopicLogs(files) for topic, files in snapshot.topics.items()}
         for topic_logs in logs.values():
             stack.callback(topic_logs.close)
         run = _Run(spark, made, saved, source, snapshot, logs, step)

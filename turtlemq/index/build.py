@@ -22,6 +22,7 @@ from turtlemq.model import I64, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
 from turtlemq.segment.ids import hash_ids, hash_seqs
+from turtlemq.segment.readonly import cover_of
 from turtlemq.segment.scan import Scan
 from turtlemq.storage.door import Door
 
@@ -104,16 +105,8 @@ def from_scan(
     in the segment."""
     first, last = span
     part = slice(first, last)
-    cover = t.Cover(
-        base=segment.base,
-        generation=segment.generation,
-        first=number,
-        documents=last - first,
-        start=start,
-        end=int(scanned.positions[last]) if last < len(scanned) else scanned.end,
-        first_seq=int(scanned.seq[part].min()),
-        last_seq=int(scanned.seq[part].max()),
-        killed_seq=segment.ended_by,
+    cover = cover_of(
+        scanned, span, base=segment.base, generation=segment.generation, first=number, start=start, killed_seq=segment.ended_by
     )
     hashes = scan_hashes(buffer, scanned, first, last)
     alive = np.ones(last - first, np.bool_)

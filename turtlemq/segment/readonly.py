@@ -125,3 +125,13 @@ def scan_uncovered(view: memoryview, segment: SegmentFile, runs: Runs, *, whole:
     Seqs rise but behind a damaged header: such a segment may have been sealed, so in due order."""
     rising = segment.generation >= 0
     return scan(view, runs.position, segment.size, sealed=whole, rising=rising, after=runs.last_seq)
+
+
+def cover_of(
+    scanned: Scan, span: tuple[int, int], *, base: int, generation: int, first: int, start: int, killed_seq: int = 0
+) -> t.Cover:
+    """The cover of a table over documents [span) of a scan, from byte `start` on; `first` is their number in the segment."""
+    low, high = span
+    seqs = scanned.seq[low:high]
+    end = int(scanned.positions[high]) if high < len(scanned) else scanned.end
+    return t.Cover(base, generation, first, high - low, start, end, int(seqs.min()), int(seqs.max()), killed_seq)
