@@ -1,4 +1,4 @@
-"""The contract with aiohttp: what each of its private and undocumented names is relied on for. Read this first when an upgrade
+"""The contract with aiohttp: the uses of its private and undocumented names. Read this first when an upgrade
 fails. All uses are in turtlemq/server/aiohttp_internals.py, and one is in turtlemq/client/aio.py."""
 
 from __future__ import annotations

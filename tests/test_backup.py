@@ -1,4 +1,4 @@
-"""Backups: of a stopped folder and of one under load, in steps, and damaged ones. What was answered before is in them, always."""
+"""Backups: of a stopped folder and of one under load, in steps, and damaged ones. Answered requests are in them, always."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_damage_in_the_data_folder_is_named_with_its_position(data: Path, tmp_pa
 
 @pytest.mark.slow
 def test_an_interrupted_backup_or_restore_leaves_earlier_ones(tmp_path: Path) -> None:
-    """A failure at any call: what was there is there, nothing half done has a whole one's name, and the next try works."""
+    """A failure at any call: earlier backups are there, nothing half done has a whole one's name, and the next try works."""
     data, into = tmp_path / "data", tmp_path / "bk"
     fill(data, topics=("a",))
     made(data, into)

@@ -130,7 +130,7 @@ def test_a_backup_of_a_running_server_holds_everything_as_it_was(tmp_path: Path)
         assert told["live"]
         assert told["damage"] == []
         assert dump(server) == before, "nothing moved meanwhile"
-        with Traffic(server) as traffic:  # what comes after it is not in it
+        with Traffic(server) as traffic:  # messages that come after it are not in it
             until(lambda: len(traffic.acked) > 200)
     line("restore", told["backup"], "--data", again)
     with running(again) as server:

@@ -1,4 +1,4 @@
-"""Facts about what is synced, copied and linked in backups, restores and dropped topics."""
+"""Facts about syncs, copies and links in backups, restores and dropped topics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The benchmarks run, at a size at which their figures mean nothing, and what they say of themselves is true.
+"""The benchmarks run, at a size at which their figures mean nothing, and their statements about themselves are true.
 
-No time is asserted. Each benchmark asserts its own counts while it measures: what was appended sleeps, what was fired is in the
-ready log, what was cancelled is gone.
+No time is asserted. Each benchmark asserts its own counts while it measures: appended messages sleep, fired ones are in the
+ready log, cancelled ones are gone.
 """
 
 from __future__ import annotations

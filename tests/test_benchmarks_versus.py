@@ -1,4 +1,4 @@
-"""TurtleMQ and its peers side by side, at a size at which figures mean nothing: every row is there, what goes wrong is counted.
+"""TurtleMQ and its peers side by side, at a size at which figures mean nothing: every row is there, errors are counted.
 
 Queues that are not installed are left out. No time is asserted.
 """
@@ -47,13 +47,13 @@ def test_each_queue_does_all_the_work_and_loses_nothing(name: str, tmp_path: Pat
     for part in ONLY_PARTS.get(name, comparison.PARTS):
         for row, figures in ranking.table(held, part, CONNECTIONS).items():
             assert name in figures, f"{part}: {row}"
-            may_forget = "kill -9" in row and not told.durable  # what was answered last, and no more than that
+            may_forget = "kill -9" in row and not told.durable  # the last answers, and no more than that
             if row.startswith(("lost", "cancelled", "delivered", "not found")) and not may_forget:
                 assert figures[name].value == 0, f"{part}: {row}"
     assert list(tmp_path.iterdir()) == [], "no data is left"
 
 
-# What goes wrong is counted
+# Errors are counted
 
 
 class Careless(TurtleBson):
@@ -122,7 +122,7 @@ def test_early_and_strange_messages_are_counted() -> None:
     assert received.lateness([("b", 100), ("c", 100)])["max"] == 1.0
 
 
-# What goes in
+# Input
 
 
 def test_messages_are_distinct_and_the_same_for_everybody() -> None:
@@ -178,7 +178,7 @@ def test_examples_in_docstrings_run(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
 
-# What is said about it
+# Reports
 
 
 def _told(name: str, *, durable: bool = True, missing: str = "") -> QueueInfo:

@@ -265,7 +265,7 @@ def test_batches_entered_late_are_those_entered_at_once(sizes: list[int], asked:
         assert late.find_many(ones.hashes) == prompt.find_many(ones.hashes)
 
 
-# What is kept in memory
+# State in memory
 
 
 def test_recent_documents_are_found_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""What a consumer may rely on when a disk is full, when a read or a sync fails, and when bytes are damaged: nothing is lost, told
-twice, taken from somebody's hands, forgotten or put off for ever; and what the engine remembers stays small."""
+"""Promises to consumers when a disk is full, when a read or a sync fails, and when bytes are damaged: nothing is lost, told
+twice, taken from its consumer, forgotten or put off for ever; and the engine's own state stays small."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLENTY = 1 << 40
 
 
 class Faulty(Syncing):
-    """Calls of one name fail for files whose paths hold one of some words, while it is told so. `room`: what is left on it."""
+    """Calls of one name fail for files whose paths hold one of some words, while it is told so. `room`: free bytes on disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def fill_up(engine: Engine, door: Small, due: int) -> None:
 
 
 def deliver(engine: Engine, now: int) -> list[str]:
-    """What a consumer gets first, in ten seconds."""
+    """The first messages that a consumer gets, in ten seconds."""
     found: list[str] = []
     for at in range(now, now + 10_000, 1_000):
         engine.tick(at)
@@ -319,7 +319,7 @@ def test_recovered_state_is_saved_before_the_next_handoff(tmp_path: Path) -> Non
     engine.close()
 
 
-# Syncs that fail when somebody takes a message over
+# Syncs that fail when a consumer takes a message over
 
 
 def refuses(engine: Engine, *ids: str) -> None:
@@ -445,7 +445,7 @@ def test_an_ack_meets_the_error_of_a_checkpoint_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["ready", "reserve", "history"])
 def test_a_beat_syncs_through_descriptors_of_its_own(tmp_path: Path, part: str) -> None:
     engine = start(tmp_path)
-    engine.tick(1)  # with the first beat, so that none comes soon
+    engine.tick(1)  # with the first checkpoint, so that none comes soon
     engine.submit("t", messages(2), 2)
     engine.tick(10)
     engine.ack("t", "g", engine.reserve("t", "g", 1, 10).ids, 10)

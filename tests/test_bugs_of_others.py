@@ -110,7 +110,7 @@ def test_a_delay_is_not_measured_from_the_start_of_the_process(tmp_path: Path) -
 
 
 def test_a_receiver_ahead_of_the_log_loses_no_later_message(tmp_path: Path) -> None:
-    """A checkpoint ahead of its data: what it speaks of is gone after a power cut, and newer messages take those places."""
+    """A checkpoint ahead of its data: its messages are gone after a power cut, and newer ones take those places."""
     ahead = Progress((Mark(seq_max=1_000 << SEQ_COUNTER_BITS, due_ms=5_000, seq=(1 << 63) - 1),))
     index = open_index(Door(), tmp_path / "t", "t", SMALL, ahead)
     index.append(batch("a", 5, 4_000), 10)

@@ -1,5 +1,5 @@
-"""`turtlemq check`: whatever is wrong with a data folder is named, by file; the folder stays as it is, byte for byte. And what a
-server makes of the same folders."""
+"""`turtlemq check`: every fault of a data folder is named, by file; the folder stays as it is, byte for byte. And a server's
+reaction to the same folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turtlemq.storage.copy_on_write import CopyOnWriteDoor
 
 
 def check(data: Path, *more: str, code: int = 0) -> dict[str, Any]:
-    """What it says, as JSON."""
+    """Its answer, as JSON."""
     found = CliRunner().invoke(command_line("check"), ["check", "--data", str(data), "--json", *more])
     assert found.exit_code == code, (found.exit_code, found.output, found.exception)
     return dict(json.loads(found.output.splitlines()[-1])) if found.output.startswith("{") else {"said": found.output}
@@ -106,7 +106,7 @@ def test_a_scratch_folder_that_is_not_there_is_a_clear_error(data: Path) -> None
     assert "--scratch" in check(data, "--scratch", str(data / "nowhere"), code=1)["said"]
 
 
-# Whatever is wrong is named
+# Every fault is named
 
 
 def test_a_flipped_bit_of_a_message(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: every verb has help, the right exit code, and output for people and for scripts."""
+"""The command line: every verb has help, the right exit code, and output for humans and for scripts."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_durations_and_times_as_people_write_them() -> None:
 
 @pytest.mark.parametrize("id_", ["json", "9", "a=b", "url", "h", "ünï", "x y", "help"])
 def test_any_id_can_fail(line: Line, id_: str) -> None:
-    """A dash before it, whatever it is."""
+    """A dash before it, for any id."""
     line("put", "dash", "1", f"--id={id_}")
     line("fetch", "dash", "--wait", "5")
     assert line("ack", "dash", f"-{id_}", "--retry-delay", "60") == "0 acked, 1 failed, 0 dead, 0 unknown\n"
@@ -305,7 +305,7 @@ def test_watching_ends_with_ctrl_c(line: Line, server: Server) -> None:
 
 
 def on_a_terminal(*args: str, **env: str) -> str:
-    """What a person sees."""
+    """Output for humans."""
     ours, theirs = pty.openpty()
     env = environment(TERM="xterm-256color", **env)
     with subprocess.Popen([*PROGRAM, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:

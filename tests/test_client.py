@@ -1,4 +1,4 @@
-"""The rules of the client, without any wire: retries, gathering, what a consumer holds; and the bytes that it makes and reads."""
+"""The rules of the client, without any wire: retries, gathering, messages held by a consumer; and its bytes, made and read."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_delay_that_json_would_not_say_is_refused(delay: Any) -> None:
             call("t", "a", delay=delay)
 
 
-# Delivering what was gathered
+# Delivering gathered messages
 
 
 class Promise:
@@ -269,7 +269,7 @@ def test_a_batch_goes_by_count_bytes_time_or_flush() -> None:
     assert len(gather.take_batch()) == 1
 
 
-# What a consumer holds
+# Messages that a consumer holds
 
 
 def leased(id_: str, **more: Any) -> Message:
@@ -367,7 +367,7 @@ def test_it_asks_for_more_when_half_is_gone() -> None:
         one.finished(one.next_job(100), {}, 100)
     assert one.fetch_count() == 4
     one.next_job(100)
-    assert one.fetch_count() == 4  # what is being handled counts
+    assert one.fetch_count() == 4  # messages being handled count
     one.stopping = True
     assert one.fetch_count() == 0
 

@@ -182,7 +182,7 @@ def test_a_graceful_stop_finishes_what_runs(server: Server, shell: Shell, topic:
     stopping.start()
     go.set()
     stopping.join(WAIT_S)
-    assert log.seen == ["began", "ended"] * 3  # what was fetched is finished as well
+    assert log.seen == ["began", "ended"] * 3  # fetched messages are finished as well
     settled(server, topic, history=3, reserve=0)
 
 
@@ -210,7 +210,7 @@ def test_a_stop_ends_a_long_poll(server: Server, shell: Shell, topic: str) -> No
         proxy.wait_for(lambda: bool(proxy.requests))
         consumer.stop(timeout=WAIT_S)
         server.put(topic, {"body": 1, "id": "a"})
-        assert [message["id"] for message in server.fetch(topic, wait=5)] == ["a"]  # nobody took it along
+        assert [message["id"] for message in server.fetch(topic, wait=5)] == ["a"]  # no consumer took it along
 
 
 def test_at_most_once_never_comes_again(server: Server, shell: Shell, topic: str) -> None:
@@ -228,7 +228,7 @@ def test_at_most_once_never_comes_again(server: Server, shell: Shell, topic: str
 
 
 def test_at_most_once_holds_for_every_consumer_of_the_topic(server: Server, shell: Shell, topic: str) -> None:
-    """What waits for its turn has no lease that could end meanwhile, and is handled."""
+    """Messages that wait for their turn have no lease that could end meanwhile, and are handled."""
     server.ok("PUT", f"/v1/topics/{topic}", {"delivery": "at-most-once"})
     server.put(topic, *({"body": n, "id": str(n)} for n in range(6)))
     log = Log()

@@ -57,7 +57,7 @@ def client(server: Server) -> Iterator[Client]:
         yield found
 
 
-# What goes in comes out
+# Messages come out as they went in
 
 
 @pytest.mark.parametrize("wire", ["json", "bson"])
@@ -219,7 +219,7 @@ def test_single_puts_are_gathered(proxy: Proxy, shell: Shell, topic: str) -> Non
 def test_a_batch_goes_when_it_has_lingered_or_is_large(proxy: Proxy, shell: Shell, topic: str) -> None:
     with shell.producer(topic, proxy.url, linger=0.05) as producer:
         first = producer.put(b"x")
-        assert first.result(WAIT_S) == first.id  # nobody hurried it
+        assert first.result(WAIT_S) == first.id  # without a flush
     with shell.producer(topic, proxy.url, linger=60.0, bytes=10_000) as producer:
         puts = [producer.put(b"x" * 1000) for _ in range(9)]
         assert [put.result(WAIT_S) for put in puts[:8]] == [put.id for put in puts[:8]]  # as many as fit
@@ -304,7 +304,7 @@ except errors.Closed:
 
 
 def test_a_producer_works_on_in_a_forked_child(server: Server, topic: str) -> None:
-    """And what its parent had put is sent once, by the parent."""
+    """And messages that its parent had put are sent once, by the parent."""
     program = [sys.executable, "-c", FORKED, topic]
     done = subprocess.run(program, env=environment(TURTLEMQ_URL=server.url), capture_output=True, text=True, timeout=WAIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -392,7 +392,7 @@ def test_a_batch_that_is_sent_again_is_stored_once(proxy: Proxy, server: Server,
     assert sorted(m["id"] for m in server.fetch(topic, wait=5)) == sorted(ids)
     assert server.fetch(topic) == []
     left = [int(re.findall(rb"X-Turtlemq-Budget-Ms: (\d+)", request)[0]) for request in produced(proxy)]
-    assert left == sorted(left, reverse=True)  # each try has what the ones before have left
+    assert left == sorted(left, reverse=True)  # each try has the time that earlier ones have left
 
 
 @pytest.mark.parametrize("mode", ["cut-answer", "cut-half"])

@@ -40,7 +40,7 @@ QUICKLY = settings(max_examples=150, deadline=None, suppress_health_check=[Healt
 
 
 def plain(value: Any) -> Any:
-    """A column as a list. What is no number is like any other that is none."""
+    """A column as a list. All NaN are equal in it."""
     found = value.tolist() if isinstance(value, np.ndarray) else value
     return ["nan" if isinstance(item, float) and item != item else item for item in found] if isinstance(found, list) else found
 
@@ -52,7 +52,7 @@ def columns_of(found: Columns | Batch) -> dict[str, Any]:
 
 
 def outcome(function: Callable[[], Any]) -> Any:
-    """What comes out, or how it is refused."""
+    """The result, or the refusal."""
     try:
         return columns_of(function())
     except TurtleError as error:
@@ -117,7 +117,7 @@ layouts = st.lists(
 
 
 def agree(data: bytes) -> Any:
-    """Arrays and library say the same of these bytes. Returns what they say."""
+    """Arrays and library say the same of these bytes. Returns that result."""
 
     def read(layouts: int) -> Columns:
         return bson_messages.columns(data, bson_messages.documents(data), layouts=layouts)
@@ -193,7 +193,7 @@ def test_every_byte_of_a_document_among_many_may_be_wrong(seed: int) -> None:
 
 
 def crafted(id_size: int, id_: bytes, body_size: int, body: bytes, end: bytes = b"\0", longer: int = 0) -> bytes:
-    """A document whose parts say what they like of themselves."""
+    """A document whose parts say anything of themselves."""
     sizes = [size.to_bytes(4, "little", signed=True) for size in (id_size, body_size)]
     rest = b"\x02id\0" + sizes[0] + id_ + b"\x05body\0" + sizes[1] + body + end
     return (len(rest) + 4 + longer).to_bytes(4, "little") + rest
@@ -449,7 +449,7 @@ def test_slices_of_json_make_the_same_batch(
     at_once = whole(bytes(data), kind)
     if isinstance(at_once, dict) or isinstance(cut, dict):
         assert cut == at_once
-    else:  # what a slice refuses may stand before what the whole text is refused for
+    else:  # a slice's refusal may stand before that of the whole text
         assert cut[2].get("index", -1) <= at_once[2].get("index", 1 << 40)
 
 

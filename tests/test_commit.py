@@ -1,4 +1,4 @@
-"""Group commit: requests of one moment share a write and a sync, on a thread; everybody else who must write waits for it."""
+"""Group commit: requests of one moment share a write and a sync, on a thread; all other writers wait for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_requests_gather_while_a_group_is_written(tmp_path: Path) -> None:
 
 
 def test_what_waits_for_a_thread_is_written_before_the_threads_end(tmp_path: Path) -> None:
-    """More topics than threads: closing runs what no thread has begun, and waits for the rest."""
+    """More topics than threads: closing runs the groups that no thread has begun, and waits for the rest."""
     door, topics = Slow(), [f"t{n}" for n in range(THREADS + 5)]
 
     async def story() -> None:
@@ -191,7 +191,7 @@ def test_too_much_waiting_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_only_client_is_synced_for_on_the_loop(tmp_path: Path) -> None:
-    door = Slow()  # the gate is shut: whatever goes to a thread stays there
+    door = Slow()  # the gate is shut: every group that goes to a thread stays there
 
     async def story() -> None:
         service = Service()
@@ -249,7 +249,7 @@ def test_the_only_client_hears_of_a_failure(tmp_path: Path, how: str, error: typ
 
 
 class Client:
-    """One of many at once: what it was told is what must be true."""
+    """One of many at once: the answers that it got must be true."""
 
     def __init__(self, server: Server, number: int) -> None:
         self.server, self.chance, self.number = server, random.Random(number), number
@@ -324,7 +324,7 @@ def test_an_id_is_known_at_every_moment_of_its_cancel(tmp_path: Path) -> None:
     assert group is not None
     group.run()
     topic.stores.index.land(group)
-    view = engine.message("t", "a")  # those who asked for it have not been answered yet
+    view = engine.message("t", "a")  # its requests have not been answered yet
     assert view is not None
     assert view.state == "cancelled"
     assert again() == [False]

@@ -352,7 +352,7 @@ def test_tombstones_go_when_what_they_ended_has_gone(world: World) -> None:
 
 
 def test_an_old_segment_keeps_no_tombstones_that_were_for_others(world: World) -> None:
-    """Tombstones are sifted again when what they ended has gone, though something still sleeps before them."""
+    """Tombstones are sifted again when the messages they ended have gone, though something still sleeps before them."""
     world.append(batch("old", 20, YEAR), 0)
     world.roll()
     world.append(batch("a", 24, YEAR), 0)
@@ -434,7 +434,7 @@ def test_no_seq_is_given_twice_even_when_nothing_is_left(world: World) -> None:
 
 
 def test_a_tombstone_is_never_taken_for_one_worked_in_before(world: World, tmp_path: Path) -> None:
-    """Dead bits say up to which seq they know all. When a power cut takes what was not synced, tombstones must be newer still."""
+    """Dead bits say up to which seq they know all. When a power cut takes unsynced bytes, tombstones must be newer still."""
     world.append(batch("a", 4), 0)
     world.index.maintenance.flush()
     world.cancel(["a1"])

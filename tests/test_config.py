@@ -1,4 +1,4 @@
-"""Configuration: what beats what, what is refused, what is shown; and docs/CONFIGURATION.md says the truth."""
+"""Configuration: which source wins, refused values, shown values; and docs/CONFIGURATION.md says the truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A crowd at one topic: a thousand consumers who ack, fail, hang up, fall asleep or want more time; thousands who only wait.
+"""A crowd at one topic: a thousand consumers that ack, fail, hang up, fall asleep or want more time; thousands that only wait.
 And many topics that rest: they hold no files open."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from turtlemq.model import Message
 CONSUMERS, MESSAGES, BATCH, PRODUCERS = 1_000, 20_000, 100, 8
 GROUPS = ("red", "green", "blue")
 WAITING = 2_000
-LONG_S = 30  # a lease that does not end during the test, or not for those who do not sleep
+LONG_S = 30  # a lease that does not end during the test, or not for consumers that do not sleep
 
 
 @dataclass
 class Holding:
-    """A message in somebody's hands, by the server's clock, which is ours too."""
+    """A message in flight, by the server's clock, which is ours too."""
 
     attempt: int
     from_ms: int
@@ -41,7 +41,7 @@ class Holding:
 
 @dataclass
 class Book:
-    """Everything that anybody saw."""
+    """Everything that any client saw."""
 
     sent: set[str] = field(default_factory=set)
     held: dict[tuple[str, str], list[Holding]] = field(default_factory=lambda: defaultdict(list))
@@ -119,7 +119,7 @@ async def _finish(
         asked_ms = now_ms()
         answer = await wire.call(f"{path}/extend", {"ids": list(held), "ttr": LONG_S})
         for id_ in held.keys() - set(answer["unknown"]):
-            if now_ms() < held[id_].until_ms:  # else it may be somebody else's by now
+            if now_ms() < held[id_].until_ms:  # else it may be another consumer's by now
                 held[id_].until_ms = asked_ms + LONG_S * 1000
                 book.deeds[kind] += 1
         await asyncio.sleep(0.8)  # the first lease is over by now
@@ -175,7 +175,7 @@ def test_thousands_of_long_polls_are_answered_by_a_stop(tmp_path: Path) -> None:
 
 
 def test_a_crowd_is_let_in_while_the_server_is_busy(tmp_path: Path) -> None:
-    """The system takes their connections for it. Whoever found no place would try again seconds later, and get less."""
+    """The system takes their connections for it. A client that found no place would try again seconds later, and get less."""
     many = min(2_000, int(Path("/proc/sys/net/core/somaxconn").read_text()))
 
     async def come(server: Server) -> list[Any]:
@@ -213,7 +213,7 @@ def test_topics_that_rest_hold_no_files_open(tmp_path: Path) -> None:
             engine.tick(at)
             engine.ack(topic, "g", engine.reserve(topic, "g", 10, at).ids, at)
         assert open_for_writing(tmp_path / "topic") >= 2 * len(topics)
-        engine.tick(at + 60_000)  # the beat
+        engine.tick(at + 60_000)  # the checkpoint
         assert open_for_writing(tmp_path / "topic") == 0
     assert [engine.stats(topic).history for topic in topics] == [2] * len(topics)
     assert engine.check() == []

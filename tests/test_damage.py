@@ -1,4 +1,4 @@
-"""Bytes that are not what was written: in index files, which are built again, and in segments, where what is damaged is left out,
+"""Damaged bytes: in index files, which are built again, and in segments, where damaged documents are left out,
 reported and kept aside, and everything else is served.
 """
 
@@ -105,7 +105,7 @@ def test_a_block_damaged_while_closed_does_not_prevent_opening(world: World, sec
 
 
 def test_several_damaged_tables_bring_nothing_back(world: World) -> None:
-    """To mend one table, tombstones are read with the help of others, which may be damaged too."""
+    """To repair one table, tombstones are read with the help of others, which may be damaged too."""
     for prefix in "abc":
         world.append(messages(prefix, 600), 0)
         world.roll()
@@ -123,7 +123,7 @@ def test_several_damaged_tables_bring_nothing_back(world: World) -> None:
 
 
 def test_dead_bits_that_outlive_their_table_bring_nothing_back(tmp_path: Path) -> None:
-    """What was cancelled before a run was written is not in its table at all, so the bits made for it do not tell of it."""
+    """Messages cancelled before a run was written are not in its table at all, so the bits made for it do not tell of them."""
     world = World(tmp_path / "t", Settings(segment_bytes=1 << 16, run_messages=8))
     world.append(messages("a", 7), 0)
     world.cancel(["a1"])  # the eighth document: a run is written
@@ -199,7 +199,7 @@ def test_a_table_of_other_documents_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [5, 200], ids=["few", "many"])
 def test_a_table_with_wrong_due_times_fires_nothing_early(world: World, count: int) -> None:
-    """Its checksums are right and so is what it covers: only the documents can tell."""
+    """Its checksums are right and so is its cover: only the documents can tell."""
     world.append(messages("a", count, due=1_000), 0)
     world.index.maintenance.flush()
     path = next(iter(world.folder.glob("*.run")))

@@ -1,4 +1,4 @@
-"""Dead letters: what they tell, how they are listed, requeued, deleted, kept and counted."""
+"""Dead letters: their fields, how they are listed, requeued, deleted, kept and counted."""
 
 from __future__ import annotations
 

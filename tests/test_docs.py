@@ -1,5 +1,5 @@
-"""README and docs are true: every block runs or says why not, shown output is what comes out, links lead somewhere, and the pages
-about verbs, routes and settings name all of them."""
+"""README and docs are true: every block runs or says why not, shown output is the real output, links lead somewhere, and the
+pages about verbs, routes and settings name all of them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_http_md_names_every_route() -> None:
     text = "".join((ROOT / "docs" / page).read_text("utf-8") for page in ("HTTP.md", "OBSERVE.md", "README.md"))
     for route in routes():
         if route.path == "/pages/{file}":
-            continue  # what the pages are made of
+            continue  # the sources of the pages
         last = route.path.replace("/v1/topics/{topic}", "…").replace("…/groups/{group}", "…").replace("/{id}", "")
         assert last.removeprefix("…") in text, route.path
 

@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Recorder(Door):
-    """Notes every call; `faults` maps the number of a call to what is done in its place."""
+    """Notes every call; `faults` maps the number of a call to the action in its place."""
 
     def __init__(self, faults: dict[int, Callable[..., Any]] | None = None) -> None:
         super().__init__()

@@ -378,7 +378,7 @@ def test_a_missing_ready_log_hides_no_later_message(tmp_path: Path) -> None:
 
 
 def test_a_damaged_batch_head_is_no_document_of_its_batch(tmp_path: Path) -> None:
-    """Else all others would seem to have moved on by one, and what consumers have of them would be taken for lost."""
+    """Else all others would seem to have moved on by one, and those that consumers hold would be taken for lost."""
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(run_messages=100))
     engine.move_group("t", "g", "earliest", 0)
     for first in (0, 6):
@@ -437,7 +437,7 @@ def test_a_checkpoint_in_the_journal_outweighs_earlier_damage(tmp_path: Path) ->
     files = sorted(folder(tmp_path).glob("reserve_*.bson"))
     assert len(files) > 1
     abandon(engine)
-    (folder(tmp_path) / "offset").write_bytes(kept)  # as if no beat had come since
+    (folder(tmp_path) / "offset").write_bytes(kept)  # as if no checkpoint had come since
     start = f.decode_header(files[0].read_bytes(), "")[1]
     flip(files[0], start + 60)
     engine = reopen(tmp_path, segment_bytes=4096)
@@ -447,7 +447,7 @@ def test_a_checkpoint_in_the_journal_outweighs_earlier_damage(tmp_path: Path) ->
 
 
 def _handed_off(root: Path) -> Path:
-    """Six batches of eight in the ready log, each with a table but for the last; fetched by nobody. Returns its file."""
+    """Six batches of eight in the ready log, each with a table but for the last; none is fetched. Returns its file."""
     engine = reopen(root)
     engine.move_group("t", "g", "earliest", 0)
     for k in range(6):

@@ -165,7 +165,7 @@ def _story(folder: Path, **changes: Any) -> dict[str, int]:
 
 
 def _finish(folder: Path) -> list[str]:
-    """Open what a cut has left, and consume all that is there."""
+    """Open the state that a cut has left, and consume all that is there."""
     engine = Engine.open(folder / "data", door=Quick(), settings=SETTINGS)
     assert engine.check() == []
     seen: list[str] = []
@@ -259,7 +259,7 @@ def test_a_sleeping_retry_comes_once_after_a_power_cut(tmp_path: Path) -> None:
 
 
 def test_a_woken_retry_comes_once_after_a_power_cut(tmp_path: Path) -> None:
-    """The clock stood still, or jumped: no beat has come since the message went to sleep."""
+    """The clock stood still, or jumped: no checkpoint has come since the message went to sleep."""
     door = Syncing()
     engine = start(tmp_path, door)
     engine.submit("t", messages(1), 0)
@@ -269,7 +269,7 @@ def test_a_woken_retry_comes_once_after_a_power_cut(tmp_path: Path) -> None:
     assert engine.ack("t", "g", ["-m0"], 11, retry_delay_ms=60_000).failed == 1
     topic = engine.topic("t")
     assert topic._hand_off(70_000) is None
-    logs_of(engine).ready.sync()  # it reaches the disk before what is in the journal, which nobody has asked for yet
+    logs_of(engine).ready.sync()  # it reaches the disk before the journal's events, which have not been synced yet
     cut_power(engine, door)
     engine = Engine.open(tmp_path / "data", settings=SETTINGS)
     engine.tick(200_000)
@@ -362,7 +362,7 @@ def test_a_batch_written_before_its_predecessor_hands_nothing_off(tmp_path: Path
     """Sectors of a log are written in any order. The second batch says that everything so far was handed off."""
     engine = start(tmp_path)
     engine.submit("t", [*messages(2), Message(b"later", 1_000, id="later")], 0)
-    engine.tick(1)  # with the first beat, so that none comes soon
+    engine.tick(1)  # with the first checkpoint, so that none comes soon
     engine.tick(10)
     (ready,) = _ready_files(tmp_path, ".bson")
     first = logs_of(engine).ready.segments[0].data_start

@@ -1,4 +1,4 @@
-"""kill -9, again and again, in the middle of whatever the engine does: what it answered before is true afterwards."""
+"""kill -9, again and again, in the middle of any work of the engine: answers given before are true afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole engine against a model, over many seeds: see `engine_sim`."""
+"""The whole engine against a model, over many seeds, by the simulation in `tests.harness.engine_simulation`."""
 
 from __future__ import annotations
 

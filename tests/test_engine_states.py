@@ -1,4 +1,4 @@
-"""Where a message is, as everybody is told: cancel, get, listings, groups that come late, and messages that are given back."""
+"""The state of a message in every answer: cancel, get, listings, groups that come late, and messages that are given back."""
 
 from __future__ import annotations
 

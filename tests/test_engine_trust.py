@@ -1,4 +1,5 @@
-"""Facts about the engine that only chance would meet: ids that collide, what a restart keeps, clocks that go back, beats."""
+"""Facts about the engine that only chance would meet: ids that collide, state kept by a restart, clocks that go back,
+checkpoints."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_a_message_expires_at_its_millisecond_without_an_attempt(tmp_path: Path)
     engine.close()
 
 
-# What a restart keeps
+# State that a restart keeps
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -116,7 +117,7 @@ def test_a_restart_keeps_who_has_a_message_and_why_others_wait(tmp_path: Path) -
     engine.close()
 
 
-# What may go, and what may not
+# Messages that may go, and those that may not
 
 
 def test_a_dead_letter_that_is_younger_than_its_time_stays(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_writes_during_a_checkpoint_do_not_count_as_synced(tmp_path: Path) -> No
     engine.submit("t", messages(4), 0)
     engine.tick(10)
     engine.reserve("t", "g", 2, 10)
-    engine.tick(2_000)  # a beat begins
+    engine.tick(2_000)  # a checkpoint begins
     assert len(flusher.jobs) == 1
     engine.ack("t", "g", ["m0"], 2_001)
     engine.submit("t", [Message(b"", 2_002, id="late")], 2_001)
@@ -311,7 +312,7 @@ def test_acks_are_synced_in_time_though_the_clock_went_back(tmp_path: Path, acks
 
 
 def test_acks_are_synced_though_the_clock_came_back(tmp_path: Path) -> None:
-    """An hour has passed, and the clock shows a moment in which the beat would not be due."""
+    """An hour has passed, and the clock shows a moment in which the checkpoint would not be due."""
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings(beat_ms=5_000))
     now = 100 * 24 * HOUR
     engine.submit("t", [Message(b"", now, id="m")], now - 10)
@@ -334,7 +335,7 @@ class Ending(Remembering):
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         begun = name in ("fdatasync", "unlink") and path is not None and path.match("dead/delay_*[1-9]*.bson")
-        if self.armed and begun:  # who is dead tidies nothing up
+        if self.armed and begun:  # a dead process tidies nothing up
             raise Killed
         return super()._call(name, path, action, *args)
 

@@ -1,4 +1,4 @@
-"""The examples do what they say, against a real server."""
+"""The examples work as described, against a real server."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_every_call_of_opening_may_fail(how: str, bare: bool, scratch: Path) -> 
 
 
 def test_bytes_cut_back_stay_gone_after_a_power_cut(tmp_path: Path) -> None:
-    """A write that found no room had stored a part: that is cut off, and the cut is synced before anybody hears of it."""
+    """A write that found no room had stored a part: that is cut off, and the cut is synced before the answer."""
     door = Failing(how="half")
     index = open_at(tmp_path / "t", settings=TIGHT, door=door)
     index.append(batch("a", 1), 0)

@@ -151,7 +151,7 @@ class Slow:
 
 
 def _with_a_damaged_run(folder: Path) -> Index:
-    """Three runs, what the first one knows of its ids is not what was written."""
+    """Three runs; in the first one a byte of the section with the ordinals of its ids is flipped."""
     shape = Settings(run_messages=30)
     index = open_at(folder, settings=shape)
     _filled(index, 90)

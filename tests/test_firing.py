@@ -1,5 +1,5 @@
-"""Firing a few with lists and firing with arrays are one thing: the same segments gives the same handoff either way, to the last
-byte, the last mark and the last cursor, whatever state its files are in.
+"""Firing a few with lists and firing with arrays are one thing: the same segments give the same handoff either way, to the last
+byte, the last mark and the last cursor, in any state of their files.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def told(due: Due | None) -> Any:
 
 
 def both(index: Index, now: int, **limits: int) -> tuple[Due | None, list[Damage]]:
-    """What is due, found in both ways and compared, and the damage that was met."""
+    """Due messages, found in both ways and compared, and the damage that was met."""
     found, segments = [], index._segments
-    for count in (NEVER, small_batches.HANDOFF, NEVER):  # the first may mend a table
+    for count in (NEVER, small_batches.HANDOFF, NEVER):  # the first may repair a table
         segments._damaged.clear()
         segments.counters.damage.clear()
         with up_to(count):
@@ -82,7 +82,7 @@ def drained(index: Index, now: int, **limits: int) -> list[str]:
 
 
 def taken_as(index: Index, now: int) -> type:
-    """With what the next firing works."""
+    """The kind of containers that the next firing works with."""
     return type(firing._take(index._segments.due_cursors(now), now, 10_000)[0])
 
 
@@ -185,7 +185,7 @@ def test_limits_are_met_exactly(world: World, extra: int) -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 60, 10_000])
 def test_a_file_that_was_cut_gives_what_is_left(world: World, cut: int) -> None:
-    """The last byte of a document is a NUL, and so is what lies behind the end of a file: without it nothing is lost."""
+    """The last byte of a document is a NUL, and so are the bytes behind the end of a file: without it nothing is lost."""
     world.append(Batch([b"x" * 50] * 3, [1] * 3, ids=list("abc")), 0)
     path = world.index._segments.active.path
     with path.open("r+b") as file:

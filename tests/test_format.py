@@ -1,4 +1,4 @@
-"""The byte layout: what a document, an id and a file header look like, and that arrays and loops write the same bytes."""
+"""The byte layout of documents, ids and file headers, and that arrays and loops write the same bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_two_flags_share_a_bit() -> None:
     assert all(flag & (flag - 1) == 0 for flag in single)
 
 
-# ── what goes in comes out ───────────────────────────────────────────────────────────────────────────────
+# ── fields are read as written ───────────────────────────────────────────────────────────────────────────
 
 printable = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=50)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -1,4 +1,4 @@
-"""docs/FORMAT.md says what the code does: its tables are compared with the constants, its programs are run on real files."""
+"""docs/FORMAT.md agrees with the code: its tables are compared with the constants, its programs are run on real files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash table of arrays says what a dict would."""
+"""The hash table of arrays gives the answers of a dict."""
 
 from __future__ import annotations
 

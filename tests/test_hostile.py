@@ -1,4 +1,4 @@
-"""A hostile client on raw sockets. Whatever it sends: no 5xx, no traceback, nothing stored that was refused, nobody disturbed.
+"""A hostile client on raw sockets. For any input: no 5xx, no traceback, nothing stored that was refused, no client disturbed.
 
 Every refusal has the shape of every error, also where no line of ours has run. After each attack the server is looked over.
 """
@@ -40,7 +40,7 @@ else:
     from backports import zstd
 
 LIMIT = 1 << 20  # of a body
-MEMORY = 150 << 20  # by how much the server may grow, whatever comes
+MEMORY = 150 << 20  # by how much the server may grow, for any input
 BODY = b'{"body":1}'
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 POST = b"POST /v1/topics/evil/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -103,7 +103,7 @@ class _Socket:
 
 
 def heard(data: bytes, method: str = "GET") -> list[Answer]:
-    """All answers in what a server has sent, each checked for what must hold of any."""
+    """All answers in the bytes that a server has sent, each checked for the rules of any answer."""
     out: list[Answer] = []
     while data:
         file = io.BytesIO(data)
@@ -133,7 +133,7 @@ def decent(answer: Answer, method: str = "GET") -> None:
 
 
 def sent(server: Server, *pieces: bytes, wait_s: float = 15) -> bytes:
-    """What comes back before the server closes the connection, which it must."""
+    """The bytes that come back before the server closes the connection, which it must."""
     out = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=wait_s) as connection:
         try:
@@ -375,7 +375,7 @@ def test_slow_bodies_hold_nobody_up_and_are_dropped(server: Server) -> None:
             try:
                 assert heard(connection.recv(1 << 16))[0].status == 408
             except ConnectionError:
-                pass  # its last bytes came when nobody listened any more
+                pass  # its last bytes came after the listener was gone
     finally:
         for connection in connections:
             connection.close()
@@ -746,7 +746,7 @@ def test_any_bson(server: Server, fields: Any, body: Any, copies: int, changes: 
     parts=st.lists(st.sampled_from(PIECES) | st.binary(max_size=20), max_size=6),
 )
 def test_any_bytes_on_a_connection(server: Server, parts: list[bytes]) -> None:
-    """The rest of an ordinary request follows, so that there is an answer, whatever was before."""
+    """The rest of an ordinary request follows, so that there is an answer, after any beginning."""
     data = b"".join(parts).replace(b"evil", b"fuzz")
     with socket.create_connection(("127.0.0.1", server.port), timeout=15) as connection:
         connection.sendall(data + b"\r\n\r\n")
@@ -760,11 +760,11 @@ def test_any_bytes_on_a_connection(server: Server, parts: list[bytes]) -> None:
     heard(out)
 
 
-# Topics that vanish under everybody's hands
+# Topics that vanish while clients use them
 
 
 def deeds(dice: random.Random) -> Iterator[tuple[str, str, Any]]:
-    """What anybody may ask for, in any order."""
+    """All permitted requests, in any order."""
     while True:
         topic, group, id_ = f"/v1/topics/{dice.choice('ab')}", f"/groups/{dice.choice('gh')}", f"m{dice.randrange(50)}"
         name = topic[-1]

@@ -1,4 +1,4 @@
-"""What the Index does, told by examples: producing, firing, one message, looking. Each test is a fact about it."""
+"""The Index, told by examples: producing, firing, one message, looking. Each test is a fact about it."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_a_group_that_fails_tells_all_who_are_in_it(tmp_path: Path) -> None:
     group = index._writer._group
     assert group is not None
     door.at, door.how = len(door.calls), "ENOSPC"
-    with pytest.raises(DiskFull):  # the segment is full: what was staged is committed first, and that fails
+    with pytest.raises(DiskFull):  # the segment is full: staged batches are committed first, and that fails
         index.stage(Batch([b"x" * 3000], [1]), 0)
     assert isinstance(group.error, DiskFull)
     assert index.append(one("a", 1), 0).created == [True]
@@ -406,7 +406,7 @@ def test_a_full_disk_changes_nothing_and_service_resumes(tmp_path: Path) -> None
             created = index.append(Batch([b"x" * 150] * 20, [1] * 20, ids=ids), 0).created
         except DiskFull:
             created = index.append(Batch([b"x" * 150] * 20, [1] * 20, ids=ids), 0).created
-        except Stopped:  # the sync was told that there is no room: nobody knows what is on the disk
+        except Stopped:  # the sync was told that there is no room: the state of the disk is unknown
             assert "fdatasync" in str(door.failed)
             abandon(index)
             index = open_at(tmp_path / "t", door=door)
@@ -464,7 +464,7 @@ def test_progress_and_dues_travel_as_numpy_integers(index: Index) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=8))
 def test_marks_join_to_what_they_say_together(marks: list[tuple[int, int, int]]) -> None:
-    """Whatever the order in which they come, nothing is forgotten, nothing invented, and none is kept in vain."""
+    """In any order of arrival, nothing is forgotten, nothing invented, and none is kept in vain."""
     progress = Progress()
     for mark in marks:
         progress = progress.add(Mark(*mark))

@@ -109,7 +109,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(first=picks, n=st.integers(10, 60))
     def cancel_many(self, first: int, n: int) -> None:
-        """Most of what sleeps, so that segments run empty."""
+        """Most sleepers, so that segments run empty."""
         known = list(self.world.asleep)
         if known:
             self.world.cancel([known[(first + i) % len(known)] for i in range(n)])
@@ -247,7 +247,7 @@ class Machine(RuleBasedStateMachine):
         if files:
             self.world.damage_unread(files[pick % len(files)], block)
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def agrees(self) -> None:
@@ -276,7 +276,7 @@ _RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def profile(examples: int, steps: int) -> settings:
-    """The same examples every time, unless a long run was asked for."""
+    """Equal examples in every run, unless a long run was asked for."""
     return settings(
         max_examples=LONG or examples,
         stateful_step_count=steps,

@@ -1,4 +1,4 @@
-"""What the Index must keep to when two things meet: housekeeping and a table that is still being written, a request and a group
+"""Promises of the Index when two things meet: housekeeping and a table that is still being written, a request and a group
 that no thread was given, a put and a reschedule under way, two ids with one hash, and good bytes that stand in the wrong place.
 """
 
@@ -84,7 +84,7 @@ def test_a_segment_is_not_sealed_before_its_table_is_written(late: World) -> Non
     late.roll()
     late.keep_house()
     late.append(batch("a", 20), 0)
-    late.cancel(["z000"])  # whoever drops this segment writes that again, into the active one
+    late.cancel(["z000"])  # a compaction that drops this segment writes the tombstone again, into the active one
     late.roll()
     fill(late, "b")
     full = late.index._segments.active
@@ -149,7 +149,7 @@ def test_a_put_during_the_ids_reschedule_is_a_duplicate(tmp_path: Path, taken: b
 
 
 def run(index: Index) -> CommitGroup:
-    """What a committer's thread does. It is not landed yet."""
+    """Do the work of a committer's thread. Returns the group, which is not landed yet."""
     group = index.take()
     assert group is not None
     group.run()
@@ -176,8 +176,8 @@ def test_a_reschedule_is_published_without_a_read_that_could_fail(tmp_path: Path
 
 @pytest.fixture
 def unpublished(tmp_path: Path) -> Iterator[tuple[Index, CommitGroup, CommitGroup]]:
-    """A reschedule of x000 was written, but what it ends has moved from a memtable to a run meanwhile, and reading that fails. A
-    group was staged behind it."""
+    """A reschedule of x000 was written, but the version it ends has moved from a memtable to a run meanwhile, and reading that
+    fails. A group was staged behind it."""
     door, flusher = Failing(), Later()
     index = open_at(tmp_path / "t", settings=Settings(), door=door)
     index._writer.flusher = flusher

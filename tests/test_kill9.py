@@ -1,5 +1,5 @@
-"""A real process is killed again and again, at any moment, while it appends, cancels, changes, fires and keeps house. It says
-what it is about to do and what was answered, in a pipe that outlives it. After each death the Index holds all that was answered.
+"""A real process is killed again and again, at any moment, while it appends, cancels, changes, fires and keeps house. It writes
+its next operation and each answer to a pipe that outlives it. After each death the Index holds all that was answered.
 
 Run as a program, this file is that process.
 """
@@ -32,7 +32,7 @@ CYCLES = int(os.environ.get("TURTLEMQ_KILLS", "20"))
 
 
 class Received:
-    """What was handed off: a line each, whole when it ends in a newline."""
+    """Messages handed off: a line each, whole when it ends in a newline."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,11 +103,11 @@ def tell(**line: Any) -> None:
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
-# The one who kills it
+# The killer
 
 
 class Ledger:
-    """What was answered, and the one deed that may or may not have happened."""
+    """The answers, and the one deed that may or may not have happened."""
 
     def __init__(self) -> None:
         self.asleep: dict[str, int] = {}
@@ -122,14 +122,14 @@ class Ledger:
             self.open = line
 
     def after(self) -> dict[str, int]:
-        """What sleeps once the open deed is done."""
+        """The sleepers once the open deed is done."""
         deed = self.open or {"do": "nothing"}
         if deed["do"] == "cancel":
             return {id_: due for id_, due in self.asleep.items() if id_ not in deed["ids"]}
         return self.asleep | dict(zip(deed.get("ids", ()), deed.get("dues", ()), strict=True))
 
     def take(self, index: Index, received: list[str]) -> None:
-        """Compare with what is there, and go on from that."""
+        """Compare with the real state, and go on from that."""
         assert len(set(received)) == len(received), "handed off twice"
         found = sleepers(index)
         gone = set(received)
@@ -150,7 +150,7 @@ def sleepers(index: Index) -> dict[str, int]:
 
 
 def live_and_die(folder: Path, seed: int, lines: int, ledger: Ledger) -> None:
-    """Start the process, listen for a while, kill it, and hear what it still had to say."""
+    """Start the process, listen for a while, kill it, and read the rest of the pipe."""
     command = [sys.executable, str(Path(__file__)), str(folder), str(seed)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as child:

@@ -1,4 +1,4 @@
-"""Bad input: each is refused with an error that names the item and what is allowed, and nothing has changed afterwards."""
+"""Bad input: each is refused with an error that names the item and the permitted values, and nothing has changed afterwards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def made(folder: Path) -> Index:
 
 @pytest.fixture(name="index", scope="module")
 def an_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
-    """One for all tests: whatever is refused must leave it as it was."""
+    """One for all tests: a refusal must leave it as it was."""
     index = made(tmp_path_factory.mktemp("index"))
     yield index
     assert index.check() == []
@@ -71,12 +71,12 @@ def an_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
 
 @pytest.fixture(name="fresh")
 def a_fresh_index(tmp_path: Path) -> Index:
-    """One for what is not refused yet."""
+    """One for input that is not refused yet."""
     return made(tmp_path)
 
 
 class Unchanged:
-    """A block after which files and figures are as they were, and what was refused can still be stored."""
+    """A block after which files and figures are as they were, and refused messages can still be stored."""
 
     def __init__(self, index: Index) -> None:
         self.index, self.folder = index, index._segments.folder

@@ -1,4 +1,4 @@
-"""What an operator sees: metrics that Prometheus can read and that add up, log lines, request ids, /healthz and /v1/status."""
+"""The operator's view: metrics that Prometheus can read and that add up, log lines, request ids, /healthz and /v1/status."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_topics_beyond_the_limit_are_one(tmp_path: Path) -> None:
     engine.drop_topic("t001")
     engine.submit("t020", [Message(b"x", due_ms=10**12)] * 9, 4_000)
     names = {labels["topic"] for labels, _ in parsed(asyncio.run(_page(engine, shown)))["turtlemq_messages"]}
-    assert names == {"t007", "t000", "t002", "t020", "other"}  # who has a name keeps it; the free place is the busiest's
+    assert names == {"t007", "t000", "t002", "t020", "other"}  # a topic with a name keeps it; the free place is the busiest's
     engine.close()
 
 
@@ -283,7 +283,7 @@ def test_a_long_poll_is_not_slow_because_it_waits(server: Server) -> None:
     before = value_or_zero(scrape(server), "turtlemq_request_seconds_sum", "/v1/topics/{topic}/fetch")
     server.ok("POST", "/v1/topics/poll/fetch", {"wait": 1}, headers={"X-Request-Id": "poller"})
     after = value_or_zero(scrape(server), "turtlemq_request_seconds_sum", "/v1/topics/{topic}/fetch")
-    assert after - before < 1  # what is left is the work, a thousandth of that
+    assert after - before < 1  # the rest is the work, a thousandth of that
 
 
 def value_or_zero(samples: Samples, name: str, route: str) -> float:

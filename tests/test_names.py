@@ -1,4 +1,4 @@
-"""File and topic names: what is made is parsed again, nothing else is, and a topic's name never leaves its folder."""
+"""File and topic names: names that are made are parsed again, nothing else is, and a topic's name never leaves its folder."""
 
 from __future__ import annotations
 

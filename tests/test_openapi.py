@@ -1,5 +1,5 @@
 """The OpenAPI document: complete, valid, true. Every route is in it, every example fits its schema, and a server that is asked
-whatever the document allows (and much that it does not) answers as the document says."""
+anything that the document allows (and much that it does not) answers as the document says."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_operation_that_takes_or_gives_json_shows_an_example() -> None:
 
 
 def test_every_link_leads_to_an_operation_with_values_that_are_there() -> None:
-    """Parts of its own path, and what the example of its answer holds."""
+    """Parts of its own path, and fields in the example of its answer."""
     every = {operation["operationId"]: (path, operation) for path, _, operation in OPERATIONS}
     count = 0
     for path, operation in every.values():

@@ -1,4 +1,4 @@
-"""The peers of the benchmarks do what is asked of TurtleMQ: otherwise their figures would mean nothing.
+"""The peers of the benchmarks do the work that is asked of TurtleMQ: otherwise their figures would mean nothing.
 
 Real servers on loopback ports. A peer that is not installed is skipped, with the command that installs it.
 """
@@ -25,7 +25,7 @@ PEERS: dict[str, Callable[[Path], Queue]] = {
     "postgres lease": lambda folder: postgres.PostgresQueue(folder, "lease"),
     "postgres transaction": lambda folder: postgres.PostgresQueue(folder, "transaction"),
     "bullmq": bullmq.BullQueue,
-    # The same with another setting: only what a kill leaves could differ.
+    # Peers from above with another setting: only the state after a kill could differ.
     "redis everysec": lambda folder: redis.RedisQueue(folder, "everysec"),
     "beanstalkd -f0": lambda folder: beanstalkd.BeanstalkQueue(folder, 0),
 }
@@ -69,7 +69,7 @@ def ids(messages: list[Put]) -> set[str]:
 
 
 async def take(client: Client, count: int, *, ack: bool = True) -> list[str]:
-    """So many, fetched with patience, and what came beyond that."""
+    """So many, fetched with patience, and those that came beyond that."""
     found: list[str] = []
     end = time.monotonic() + 20
     while len(found) < count and time.monotonic() < end:

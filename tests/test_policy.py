@@ -1,4 +1,4 @@
-"""Decisions of the broker as pure functions: when a failed message comes again, who gets how much, what may be removed."""
+"""Decisions of the broker as pure functions: when a failed message comes again, shares of consumers, removable segments."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_one_message_at_a_time_low_still_gets_its_tenth() -> None:
         ([Extent(100, 0, True), Extent(100, 0, True)], 1, 1 << 40, 1),  # too old
         ([Extent(100, 10 * HOUR, True), Extent(100, 0, True)], 1, 1 << 40, 0),  # young enough
         ([Extent(100, 10 * HOUR, True), Extent(100, 0, True)], 1, 150, 1),  # too much
-        ([Extent(100, 0, False), Extent(100, 0, True), Extent(1, 0, True)], 1, 0, 0),  # somebody needs the oldest
-        ([Extent(100, 0, True), Extent(100, 0, False), Extent(1, 0, True)], 1, 0, 1),  # only what stands before it goes
+        ([Extent(100, 0, False), Extent(100, 0, True), Extent(1, 0, True)], 1, 0, 0),  # a group needs the oldest
+        ([Extent(100, 0, True), Extent(100, 0, False), Extent(1, 0, True)], 1, 0, 1),  # only the segment before it goes
         ([Extent(100, 10 * HOUR, True)] * 4, 1, 250, 2),  # no more than necessary
     ],
 )

@@ -1,4 +1,4 @@
-"""A power cut at every call that changes a file. Whatever the disk keeps of what was not synced yet, opening finds everything
+"""A power cut at every call that changes a file. With any unsynced writes kept, torn or lost, opening finds everything
 that was answered, nothing that was ended or durably handed off, whole batches only, and no damage to report.
 
     TURTLEMQ_ALL_CUTS=1 pytest tests/test_powercut.py     every state of the long stories, not every third
@@ -27,7 +27,7 @@ SOME = 1 if os.environ.get("TURTLEMQ_ALL_CUTS") else 3
 
 
 class Story:
-    """A world on a recording disk. After each chapter, what must be true from then on."""
+    """A world on a recording disk. After each chapter, the state that must hold from then on."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.door = Recording()
@@ -50,7 +50,7 @@ class Story:
                 self.floor = len(self.states) - 1
 
     def cuts(self) -> Iterator[tuple[str, dict[str, bytes], list[State], Progress]]:
-        """Every state of the disk, what may be found in it, and what the receiver holds."""
+        """Every state of the disk, the permitted sleepers in it, and the receiver's messages."""
         seen: set[tuple[object, ...]] = set()
         for number, snapshot in enumerate(self.door.snapshots):
             chapter, floor, progress, gone = snapshot.note
@@ -104,7 +104,7 @@ def sleepers(index: Index) -> State:
 
 
 def fired(index: Index) -> State:
-    """The same, by letting it come due."""
+    """All sleepers, by letting them come due."""
     out: State = {}
     while (due := index.due(10**13, count_max=7)) is not None:
         for document in documents(due):

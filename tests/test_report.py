@@ -1,4 +1,4 @@
-"""`turtlemq report`: every job against figures worked out by hand, a second run that reads only what is new, the page in a
+"""`turtlemq report`: every job against figures worked out by hand, a second run that reads only new data, the page in a
 browser, the command, and the same on a cluster. One Spark session for all that can share one."""
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def test_slow_hot_and_failing_consumers_are_named(spark: Any) -> None:
     assert {row.consumer: row.p50_ms for row in found}["slow"] == 100
 
 
-# Only what is new
+# Only new data
 
 
 def told(made: Report) -> dict[str, list[dict[str, Any]]]:

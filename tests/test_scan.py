@@ -1,4 +1,4 @@
-"""Facts about bytes: what a scan makes of files that were cut, flipped, zeroed, or that hold documents inside of documents."""
+"""Facts about bytes: the verdict of a scan on files that were cut, flipped or zeroed, or that hold documents inside documents."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_every_prefix_is_cut_to_whole_batches(data: bytes, tail: bytes) -> None:
 
 
 def test_a_torn_document_is_no_place_to_look_for_documents() -> None:
-    """What is in its body has a BARRIER, as single messages have, but proves nothing."""
+    """A document in its body has a BARRIER, as single messages have, but proves nothing."""
     data = batch(1, b"a") + batch(2, INSIDE * 3)
     for size in range(len(data)):
         found = scan(data[:size], 0, size)
@@ -205,7 +205,7 @@ def test_documents_in_a_body_are_never_found(body: bytes, sealed: bool) -> None:
 
 
 def test_older_documents_in_a_headless_body_are_not_found() -> None:
-    """Nothing is left of the head around them, but what stands in a growing file came later than what stands before it."""
+    """Nothing is left of the head around them, but in a growing file later documents stand behind earlier ones."""
     older = batch(1, b"x") + batch(2, b"yy", b"z")
     data = batch(500, b"before") + batch(501, older[:-1]) + batch(502, b"behind")
     start = len(batch(500, b"before"))
@@ -374,7 +374,7 @@ def asleep(index: Index) -> dict[str, tuple[int, bytes]]:
 
 
 def story(folder: Path) -> tuple[bytes, list[tuple[int, dict[str, tuple[int, bytes]]]]]:
-    """A segment written by an Index, and what slept after each batch."""
+    """A segment written by an Index, and the sleepers after each batch."""
     index = opened(folder)
     path = index._segments.active.path
     states = [(path.stat().st_size, asleep(index))]

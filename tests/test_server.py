@@ -1,4 +1,5 @@
-"""The contract over real HTTP: what goes in comes out, in JSON, NDJSON and BSON; acks, leases, cancels, groups, dead letters."""
+"""The contract over real HTTP: messages come out as they went in, in JSON, NDJSON and BSON; acks, leases, cancels, groups, dead
+letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flow control: buckets by themselves, with any history; and over HTTP what they refuse, slow down and wake."""
+"""Flow control: buckets by themselves, with any history; and over HTTP, requests that are refused, slowed down and woken."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_over_any_time_no_more_passes_than_burst_and_rate_allow(rate: float, bur
     for pause, count in steps:
         now += pause
         if not bucket.wait(count, now):
-            owed = max(0, count - burst)  # the last one may go into debt by what is above a burst
+            owed = max(0, count - burst)  # the last one may go into debt by the excess over a burst
             bucket.spend(count, now)
             passed += count
             assert passed <= burst + rate * now + owed + 1e-6

@@ -1,6 +1,6 @@
 """A real server is stopped under load: each request is answered whole, or not at all, and the stop is a clean one.
 
-What it does when it is killed instead: tests/trust/kills.py.
+Its behaviour when it is killed instead: tests/trust/kills.py.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def test_nothing_is_begun_for_a_caller_whose_time_is_over() -> None:
 
 
 def test_many_dead_letters_come_back_at_the_requested_rate(tmp_path: Path) -> None:
-    """They are requeued a page at a time, which nobody must notice."""
+    """They are requeued a page at a time, which no client must notice."""
     with running(tmp_path / "data") as server:
         server.ok("PUT", "/v1/topics/graves", {"max_attempts": 1})
         ids = server.put("graves", *({"body": n} for n in range(510)))

@@ -83,7 +83,7 @@ def test_requests_sent_without_waiting_are_answered_in_their_order(server: Serve
 
 
 def test_a_wish_to_speak_something_else_is_passed_over(server: Server) -> None:
-    """The connection goes on as it was, with what was sent behind that request too."""
+    """The connection goes on as it was, with the bytes sent behind that request too."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stream:
         asked = request("/v1/topics/up/messages", b"", "1.1", "Connection: upgrade", "Upgrade: websocket")
         stream.sendall(asked + request("/v1/topics/up/messages", b'{"body":1}'))

@@ -1,4 +1,4 @@
-"""Who may do what, over real connections: addresses, tokens, TLS, and clients that hold the door open."""
+"""Rights over real connections: addresses, tokens, TLS, and clients that hold the door open."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
-    """One whose topics nobody else needs."""
+    """One whose topics no other test needs."""
     with guarded(tmp_path) as found:
         yield found
 
@@ -130,8 +130,8 @@ def test_one_client_is_an_address_or_a_network_of_ipv6() -> None:
 # Tokens
 
 
-# Who may do what, written down from docs/HTTP.md and docs/CONFIGURATION.md, not from the code: for a token on the topic that
-# is asked for, by the people above. `all` are requests about all topics: they need the right on every one.
+# Rights by role, written down from docs/HTTP.md and docs/CONFIGURATION.md, not from the code: for a token on the topic that
+# is asked for, by the roles above. `all` are requests about all topics: they need the right on every one.
 EVERYBODY = ("nobody", *PEOPLE)
 WORKERS = ("producer", "consumer", "owner", "root")
 TOPIC, GROUP = "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}"
@@ -167,7 +167,7 @@ def test_every_openapi_operation_is_in_the_hand_written_table() -> None:
     assert {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods} == set(MAY)
 
 
-DONE = {  # what takes no body happens, to a topic, a group and a message that were made for it: the answer to who may
+DONE = {  # requests without a body happen, to a topic, a group and a message that were made for it: the answer with the right
     f"DELETE {TOPIC}": {"outcome": "deleted"},
     f"DELETE {GROUP}": {"outcome": "deleted"},
     f"DELETE {TOPIC}/messages/{{id}}": {"outcome": "cancelled"},
@@ -186,7 +186,7 @@ def prepare(server: Server, topic: str) -> None:
 
 
 def test_everybody_may_do_what_the_table_says_and_no_more(own_server: Server) -> None:
-    """With bodies that are no JSON, so that nothing happens where there is a body; all of these people have `orders` among their
+    """With bodies that are no JSON, so that nothing happens where there is a body; all of these roles have `orders` among their
     topics, and of them only `root` and `watcher` have `elsewhere`."""
     server, done = own_server, set[str]()
     for route, people in MAY.items():

@@ -1,5 +1,5 @@
-"""What a client may rely on whatever others do, who stop reading, send slowly, go away late or ask for very much at once, and
-when a disk fails. Nobody is starved, stalled, robbed of a message, told a wrong number or left without an answer."""
+"""Promises to a client while other clients stop reading, send slowly, go away late or ask for very much at once, and when a
+disk fails. No client is starved, stalled, robbed of a message, told a wrong number or left without an answer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_poll_whose_time_is_up_takes_no_message_with_it(tmp_path: Path) -> Non
     want = FetchRequest("t", "g", 1, auto=True)
 
     def send_late(engine: Engine, id_: str) -> None:
-        time.sleep(0.03)  # the poll's time is up, but nobody has looked at the clock yet
+        time.sleep(0.03)  # the poll's time is up, but the clock was not read yet
         engine.submit("t", [Message(b"x", due_ms=0, id=id_)], now_ms())
 
     async def story() -> list[str]:
@@ -146,11 +146,11 @@ def test_a_long_cancel_gives_others_their_turn(tmp_path: Path, by: str) -> None:
         ids = server.put("many", *({"body": 1, "id": f"a message of ours {i}", "delay": 90_000} for i in range(20_000)))
         server.put("other", *({"body": 1, "delay": i / 100} for i in range(3_000)))
         asked = {"ids": ids} if by == "ids" else {"due_from_ms": 0, "due_to_ms": FAR_MS}
-        time.sleep(0.1)  # those who asked so far are gone
+        time.sleep(0.1)  # earlier requests are over
         answered = found = 0
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as one:
             one.sendall(request("POST", "/v1/topics/many/cancel", json.dumps(asked).encode()))
-            time.sleep(0.1)  # it is at work before anybody else comes
+            time.sleep(0.1)  # it is at work before other requests come
             while not _has_come(one):
                 some = server.fetch("other", ack="auto")
                 if not _has_come(one):

@@ -70,7 +70,7 @@ def test_every_kind_has_the_rows_of_the_files(spark: Any, life: Path, kind: str)
 
 
 def test_filters_columns_and_bodies(spark: Any, life: Path) -> None:
-    """Timestamps are compared as people write them; the schema says which columns are read."""
+    """Timestamps are compared as they are written by hand; the schema says which columns are read."""
     from pyspark.sql import functions as sf
 
     late = reading(spark, life, body="string").where(sf.col("due") >= sf.timestamp_millis(sf.lit(NOW + 900_000)))

@@ -1,4 +1,4 @@
-"""The Spark source on files that the engine wrote, without Spark: what it reads is what the engine says, to the last state.
+"""The Spark source on files that the engine wrote, without Spark: its rows agree with the engine, to the last state.
 
 These need pyarrow. Where it is not installed they are named as not run, with the command that brings it.
 """
@@ -57,7 +57,7 @@ def copied(life: tuple[Engine, Path], into: Path) -> Path:
     return into
 
 
-# What the engine says
+# The engine's answers
 
 
 def test_sleepers_are_those_of_the_engine(life: tuple[Engine, Path]) -> None:
@@ -166,7 +166,7 @@ def test_states_of_documents_that_have_ended(tmp_path: Path) -> None:
     engine.close()
 
 
-# What is torn or damaged
+# Torn or damaged files
 
 
 @pytest.mark.parametrize(

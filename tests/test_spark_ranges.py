@@ -1,4 +1,4 @@
-"""What the Spark source need not look at: other due times, other documents, other keys; and bodies as text. Without Spark.
+"""Data that the Spark source need not look at: other due times, other documents, other keys; and bodies as text. Without Spark.
 
 These need pyarrow. Where it is not installed they are named as not run, with the command that brings it.
 """
@@ -69,7 +69,7 @@ def test_a_due_range_of_a_growing_segment_reads_only_itself(tmp_path: Path, monk
         found = rows(tmp_path / "data", columns="id,due_ms,state", where=where, numPartitions=tasks)
         assert [(row["id"], row["due_ms"]) for row in found] == wanted
         assert {row["state"] for row in found} == {"sleep", "cancelled"}
-        assert len(wanted) <= sum(looked) <= len(wanted) + 4 * 20  # two tombstones a batch, and what they ended, have no key
+        assert len(wanted) <= sum(looked) <= len(wanted) + 4 * 20  # two tombstones a batch, and their messages, have no key
     assert rows(tmp_path / "data", where=f"due_ms > {1 << 62}") == []
 
 

@@ -14,7 +14,7 @@ from tests.harness.server_process import environment, run
 from turtlemq.cli.serve import flags_of
 from turtlemq.cli.start import parse_plain_flags
 
-PLAIN = [  # as the files in deploy/ and most people write it
+PLAIN = [  # as the files in deploy/ and most users write it
     "serve",
     "serve --data /var/lib/turtlemq/data --config /etc/turtlemq.toml",
     "serve --data /data --host 0.0.0.0 --data elsewhere",

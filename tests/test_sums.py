@@ -1,4 +1,4 @@
-"""What is computed for many documents at once, checksums and hashes of ids, is what each of them would give alone."""
+"""Checksums and hashes of ids computed for many documents at once are equal to those of each document alone."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def near(model: Model) -> list[int]:
     return [0, 1, (1 << 64) - 1, *(key + step for key in picked for step in (-1, 0, 1) if key + step >= 0)]
 
 
-# ── what it answers ──────────────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -146,7 +146,7 @@ def test_a_table_with_few_ids_denies_none_of_them() -> None:
     assert table.lacks(np.array([7], np.uint64))
 
 
-# ── what becomes of a damaged one ────────────────────────────────────────────────────────────────────────
+# ── what becomes of a damaged one ────────────────────────────────────────────────────────────────
 
 
 def use(table: t.Table, model: Model) -> None:
@@ -184,7 +184,7 @@ def outcome(data: memoryview, model: Model) -> str:
 
 
 def test_every_flipped_byte_outside_the_padding_is_found() -> None:
-    """Behind its document, the first block is filled with zeros that nobody reads."""
+    """Behind its document, the first block is filled with zeros that are never read."""
     model = Model(600)
     data = model.data()
     use(model.table(), model)

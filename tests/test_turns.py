@@ -1,4 +1,4 @@
-"""The alarm that says when to tick, and turns for heavy work."""
+"""The wall clock timer that says when to tick, and fair turns for heavy work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_an_alarm_never_rings_early(exact: bool) -> None:
         rung: asyncio.Queue[float] = asyncio.Queue()
         alarm = WallClockTimer(lambda: rung.put_nowait(time.time_ns() / 1e6))
         if not exact:
-            alarm.close()  # what is left is what other systems have
+            alarm.close()  # the rest is available on other systems, too
         for wait_ms in (0.3, 1, 2.5, 20):
             at = time.time_ns() / 1e6 + wait_ms
             alarm.at(at)

@@ -1,5 +1,5 @@
 """How the golden files of version 1 were made. They are committed, and no test makes them again: TurtleMQ must open these very
-bytes for ever. A new version of the format gets a folder of its own beside `v1`; what is in `v1` stays as it is.
+bytes for ever. A new version of the format gets a folder of its own beside `v1`; the files in `v1` stay as they are.
 
     python tests/golden/make.py some/empty/folder
 
@@ -30,7 +30,7 @@ from turtlemq.storage.door import Door
 
 NOW = 1_700_000_000_000
 SEGMENT = "delay_0000000000.bson"
-KEPT = (".bson", ".index")  # what is kept of what an engine leaves behind; all else is made again
+KEPT = (".bson", ".index")  # files of an engine that are kept; all others are made again
 
 
 def make(target: Path) -> None:
@@ -99,7 +99,7 @@ def flip(data: bytes, text: bytes) -> bytes:
 
 
 def zeroed(data: bytes, text: bytes) -> bytes:
-    """Sixty bytes of zeros from where `text` stands: what is left of a page that was not written."""
+    """Sixty bytes of zeros from where `text` stands, like a page that was not written."""
     at = data.index(text)
     return data[:at] + b"\0" * 60 + data[at + 60 :]
 

@@ -79,7 +79,7 @@ class Msg:
 
 @dataclass
 class At:
-    """State of a message in one group: ready, reserve, wait, nap, acked, dead, gone."""
+    """State of a message in one group: ready, reserve, wait, nap (a sleeping retry), acked, dead, gone."""
 
     kind: str
     attempt: int = 1

@@ -2,8 +2,8 @@
 
 Three habits are counted, each a rule for the words of this project:
 
-- people: "somebody", "nobody", "whoever": components act, not people;
-- clauses: "what is due" instead of the noun, "due messages";
+- people: an indefinite pronoun for a person (`PEOPLE`), where a component acts;
+- clauses: a clause that begins with "what" (`CLAUSES`), where a noun would do: "due messages";
 - leaning: a docstring that begins with "The same", or only says "See …": it does not stand alone.
 """
 

@@ -63,8 +63,8 @@ class Ledger:
         self.sent[topic, id_] = replace(self.sent[topic, id_], **changes)  # type: ignore[arg-type]
 
     def answered(self, topic: str, group: str, id_: str, sure: Iterable[str], now_ms: int, beat_ms: int) -> None:
-        """Something is answered that the next beat makes sure; `beat_ms` 0: it is sure at once. Before, all is as it was, or it
-        comes again."""
+        """Something is answered that the next checkpoint makes sure; `beat_ms` 0: it is sure at once. Before, all is as it was,
+        or it comes again."""
         wanted = frozenset(sure)
         fate = (
             Fate(wanted) if not beat_ms else Fate(self.fate(topic, group, id_).may | wanted | {COMES}, wanted, now_ms + beat_ms)
