@@ -1,4 +1,4 @@
-"""A snapshot of a data folder that several reads share, pinned until it is released:
+"""A snapshot of a data folder that several reads share, pinned until it is released. For example:
 
 with turtlemq_snapshot("data") as snapshot:
     sleepers = spark.read.format("turtlemq").option("snapshot", snapshot.name).load("data")
