@@ -1,4 +1,4 @@
-"""An archive of TurtleMQ's packages for executors (`--py-files`): python -m turtlemq_report.bundle turtlemq.zip
+"""An archive of TurtleMQ's packages for executors (`--py-files`). Made by `python -m turtlemq_report.bundle turtlemq.zip`.
 
 Dependencies (numpy, pyarrow, pymongo, xxhash, …) are not included: the executors' Python must have them.
 """
