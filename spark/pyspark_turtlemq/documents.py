@@ -358,7 +358,7 @@ class Chunk:
         return pa.array(self.fields.order)
 
     def _number_from_meta(self, name: str) -> pa.Array:
-        """Costs what the retries cost, however many other documents there are."""
+        """A number of the meta subdocument, null without one. The cost grows with the retries, not with the other documents."""
         values = np.full(len(self.rows), v.ABSENT, np.int64)
         for i, meta in self.metas.items():
             values[i] = int(meta[name])
