@@ -119,7 +119,7 @@ def test_a_receiver_ahead_of_the_log_loses_no_later_message(tmp_path: Path) -> N
 
 
 def test_dead_bits_and_tables_are_never_ahead_of_the_log(tmp_path: Path) -> None:
-    """At every moment, what index files on the disk speak of is durable in the segment."""
+    """At every moment, documents that index files on the disk point to are durable in the segment."""
     door = Recording()
     world = World(tmp_path / "t", SMALL, door)
     for i in range(12):

@@ -38,7 +38,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 class Log:
-    """What handlers did; `until` waits for it."""
+    """The actions of handlers; `until` waits for them."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()

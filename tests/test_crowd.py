@@ -90,7 +90,7 @@ async def produce(server: Server, book: Book, number: int) -> None:
 
 
 async def consume(server: Server, book: Book, number: int) -> None:
-    """Until all is done. What kind of consumer one is depends on the number."""
+    """Consume until all is done. The kind of consumer depends on the number."""
     dice, group = random.Random(number), GROUPS[number % len(GROUPS)]
     path = f"crowd/groups/{group}"
     kind = "good good good good good good fails hangs_up falls_asleep extends".split()[number // 3 % 10]

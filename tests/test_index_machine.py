@@ -1,5 +1,5 @@
-"""The Index against a dict, driven by Hypothesis: whatever order producers, time, receiver, housekeeping, crashes and damaged
-index files come in, each message is in exactly one state, nothing fires early, twice or out of order, and nothing is lost.
+"""The Index against a dict, driven by Hypothesis: producers, time, receiver, housekeeping, crashes and damaged index files come
+in any order, each message is in exactly one state, nothing fires early, twice or out of order, and nothing is lost.
 
     TURTLEMQ_MACHINE_EXAMPLES=2000 pytest tests/test_index_machine.py     a long run, with new examples each time
 """

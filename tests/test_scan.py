@@ -25,7 +25,7 @@ MASKS = (0x01, 0x80)
 
 
 class Quick(Door):
-    """A door that leaves out what only a power cut would show."""
+    """A door without syncs: only a power cut would show the difference."""
 
     def _call(self, name: str, path: Path | None, action: Any, *args: Any) -> Any:
         return None if name in ("fdatasync", "fsync_dir") else action(*args)

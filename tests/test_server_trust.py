@@ -30,7 +30,7 @@ from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.service import Service, now_ms
 from turtlemq.storage.door import Door
 
-PATIENCE_S = 20  # what takes longer hangs
+PATIENCE_S = 20  # a request that takes longer hangs
 FAR_MS = 4_000_000_000_000
 
 

@@ -1,4 +1,4 @@
-"""Tables against a naive model, and what becomes of a table file that was cut or flipped anywhere."""
+"""Tables against a naive model, and the treatment of a table file that was cut or flipped anywhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def near(model: Model) -> list[int]:
     return [0, 1, (1 << 64) - 1, *(key + step for key in picked for step in (-1, 0, 1) if key + step >= 0)]
 
 
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -146,7 +146,7 @@ def test_a_table_with_few_ids_denies_none_of_them() -> None:
     assert table.lacks(np.array([7], np.uint64))
 
 
-# ── what becomes of a damaged one ────────────────────────────────────────────────────────────────
+# ── damaged tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def use(table: t.Table, model: Model) -> None:

@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "broker": {"broker", "segment", "door", "pure"},
     "segment": {"segment", "door", "pure"},
     "door": {"door", "pure"},
-    "client": {"client", "pure"},  # what applications import knows nothing of the engine
+    "client": {"client", "pure"},  # modules that applications import know nothing of the engine
     "pure": {"pure"},
 }
 
@@ -182,7 +182,7 @@ class Source:
 
     @cached_property
     def bound(self) -> dict[str, str]:
-        """What each imported name stands for."""
+        """The full name of each imported name."""
         return {found.name: found.meaning for found in self.imports}
 
     def dotted(self, node: ast.expr) -> str:
@@ -387,7 +387,7 @@ def cycles(graph: dict[str, set[str]]) -> list[str]:
 
 
 def imports_of_tests(source: Source) -> list[str]:
-    """A test module is no library: what several of them need lives in tests/harness."""
+    """A test module is no library: shared helpers live in tests/harness."""
     return [
         f"{source.path}:{line}: imports the test module {full}"
         for line, full, _, _ in source.imports

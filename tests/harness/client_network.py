@@ -1,4 +1,4 @@
-"""What tests of the client stand on: a network that can be broken at will, and both shells behind one face."""
+"""The ground of client tests: a network that can be broken at will, and both shells behind one interface."""
 
 from __future__ import annotations
 

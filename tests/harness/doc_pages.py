@@ -71,7 +71,7 @@ def malformed(block: Block) -> str | None:
 
 
 def commands(block: Block) -> Iterator[tuple[str, list[str] | None]]:
-    """What to run, and the lines that must come out, where they are shown."""
+    """The command to run, and the expected lines of output, where they are shown."""
     text = block.text.replace("\\\n", " ")
     if block.language == "sh" and ("<<" in text or re.search(r"^(for|while|if|trap) ", text, re.MULTILINE)):
         yield text, None

@@ -196,7 +196,7 @@ class Sim(Ground):
         self.engine.compact(TOPIC)
 
     def retain(self) -> None:
-        """Only what all groups have settled goes."""
+        """Only messages that all groups have settled go."""
         if not self.retaining:
             return
         before = {i: self.offset(i) for i in self.log}

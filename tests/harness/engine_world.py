@@ -129,7 +129,7 @@ class Ground:
         self.log: list[str] = []
         self.arrivals = 0
         self.epochs: dict[str, int] = {}
-        self.pending: Callable[[], object] = lambda: None  # what to find out if the process ends in the middle
+        self.pending: Callable[[], object] = lambda: None  # the question to answer if the process ends in the middle
         self.done = (0, "")
         self.engine.topic(TOPIC, create=True)
         for name in ("a", "b"):

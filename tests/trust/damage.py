@@ -82,7 +82,7 @@ def _swap(data: bytearray, dice: Random) -> None:
 
 
 def _unit(data: bytearray) -> int:
-    """What to exchange in a file that has no two pages."""
+    """Size of the parts to exchange in a file that has no two pages."""
     return next(size for size in (64, 16, 1) if 2 * size <= len(data))
 
 
@@ -168,7 +168,7 @@ def strike(case: int, folder: Folder, kind: str, path: Path) -> Strike:
 
 
 def _documents(folder: Folder, name: str, data: bytes | None = None) -> list[bytes]:
-    """The documents of a log, one behind the other by what their lengths say, without regard to their order."""
+    """The documents of a log, one behind the other by their lengths, without regard to their order."""
     data, found = folder.files[name] if data is None else data, []
     at = folder.docs[name][0].start if folder.docs[name] else len(data)
     while at + 4 <= len(data) and (size := int.from_bytes(data[at : at + 4], "little")) > 4:

@@ -63,7 +63,7 @@ def simulated(seed: int) -> str:
 
 
 def cut(seed: int) -> str:
-    """A digest of what power cuts leave in a story."""
+    """A digest of the states that power cuts leave in a story."""
     with scratch() as folder:
         story = powercuts_story.Story(seed, folder / "story")
         story.run()

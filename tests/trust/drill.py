@@ -30,7 +30,7 @@ NOW = 1_794_810_562_123
 BLOCK = 4096
 LOOSE = ("bytes", "segments", "live_ratio", "oldest_ready_ms", "next_due_ms")
 # Of files, which a start may put in order; of a cursor, see `_group`; of a sleeper that may be over, and is met again by a start.
-Key = tuple[str, str]  # a topic, and what of it
+Key = tuple[str, str]  # a topic, and the subject
 
 
 class Life:

@@ -60,7 +60,7 @@ LIMIT = 1 << 20
 ROOM = 400 << 20  # more than that nothing may take, for any input
 EACH = 25  # inputs of a case
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress}
-Look = Callable[[st.DataObject, Path], str]  # draws an input and reads it; what became of it
+Look = Callable[[st.DataObject, Path], str]  # draws an input and reads it; returns the outcome
 
 # Breaking
 
@@ -235,7 +235,7 @@ def _packed(how: str, size: int) -> bytes:
     return PACKERS[how](bytes(size))
 
 
-# What files hold
+# Contents of files
 
 READERS = (".bson", ".index", ".run", ".dead", "offset", "topic.toml", "FORMAT", "CLEAN")  # endings of names that have a reader
 

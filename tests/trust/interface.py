@@ -89,7 +89,7 @@ def _documents(_: Any, value: Any) -> bytes:
 
 @cache
 def linked() -> dict[str, Any]:
-    """The document, where bodies may hold what answers said, and a list of topics leads to everything about its first one."""
+    """The document, where bodies may hold values of answers, and a list of topics leads to everything about its first one."""
     found = deepcopy(document())
     every = {one["operationId"]: (path, one) for path, methods in found["paths"].items() for one in methods.values()}
     for source, targets in BODIES.items():
@@ -143,7 +143,7 @@ def _schema(server: Server, *wanted: str) -> BaseSchema:
 
 @dataclass
 class Inquiry:
-    """Requests about one operation, and what became of them."""
+    """Requests about one operation, and their outcomes."""
 
     server: Server
     name: str

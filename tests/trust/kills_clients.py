@@ -33,7 +33,7 @@ class Client:
         self.model, self.name, self.dice = model, name, random.Random(seed)
         self.mine: list[str] = []  # messages that sleep far in the future
         self.soon: list[str] = []  # some that come any moment
-        self.unsure: list[Callable[[], None]] = []  # what to look at after the next start
+        self.unsure: list[Callable[[], None]] = []  # questions for the next start
         self.count = 0
         self.port = 0
         self._connection: http.client.HTTPConnection | None = None
@@ -66,7 +66,7 @@ class Client:
             self._connection = None
 
     def come_back(self, port: int) -> None:
-        """To a new server: ask what became of requests that were not answered."""
+        """To a new server: ask for the outcome of requests that were not answered."""
         self.port = port
         self.hang_up()
         while self.unsure:

@@ -230,7 +230,7 @@ async def groups(server: Server, full: bool) -> Figures:
     """A hundred groups that each get everything."""
     count, messages, batch = 100, 20_000 if full else 1_000, 250
     books, sender = [Book() for _ in range(count)], Book()
-    first: list[int] = []  # what each had when the quickest had it all
+    first: list[int] = []  # the count of each when the quickest had it all
 
     async def consume(number: int) -> None:
         path, book = f"shared/groups/g{number}", books[number]

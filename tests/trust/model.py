@@ -31,12 +31,12 @@ class Part:
     full: int  # cases in `make trust`
     chunk: int = 25  # cases that one process runs in one go
     alone: bool = False  # needs the machine for itself: nothing else runs beside it
-    sum_up: Callable[[Figures], str] | None = None  # what all cases of a run tell together; raises Broken
+    sum_up: Callable[[Figures], str] | None = None  # the sum of all cases of a run, in words; raises Broken
     must: tuple[str, ...] = ()  # figures that are above 0 in each chunk of `make test`, else nothing was tried there
     floors: Mapping[str, int] = field(default_factory=dict)  # figures that reach so much, at least, in a whole run
 
     def lacks(self, cases: int, seen: Figures) -> list[str]:
-        """What so many cases, from the first one on, should have seen and did not, a line each."""
+        """Figures that so many cases, from the first one on, should have seen and did not, a line each."""
         least = dict.fromkeys(self.must, 1) if cases >= min(self.quick or self.full, self.chunk) else {}
         least |= self.floors if cases >= self.full else {}
         return [

@@ -1,6 +1,6 @@
 """Does the suite notice? Each bug of `bugs` goes into a copy of the project, and the tests that should find it are run there.
 
-What failed is run again without the bug, in the same copy, and must pass: else it was not the bug that was noticed.
+Failed tests are run again without the bug, in the same copy, and must pass: else it was not the bug that was noticed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.trust.model import Broken, Figures, Part, figures
 ROOT = Path(__file__).resolve().parent.parent.parent
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "results", "node_modules", "data")
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "120")
-_FAILED = 1  # what pytest and the trust suite end with when something failed; anything else is no verdict
+_FAILED = 1  # exit code of pytest and the trust suite when something failed; anything else is no verdict
 _SECONDS_MAX = 900
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)  # in pytest's summary
 SHARE_MIN = 0.95
@@ -54,7 +54,7 @@ def planted(bug: Bug, text: str) -> str:
 
 
 def _caught(bug: Bug, folder: Path) -> str | None:
-    """What finds it: a hand-written test, another part of this suite, or nothing."""
+    """The finder of a bug: a hand-written test, another part of this suite, or nothing."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT, copy, ignore=_LEFT_OUT)
@@ -79,7 +79,7 @@ def _which(name: str) -> tuple[str, ...]:
 
 
 def _control(copy: Path, command: tuple[str, ...], bug: Bug) -> None:
-    """What failed with the bug passes without it."""
+    """Tests that failed with the bug pass without it."""
     if _fails(copy, command) is not None:
         raise Broken(f"{bug.name}: this fails without it, too: {' '.join(command)}")
 

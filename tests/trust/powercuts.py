@@ -1,6 +1,6 @@
 """Power cuts: the whole engine at work, and everything that a cut at any moment may leave of its files.
 
-A case is one state of the disk: (story, moment, what of the unsynced was kept). It is opened and looked at; then the power goes
+A case is one state of the disk: (story, moment, unsynced writes kept). It is opened and looked at; then the power goes
 again, somewhere in that opening or behind it. Opened once more, it must look the same, be found clean by `check`, and deliver
 the messages of the ledger.
 """
@@ -86,7 +86,7 @@ def digest(tree: Tree) -> bytes:
 
 
 class Trial:
-    """Tries states of one story. What becomes of a state that was met before is known."""
+    """Tries states of one story. The outcome of a state that was met before is known."""
 
     def __init__(self, story: Story, folder: Path) -> None:
         self.story, self.folder = story, folder

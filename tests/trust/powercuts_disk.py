@@ -1,4 +1,4 @@
-"""A disk that remembers: beside real files it keeps what of them is durable. And all that a power cut may leave.
+"""A disk that remembers: beside real files it keeps their durable state. And all states that a power cut may leave.
 
 The model is the weakest that the manuals allow. Between two syncs of a file any of its writes may have reached the disk, in any
 order, whole or torn; between two syncs of a folder any change of its names may have. Synced bytes stay.
@@ -215,7 +215,7 @@ KILLED, LOST, ORDERED, FREE = "nothing is lost", "all that was not synced is los
 
 
 def cut(inodes: Inodes, chance: Random) -> tuple[str, Tree]:
-    """One of the states that a cut at this moment may leave, and what kind it is of."""
+    """One of the states that a cut at this moment may leave, and its kind."""
     kind = chance.choice((KILLED, LOST, ORDERED, ORDERED, FREE, FREE, FREE, FREE, FREE, FREE))
     match kind:
         case "nothing is lost":

@@ -45,7 +45,7 @@ class Auditor(Ledger):
     def __init__(self, case: str, settings: Settings) -> None:
         super().__init__(case, settings.beat_ms)
         self.settings = settings
-        self.forgetful = settings.history_hours < 1  # what every group has settled may be gone
+        self.forgetful = settings.history_hours < 1  # messages that every group has settled may be gone
         self.seen: Counter[str] = Counter()
         self._ticks, self._arrivals = 0, count(1)
 

@@ -58,7 +58,7 @@ def _apply(names: dict[str, File | Folder], change: dict[str, File | Folder | No
 
 
 class Drive:
-    """What outlives a process: the folder `root`, and what of it is durable."""
+    """The drive, which outlives processes: the folder `root`, and its durable state."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir()

@@ -38,7 +38,7 @@ from tests.trust.soak_picture import draw
 RATE = 1_500
 SAMPLE_S, RESTART_S, LONGEST_S, TTR_S = 5.0, 180.0, 60.0, 20.0  # in a long run; a short one has all of it sooner
 RESTARTS_MIN = 2  # one of each kind, however short the run
-OVERDUE_S = 60.0  # beyond delay and lease: then the server is asked what became of a message
+OVERDUE_S = 60.0  # beyond delay and lease: then the server is asked about a message
 MEMORY_BYTES = 500 << 20
 LONG_MIN = 60.0  # a run of so many minutes tells how memory grows; in a shorter one that is chance
 SLOPE_MB = 20.0  # an hour, at most: four bytes for each message that was put in it would be more
