@@ -1,1 +1,1 @@
-"""Static files of the browser pages: HTML, scripts, styles, pictures. `turtlemq.server.handlers.pages` serves them."""
+"""Static files of the browser pages, which `turtlemq.server.handlers.pages` serves. Words: docs/GLOSSARY.md."""
