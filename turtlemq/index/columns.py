@@ -100,8 +100,11 @@ def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, indexe
         flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
     if isinstance(hashes, list) and 0 in hashes:
         flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, indexes, strict=True)]
-    extras = None
-    if optional := {name: column for name in NAMES if _has(column := getattr(batch, name))}:
+    optional, extras = {}, None
+    for name in NAMES:
+        if (column := getattr(batch, name)) is not None and _has_values(column):
+            optional[name] = column
+    if optional:
         rows = [_row(optional, i) for i in indexes]
         flags = [flag | flags_of(row) for flag, row in zip(flags, rows, strict=True)]
         extras = [f.extra_elements(**row) for row in rows]
@@ -112,8 +115,8 @@ def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, indexe
     return Columns(ids, bodies, due_ms, 0 if ttr_ms is None else ttr_ms, flags, extras, hashes)
 
 
-def _has(column: Sequence[object] | None) -> bool:
-    return column is not None and any(item is not None for item in column)
+def _has_values(column: Sequence[object]) -> bool:
+    return any(item is not None for item in column)
 
 
 def _row(columns: dict[str, Sequence[Any]], i: int) -> dict[str, Any]:

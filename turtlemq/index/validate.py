@@ -51,7 +51,9 @@ def check_batch(batch: Batch) -> None:
         _check_flags([batch.flags] if isinstance(batch.flags, int) else batch.flags)
     if batch.ids is not None:
         check_ids(batch.ids)
-    size += sum(_check_optional(row, column) for row in FIELDS if (column := getattr(batch, row.name)) is not None)
+    for row in FIELDS:
+        if (column := getattr(batch, row.name)) is not None:
+            size += _check_optional(row, column)
     if size > BATCH_BYTES_MAX:
         raise TooLarge(f"a batch has at most {BATCH_BYTES_MAX:,} bytes of bodies and headers, this one {size:,}")
 
