@@ -101,7 +101,7 @@ class Group:
     """One consumer group: where its cursors stand, which messages are leased, and which wait for a retry."""
 
     name: str
-    epoch: int = 0  # number of the event that created or last moved the group: older events say nothing of its messages now
+    epoch: int = 0  # 1 + number of the event that created or last moved it: older events say nothing of its messages now
     born: int = 0  # the epoch in which it was created: older events are of another group with the same name
     moves: list[tuple[int, int]] = field(default_factory=list)  # see `standing.add_move`
     cursors: dict[int, int] = field(default_factory=dict)  # next offset to fetch, by priority
