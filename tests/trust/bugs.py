@@ -550,4 +550,47 @@ BUGS = (
         "",
         "check_trust",
     ),
+    # Standing: where a message is for a group
+    Bug(
+        "a retry that a move of its group made void still counts",
+        "standing.py",
+        "    return epoch < born or any(order <= seq and first <= left for seq, first in moves)\n",
+        "    return epoch < born\n",
+        "standing standing_cases trust:standing",
+    ),
+    Bug(
+        "a retry of an earlier group of the same name counts",
+        "standing.py",
+        "    return epoch < born or any(order <= seq and first <= left for seq, first in moves)\n",
+        "    return any(order <= seq and first <= left for seq, first in moves)\n",
+        "standing standing_cases trust:standing",
+    ),
+    Bug(
+        "the older retry that comes again after a move is overlooked",
+        "broker/ready_view.py",
+        '            offset = min(int(retry.meta["offset"]), offset - 1)\n',
+        "            return None\n",
+        "standing_cases trust:standing",
+    ),
+    Bug(
+        "an id is free although a retry of its message sleeps",
+        "standing.py",
+        "_TRACES = RETAINED | ASLEEP | LETTER\n",
+        "_TRACES = RETAINED | LETTER\n",
+        "standing_cases trust:standing",
+    ),
+    Bug(
+        "a requeue delivers a message that its group gets in any case",
+        "standing.py",
+        "    return decide(facts & ~LETTER) in _PENDING\n",
+        "    return False\n",
+        "standing standing_cases trust:standing",
+    ),
+    Bug(
+        "a message that a consumer holds can be cancelled",
+        "standing.py",
+        "    blocking = {decide(each) for each in facts} - _CANCELLABLE\n",
+        '    blocking = {decide(each) for each in facts} - _CANCELLABLE - {"reserve"}\n',
+        "standing lifecycle trust:standing",
+    ),
 )
