@@ -15,7 +15,7 @@ FACTS = {
     "waiting": standing.WAITING,
     "unfetched": standing.UNFETCHED,
     "letter": standing.LETTER,
-    "skipped": standing.SKIPPED,
+    "predates": standing.PREDATES,
     "retained": standing.RETAINED,
 }
 facts = st.integers(0, sum(FACTS.values()))
@@ -35,7 +35,7 @@ def plain_decision(bits: int) -> str:
         return "ready"
     if "letter" in holds:
         return "dead"
-    return standing.NEVER_HAD if "skipped" in holds else "history"
+    return standing.NEVER_HAD if "predates" in holds else "history"
 
 
 def test_each_fact_is_a_bit_of_its_own() -> None:

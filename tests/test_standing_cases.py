@@ -111,7 +111,7 @@ def test_an_id_is_known_while_retried_or_dead(tmp_path: Path, attempts: int, sta
     engine.close()
 
 
-def test_what_a_group_tries_again_after_a_sleep_is_listed(tmp_path: Path) -> None:
+def test_retry_after_a_long_back_off_is_listed(tmp_path: Path) -> None:
     engine = with_a_dead_one(tmp_path)
     topic = engine.topic("t")
     engine.requeue("t", list(topic.view.dead_letters.all(Filter())), 12)
@@ -123,7 +123,7 @@ def test_what_a_group_tries_again_after_a_sleep_is_listed(tmp_path: Path) -> Non
     engine.close()
 
 
-def test_what_a_group_never_had_can_be_cancelled(tmp_path: Path) -> None:
+def test_message_that_a_group_never_had_can_be_cancelled(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path)
     engine.submit("t", [Message(b"", 10, id="a"), Message(b"", 10, id="b")], 10)
     engine.tick(10)

@@ -30,10 +30,10 @@ ASLEEP: Final = 4  # a valid retry of the group sleeps in the Index: long back-o
 WAITING: Final = 8  # a failed or expired delivery waits in memory for the next attempt
 UNFETCHED: Final = 16  # its document, or a valid retry of the group, lies in the ready log at or after the group's cursor
 LETTER: Final = 32  # the dead letters hold it for the group
-SKIPPED: Final = 64  # the group began after its document and was never moved back to it
+PREDATES: Final = 64  # its document lies before the place where the group began, and the group was never moved back to it
 RETAINED: Final = 128  # its document, or a valid retry of the group, is in the ready log: the id is known
 
-NEVER_HAD = "skipped"  # the standing in a group that began after the message; shown as `history`
+NEVER_HAD = "never had"  # the standing in a group that the message predates; shown as `history`
 STANDINGS = (*lifecycle.STATES, NEVER_HAD)  # the code of a standing is its index here
 
 # The first fact that holds decides. A lease outranks a letter, and so do retries and unfetched documents: the letter may be from
@@ -45,7 +45,7 @@ TABLE: tuple[tuple[int, str], ...] = (
     (WAITING, "ready"),
     (UNFETCHED, "ready"),
     (LETTER, "dead"),
-    (SKIPPED, NEVER_HAD),
+    (PREDATES, NEVER_HAD),
     (0, "history"),
 )
 
@@ -110,7 +110,7 @@ def cancel_answer(facts: Sequence[int]) -> str:
     A message is cancelled in all groups or in none. A dead letter forbids it even if its group is gone or was moved back,
     because a requeue would deliver the message.
 
-    >>> cancel_answer([UNFETCHED, SKIPPED]), cancel_answer([UNFETCHED, LEASED]), cancel_answer([UNFETCHED, 0])
+    >>> cancel_answer([UNFETCHED, PREDATES]), cancel_answer([UNFETCHED, LEASED]), cancel_answer([UNFETCHED, 0])
     ('cancelled', 'reserve', 'history')
     """
     if any(each & LETTER for each in facts):
@@ -134,7 +134,7 @@ def is_known(facts: int) -> bool:
     """Is an id with these facts, over all groups, still known? Then a second message of that id would be taken for the first,
     so a put is a duplicate.
 
-    >>> is_known(RETAINED), is_known(LETTER), is_known(SKIPPED)
+    >>> is_known(RETAINED), is_known(LETTER), is_known(PREDATES)
     (True, True, False)
     """
     return bool(facts & _TRACES)
@@ -172,7 +172,7 @@ def are_void(born: int, moves: Sequence[tuple[int, int]], epoch: I64, order: I64
 
 
 def first_had(moves: Sequence[tuple[int, int]]) -> int:
-    """The lowest offset that a group was ever placed at: documents before it are `SKIPPED`.
+    """The lowest offset that a group was ever placed at: documents before it predate the group.
 
     >>> first_had([(5, 30), (9, 70)])
     30

@@ -142,7 +142,7 @@ class TopicFacts:
         mark = self.marks.groups.get(name, GroupMark(moves=[(0, self.end)], cursors=[self.end] * len(_LEVELS)))
         cursors = np.array(mark.cursors)
         facts[(self.offsets >= cursors[self._levels]) & (self.offsets >= self.first)] |= standing.UNFETCHED
-        facts[self.offsets < standing.first_had(mark.moves)] |= standing.SKIPPED
+        facts[self.offsets < standing.first_had(mark.moves)] |= standing.PREDATES
         if (retries := self._retries.get(name)) is not None:
             facts[retries.rows[retries.offsets >= cursors[retries.levels]]] |= standing.UNFETCHED
         for owned, fact in ((self._asleep, standing.ASLEEP), (self._letters, standing.LETTER)):
@@ -156,7 +156,7 @@ class TopicFacts:
 
     def unclaimed(self) -> I64:
         """The facts of every message for the first group to come, where there is none."""
-        present = np.where(self.offsets >= self.first, standing.UNCLAIMED, standing.SKIPPED)
+        present = np.where(self.offsets >= self.first, standing.UNCLAIMED, standing.PREDATES)
         return np.where(self._cancelled, standing.CANCELLED, present)
 
 

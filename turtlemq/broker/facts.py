@@ -49,4 +49,4 @@ def facts(broker: Broker, group: Group, id_: str, located: Located, asleep: Pair
             return bits | standing.UNFETCHED
     if offset is None:
         offset = broker.ready.first_offset - 1  # removed by retention: it lay here at the latest
-    return bits | standing.SKIPPED if offset < standing.first_had(group.moves) else bits
+    return bits | standing.PREDATES if offset < standing.first_had(group.moves) else bits
