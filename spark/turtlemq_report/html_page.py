@@ -236,8 +236,8 @@ def _throughput(report: Report, rows: list[Row], order: Sequence[str]) -> str:
         ("Came due, by topic", came, lambda row: str(row["topic"]), order),
         ("Settled, by topic and group", done, _named, ()),
     ]
-    for title, some, by, ranked in both:
-        series = stacked(some, by, times, ranked)
+    for title, counted, by, ranked in both:
+        series = stacked(counted, by, times, ranked)
         if series:
             chart = columns(series, clocks(times, report.width_ms), title)
             charts.append(figure(title, chart, series))

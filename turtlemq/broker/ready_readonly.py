@@ -113,9 +113,10 @@ def read_segment(
     """Read a segment: its fitting tables, then the whole batches behind them.
 
     `next_offset`: of its first document, if known. `total`: the offset behind its last document, if known; then no batch is torn.
-    A `view` shorter than the file's size has lost its end: that is damage. The newest batch holds
-    the progress, so it must be among the `batches` of the last segment: without one behind the tables, the last table is dropped
-    and its documents are read again."""
+    A `view` shorter than the file's size has lost its end: that is damage.
+
+    The newest batch holds the progress, so it must be among the `batches` of the last segment: if there is none behind the
+    tables, the last table is dropped and its documents are read."""
     runs = fitting_runs(file, 0, open_run)
     tables, position = runs.tables, runs.position
     unused = [] if runs.rejected is None else [runs.rejected]
