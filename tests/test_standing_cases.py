@@ -227,20 +227,21 @@ def test_older_retry_is_ready_after_a_move_between_two_retries(tmp_path: Path) -
 # Retention removes the message's own document first
 
 
-def with_only_a_retry_left(folder: Path, due: bool) -> Engine:
-    """Retention has removed message k but for a retry of group g that sleeps until 10,000,030, or has come due."""
+def with_only_a_retry_left(folder: Path, due: bool, *others: str) -> Engine:
+    """Retention has removed message k but for a retry of group g that sleeps until 90,030, or has come due. `others` were
+    cancelled and lay beside k."""
     engine = Engine.open(folder, settings=SMALL)
-    engine.submit("t", [Message(b"first", 10, id="k")], 10)
+    engine.submit("t", [Message(b"x" * 1_500, 10, id="k"), *(Message(b"", 10, id=id_) for id_ in others)], 10)
     engine.tick(10)
+    engine.cancel("t", others, 20)
     assert engine.reserve("t", "g", 1, 30).ids == ["k"]
-    engine.ack("t", "g", ["-k"], 30, retry_delay_ms=10_000_000)
-    for now in range(100, 160):
-        engine.submit("t", [Message(b"x" * 500, now, id=f"o{now}")], now)
-        engine.tick(now)
-        engine.ack("t", "g", engine.reserve("t", "g", 9, now).ids, now)
-    for step in range(4):
-        engine.tick((10_000_030 if due else 1_000) + step * 70_000)
-        engine.topic("t").checkpoint()
+    engine.ack("t", "g", ["-k"], 30, retry_delay_ms=90_000)
+    engine.submit("t", [Message(b"x" * 3_000, 40, id="next")], 40)  # begins a segment
+    engine.tick(40)
+    engine.ack("t", "g", engine.reserve("t", "g", 9, 40).ids, 40)
+    engine.topic("t").checkpoint()
+    engine.tick(100_000 if due else 70_000)
+    engine.topic("t").stores.broker.retain(100_000)
     assert engine.topic("t").stores.broker.ready.find_ids(["k"]) == {}
     return engine
 
@@ -332,4 +333,28 @@ def test_spark_shows_messages_of_which_only_a_retry_is_left(tmp_path: Path, due:
     assert view is not None
     assert (row["group"], row["state"], row["due_ms"]) == ("g", view.state, 10)
     assert view.state == ("ready" if due else "sleep")
+    engine.close()
+
+
+@pytest.mark.parametrize("due", [False, True])
+def test_spark_takes_no_retry_for_a_cancelled_message_beside_it(tmp_path: Path, due: bool) -> None:
+    pytest.importorskip("pyarrow")
+    engine = with_only_a_retry_left(tmp_path, due, "other")
+    (row,) = [row for row in rows(tmp_path, topic="t", kind="messages") if row["id"] == "k"]
+    assert row["state"] == ("ready" if due else "sleep")
+    engine.close()
+
+
+def test_spark_reads_a_ready_log_of_nothing_but_void_retries(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    engine = Engine.open(tmp_path, settings=SMALL)
+    engine.submit("t", [Message(b"x" * 3_000, 10, id="k")], 10)
+    engine.tick(10)
+    engine.reserve("t", "g", 1, 30)
+    engine.ack("t", "g", ["-k"], 30, retry_delay_ms=90_000)
+    for now in (100_000, 200_000):  # the retry begins a segment, and the first one is removed
+        engine.tick(now)
+    engine.drop_group("t", "g", 200_000)
+    assert engine.message("t", "k") is None
+    assert rows(tmp_path, topic="t", kind="messages") == []
     engine.close()

@@ -66,12 +66,13 @@ def events(logs: TopicLogs, kind: str) -> Iterator[Event]:
 
 
 def replay(logs: TopicLogs, ready: ReadySeqs) -> Checkpoint:
-    """The marks of all groups, and the cancelled offsets."""
+    """The marks of all groups, and the cancelled offsets, without documents that retention has removed."""
     saved = _checkpoint(logs) or _last_state(logs) or Checkpoint()
     for kind, begin in (("reserve", saved.reserve), ("history", saved.history)):
         for event in events(logs, kind):
             if event.position >= begin:
                 _apply(saved, event, ready)
+    saved.cancelled = {offset for offset in saved.cancelled if offset >= ready.first}
     for mark in saved.groups.values():
         mark.open = {at: entry for at, entry in mark.open.items() if at >= ready.first and at not in saved.cancelled}
     return saved

@@ -119,7 +119,8 @@ class TopicFacts:
         retry comes after its message: one before it belongs to an earlier message of the same id."""
         found = np.full(self.end - self.first, -1, np.int64)
         offsets, rows = _ints(retries["offset"]), self.rows_of(retries["id"])
-        later = (rows >= 0) & (self.offsets[rows] < offsets) if len(rows) else rows > 0
+        known = np.flatnonzero(rows >= 0)
+        later = known[self.offsets[rows[known]] < offsets[known]]
         found[offsets[later] - self.first] = rows[later]
         present = np.flatnonzero(self.offsets >= self.first)
         found[self.offsets[present] - self.first] = present
