@@ -443,7 +443,7 @@ def test_an_ack_meets_the_error_of_a_checkpoint_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["ready", "reserve", "history"])
-def test_a_beat_syncs_through_descriptors_of_its_own(tmp_path: Path, part: str) -> None:
+def test_a_checkpoint_syncs_through_descriptors_of_its_own(tmp_path: Path, part: str) -> None:
     engine = start(tmp_path)
     engine.tick(1)  # with the first checkpoint, so that none comes soon
     engine.submit("t", messages(2), 2)

@@ -372,7 +372,7 @@ def test_it_asks_for_more_when_half_is_gone() -> None:
     assert one.fetch_count() == 0
 
 
-def test_what_nobody_began_is_given_back() -> None:
+def test_unstarted_messages_are_given_back() -> None:
     one = desk("a", "b", "c")
     one.next_job(100)
     one.give_back(101)

@@ -168,7 +168,7 @@ def test_put_many_says_which_one_and_how_many_before_it(client: Client, topic: s
     assert client.put_many(topic, []) == client.put_many(topic, [], together=True) == []
 
 
-def test_nobody_listens(topic: str) -> None:
+def test_a_closed_port_is_a_connection_error(topic: str) -> None:
     with Client("http://127.0.0.1:9", timeout=0.3) as client, pytest.raises(errors.TimedOut, match="tries"):
         client.put(topic, b"")
 

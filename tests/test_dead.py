@@ -120,7 +120,7 @@ def test_count_and_age_limits_hold_over_a_restart(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_expired_messages_are_dead_whoever_asks_first(engine: Engine) -> None:
+def test_expired_messages_are_dead_for_every_group(engine: Engine) -> None:
     engine.submit("t", [Message(b"", 10, id=f"m{n}", expires_ms=20) for n in range(2_500)], 0)
     engine.submit("t", [Message(b"", 10, id="fresh")], 0)
     engine.tick(10)

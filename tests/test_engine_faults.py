@@ -406,7 +406,7 @@ def _fill(tmp_path: Path, count: int = 60) -> Engine:
     return engine
 
 
-def test_damaged_tables_are_built_again_and_nobody_notices(tmp_path: Path) -> None:
+def test_damaged_tables_are_rebuilt_while_serving(tmp_path: Path) -> None:
     engine = _fill(tmp_path)
     expected = [f"m{n}" for n in range(60)]
     engine.close()

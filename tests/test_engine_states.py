@@ -372,9 +372,7 @@ def test_a_letter_that_replaces_an_older_one_counts_once(tmp_path: Path) -> None
     engine.close()
 
 
-def test_a_restart_replays_little_however_much_happened_since_the_last_beat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_replays_a_bounded_part_of_the_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_UNSAVED_BYTES_MAX", 20_000)
     engine = Engine.open(tmp_path, door=Quick(), settings=Settings())
     engine.move_group("t", "g", "earliest", 0)

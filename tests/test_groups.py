@@ -80,7 +80,7 @@ def test_a_recreated_group_remembers_nothing(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_group_that_nobody_uses_is_forgotten_if_so_set(tmp_path: Path) -> None:
+def test_an_unused_group_is_forgotten_if_so_set(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
     put(engine, "a")
     engine.move_group("t", "old", "earliest", 10)

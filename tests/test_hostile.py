@@ -356,7 +356,7 @@ def test_rubbish_behind_a_request_is_not_part_of_it(server: Server) -> None:
 # Slow ones
 
 
-def test_slow_bodies_hold_nobody_up_and_are_dropped(server: Server) -> None:
+def test_slow_bodies_delay_no_other_client_and_are_dropped(server: Server) -> None:
     connections = [socket.create_connection(("127.0.0.1", server.port), timeout=15) for _ in range(100)]
     try:
         for connection in connections:
@@ -395,7 +395,7 @@ def _answered(connection: socket.socket) -> bool:
     return True
 
 
-def test_slow_heads_hold_nobody_up_and_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_heads_delay_no_other_client_and_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a second instead of the minute that a head may take."""
     code = "from turtlemq.server import listen; listen._LIMITS['keepalive_timeout'] = 1; from turtlemq.cli import main; main()"
     monkeypatch.setattr(server_process, "PROGRAM", [sys.executable, "-c", code])

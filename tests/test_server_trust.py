@@ -104,7 +104,7 @@ def test_a_poll_whose_time_is_up_takes_no_message_with_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_answers_that_nobody_takes_count_as_held_bytes(tmp_path: Path) -> None:
+def test_unread_answers_count_as_held_bytes(tmp_path: Path) -> None:
     env: dict[str, Any] = {"TURTLEMQ_MAX_BODY_BYTES": "4194304", "TURTLEMQ_MAX_HELD_BYTES": "8388608"}
     asked = ("POST", "/v1/topics/big/groups/other/fetch", {"max": 1})
     with running(tmp_path / "data", **env) as server, ThreadPoolExecutor(1) as threads:

@@ -2,7 +2,7 @@
 
 One table lists the pairs, by the threshold in `turtlemq.small_batches` that chooses. Each pair runs on batches just below, at and
 above its threshold, by loops, by arrays, and as the threshold says. Random histories of a whole engine by both ways are in
-test_broker_few.py, of a whole Index in test_firing.py.
+test_broker_small_batches.py, of a whole Index in test_firing.py.
 """
 
 from __future__ import annotations

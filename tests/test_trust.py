@@ -31,7 +31,7 @@ def test_a_run_that_saw_too_little_is_told() -> None:
     assert part.lacks(100, figures(kills=1, in_a_seal=3)) == []
 
 
-def test_every_promise_has_somebody_who_tries_to_break_it() -> None:
+def test_every_promise_has_a_part_that_attacks_it() -> None:
     text = (ROOT / "docs" / "TRUST.md").read_text(encoding="utf-8")
     promised, tried = (text.partition(title)[2].partition("\n## ")[0] for title in ("## What is promised", "## How it is tried"))
     who = [row.split("|")[3].replace(" ", "").split(",") for row in re.findall(r"^\| \*\*.*", promised, re.MULTILINE)]

@@ -283,7 +283,7 @@ BUGS = (
         f"{_SIM} server_kill",
     ),
     Bug(
-        "an ack of somebody's expired lease ends the new one's",
+        "an ack under an expired lease ends the new lease",
         "broker/group.py",
         "            if slots.get(ids[i]) == first + i:\n                del slots[ids[i]]",
         "            slots.pop(ids[i], None)",
@@ -334,14 +334,14 @@ BUGS = (
     ),
     # At edges and in moments that only chance would meet
     Bug(
-        "a beat claims events that came after it began",
+        "a checkpoint claims events that came after it began",
         "broker/journal.py",
         "        self._dirty &= self.number != number\n",
         "        self._dirty, number = False, self.number\n",
         "engine_trust",
     ),
     Bug(
-        "a beat claims handoffs that came after it began",
+        "a checkpoint claims handoffs that came after it began",
         "broker/save.py",
         "    logs.ready.note_synced(*done.ready)\n",
         "    logs.ready.note_synced(logs.ready.progress, logs.ready.next_offset)\n",
@@ -411,14 +411,14 @@ BUGS = (
         "engine_trust",
     ),
     Bug(
-        "no beat comes after the clock went back",
+        "no checkpoint comes after the clock went back",
         "topic/checkpoints.py",
         "not now_ms < self._due_ms <= now_ms + self._stores.settings.beat_ms",
         "self._due_ms <= now_ms",
         "engine_trust",
     ),
     Bug(
-        "nobody keeps house after the clock went back",
+        "no maintenance runs after the clock went back",
         "topic/maintenance.py",
         "self.due_ms is not None and not now_ms < self.due_ms <= now_ms + MAINTENANCE_MS\n",
         "self.due_ms is not None and self.due_ms <= now_ms\n",
