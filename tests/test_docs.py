@@ -168,3 +168,12 @@ def test_architecture_md_has_the_current_modules() -> None:
     assert module_map.written(page) == page, "docs/ARCHITECTURE.md is behind the tree: run python -m tests.harness.module_map"
     long = [line for line in page.splitlines() if line.startswith("| `") and len(line) > module_map.SENTENCE_CHARS_MAX]
     assert long == [], "a module's first sentence fits into a table"
+
+
+def test_architecture_md_names_modules_that_exist() -> None:
+    walk = module_map.PAGE.read_text("utf-8").partition("## The walk of one message")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`((?:server|handlers|incoming|outgoing|topic|index|broker|segment|storage)\.[a-z_]+)`", walk))
+    homes = {"handlers": "server/handlers", "incoming": "server/incoming", "outgoing": "server/outgoing"}
+    assert len(named) > 10
+    for package, module in (name.split(".") for name in named):
+        assert (ROOT / "turtlemq" / homes.get(package, package) / f"{module}.py").exists(), f"{package}.{module}"
