@@ -19,7 +19,6 @@ from turtlemq.topic.topic import Topic
 
 INTERVAL_S = 2.0
 DAMAGE_MAX = 20  # lines for one topic in one comparison
-STALL_S = 0.2  # a timer this late is a stall
 
 
 @dataclass(slots=True)
@@ -82,11 +81,10 @@ class EventLog:
             yield
 
     def _log_stalls(self) -> None:
-        lag = self._service.meter.lag
-        slow = sum(count for bound, count in zip((*lag.bounds, float("inf")), lag.counts, strict=True) if bound > STALL_S)
-        if slow > self._stalls:
-            logs.warning("loop_stalled", times=slow - self._stalls, longer_than_ms=round(STALL_S * 1000))
-        self._stalls = slow
+        loop = self._service.meter.loop
+        if loop.stalls > self._stalls:
+            logs.warning("loop_stalled", times=loop.stalls - self._stalls, longest_ms=round(loop.take_longest() * 1000))
+        self._stalls = loop.stalls
 
 
 def _log_damage(name: str, topic: Topic, last: Reported) -> None:

@@ -138,7 +138,7 @@ async def status(request: web.Request) -> web.Response:
             rejected=dict(meter.rejected),
             commit_p50_ms=_ms(meter.commit.quantile(0.5)),
             commit_p99_ms=_ms(meter.commit.quantile(0.99)),
-            loop_lag_p99_ms=_ms(meter.lag.quantile(0.99)),
+            loop_lag_p99_ms=_ms(meter.loop.lag.quantile(0.99)),
             memory_bytes=resident_bytes(),
             lateness=_lateness(late, wait),
             topics=rows,

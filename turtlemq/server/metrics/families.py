@@ -101,4 +101,7 @@ def server_families(service: Service) -> Iterator[str]:
     yield from histogram("turtlemq_commit_seconds", "A group commit: one write and one fdatasync.", [(none, meter.commit)])
     yield from histogram("turtlemq_commit_bytes", "Bytes of a group commit.", [(none, meter.commit_bytes)])
     yield from histogram("turtlemq_tick_seconds", "One tick of the engine.", [(none, meter.tick)])
-    yield from histogram("turtlemq_loop_lag_seconds", "How late a timer of the event loop rings.", [(none, meter.lag)])
+    yield from histogram("turtlemq_loop_lag_seconds", "How late a timer of the event loop rings.", [(none, meter.loop.lag)])
+    stalls = [(none, meter.loop.stalls)]
+    about = "Times that something held the event loop above 50 ms, waits for a processor left out."
+    yield from family("turtlemq_loop_stalls_total", "counter", about, stalls)

@@ -6,18 +6,15 @@ One object, made with the service; the code that does the work adds to it, once 
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from time import perf_counter
 
 from turtlemq.histogram import Histogram
+from turtlemq.server.metrics.loop_lag import SECONDS as FINE_SECONDS
+from turtlemq.server.metrics.loop_lag import LoopLag
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-FINE_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 MESSAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
 BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
-LAG_INTERVAL_S = 0.25
 
 
 class Meter:
@@ -34,7 +31,7 @@ class Meter:
         self.commit = Histogram(FINE_SECONDS)  # one write and one fdatasync
         self.commit_bytes = Histogram(BYTES)
         self.tick = Histogram(FINE_SECONDS)
-        self.lag = Histogram(FINE_SECONDS)  # lateness of a timer of the event loop
+        self.loop = LoopLag()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request."""
@@ -43,17 +40,3 @@ class Meter:
         if durations is None:
             durations = self.durations[route] = Histogram(SECONDS)
         durations.add(seconds)
-
-    async def measure_lag(self, _: object) -> AsyncIterator[None]:
-        """A cleanup context of aiohttp: measure the lag of the event loop for as long as the application runs."""
-        task = asyncio.create_task(self._measure_lag())
-        try:
-            yield
-        finally:
-            task.cancel()
-
-    async def _measure_lag(self) -> None:
-        while True:
-            wanted = perf_counter() + LAG_INTERVAL_S
-            await asyncio.sleep(LAG_INTERVAL_S)
-            self.lag.add(max(0.0, perf_counter() - wanted))
