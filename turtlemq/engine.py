@@ -35,6 +35,7 @@ from turtlemq.errors import (
     Unavailable,
     UnknownGroup,
     UnknownTopic,
+    describe,
 )
 from turtlemq.index.columns import as_batch
 from turtlemq.index.validate import check_batch
@@ -140,7 +141,7 @@ class Engine:
             del self.trouble[name]
             self._try_topic(name)  # there may be space now
         if name in self.trouble and name not in self.topics:
-            raise Unavailable(f"topic {name!r} cannot be opened: {self.trouble[name]}")
+            raise Unavailable(f"topic {name!r} cannot be opened: {describe(self.trouble[name])}")
 
     def _try_topic(self, name: str) -> None:
         """Open an existing topic. An error is kept in `trouble`, so that the other topics are opened all the same."""
@@ -360,7 +361,7 @@ class Engine:
 
     def check(self) -> list[str]:
         """Every broken invariant of every topic, a line each."""
-        closed = [f"{name}: {self.trouble[name]}" for name in self.trouble if name not in self.topics]
+        closed = [f"{name}: {describe(self.trouble[name])}" for name in self.trouble if name not in self.topics]
         return closed + [line for topic in self.topics.values() for line in topic.view.check()]
 
     # Time
@@ -382,7 +383,7 @@ class Engine:
             try:
                 self._wake_queue.schedule(name, self.topics[name].tick(now_ms))
                 self.trouble.pop(name, None)
-            except (TurtleError, OSError) as error:  # the other topics go on
+            except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on
                 self.trouble[name] = error
                 self._wake_queue.schedule(name, now_ms + MAINTENANCE_MS)
         self.woken = due

@@ -111,3 +111,12 @@ class NotOurs(Corrupt):
 
 class NewerFormat(TurtleError):
     """This data was written by a newer TurtleMQ. Run that version, or restore a backup made by this one."""
+
+
+def describe(error: BaseException) -> str:
+    """The text of an error. One that no code foresees is named by its type as well, since its text alone may say nothing.
+
+    >>> describe(Conflict("it is ready")), describe(KeyError("m1"))
+    ('it is ready', "KeyError: 'm1'")
+    """
+    return str(error) if isinstance(error, TurtleError | OSError) else f"{type(error).__name__}: {error}"

@@ -530,6 +530,13 @@ BUGS = (
         "backup_trust",
     ),
     Bug(
+        "an unforeseen error in one topic takes the wake-ups of others",
+        "engine.py",
+        "            except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",
+        "            except (TurtleError, OSError) as error:\n",
+        "engine_tick",
+    ),
+    Bug(
         "a full bucket of ids denies some of them",
         "segment/table.py",
         "        if width == _BUCKET_WINDOW:\n",

@@ -90,11 +90,12 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
     Returns the number of topics, one line per problem, and one line per torn end that the next start will cut.
     """
     from turtlemq.engine import Engine
+    from turtlemq.errors import describe
     from turtlemq.storage.copy_on_write import CopyOnWriteDoor
 
     door = CopyOnWriteDoor(data, copy)
     engine = Engine.open(door.root, door=door)
-    problems = [f"{name}: {error}" for name, error in engine.trouble.items()]
+    problems = [f"{name}: {describe(error)}" for name, error in engine.trouble.items()]
     problems += [
         f"{name}: it is not as it was left at the last stop; a start makes it again" for name in _rebuilt_caches(engine, door)
     ]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.errors import TurtleError, Unavailable
+from turtlemq.errors import TurtleError, Unavailable, describe
 from turtlemq.server import logs
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
@@ -184,7 +184,8 @@ class Service:
     def _report_trouble(self) -> None:
         trouble = self.engine.trouble
         for name in trouble.keys() - self._reported_trouble:
-            logs.error("topic_in_trouble", topic=name, error=trouble[name])
+            foreseen = isinstance(trouble[name], TurtleError | OSError)
+            logs.error("topic_in_trouble", None if foreseen else trouble[name], topic=name, error=describe(trouble[name]))
         for name in self._reported_trouble - trouble.keys():
             logs.info("topic_recovered", topic=name)
         self._reported_trouble = set(trouble)
@@ -268,7 +269,7 @@ class Service:
                 continue
             try:
                 messages = self._reserve(poll.fetch)
-            except (TurtleError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - answered to this request: the polls of other topics go on
                 self._waiting.remove(poll)
                 poll.future.set_exception(error)
                 continue

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from turtlemq import __version__
 from turtlemq.engine import Engine
+from turtlemq.errors import describe
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.lifecycle import STATES
 from turtlemq.server.auth import AUTH
@@ -166,7 +167,7 @@ def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
         damaged=stats["damaged"],
         oldest_ready_ms=stats["oldest_ready_ms"],
         next_due_ms=stats["next_due_ms"],
-        trouble=None if trouble is None else str(trouble),
+        trouble=None if trouble is None else describe(trouble),
         lateness=_lateness(figures.lateness, figures.wait),
     )
 
