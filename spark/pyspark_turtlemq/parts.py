@@ -225,7 +225,7 @@ class TopicLogs:
                 of, due = f.ended_seqs(read.buffer, read.starts[read.good], heads) if len(heads) else (_NONE, _NONE)
                 seqs.append(of)
                 dues.append(due)
-                replaced.append(((heads["flags"] & f.TOMBSTONE) == 0).astype(np.int64))
+                replaced.append(((heads["flags"] & f.REPLACES) != 0).astype(np.int64))
         of, first = np.unique(np.concatenate(seqs), return_index=True)
         return EndedDocuments(of, np.concatenate(dues)[first], np.concatenate(replaced)[first])
 

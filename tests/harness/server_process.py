@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def environment(**more: str) -> dict[str, str]:
     """Ours, without the variables that a developer may have set for the program."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TURTLEMQ_")}
-    return kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
+    return kept | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'spark'}", "COLUMNS": "200", **more}
 
 
 @dataclass

@@ -600,4 +600,12 @@ BUGS = (
         '    blocking = {decide(each) for each in facts} - _CANCELLABLE - {"reserve"}\n',
         "standing lifecycle trust:standing",
     ),
+    # Spark shows the states that the engine tells
+    Bug(
+        "the tombstone of a replaced version does not say so",
+        "index/seal.py",
+        "f.TOMBSTONE | document.flags & f.REPLACES\n",
+        "f.TOMBSTONE\n",
+        "spark_states",
+    ),
 )

@@ -87,7 +87,7 @@ def _control(copy: Path, command: tuple[str, ...], bug: Bug) -> None:
 def _fails(copy: Path, command: tuple[str, ...]) -> tuple[str, ...] | None:
     """The command that fails here: the one test, if it is named, else this one. None: it passes."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TURTLEMQ_", "PYTEST_"))}
-    environment |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"PYTHONPATH": f"{copy}{os.pathsep}{copy / 'spark'}", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
             (sys.executable, *command), cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS_MAX

@@ -295,13 +295,13 @@ def _copies(documents: list[f.Document]) -> Columns:
 
 
 def _renewed_tombstones(ending: list[f.Document]) -> Columns:
-    """Tombstones that end the same documents as these, each a batch of its own."""
+    """Tombstones that end the same documents as these, and say if that was by a newer version. Each is a batch of its own."""
     return Columns(
         ids=[d.id.encode() for d in ending],
         bodies=[b""] * len(ending),
         due_ms=[d.due_ms for d in ending],
         ttr_ms=[0] * len(ending),
-        flags=[f.TOMBSTONE] * len(ending),
+        flags=[f.TOMBSTONE | d.flags & f.REPLACES for d in ending],
         extras=[f.extra_elements(d.of) for d in ending],
         hashes=None,
         ends=[d.of for d in ending if d.of is not None],

@@ -106,9 +106,9 @@ def _tombstones(view: memoryview, scanned: Scan, job: SealJob, sleepers: I64) ->
 
 
 def tombstone(document: f.Document) -> bytes:
-    """A document that only ends what `document` ends."""
-    extra = f.extra_elements(document.of)
-    data, _ = f.encode([document.id.encode()], [b""], [document.due_ms], document.seq, [0], [f.TOMBSTONE], [extra])
+    """A document that only ends what `document` ends, and says whether that was by a newer version."""
+    extra, flags = f.extra_elements(document.of), f.TOMBSTONE | document.flags & f.REPLACES
+    data, _ = f.encode([document.id.encode()], [b""], [document.due_ms], document.seq, [0], [flags], [extra])
     return bytes(data)
 
 
