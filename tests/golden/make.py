@@ -8,6 +8,9 @@ bytes for ever. A new version of the format gets a folder of its own beside `v1`
     newer_folder    a data folder that says it is of version 2
     newer_file      one in which a segment says so
     not_ours        one in which a segment is something else
+
+Beside `v1`: `tables_2` has tables of the second version, and `leases_1` a data folder after a proper stop whose checkpoint has no
+numbers of leases: m0 and m1 were fetched by "one", m2 by "two", m1 was extended (commit f352ef5).
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ BUGS = (
     Bug(
         "the cursor of a group is saved before its leases",
         "broker/replay.py",
-        '            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, event.at_ms, event.fields["consumer"])\n',
+        "            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, at_ms, consumer, event=number)\n",
         "            pass\n",
         f"{_SIM} server_kill",
     ),

@@ -20,7 +20,7 @@ from turtlemq import small_batches
 from turtlemq.broker import check, delivery, events, lookup, retention, save
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.failures import LEASE_EXPIRED, Failures
-from turtlemq.broker.group import NO_MESSAGES, Group, Lease, MessageColumns
+from turtlemq.broker.group import NO_EVENT, NO_MESSAGES, Group, Lease, MessageColumns
 from turtlemq.broker.lookup import Settlement
 from turtlemq.broker.ready_view import ReadyView
 from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Reserved, split_acks
@@ -119,18 +119,19 @@ class Broker:
         messages = MessageColumns.join([piece.messages for piece in picked.pieces])
         expired = MessageColumns.join(picked.expired) if picked.expired else NO_MESSAGES
         until = out.until_ms[0] if len(out.until_ms) == 1 else np.concatenate([np.empty(0, np.int64), *out.until_ms])
-        self._journal_lease(group, messages, expired, until, consumer, picked, now_ms)
+        event = self._journal_lease(group, messages, expired, until, consumer, picked, now_ms)
         group.cursors, group.credits = picked.cursors, picked.credits
         group.remove_retries(picked.retries)
         group.unfetched -= picked.passed
-        leases = self._lease(group, messages, until, consumer, now_ms) if len(messages) else []
+        leases = self._lease(group, messages, until, consumer, event, now_ms) if len(messages) else []
+        out.lease = leases[0].token if leases else ""
         if len(expired):
             self._failures.expire(group, expired, now_ms)
         if len(messages) and (auto or state.settings.delivery == "at-most-once"):
             state.ack(group, messages, np.full(len(messages), now_ms), now_ms)
             group.close([(lease, np.arange(len(lease.messages))) for lease in leases])
             self.sync()
-            out.until_ms = [np.zeros_like(until) for until in out.until_ms]  # there is no lease any more
+            out.until_ms, out.lease = [np.zeros_like(until) for until in out.until_ms], ""  # there is no lease any more
         return out
 
     def _journal_lease(
@@ -142,23 +143,23 @@ class Broker:
         consumer: str,
         picked: Picked,
         now_ms: int,
-    ) -> None:
+    ) -> int:
         """Journal a fetch; expired messages stand in it with a lease that ends at once. If that fails, the fetch has not taken
-        place, and its retries stay due."""
+        place, and its retries stay due. Returns the number of the event."""
         if not (len(messages) or len(expired) or picked.passed):
-            return
+            return NO_EVENT
         if len(expired):
             messages = MessageColumns.join([messages, expired])
             until = np.concatenate([until, np.full(len(expired), now_ms)])
         group.changed_ms = now_ms
         fields = events.lease(group, messages, until, consumer, picked.cursors, picked.passed)
         try:
-            self._logs.write_lease(now_ms, group.name, fields)
+            return self._logs.write_lease(now_ms, group.name, fields)
         except BaseException:
             group.return_retries(picked.retries)
             raise
 
-    def _lease(self, group: Group, messages: MessageColumns, until: I64, consumer: str, now_ms: int) -> list[Lease]:
+    def _lease(self, group: Group, messages: MessageColumns, until: I64, consumer: str, event: int, now_ms: int) -> list[Lease]:
         """Lease messages: one lease for each end time among them."""
         small = len(messages) < small_batches.DOCUMENTS
         same = not small and bool((until == until[0]).all())
@@ -166,7 +167,7 @@ class Broker:
         leases = []
         for end in ends:
             same_end = messages if len(ends) == 1 else messages.pick(np.flatnonzero(until == end))
-            leases.append(group.lease(same_end, now_ms, end, consumer))
+            leases.append(group.lease(same_end, now_ms, end, consumer, event))
         group.tally.delivered += len(messages)
         if not small:
             self.wait.add_many(now_ms - messages.ready_ms[messages.attempts == 1])

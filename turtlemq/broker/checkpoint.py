@@ -17,7 +17,7 @@ import numpy as np
 from bson.int64 import Int64
 
 from turtlemq.broker.events import pack, unpack
-from turtlemq.broker.group import Group
+from turtlemq.broker.group import NO_EVENT, Group
 from turtlemq.segment import format as f
 from turtlemq.storage.door import Door
 
@@ -35,6 +35,7 @@ class OpenMessage:
     consumer: str = ""
     is_retry: bool = False
     error: str = ""
+    event: int = NO_EVENT  # number of the event that leased it
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ def _encode(group: Group) -> dict[str, Any]:
         "until": pack([lease.until_ms for lease in leases]),
         "reserved": pack([lease.reserved_ms for lease in leases]),
         "consumers": [lease.consumer for lease in leases],
+        "events": pack([lease.event for lease in leases]),
         "waiting": pack(list(group.retries)),
         "waiting_attempts": pack([retry.attempt for retry in retries]),
         "waiting_until": pack([retry.when_ms for retry in retries]),
@@ -167,12 +169,14 @@ def _decode(entry: dict[str, Any]) -> GroupMark:
 
 def _decode_leases(entry: dict[str, Any]) -> dict[int, OpenMessage]:
     counts = unpack(entry["counts"])
-    each = [np.repeat(unpack(entry[name]), counts).tolist() for name in ("until", "reserved")]
+    until, reserved = (np.repeat(unpack(entry[name]), counts).tolist() for name in ("until", "reserved"))
+    numbers = unpack(entry["events"]) if "events" in entry else np.full(len(counts), NO_EVENT)  # files of older versions
     consumers = [entry["consumers"][i] for i in np.repeat(np.arange(len(counts)), counts).tolist()]
     columns = [unpack(entry[name]).tolist() for name in ("offsets", "seqs", "attempts")]
-    rows = zip(*columns, *each, consumers, strict=True)
+    rows = zip(*columns, until, reserved, consumers, np.repeat(numbers, counts).tolist(), strict=True)
     return {
-        offset: OpenMessage(seq, attempt, until, reserved, consumer) for offset, seq, attempt, until, reserved, consumer in rows
+        offset: OpenMessage(seq, attempt, until_ms, reserved_ms, consumer, event=event)
+        for offset, seq, attempt, until_ms, reserved_ms, consumer, event in rows
     }
 
 

@@ -23,6 +23,7 @@ from turtlemq.model import I64, Mask, Priority
 LEVELS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 _SLOT_BITS = 20  # a fetch hands out at most a million messages
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
+NO_EVENT = -1  # the number of an unknown event: the lease comes from a checkpoint of an older version
 
 
 @dataclass(slots=True)
@@ -74,9 +75,19 @@ _NOTHING = np.empty(0, np.int64)
 NO_MESSAGES = MessageColumns(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, [])
 
 
+def lease_token(event: int, reserved_ms: int) -> str:
+    """The token of a fetch, see `Lease.token`.
+
+    >>> lease_token(255, 4096), lease_token(NO_EVENT, 4096)
+    ('ff-1000', '')
+    """
+    return "" if event == NO_EVENT else f"{event:x}-{reserved_ms:x}"
+
+
 @dataclass(slots=True)
 class Lease:
-    """Messages that were handed out together, to one consumer and until one moment."""
+    """Messages that were handed out together, to one consumer and until one moment. The messages of one fetch are in several of
+    these if they end at different times, and have one token all the same."""
 
     number: int
     messages: MessageColumns
@@ -85,6 +96,13 @@ class Lease:
     consumer: str
     open: Mask  # messages that are still in flight
     left: int  # how many these are
+    event: int = NO_EVENT  # number of the event that journaled the fetch
+
+    @property
+    def token(self) -> str:
+        """The name of the fetch, for its consumer; empty if it is unknown. A power cut may take the last events, and others get
+        their numbers then: hence the time."""
+        return lease_token(self.event, self.reserved_ms)
 
 
 @dataclass(slots=True)
@@ -114,7 +132,7 @@ class Group:
     changed_ms: int = 0  # the last lease, settlement or move
     seen_ms: int | None = None  # the last fetch, also one that found nothing; None: none since the topic was opened
     tally: GroupTally = field(default_factory=GroupTally)
-    _deadlines: list[tuple[int, int]] = field(default_factory=list)  # heap of (end, lease number), some of them closed
+    _deadlines: list[tuple[int, int]] = field(default_factory=list)  # heap of (end, lease number), some of them outdated
     _retry_times: list[tuple[int, int]] = field(default_factory=list)  # heap of (when, ready offset), some of them outdated
     _next_lease: int = 0
     _slots: dict[str, int] = field(default_factory=dict)  # by id: lease number << _SLOT_BITS | row in that lease
@@ -150,21 +168,25 @@ class Group:
 
     # Leases
 
-    def lease(self, messages: MessageColumns, now_ms: int, until_ms: int, consumer: str) -> Lease:
-        """Lease messages to a consumer. Required: at least one, none of them in flight."""
+    def lease(self, messages: MessageColumns, now_ms: int, until_ms: int, consumer: str, event: int = NO_EVENT) -> Lease:
+        """Lease messages to a consumer. `event`: the number of the event that journals it. Required: at least one message, none
+        of them in flight."""
         number = self._next_lease
         self._next_lease += 1
-        made = Lease(number, messages, now_ms, until_ms, consumer, np.ones(len(messages), np.bool_), len(messages))
+        made = Lease(number, messages, now_ms, until_ms, consumer, np.ones(len(messages), np.bool_), len(messages), event)
         self.leases[number] = made
         if messages.ids[0] in self._unentered:
             self._enter()
         self._unentered[messages.ids[0]] = number
-        heappush(self._deadlines, (until_ms, number))
-        if len(self._deadlines) > 2 * len(self.leases) + 64:  # most of them are of closed leases
-            self._deadlines = [(lease.until_ms, lease.number) for lease in self.leases.values()]
-            heapify(self._deadlines)
+        self._add_deadline(made)
         self.in_flight += len(messages)
         return made
+
+    def _add_deadline(self, lease: Lease) -> None:
+        heappush(self._deadlines, (lease.until_ms, lease.number))
+        if len(self._deadlines) > 2 * len(self.leases) + 64:  # most of them are of closed or extended leases
+            self._deadlines = [(lease.until_ms, lease.number) for lease in self.leases.values()]
+            heapify(self._deadlines)
 
     @property
     def reserved_ids(self) -> KeysView[str]:
@@ -271,10 +293,16 @@ class Group:
                 del slots[ids[i]]
 
     def extend(self, leased: Sequence[tuple[Lease, I64]], until_ms: int) -> None:
-        """Move these messages to a new lease that ends later."""
-        messages = MessageColumns.join([lease.messages.pick(which) for lease, which in leased])
-        self.close(leased)
-        self.lease(messages, leased[0][0].reserved_ms, until_ms, leased[0][0].consumer)
+        """Let the leases of these messages end at another time. Of a lease with other open messages they are split off; the
+        token stays."""
+        for lease, which in leased:
+            if len(which) == lease.left:
+                lease.until_ms = until_ms
+                self._add_deadline(lease)
+            else:
+                messages = lease.messages.pick(which)
+                self.close([(lease, which)])
+                self.lease(messages, lease.reserved_ms, until_ms, lease.consumer, lease.event)
 
     def expired_leases(self, now_ms: int) -> list[Lease]:
         """Leases that have ended, oldest first. They stay until they are closed."""
@@ -286,13 +314,13 @@ class Group:
 
     def next_deadline(self) -> int | None:
         """When the next lease ends, at the earliest."""
-        while self._deadlines and not self._is_open(self._deadlines[0][1]):
+        while self._deadlines and not self._ends_at(*self._deadlines[0]):
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def _is_open(self, number: int) -> bool:
+    def _ends_at(self, until_ms: int, number: int) -> bool:
         lease = self.leases.get(number)
-        return lease is not None and lease.left > 0
+        return lease is not None and lease.left > 0 and lease.until_ms == until_ms
 
     # Retries
 

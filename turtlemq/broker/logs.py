@@ -47,10 +47,11 @@ class Logs:
 
     # Writing
 
-    def write_lease(self, now_ms: int, name: str, fields: dict[str, Any]) -> None:
-        """Journal that messages are handed out."""
+    def write_lease(self, now_ms: int, name: str, fields: dict[str, Any]) -> int:
+        """Journal that messages are handed out. Returns the number of the event."""
         self.reserve.append(now_ms, name, fields)
         self._last_lease = self.reserve.number
+        return self._last_lease - 1  # not the number before: the event may have begun a new file, with a checkpoint
 
     def write_or_defer(self, journal: Journal, now_ms: int, name: str, fields: dict[str, Any]) -> None:
         """Write an event that cannot be undone, since another store has taken the messages over. If the disk is full, the event

@@ -124,16 +124,16 @@ def _group(ready: ReadyLog, name: str, mark: c.GroupMark) -> Group:
     group.start(first)
     group.cursors = {level: max(cursor, first) for level, cursor in zip(sorted(group.cursors), mark.cursors, strict=True)}
     group.unfetched, group.settled, group.changed_ms = mark.unfetched, mark.settled, mark.changed_ms
-    by_lease: dict[tuple[int, int, str], list[int]] = {}
+    by_lease: dict[tuple[int, int, str, int], list[int]] = {}
     for offset, entry in mark.open.items():
         if entry.is_retry:
             group.add_retry(offset, Retry(entry.until_ms, entry.attempt, entry.error))
         else:
-            by_lease.setdefault((entry.until_ms, entry.reserved_ms, entry.consumer), []).append(offset)
-    for (until_ms, reserved_ms, consumer), offsets in sorted(by_lease.items()):
+            by_lease.setdefault((entry.until_ms, entry.reserved_ms, entry.consumer, entry.event), []).append(offset)
+    for (until_ms, reserved_ms, consumer, event), offsets in sorted(by_lease.items()):
         messages = _messages(ready, name, np.array(sorted(offsets)), mark)
         if len(messages):
-            group.lease(messages, reserved_ms, until_ms, consumer)
+            group.lease(messages, reserved_ms, until_ms, consumer, event)
     return group
 
 

@@ -182,8 +182,9 @@ class Replay:
         mark.cursors = [min(int(cursor), self.ready.next_offset) for cursor in event.fields["cursors"]]
         mark.unfetched -= int(event.fields["passed"])
         columns = [event.array(name)[which].tolist() for name in ("offsets", "seqs", "attempts", "until")]
+        consumer, at_ms, number = event.fields["consumer"], event.at_ms, event.number
         for offset, seq, attempt, end_ms in zip(*columns, strict=True):
-            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, event.at_ms, event.fields["consumer"])
+            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, at_ms, consumer, event=number)
 
     def _recover_lost_leases(self, event: Event) -> None:
         """A damaged event stood before this lease. Messages that the cursors passed in between, and that no known event names,
