@@ -84,7 +84,8 @@ def test_an_unused_group_is_forgotten_if_so_set(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
     put(engine, "a")
     engine.move_group("t", "old", "earliest", 10)
-    engine.tick(2 * 3_600_000 + 100)
+    for now in range(10, 3_600_000 + 200_000, 60_000):
+        engine.tick(now)
     assert engine.groups("t") == {}
     assert engine.stats("t").ready == 1, "it waits for the first group"
 
@@ -187,7 +188,7 @@ def test_groups_are_in_use_while_they_ask_or_could_not(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=1))
     for group in ("asks", "silent"):
         engine.move_group("t", group, "earliest", 0)
-    for now in range(0, 3 * hour, hour // 2):
+    for now in range(0, 2 * hour, 60_000):
         assert engine.reserve("t", "asks", 1, now).ids == []
         engine.tick(now)
     assert set(engine.groups("t")) == {"asks"}, "or its history would come to it again"
@@ -198,4 +199,25 @@ def test_groups_are_in_use_while_they_ask_or_could_not(tmp_path: Path) -> None:
     for now in range(9 * hour, 11 * hour, 60_000):
         engine.tick(now)
     assert set(engine.groups("t")) == set()
+    engine.close()
+
+
+@pytest.mark.parametrize("hours", [1 / 3600, 1])
+def test_a_clock_that_jumps_makes_no_group_old(tmp_path: Path, hours: float) -> None:
+    year = 365 * 24 * 3_600_000
+    engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=hours))
+    engine.move_group("t", "g", "earliest", 0)
+    for now in (0, year, 1, 2):
+        engine.tick(now)
+    assert set(engine.groups("t")) == {"g"}
+    engine.close()
+
+
+def test_a_group_for_which_a_fetch_waits_is_in_use(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path, settings=Settings(group_expire_hours=0.1))
+    for group in ("waits", "silent"):
+        engine.move_group("t", group, "earliest", 0)
+    for now in range(0, 3_600_000, 60_000):
+        engine.tick(now, {"t": {"waits"}})
+    assert set(engine.groups("t")) == {"waits"}
     engine.close()

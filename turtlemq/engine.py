@@ -20,9 +20,10 @@ topics and decides which of them is due; the work on messages is done by `topic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from turtlemq.broker.results import Acked, Reserved
@@ -55,6 +56,7 @@ from turtlemq.topic.wake_queue import WakeQueue
 
 GROUP = "default"
 NO_TOPICS: frozenset[str] = frozenset()
+NOTHING: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class Engine:
@@ -366,8 +368,9 @@ class Engine:
 
     # Time
 
-    def tick(self, now_ms: int) -> int | None:
-        """Do the due work of all topics, a slice of each. Returns when to call again: at once if more is due, None for never."""
+    def tick(self, now_ms: int, waiting: Mapping[str, Collection[str]] = NOTHING) -> int | None:
+        """Do the due work of all topics, a slice of each. `waiting`: by topic, the groups for which a fetch waits, which are in
+        use. Returns when to call again: at once if more is due, None for never."""
         if now_ms < self._ticked_ms:  # the clock went back: every scheduled time may lie too far ahead
             for name, topic in self.topics.items():
                 topic.sync_now(now_ms)
@@ -381,7 +384,7 @@ class Engine:
         due = self._wake_queue.due(now_ms)
         for name in sorted(due):
             try:
-                self._wake_queue.schedule(name, self.topics[name].tick(now_ms))
+                self._wake_queue.schedule(name, self.topics[name].tick(now_ms, waiting.get(name, ())))
                 self.trouble.pop(name, None)
             except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on
                 self.trouble[name] = error

@@ -115,7 +115,7 @@ class Settings:
         "`beat`: a power cut may undo the acks since the last beat; `fsync`: it undoes none",
     )
     group_expire_hours: float = _number(
-        0, 0, 1e7, "group_expire_hours", "a group without any request for so long is forgotten; 0: never"
+        0, 0, 1e7, "group_expire_hours", "a group without any request, or a waiting one, for so long is forgotten; 0: never"
     )
     beat_ms: int = _number(5_000, 10, 60_000, "beat", "seconds between two syncs of deliveries and acks")
 

@@ -25,6 +25,8 @@ RINGS = {
     "turtlemq.__main__": "shell",
     "turtlemq.cli": "shell",
     "turtlemq.server": "shell",
+    **{f"turtlemq.server.{name}": "engine" for name in "fetches long_polls".split()},
+    **{f"turtlemq.server.{name}": "pure" for name in "errors rate_limit".split()},
     "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
     **{

@@ -399,9 +399,56 @@ BUGS = (
     Bug(
         "a group whose consumer holds messages expires",
         "broker/retention.py",
-        "if not group.in_flight and max(",
-        "if max(",
+        "if group.in_flight or group.seen_ms is None or",
+        "if group.seen_ms is None or",
         "engine_trust",
+    ),
+    Bug(
+        "a fetch that finds nothing does not count as use of its group",
+        "broker/broker.py",
+        "        group.use(now_ms)\n        room = ",
+        "        room = ",
+        "groups trust:simulation",
+    ),
+    Bug(
+        "a fetch asks the engine only where something is ready",
+        "server/fetches.py",
+        "        return self._reserve(fetch, now_ms, clock)\n",
+        (
+            "        known = self._engine.topic(fetch.topic).view.has_group(fetch.group)\n"
+            "        if known and not self._has_ready(fetch.topic, fetch.group, now_ms, clock):\n"
+            "            return Reserved()\n"
+            "        return self._reserve(fetch, now_ms, clock)\n"
+        ),
+        "fetches trust:simulation",
+    ),
+    Bug(
+        "a group expires while a fetch waits for its messages",
+        "server/fetches.py",
+        "self._engine.tick(now_ms, self._waiting.groups)",
+        "self._engine.tick(now_ms)",
+        "fetches trust:simulation",
+    ),
+    Bug(
+        "a clock that jumps ahead makes groups old",
+        "broker/retention.py",
+        "min(now_ms - group.seen_ms, IDLE_STEP_MS, math.ceil(limit_ms / 2))",
+        "now_ms - group.seen_ms",
+        "groups trust:clocks",
+    ),
+    Bug(
+        "polls of a deleted group wait on, and make it anew",
+        "server/fetches.py",
+        "        self._end(self._waiting.of_group(topic, group))\n",
+        "",
+        "fetches trust:simulation",
+    ),
+    Bug(
+        "polls of a deleted topic wait on, and take messages of the next one",
+        "server/fetches.py",
+        "                self._end(self._waiting.of_topic(topic))\n",
+        "                pass\n",
+        "fetches",
     ),
     Bug(
         "dead letters go before their time",
@@ -441,7 +488,7 @@ BUGS = (
     Bug(
         "a poll that ends keeps the messages it was just given",
         "server/service.py",
-        "                self.give_back(fetch, poll.future.result())  # the client",
+        "                self.give_back(fetch, future.result())  # the client",
         "                pass  # the client",
         "server_moments",
     ),

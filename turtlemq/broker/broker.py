@@ -11,7 +11,7 @@ No clock and no threads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,9 +106,9 @@ class Broker:
         state = self._state
         known = state.groups.get(name)
         group = state.move_group(name, self._ready_log.first_offset, now_ms) if known is None else known
-        group.seen_ms = now_ms
+        group.use(now_ms)
         room = min(count, state.settings.max_in_flight - group.in_flight)
-        if room <= 0:
+        if room <= 0 or not group.has_ready(now_ms):
             return Reserved(idle=known is not None)
         picked = delivery.pick(self._visibility, group, room, now_ms)
         if picked.is_empty and picked.cursors == group.cursors:
@@ -193,6 +193,7 @@ class Broker:
         group = self._groups.get(name)
         if group is None:
             return Acked(0, 0, 0, [ack.removeprefix("-") for ack in acks])
+        group.use(now_ms)
         whole = group.whole_lease(acks)  # the usual case: acknowledged as it was handed out
         handled, failed = split_acks(acks) if whole is None else (acks, [])
         leased, unknown = group.locate(handled) if whole is None else ([whole], [])
@@ -219,6 +220,7 @@ class Broker:
         group = self._groups.get(name)
         if group is None:
             return 0, list(ids)
+        group.use(now_ms)
         leased, unknown = group.locate(ids)
         if leased:
             offsets = np.concatenate([lease.messages.offsets[which] for lease, which in leased])
@@ -361,9 +363,10 @@ class Broker:
         """Write a checkpoint into the reserve journal, so that no event before it need be replayed."""
         self._logs.reserve.write_checkpoint()
 
-    def retain(self, now_ms: int) -> int:
-        """Delete idle groups, and remove files that are settled and too old or too many. Returns how many were deleted."""
-        return retention.retain(self._state, now_ms)
+    def retain(self, now_ms: int, waiting: Collection[str] = ()) -> int:
+        """Delete idle groups, and remove files that are settled and too old or too many. `waiting`: groups for which a fetch
+        waits. Returns how many were deleted."""
+        return retention.retain(self._state, now_ms, waiting)
 
     @property
     def may_retain(self) -> bool:

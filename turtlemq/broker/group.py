@@ -130,7 +130,8 @@ class Group:
     in_flight: int = 0  # messages under a lease
     settled: int = 0  # messages acknowledged since the group was created
     changed_ms: int = 0  # the last lease, settlement or move
-    seen_ms: int | None = None  # the last fetch, also one that found nothing; None: none since the topic was opened
+    idle_ms: int = 0  # time without a request or a waiting one, counted up to `seen_ms`; see `retention`
+    seen_ms: int | None = None  # the last request, also a fetch that found nothing; None: none since the topic was opened
     tally: GroupTally = field(default_factory=GroupTally)
     _deadlines: list[tuple[int, int]] = field(default_factory=list)  # heap of (end, lease number), some of them outdated
     _retry_times: list[tuple[int, int]] = field(default_factory=list)  # heap of (when, ready offset), some of them outdated
@@ -145,6 +146,10 @@ class Group:
         self.leases, self.retries, self._slots, self._unentered, self._shared = {}, {}, {}, {}, False
         self._deadlines, self._retry_times = [], []
         self.in_flight = 0
+
+    def use(self, now_ms: int) -> None:
+        """Begin to count the idle time anew: a client has asked something of this group."""
+        self.idle_ms, self.seen_ms = 0, now_ms
 
     @property
     def ready(self) -> int:

@@ -6,6 +6,8 @@ new file of the reserve journal begins with a checkpoint.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from itertools import pairwise
 
 from turtlemq.broker.policy import Extent, droppable
@@ -13,10 +15,13 @@ from turtlemq.broker.save import save
 from turtlemq.broker.state import BrokerState
 from turtlemq.errors import DiskFull
 
+IDLE_STEP_MS = 120_000  # the most that one run adds to a group's idle time: the runs of a serving topic are a minute apart
 
-def retain(state: BrokerState, now_ms: int) -> int:
-    """Delete idle groups, and remove files that are settled and too old or too many. Returns how many were deleted."""
-    count = _forget_groups(state, now_ms)
+
+def retain(state: BrokerState, now_ms: int, waiting: Collection[str] = ()) -> int:
+    """Delete idle groups, and remove files that are settled and too old or too many. `waiting`: groups for which a fetch waits.
+    Returns how many were deleted."""
+    count = _forget_groups(state, now_ms, waiting)
     ready, total = state.logs.ready, state.logs.bytes_total
     settled = min((group.committed for group in state.groups.values()), default=0)
     dropped = droppable(_ready_extents(state, settled), state.settings, now_ms, total)
@@ -59,16 +64,22 @@ def _drop_journals(state: BrokerState, now_ms: int, total: int) -> int:
     return count
 
 
-def _forget_groups(state: BrokerState, now_ms: int) -> int:
-    hours = state.settings.group_expire_hours
-    if not hours:
+def _forget_groups(state: BrokerState, now_ms: int, waiting: Collection[str]) -> int:
+    """Delete groups whose idle time has reached the limit. A group with messages in flight or with a waiting fetch is in use.
+
+    Idle time is the sum of the times between runs, and a long one counts for little: no fetch was possible while the topic was
+    closed or the machine slept, and a clock that jumps ahead for a moment makes no group old. So a group is deleted in its
+    second idle run at the earliest."""
+    limit_ms = state.settings.group_expire_hours * 3_600_000
+    if not limit_ms:
         return 0
-    groups = state.groups.values()
-    for group in groups:
-        if group.seen_ms is None:
-            group.seen_ms = now_ms  # no fetch was possible while the topic was closed
-    limit_ms = now_ms - hours * 3_600_000
-    idle = [group.name for group in groups if not group.in_flight and max(group.changed_ms, group.seen_ms or 0) < limit_ms]
+    for group in state.groups.values():
+        if group.in_flight or group.seen_ms is None or group.name in waiting:
+            group.use(now_ms)
+        else:
+            group.idle_ms += max(0, min(now_ms - group.seen_ms, IDLE_STEP_MS, math.ceil(limit_ms / 2)))
+            group.seen_ms = now_ms
+    idle = [group.name for group in state.groups.values() if group.idle_ms >= limit_ms]
     for name in idle:
         state.forget_group(name, now_ms)
     return len(idle)

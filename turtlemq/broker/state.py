@@ -57,7 +57,7 @@ class BrokerState:
         group = self.groups.get(name) or Group(name, born=epoch)
         group.start(offset)
         group.epoch, group.moves, group.changed_ms = epoch, add_move(group.moves, newest, offset), now_ms
-        group.seen_ms = now_ms
+        group.use(now_ms)
         group.unfetched = self.visibility.count(name, group, offset, ready.next_offset)
         self.groups[name] = group
         return group

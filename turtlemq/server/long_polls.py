@@ -1,13 +1,13 @@
 """Long polls: fetches that wait for a message, in queues by topic and group, first come, first served.
 
-Only the queues live here. `service` decides when a waiting fetch is answered, and with what.
+Only the queues live here. `fetches` decides when a waiting fetch is answered, and with what.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from turtlemq.broker.results import Reserved
 
@@ -24,12 +24,22 @@ class FetchRequest:
     auto: bool = False
 
 
+class Future(Protocol):
+    """The answer of a long poll, as far as it is set here: an `asyncio.Future`, or a simulated one."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Reserved, /) -> None: ...
+
+    def set_exception(self, exception: Exception, /) -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class LongPoll:
     """A fetch that waits. Its future is done when messages were reserved for it, its time is up, or its client is gone."""
 
     fetch: FetchRequest
-    future: asyncio.Future[Reserved] = field(repr=False)
+    future: Future = field(repr=False)
 
     def end(self) -> None:
         """Stop waiting: the answer has no messages."""
@@ -46,13 +56,22 @@ class LongPolls:
     def __init__(self) -> None:
         self._queues: dict[str, dict[str, Queue]] = {}
 
-    def topics(self) -> KeysView[str]:
-        """Topics that have a long poll."""
-        return self._queues.keys()
+    @property
+    def groups(self) -> Mapping[str, Mapping[str, Queue]]:
+        """By topic and group, the queues of all long polls. Read only."""
+        return self._queues
 
     def queues(self, topic: str) -> list[tuple[str, Queue]]:
         """The queues of a topic, each with its group."""
         return list(self._queues.get(topic, {}).items())
+
+    def of_topic(self, topic: str) -> list[LongPoll]:
+        """The long polls of a topic."""
+        return [poll for _, queue in self.queues(topic) for poll in queue]
+
+    def of_group(self, topic: str, group: str) -> list[LongPoll]:
+        """The long polls of a group."""
+        return list(self._queues.get(topic, {}).get(group, ()))
 
     def __iter__(self) -> Iterator[LongPoll]:
         return (poll for queues in self._queues.values() for queue in queues.values() for poll in queue)

@@ -4,13 +4,12 @@ Everything runs on the event loop's thread. The timer stands at the time that th
 calls `tick_soon` or `answer_polls_soon`, and the next tick sets the timer anew. No message is early: a tick hands off messages
 that are due by the wall clock in whole milliseconds.
 
-The queues of waiting fetches are in `long_polls`, threads that write in `commit`, rates in `rate_limit`.
+Fetches are decided in `fetches`, threads that write are in `commit`, rates in `rate_limit`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 
@@ -21,7 +20,8 @@ from turtlemq.server import logs
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.fair_turns import FairTurns
-from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls, Queue
+from turtlemq.server.fetches import Fetches
+from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.metrics.meter import Meter
 from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.timerfd import WallClockTimer
@@ -56,9 +56,7 @@ class Service:
         self._wake_ms = 0.0  # the engine's wish for which the timer was set; it rings then, or up to `tick_ms` later
         self._reported_trouble: set[str] = set()
         self._reported_stopped: set[str] = set()
-        self._waiting = LongPolls()
-        self._changed: set[str] = set()  # topics in which a message may have become ready
-        self._paused_until: dict[str, float] = {}  # topics whose delivery rate is used up
+        self._fetches: Fetches | None = None  # beside the engine
         self._committer: Committer | None = None
         self._uncommitted = 0  # bytes of requests that wait for their commit
         self._commit_s = 0.001  # mean time of a commit, exponentially smoothed
@@ -76,9 +74,17 @@ class Service:
             raise Unavailable("the server is stopping.")
         return self._engine
 
+    @property
+    def fetches(self) -> Fetches:
+        """The fetches that are asked and wait. Raises as `engine` does."""
+        assert self.engine is not None
+        assert self._fetches is not None
+        return self._fetches
+
     def start(self, engine: Engine) -> None:
         """Serve with an open engine."""
         self._engine, self.opened = engine, frozenset(engine.topics)
+        self._fetches = Fetches(engine, self.flow)
         self._committer = Committer(self._committed, self._observe_commit)
         self._timer = WallClockTimer(self._tick)
         self.answer_polls_soon()
@@ -86,9 +92,8 @@ class Service:
     def drain(self) -> None:
         """Stop serving: long polls are answered without messages, and there are no more ticks."""
         self.stopping = True
-        for poll in self._waiting:
-            poll.end()
-        self._waiting = LongPolls()
+        if self._fetches is not None:
+            self._fetches.end()
         if self._next_tick is not None:
             self._next_tick.cancel()
 
@@ -136,7 +141,8 @@ class Service:
 
     def answer_polls_soon(self, *topics: str) -> None:
         """Tick as soon as the caller is done, and look after the long polls of these topics; of all topics, if none is named."""
-        self._changed.update(topics or self._waiting.topics())
+        if self._fetches is not None:
+            self._fetches.look_after(*topics)
         self.tick_soon()
 
     def tick_soon(self) -> None:
@@ -156,27 +162,26 @@ class Service:
             return
         now = now_ms()
         begun = time.perf_counter()
-        engine = self.engine
+        engine, fetches = self.engine, self.fetches
         try:
-            engine.tick(now)
+            fetches.tick(now)
             self._report_trouble()
-            self._changed |= engine.woken
-            self._answer_polls(now)
+            fetches.answer_polls(now_ms(), time.monotonic())
         except Exception as error:  # noqa: BLE001 - logged; the next tick may do better
             logs.error("tick_failed", error)
         self.meter.tick.add(time.perf_counter() - begun)
-        self._set_timer(engine.next_wake())
+        self._set_timer(engine.next_wake(), fetches)
 
-    def _set_timer(self, when: int | None) -> None:
+    def _set_timer(self, when: int | None, fetches: Fetches) -> None:
         """Tick again at `when`, or when a delivery rate allows the next message; at once if long polls are to be looked after."""
         exact = time.time_ns() / 1e6
         at = exact + TIMER_MS_MAX
         self._wake_ms = at if when is None else min(at, when)
         if when is not None:
             at = min(at, max(when, exact + self._tick_ms))
-        if self._paused_until:
-            at = min(at, exact + 1000 * (min(self._paused_until.values()) - time.monotonic()))
-        if at <= exact or self._changed:
+        if (clock := fetches.next_clock()) is not None:
+            at = min(at, exact + 1000 * (clock - time.monotonic()))
+        if at <= exact or fetches.has_changed:
             self.tick_soon()
         elif self._timer is not None:
             self._timer.at(at)
@@ -194,44 +199,39 @@ class Service:
 
     async def fetch(self, fetch: FetchRequest, wait_s: float) -> Reserved:
         """Reserve ready messages; if there are none, wait up to `wait_s` for the first. Raises `Overloaded` if too many wait."""
-        now = now_ms()
-        self.flow.answer_bytes.refuse_if_full()
-        known = self.engine.topic(fetch.topic).view.has_group(fetch.group)
-        if not known or self._has_ready(fetch.topic, fetch.group, now):
-            messages = self._reserve(fetch)
+        messages = self.fetches.fetch(fetch, now_ms(), time.monotonic())
+        if not messages.idle:
             self._tick_if_sooner(self.engine)
-            if len(messages):
-                return messages
-        if wait_s <= 0:
-            return Reserved()
+        if len(messages) or wait_s <= 0:
+            return messages
         if self.polls >= self.polls_max:
             raise Overloaded(f"{self.polls:,} long polls wait already; nothing was fetched", retry_after_ms=1_000)
         return await self._wait(fetch, wait_s)
 
     async def _wait(self, fetch: FetchRequest, wait_s: float) -> Reserved:
         loop = asyncio.get_running_loop()
-        poll = LongPoll(fetch, loop.create_future())
+        fetches, future = self.fetches, loop.create_future()
+        poll = LongPoll(fetch, future)
         self.polls += 1
-        self._waiting.add(poll)
-        self._changed.add(fetch.topic)
+        fetches.wait(poll)
         self.tick_soon()
         timer = loop.call_later(wait_s, poll.end)
         try:
-            return await poll.future
+            messages: Reserved = await future
+            return messages
         except asyncio.CancelledError:
-            if poll.future.done() and not poll.future.cancelled():
-                self.give_back(fetch, poll.future.result())  # the client is gone, with messages reserved for it
+            if future.done() and not future.cancelled():
+                self.give_back(fetch, future.result())  # the client is gone, with messages reserved for it
             raise
         finally:
             timer.cancel()
             self.polls -= 1
-            self._waiting.remove(poll)
+            fetches.leave(poll)
 
     def give_back(self, fetch: FetchRequest, messages: Reserved) -> None:
         """Make messages ready again that did not reach their consumer. It does not count as an attempt."""
-        if len(messages) and not fetch.auto and self.serving:
-            self.engine.give_back(fetch.topic, fetch.group, messages.ids, now_ms(), messages.lease_ends)
-            self.answer_polls_soon(fetch.topic)
+        if self.serving and self.fetches.give_back(fetch, messages, now_ms()):
+            self.tick_soon()
 
     def answer_sent(self, size: int) -> None:
         """Release the bytes of an answer that was sent or given up. If answers filled their budget, long polls are next."""
@@ -239,54 +239,3 @@ class Service:
         if budget.full:
             self.answer_polls_soon()
         budget.give(size)
-
-    def _reserve(self, fetch: FetchRequest) -> Reserved:
-        settings, now = self.engine.topic(fetch.topic).settings, time.monotonic()
-        count = self.flow.deliverable(fetch.topic, fetch.group, settings, fetch.count, now)
-        if not count:
-            return Reserved()
-        messages = self.engine.reserve(
-            fetch.topic, fetch.group, count, now_ms(), ttr_ms=fetch.ttr_ms, consumer=fetch.consumer, auto=fetch.auto
-        )
-        self.flow.delivered(fetch.topic, fetch.group, settings, len(messages), now)
-        return messages
-
-    def _answer_polls(self, now: int) -> None:
-        """Give ready messages to long polls in topics that changed, or whose rate allows a message again."""
-        clock = time.monotonic()
-        changed = self._changed | {topic for topic, until in self._paused_until.items() if until <= clock}
-        self._changed = set()
-        for topic in changed:
-            self._paused_until.pop(topic, None)
-            for group, queue in self._waiting.queues(topic):
-                self._answer_queue(topic, group, queue, now)
-
-    def _answer_queue(self, topic: str, group: str, queue: Queue, now: int) -> None:
-        while queue and not self.flow.answer_bytes.full and self._has_ready(topic, group, now):
-            poll = next(iter(queue))
-            if poll.future.done():  # its time is up, or its client is gone: an `auto` fetch could not be given back
-                self._waiting.remove(poll)
-                continue
-            try:
-                messages = self._reserve(poll.fetch)
-            except Exception as error:  # noqa: BLE001 - answered to this request: the polls of other topics go on
-                self._waiting.remove(poll)
-                poll.future.set_exception(error)
-                continue
-            if not len(messages):
-                if messages.more:  # only expired or cancelled messages so far: go on with the next tick
-                    self._changed.add(topic)
-                return  # otherwise `max_in_flight` is reached
-            self._waiting.remove(poll)
-            poll.future.set_result(messages)
-
-    def _has_ready(self, topic: str, group: str, now: int) -> bool:
-        """Whether a fetch may bring messages, as far as the delivery rate allows any now. O(1)."""
-        found = self.engine.topics.get(topic)
-        if found is None:
-            return False
-        clock = time.monotonic()
-        if pause := self.flow.delivery_pause(topic, group, found.settings, clock):
-            self._paused_until[topic] = min(self._paused_until.get(topic, math.inf), clock + pause)
-            return False
-        return found.view.has_ready(group, now)

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from turtlemq.errors import DiskFull
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.storage.workers import Job, Worker
@@ -82,17 +84,18 @@ class Retention:
         """Is there anything that grows too old by itself?"""
         return self._stores.broker.dead_total > 0 or self._stores.broker.may_retain
 
-    def run_if_due(self, now_ms: int) -> None:
+    def run_if_due(self, now_ms: int, waiting: Collection[str] = ()) -> None:
+        """`waiting`: groups for which a fetch waits."""
         if not now_ms < self.due_ms <= now_ms + RETENTION_MS:
             self.due_ms = now_ms + RETENTION_MS
-            self._run(now_ms)
+            self._run(now_ms, waiting)
 
-    def _run(self, now_ms: int) -> None:
+    def _run(self, now_ms: int, waiting: Collection[str]) -> None:
         """Requires a checkpoint that needs none of the files to be removed, so it writes one first."""
         self._checkpoints.finish()
         if self._checkpoints.is_needed:
             self._checkpoints.write()
-        removed = self._stores.broker.retain(now_ms)
+        removed = self._stores.broker.retain(now_ms, waiting)
         dead_letters = self._stores.dead_letters
         letters = dead_letters.beyond_limits(now_ms)
         if letters:

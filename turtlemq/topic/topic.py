@@ -8,7 +8,7 @@ One thread, no clock: time is an argument, and `tick` returns when it wants to b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,9 +195,9 @@ class Topic:
         """The error that ended all writes to this topic, if there was one."""
         return self.stores.stopped
 
-    def tick(self, now_ms: int) -> int | None:
+    def tick(self, now_ms: int, waiting: Collection[str] = ()) -> int | None:
         """Hand off a slice of the due messages, end overdue leases, and write a checkpoint, maintain or remove old data if it is
-        time. Returns when to call again: at once if more is due, None for never.
+        time. `waiting`: groups for which a fetch waits. Returns when to call again: at once if more is due, None for never.
 
         Raises the first `DiskFull` at the end: the rest of the work may make room."""
         self.stores.refuse_if_stopped()
@@ -206,7 +206,8 @@ class Topic:
         wake = self._broker.tick(now_ms)
         if self._broker.event_count > before or self._broker.has_deferred:
             self._checkpoints.due_soon(now_ms)
-        for work in (self._checkpoints.write_if_due, self._maintenance.step_if_due, self._retention.run_if_due):
+        retain = partial(self._retention.run_if_due, waiting=waiting)
+        for work in (self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
             try:
                 work(now_ms)
             except DiskFull as error:

@@ -69,8 +69,9 @@ async def get_topic(request: web.Request) -> web.Response:
 
 async def drop_topic(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}"""
-    engine_of(request).drop_topic(names.check_topic(request.match_info["topic"]))  # works for a topic that cannot be opened, too
-    request.app[SERVICE].answer_polls_soon()
+    topic = names.check_topic(request.match_info["topic"])  # it may be one that cannot be opened
+    request.app[SERVICE].fetches.drop_topic(topic)
+    request.app[SERVICE].tick_soon()
     return answer({"outcome": "deleted"})
 
 
@@ -111,5 +112,6 @@ async def get_group(request: web.Request) -> web.Response:
 
 async def drop_group(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}/groups/{group}"""
-    engine_of(request).drop_group(topic_of(request), group_of(request), now_ms())
+    request.app[SERVICE].fetches.drop_group(topic_of(request), group_of(request), now_ms())
+    request.app[SERVICE].tick_soon()
     return answer({"outcome": "deleted"})

@@ -1,0 +1,89 @@
+"""Fetches that find nothing or wait: they keep their group in use, and end with it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import server_process
+from tests.harness.server_process import Server, running
+
+# A server whose retention runs five times a second, not once a minute.
+FAST_RETENTION = "import turtlemq.topic.maintenance as m; m.RETENTION_MS = 200; from turtlemq.cli import main; main()"
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _poll(threads: ThreadPoolExecutor, server: Server, topic: str, group: str = "default") -> Future[list[dict[str, Any]]]:
+    """A long poll that waits."""
+    before = server.ok("GET", "/v1/status")["long_polls"]
+    poll = threads.submit(server.fetch, topic, group, wait=30)
+    until(lambda: server.ok("GET", "/v1/status")["long_polls"] == before + 1)
+    return poll
+
+
+def _settle(server: Server, topic: str, *ids: str) -> None:
+    """Messages that the group `default` has acknowledged."""
+    server.put(topic, *({"id": id_, "body": 0} for id_ in ids))
+    assert len(server.fetch(topic, wait=10, max=len(ids))) == len(ids)
+    server.ack(topic, *ids)
+
+
+def test_a_group_that_asks_in_vain_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "PROGRAM", [sys.executable, "-c", FAST_RETENTION])
+    with running(tmp_path / "data") as server, ThreadPoolExecutor(1) as threads:
+        server.ok("PUT", "/v1/topics/t", {"group_expire_hours": 0.5 / 3600})
+        for group in ("asks", "waits"):
+            server.ok("PUT", f"/v1/topics/t/groups/{group}", {})
+        _settle(server, "t", "m0", "m1")
+        for group in ("asks", "waits"):
+            assert len(server.fetch("t", group, ack="auto")) == 2
+        poll = _poll(threads, server, "t", "waits")
+        for _ in range(2):
+            server.ok("PUT", "/v1/topics/t/groups/silent", {})
+            while "silent" in server.ok("GET", "/v1/topics/t")["groups"]:
+                assert server.fetch("t", "asks", wait=0.02) == [], "acknowledged messages do not come again"
+        assert set(server.ok("GET", "/v1/topics/t")["groups"]) == {"asks", "waits"}
+        server.put("t", {"id": "m2", "body": 0})
+        assert [message["id"] for message in poll.result(30)] == ["m2"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with running(tmp_path_factory.mktemp("fetches") / "data") as one:
+        yield one
+
+
+def test_polls_of_a_deleted_group_do_not_make_it_anew(server: Server) -> None:
+    _settle(server, "g", "a", "b")
+    with ThreadPoolExecutor(2) as threads:
+        assert len(server.fetch("g", "other", ack="auto")) == 2
+        polls = [_poll(threads, server, "g", group) for group in ("default", "other")]
+        server.ok("DELETE", "/v1/topics/g/groups/default")
+        assert polls[0].result(10) == [], "it is answered at once"
+        server.put("g", {"id": "c", "body": 0})
+        assert [message["id"] for message in polls[1].result(10)] == ["c"]
+        assert set(server.ok("GET", "/v1/topics/g")["groups"]) == {"other"}
+
+
+def test_a_poll_of_a_deleted_topic_takes_nothing_from_its_successor(server: Server) -> None:
+    _settle(server, "u", "a")
+    with ThreadPoolExecutor(1) as threads:
+        poll = _poll(threads, server, "u")
+        server.ok("DELETE", "/v1/topics/u")
+        server.ok("PUT", "/v1/topics/u", {})
+        server.put("u", {"id": "b", "body": 0})
+        assert poll.result(10) == []
+        assert server.ok("GET", "/v1/topics/u")["groups"] == {}
+        assert [message["id"] for message in server.fetch("u", wait=10)] == ["b"]

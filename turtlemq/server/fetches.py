@@ -1,0 +1,144 @@
+"""Fetches: the decision which messages a consumer's request gets, at once or while it waits.
+
+Every fetch asks the engine, also where nothing can be ready, so that its group counts as used; and the groups of waiting fetches
+are named to each tick of the engine. A waiting fetch belongs to the group that it found or created: with the group, or the topic,
+it ends, and it never creates a group.
+
+No event loop and no clock: time is an argument, `now_ms` for the engine and `clock`, in monotonic seconds, for rates. `service`
+drives it with real time, the simulation of the tests with its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+from turtlemq.broker.results import Reserved
+from turtlemq.engine import Engine
+from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls, Queue
+from turtlemq.server.rate_limit import FlowControl
+
+
+class Fetches:
+    """All fetches of a server: those that are answered at once, and the long polls."""
+
+    def __init__(self, engine: Engine, flow: FlowControl) -> None:
+        self._engine, self._flow = engine, flow
+        self._waiting = LongPolls()
+        self._changed: set[str] = set()  # topics in which a message may have become ready
+        self._paused_until: dict[str, float] = {}  # topics whose delivery rate is used up
+
+    # Requests
+
+    def fetch(self, fetch: FetchRequest, now_ms: int, clock: float) -> Reserved:
+        """Reserve ready messages. A group that does not exist is created at the oldest message. Raises `Overloaded` if too many
+        bytes of answers are under way."""
+        self._flow.answer_bytes.refuse_if_full()
+        return self._reserve(fetch, now_ms, clock)
+
+    def wait(self, poll: LongPoll) -> None:
+        """Let a fetch wait that found nothing. `answer_polls` should follow: it may tell when to look again."""
+        self._waiting.add(poll)
+        self._changed.add(poll.fetch.topic)
+
+    def leave(self, poll: LongPoll) -> None:
+        """A fetch waits no longer, answered or not."""
+        self._waiting.remove(poll)
+
+    def give_back(self, fetch: FetchRequest, messages: Reserved, now_ms: int) -> bool:
+        """Make messages ready again that did not reach their consumer. It does not count as an attempt. Returns whether any
+        could be given back: the topic may be gone, and an `auto` fetch has settled them."""
+        if not len(messages) or fetch.auto or fetch.topic not in self._engine.topics:
+            return False
+        self._engine.give_back(fetch.topic, fetch.group, messages.ids, now_ms, messages.lease_ends)
+        self._changed.add(fetch.topic)
+        return True
+
+    def drop_group(self, topic: str, group: str, now_ms: int) -> None:
+        """Delete a group. Its long polls are answered without messages."""
+        self._engine.drop_group(topic, group, now_ms)
+        self._end(self._waiting.of_group(topic, group))
+
+    def drop_topic(self, topic: str) -> None:
+        """Delete a topic. Its long polls are answered without messages."""
+        try:
+            self._engine.drop_topic(topic)
+        finally:
+            if topic not in self._engine.topics:
+                self._end(self._waiting.of_topic(topic))
+
+    def end(self) -> None:
+        """Answer all long polls without messages."""
+        self._end(list(self._waiting))
+
+    def _end(self, polls: list[LongPoll]) -> None:
+        for poll in polls:
+            self._waiting.remove(poll)
+            poll.end()
+
+    # Time
+
+    def tick(self, now_ms: int) -> None:
+        """Let the engine do its due work. Call `answer_polls` afterwards."""
+        self._engine.tick(now_ms, self._waiting.groups)
+        self._changed |= self._engine.woken
+
+    def look_after(self, *topics: str) -> None:
+        """Messages of these topics may have become ready; of all topics, if none is named."""
+        self._changed.update(topics or self._waiting.groups)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether `answer_polls` may have something to do at once."""
+        return bool(self._changed)
+
+    def next_clock(self) -> float | None:
+        """When a delivery rate allows the next message to a long poll: the `clock` at which to call `answer_polls`."""
+        return min(self._paused_until.values(), default=None)
+
+    def answer_polls(self, now_ms: int, clock: float) -> None:
+        """Give ready messages to long polls in topics that changed, or whose rate allows a message again."""
+        changed = self._changed | {topic for topic, until in self._paused_until.items() if until <= clock}
+        self._changed = set()
+        for topic in changed:
+            self._paused_until.pop(topic, None)
+            for group, queue in self._waiting.queues(topic):
+                self._answer_queue(topic, group, queue, now_ms, clock)
+
+    def _answer_queue(self, topic: str, group: str, queue: Queue, now_ms: int, clock: float) -> None:
+        while queue and not self._flow.answer_bytes.full and self._has_ready(topic, group, now_ms, clock):
+            poll = next(iter(queue))
+            if poll.future.done():  # its time is up, or its client is gone: an `auto` fetch could not be given back
+                self._waiting.remove(poll)
+                continue
+            try:
+                messages = self._reserve(poll.fetch, now_ms, clock)
+            except Exception as error:  # noqa: BLE001 - answered to this request: the polls of other topics go on
+                self._waiting.remove(poll)
+                poll.future.set_exception(error)
+                continue
+            if not len(messages):
+                if messages.more:  # only expired or cancelled messages so far: go on with the next tick
+                    self._changed.add(topic)
+                return  # otherwise `max_in_flight` is reached
+            self._waiting.remove(poll)
+            poll.future.set_result(messages)
+
+    def _reserve(self, fetch: FetchRequest, now_ms: int, clock: float) -> Reserved:
+        """Ask the engine, also if the delivery rate allows no message now: that uses the group, too."""
+        settings = self._engine.topic(fetch.topic).settings
+        count = self._flow.deliverable(fetch.topic, fetch.group, settings, fetch.count, clock)
+        messages = self._engine.reserve(
+            fetch.topic, fetch.group, count, now_ms, ttr_ms=fetch.ttr_ms, consumer=fetch.consumer, auto=fetch.auto
+        )
+        self._flow.delivered(fetch.topic, fetch.group, settings, len(messages), clock)
+        return messages
+
+    def _has_ready(self, topic: str, group: str, now_ms: int, clock: float) -> bool:
+        """Whether a waiting fetch may get messages, as far as the delivery rate allows any now. O(1)."""
+        opened = self._engine.topics.get(topic)
+        if opened is None:
+            return False
+        if pause := self._flow.delivery_pause(topic, group, opened.settings, clock):
+            self._paused_until[topic] = min(self._paused_until.get(topic, math.inf), clock + pause)
+            return False
+        return opened.view.has_ready(group, now_ms)
