@@ -64,11 +64,11 @@ def test_replacing_a_file_is_write_sync_rename_sync_folder(tmp_path: Path) -> No
     door.replace(tmp_path / "a", b"new")
     folder = tmp_path.name
     assert door.calls == [
+        ("open", folder),
         ("open", "a.tmp"),
         ("write", "a.tmp"),
         ("fdatasync", "a.tmp"),
         ("rename", "a"),
-        ("open", folder),
         ("fsync_dir", folder),
     ]
     assert (tmp_path / "a").read_bytes() == b"new"
@@ -88,7 +88,7 @@ def test_a_failed_replacement_leaves_the_old_or_the_new_file(tmp_path: Path, cal
     door = Recorder({call: failing(number)})
     with pytest.raises((OSError, DiskFull)):
         door.replace(path, b"new")
-    assert path.read_bytes() == (b"old" if call <= 3 else b"new")
+    assert path.read_bytes() == (b"old" if call <= 4 else b"new")
     Door().replace(path, b"newest")
     assert path.read_bytes() == b"newest"
     assert os.listdir(tmp_path) == ["a"]
@@ -257,8 +257,8 @@ def test_a_folder_is_made_durably_from_the_top(tmp_path: Path) -> None:
     door.make_folder(tmp_path / "b" / "c")
     top = tmp_path.name
     assert door.calls == [
-        *[("mkdir", "b"), ("open", top), ("fsync_dir", top)],
-        *[("mkdir", "c"), ("open", "b"), ("fsync_dir", "b")],
+        *[("open", top), ("mkdir", "b"), ("fsync_dir", top)],
+        *[("open", "b"), ("mkdir", "c"), ("fsync_dir", "b")],
     ]
     door.make_folder(tmp_path / "b" / "c")
     assert len(door.calls) == 6

@@ -38,13 +38,13 @@ def take_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
     """Read and remove the clean-shutdown mark: the marks of all topics by name, or None after a crash. It is removed, durably,
     before anything else is written."""
     path, marks = root / names.CLEAN, None
-    if door.exists(path):
-        try:
-            marks = dict(f.decode_checked(door.read_all(path))[0]["topics"])
-        except (ValueError, KeyError, TypeError):  # unreadable: as after a crash
-            pass
-        door.remove(path)
-    door.sync_folder(root)  # also without a mark: the last process may have removed it and died before this sync
+    with door.durable_names(root):  # also without a mark: the last process may have removed it and died before this sync
+        if door.exists(path):
+            try:
+                marks = dict(f.decode_checked(door.read_all(path))[0]["topics"])
+            except (ValueError, KeyError, TypeError):  # unreadable: as after a crash
+                pass
+            door.remove(path)
     return marks
 
 

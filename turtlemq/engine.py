@@ -30,7 +30,7 @@ from turtlemq.broker.results import Acked, Reserved
 from turtlemq.data_folder import check_format, read_settings, take_clean_mark, write_settings
 from turtlemq.errors import (
     Corrupt,
-    DiskFull,
+    Exhausted,
     InvalidArgument,
     TurtleError,
     Unavailable,
@@ -139,9 +139,9 @@ class Engine:
     def _check_name(self, name: str) -> None:
         """Raise if the name is not valid, or if its topic exists and cannot be opened."""
         names.check_topic(name)
-        if name not in self.topics and isinstance(self.trouble.get(name), DiskFull):
+        if name not in self.topics and isinstance(self.trouble.get(name), Exhausted):
             del self.trouble[name]
-            self._try_topic(name)  # there may be space now
+            self._try_topic(name)  # there may be space, or files, now
         if name in self.trouble and name not in self.topics:
             raise Unavailable(f"topic {name!r} cannot be opened: {describe(self.trouble[name])}")
 

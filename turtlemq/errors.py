@@ -77,10 +77,23 @@ class TooLarge(TurtleError):
     code, status = "TOO_LARGE", 413
 
 
-class DiskFull(TurtleError):
+class Exhausted(TurtleError):
+    """A resource of the machine is used up: nothing was changed. Service resumes by itself."""
+
+
+class DiskFull(Exhausted):
     """The disk is full: nothing of this request was stored. Free some room; service resumes by itself."""
 
     code, status = "DISK_FULL", 507
+
+
+class OutOfFiles(Exhausted):
+    """The server has as many files open as the system allows: nothing of this request was stored. Try again in a moment."""
+
+    code, status = "UNAVAILABLE", 503
+
+    def __init__(self, message: str | None = None, *, retry_after_ms: int = 1_000, **details: object) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **details)
 
 
 class Unavailable(TurtleError):

@@ -24,6 +24,7 @@ class Failing(Door):
     half      the write stores half, and the next one meets a full disk
     wedged    the disk is full, and the file cannot be cut back either
     gone      nothing can be changed from then on, until `heal`
+    EMFILE    no file can be opened from then on, until `heal`
     """
 
     def __init__(self, at: int = -1, how: str = "EIO") -> None:
@@ -40,7 +41,8 @@ class Failing(Door):
         self.calls.append("create" if name == "open" and args[1] & os.O_CREAT else name)
         if name in self._then:
             raise OSError(self._then.pop(name), "made to fail")
-        reached = len(self.calls) > self.at >= 0 if self.how == "gone" else len(self.calls) - 1 == self.at
+        lasting = self.how in ("gone", "EMFILE")
+        reached = len(self.calls) > self.at >= 0 if lasting else len(self.calls) - 1 == self.at
         if not reached or not self.can_fail(self.calls[-1]):
             return action(*args)
         self.failed = f"{name} {path and path.name}"
@@ -66,6 +68,8 @@ class Failing(Door):
             return name == "write"
         if self.how == "gone":
             return name in (*NEEDS_ROOM, "truncate", "fsync_dir", "unlink")
+        if self.how == "EMFILE":
+            return name in ("open", "create", "listdir")
         return self.how != "ENOSPC" or name in NEEDS_ROOM
 
 

@@ -42,30 +42,30 @@ BUGS = (
     Bug(
         "the name of a new segment is not synced",
         "segment/log.py",
-        "        door.sync_folder(path.parent)\n    except",
-        "    except",
+        "        with door.durable_names(path.parent):\n            fd = door.create(path)\n",
+        "        if True:\n            fd = door.create(path)\n",
         _CRASH,
     ),
     Bug(
         "a replaced file is renamed before it is synced",
         "storage/door.py",
-        "            if durable:\n                self.sync(fd, tmp)\n",
+        "                if durable:\n                    self.sync(fd, tmp)\n",
         "",
         f"door {_CRASH}",
     ),
     Bug(
         "the rename of a replaced file is not synced",
         "storage/door.py",
-        "        self.rename(tmp, path)\n        if durable:\n            self.sync_folder(path.parent)\n",
-        "        self.rename(tmp, path)\n",
+        "        with self.durable_names(path.parent) if durable else nullcontext():\n",
+        "        with nullcontext():\n",
         f"door {_CRASH}",
     ),
     Bug("a sealed segment is not synced", "index/seal.py", "        door.sync(fd, tmp)\n", "", _CRASH),
     Bug(
         "a seal is adopted without a sync of the folder, and the old files go",
         "index/maintenance.py",
-        "            door.sync_folder(segments.folder)\n        except OSError as error:  # the old file may come back",
-        "            pass\n        except OSError as error:  # the old file may come back",
+        "            with door.durable_names(segments.folder):\n                door.rename(part.path, path)\n",
+        "            if True:\n                door.rename(part.path, path)\n",
         _CRASH,
     ),
     Bug(
@@ -127,12 +127,12 @@ BUGS = (
         "broker/failures.py",
         (
             "            self._schedule_retries(self._ended(group, messages, error, when_ms.tolist()))\n"
-            "        except DiskFull:\n"
+            "        except Exhausted:\n"
             "            return False\n"
         ),
         (
             "            self._ended(group, messages, error, when_ms.tolist())\n"
-            "        except DiskFull:\n"
+            "        except Exhausted:\n"
             "            return False\n"
         ),
         f"{_SIM}",
@@ -141,7 +141,7 @@ BUGS = (
     Bug(
         "writing goes on after a failed sync",
         "index/writer.py",
-        "heard = error if isinstance(error, DiskFull) else self.stop(error)",
+        "heard = error if isinstance(error, Exhausted) else self.stop(error)",
         "heard = error",
         "faults engine_faults trust:refusals",
     ),
@@ -572,8 +572,8 @@ BUGS = (
     Bug(
         "a dropped topic comes back with a power cut",
         "storage/door.py",
-        "        self.sync_folder(path.parent)\n        self.remove_folder(gone)\n",
-        "        self.remove_folder(gone)\n",
+        "        with self.durable_names(path.parent):\n            self.rename(path, gone)\n",
+        "        if True:\n            self.rename(path, gone)\n",
         "backup_trust",
     ),
     Bug(

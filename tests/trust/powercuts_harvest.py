@@ -21,7 +21,7 @@ class Bare(Door):
     def fresh(self) -> Door:
         return self
 
-    def sync_folder(self, path: Path) -> None:
+    def _sync_names(self, fd: int, folder: Path) -> None:
         """Nothing."""
 
     def sync(self, fd: int, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Refusals: a disk that says no. At every k-th call of a story, with an error, no room, or a write that stores a part; and a real
-server on a real disk that is full, or whose syncs fail.
+"""Refusals: a disk that says no. At every k-th call of a story, with an error, no room, no free descriptor, or a write that
+stores a part; and a real server on a real disk that is full, or whose syncs fail.
 
-After a full disk nothing has changed, and the story goes on. After any other error it is unknown how far the step came: the
-topic is stopped or goes on rightly, and opened again it holds everything that was answered.
+After a full disk, or without a descriptor, nothing has changed, no topic stops, and the story goes on. After any other error it
+is unknown how far the step came: the topic is stopped or goes on rightly, and opened again it holds everything that was answered.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from tests.trust.powercuts_ledger import Key, Ledger, audit
 from tests.trust.powercuts_story import STEPS, Story
 from tests.trust.refusals_server import NO_DISK, full_disk, rotten_sync
 from turtlemq.engine import Engine
-from turtlemq.errors import DiskFull, Stopped
+from turtlemq.errors import Exhausted, Stopped
 from turtlemq.model import Message
 
-HOWS = ("EIO", "ENOSPC", "short", "half", "wedged", "gone")
+HOWS = ("EIO", "ENOSPC", "EMFILE", "short", "half", "wedged", "gone")
+SWEEPS = ("EIO", "ENOSPC", "EMFILE")
 SERVERS = 500  # two of so many cases are real servers
 FULL_DISK = 498  # which of them has a disk of its own
 SWEEP = 25  # one of so many cases is about all calls of a story, from one to the next so far apart:
@@ -97,7 +98,7 @@ class Tale(Story):
         before, self.together, self.step = self.ledger.copy(), [], step.__name__
         try:
             step()
-        except DiskFull:
+        except Exhausted:
             self._refuse(before, step)
         except (Stopped, OSError) as error:
             self.ledger, self.error = before, error
@@ -107,7 +108,7 @@ class Tale(Story):
     def _refuse(self, before: Ledger, step: Callable[[], None]) -> None:
         """Nothing has changed. Opening is tried again, so is closing; all else need not be."""
         if self.door.failed is None:
-            raise Broken("the disk was not full")
+            raise Broken("neither was the disk full, nor were there too many files")
         self.ledger, self.refused = before, self.refused + 1
         self.door.heal()
         if step.__name__ in ("_open", "reopen", "power_cut"):
@@ -119,7 +120,7 @@ class Tale(Story):
         self.newest = max(self.now, self.newest)
         run_to_rest(self.engine, self.now)
         for error in list(self.engine.trouble.values()):
-            if not isinstance(error, DiskFull):
+            if not isinstance(error, Exhausted):
                 raise error
             self.refused += 1
             self.door.heal()
@@ -129,8 +130,8 @@ class Tale(Story):
     def _end(self) -> None:
         """An error that is not for want of room. If it was a sync of a log, there is no writing there any more."""
         failed = self.door.failed
-        if failed is None:
-            raise Broken(f"nothing failed, but {self.error}") from self.error
+        if failed is None or self.door.how == "EMFILE":
+            raise Broken(f"no write has failed, but {self.error}") from self.error
         self.door.heal()
         if self.step not in ("_open", "reopen", "power_cut"):
             stopped = [topic for topic in self.engine.topics.values() if topic.stopped is not None]
@@ -176,9 +177,9 @@ def _call_fails(number: int, folder: Path) -> Figures:
 
 def _calls_fail(number: int, folder: Path) -> Figures:
     """A story over and over, each time another call fails. Of those that can, a case takes one in `SLICES`; the next cases take
-    those beside them, so that twice `SLICES` cases leave none out."""
-    story, part = divmod(number // SWEEP, 2 * SLICES)
-    how, first = ("EIO", "ENOSPC")[part % 2], part // 2
+    those beside them, so that `SLICES` cases of each way leave none out."""
+    story, part = divmod(number // SWEEP, len(SWEEPS) * SLICES)
+    how, first = SWEEPS[part % len(SWEEPS)], part // len(SWEEPS)
     plain, seen = Tale(story, folder / "plain", Failing()), Figures()
     plain.run()
     for at in _can_fail(plain, how)[first::SLICES]:
@@ -238,9 +239,9 @@ def sum_up(seen: Figures) -> str:
 PART = Part(
     name="refusals",
     unit="cases",
-    about="The disk says no: an error or no room at any call of the engine's work, in some stories at every one; a real disk "
-    "filled to the brim under a real server; syncs that fail. Producers are refused, consumers go on, service resumes with room; "
-    "after a failed sync nothing is written any more; nothing accepted is lost.",
+    about="The disk says no: an error, no room or no free descriptor at any call of the engine's work, in some stories at every "
+    "one; a real disk filled to the brim under a real server; syncs that fail. Producers are refused, consumers go on, service "
+    "resumes with room; after a failed sync nothing is written any more; nothing accepted is lost.",
     run=run,
     quick=150,
     full=5_000,

@@ -1,8 +1,8 @@
 """Deliveries that end without an ack: the message is retried soon, retried after a sleep, or becomes a dead letter.
 
 A short back-off waits in memory (`Group.retries`). Dead letters and long back-offs are taken over by other stores: callbacks
-store them durably, and only then does the journal say that the Broker is done with them. If the disk is full, the message waits
-in memory instead.
+store them durably, and only then does the journal say that the Broker is done with them. If the disk is full, or
+no file can be opened, the message waits in memory instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from turtlemq.broker import events
 from turtlemq.broker.group import Group, Lease, MessageColumns, Retry
 from turtlemq.broker.policy import backoff_ms
 from turtlemq.broker.state import BrokerState
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.model import I64
 from turtlemq.segment import format as f
 
@@ -45,7 +45,7 @@ class EndedDelivery:
 
 class Failures:
     """Ends unacknowledged deliveries. `store_dead` stores dead letters durably and returns how many replaced an older letter;
-    `schedule_retries` puts messages to sleep in the Index durably. Both may raise `DiskFull`."""
+    `schedule_retries` puts messages to sleep in the Index durably. Both may raise `Exhausted`."""
 
     def __init__(
         self,
@@ -109,22 +109,22 @@ class Failures:
         return np.array([backoff_ms(self._state.settings, id_, attempt) for id_, attempt in numbered], np.int64)
 
     def _sleep(self, group: Group, messages: MessageColumns, when_ms: I64, error: str, now_ms: int) -> bool:
-        """Put messages to sleep in the Index. Returns False, and changes nothing, if the disk is full."""
+        """Put messages to sleep in the Index. Returns False, and changes nothing, if the disk is full or no file opens."""
         self._logs.secure_leases()
         try:
             self._schedule_retries(self._ended(group, messages, error, when_ms.tolist()))
-        except DiskFull:
+        except Exhausted:
             return False
         self._logs.write_or_defer(self._logs.reserve, now_ms, group.name, events.moved(group, messages))
         return True
 
     def _bury(self, group: Group, messages: MessageColumns, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:
-        """Store messages as dead letters. Returns False, and changes nothing, if the disk is full."""
+        """Store messages as dead letters. Returns False, and changes nothing, if the disk is full or no file opens."""
         self._logs.secure_leases()
         try:
             letters = self._ended(group, messages, error, [now_ms] * len(messages))
             new = len(letters) - self._store_dead(letters)
-        except DiskFull:
+        except Exhausted:
             return False
         reserved = np.full(len(messages), reserved_ms)
         self._state.bury(group, messages, reserved, outcome, error, now_ms, replaced=len(messages) - new)

@@ -275,12 +275,12 @@ class Journal(log.Stoppable):
 
     def drop_first(self) -> int:
         """Remove the oldest file. Returns its size."""
-        base = self.bases.pop(0)
+        base = self.bases[0]
         size = self.door.size(self._path(base))
-        self._last_ms.pop(base, None)
-        self.door.remove(self._path(base))
-        del self._paths[base]
-        self.door.sync_folder(self.folder)
+        with self.door.durable_names(self.folder):
+            self.door.remove(self._path(base))
+            del self.bases[0], self._paths[base]
+            self._last_ms.pop(base, None)
         return size
 
     def close(self) -> None:

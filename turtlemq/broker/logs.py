@@ -11,7 +11,7 @@ from typing import Any
 
 from turtlemq.broker.journal import Journal
 from turtlemq.broker.ready_log import ReadyLog
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.model import Damage
 from turtlemq.settings import Settings
 
@@ -54,16 +54,16 @@ class Logs:
         return self._last_lease - 1  # not the number before: the event may have begun a new file, with a checkpoint
 
     def write_or_defer(self, journal: Journal, now_ms: int, name: str, fields: dict[str, Any]) -> None:
-        """Write an event that cannot be undone, since another store has taken the messages over. If the disk is full, the event
-        is kept in memory and written by `write_deferred`."""
+        """Write an event that cannot be undone, since another store has taken the messages over. If the disk is full, or no
+        file can be opened, the event is kept in memory and written by `write_deferred`."""
         try:
             self.write_deferred()
             journal.append(now_ms, name, fields)
-        except DiskFull:
+        except Exhausted:
             self._deferred.append((journal, now_ms, name, fields))
 
     def write_deferred(self) -> None:
-        """Write the deferred events. Required before a handoff and before a checkpoint. Raises `DiskFull` if some are left."""
+        """Write the deferred events. Required before a handoff and before a checkpoint. Raises `Exhausted` if some are left."""
         while self._deferred:
             journal, now_ms, name, fields = self._deferred[0]
             journal.append(now_ms, name, fields)

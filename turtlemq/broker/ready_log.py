@@ -26,7 +26,7 @@ from turtlemq import small_batches
 from turtlemq.broker.ready_batches import KIND, encode_head, read_batches
 from turtlemq.broker.ready_cache import RecentDocuments
 from turtlemq.broker.ready_tail import Rows, Tail, owner_hash
-from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.errors import DiskFull, Exhausted, TurtleError
 from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -168,14 +168,14 @@ class ReadyLog(log.Stoppable):
         self._last_batch = (0, end)
 
     def write_table(self, cover: t.Cover, rows: Rows) -> t.Table:
-        """Write a table of documents. If the disk is full, the table is served from memory."""
+        """Write a table of documents. If the disk is full, or no file can be opened, the table is served from memory."""
         data = b"".join(encode_table(cover, rows))
         path = self.folder / names.table(KIND, cover.base, cover.first)
         try:
             self.door.replace(path, data, durable=False)
-        except DiskFull:
+            opened = t.open_table(self.door, path)
+        except Exhausted:
             return t.parse_table(path, memoryview(data))
-        opened = t.open_table(self.door, path)
         assert opened is not None, "just written"
         return opened
 
@@ -404,10 +404,11 @@ class ReadyLog(log.Stoppable):
 
     def drop_first(self) -> None:
         """Remove the oldest segment."""
-        segment = self.segments.pop(0)
+        segment = self.segments[0]
         gone = segment.path.with_name(segment.path.name + names.DELETED)
-        self.door.rename(segment.path, gone)
-        self.door.sync_folder(self.folder)
+        with self.door.durable_names(self.folder):
+            self.door.rename(segment.path, gone)
+            del self.segments[0]
         self.door.remove(gone)
         for table in segment.tables:
             self.door.remove(table.path)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from turtlemq.broker.policy import Extent, droppable
 from turtlemq.broker.save import save
 from turtlemq.broker.state import BrokerState
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 
 IDLE_STEP_MS = 120_000  # the most that one run adds to a group's idle time: the runs of a serving topic are a minute apart
 
@@ -45,7 +45,7 @@ def _note_state(state: BrokerState) -> None:
     """Write a checkpoint into the journal: recovery from the journals alone could not read the removed documents any more."""
     try:
         state.logs.reserve.write_checkpoint()
-    except DiskFull:
+    except Exhausted:
         return  # the file `offset` has it
 
 

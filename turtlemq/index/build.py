@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Bits, Part, TablePart
 from turtlemq.index.segments import Segment, Segments, ended_path, table_path
@@ -113,7 +113,7 @@ def from_scan(
     buffers = tabulate(cover, scanned.due_ms[part], scanned.positions[part], scanned.flags[part], hashes, alive)
     try:
         return _store(segments, segment, cover, buffers)
-    except (DiskFull, OSError):  # the table stays in memory; its file is only a cache
+    except (Exhausted, OSError):  # the table stays in memory; its file is only a cache
         data = memoryview(b"".join(buffers))
         return TablePart(segments.folder, t.parse_table(Path(segment.path.name), data), segment.path.name, segment.sealed)
 
@@ -149,7 +149,7 @@ def write_ended_bits(segments: Segments, parts: Sequence[Part], *, every: bool =
         path = ended_path(segments.folder, part.base, None if part.sealed else part.first)
         try:
             segments.door.replace(path, f.encode_checked(fields), durable=False)
-        except (DiskFull, OSError):
+        except (Exhausted, OSError):
             return
         part.dirty, part.ended_by = False, ended_by
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.index.parts import Part, TablePart
 from turtlemq.index.segments import KIND, Segments
 from turtlemq.segment import bloom as bits
@@ -86,7 +86,7 @@ class Filters:
                 return
             assert self._build is not None, "there is work"
             self._job = worker.submit(self._build.step)
-        except (OSError, DiskFull):  # tables are asked until the parts change
+        except (OSError, Exhausted):  # tables are asked until the parts change
             self.close()
         except BaseException as error:
             self.close()
@@ -106,7 +106,7 @@ class Filters:
         if self._job is not None and not self._job.done():
             try:
                 self._job.result()
-            except (OSError, DiskFull, Damaged):
+            except (OSError, Exhausted, Damaged):
                 pass
         if self._build is not None:
             self._build.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.index import policy
 from turtlemq.index.columns import Columns
 from turtlemq.index.parts import Part, TablePart
@@ -150,24 +150,32 @@ class Maintenance:
             return False
         for damage in sealed.damage:
             segments.damage(damage)
-        door.rename(part.path, path)
-        part.path = path
-        for gone in old.parts:
-            retire(gone)
-        segments.by_base[sealed.base] = new
-        segments.changed(sealed.base)
-        segments.arrange()
-        segments.counters.seals += 1
         try:
-            door.rename(table.with_name(table.name + names.TMP), table)
-        except (OSError, DiskFull):  # a cache: opening finds it under its unfinished name too
-            pass
-        try:
-            door.sync_folder(segments.folder)
-        except OSError as error:  # the old file may come back, with documents that only tombstones keep ended
+            with door.durable_names(segments.folder):
+                door.rename(part.path, path)
+                self._replace(old, new, part)
+        except OSError as error:
+            if segments.by_base[sealed.base] is old:  # nothing was renamed
+                raise
+            # The old file may come back, with documents that only tombstones keep ended.
             raise self._writer.stop(error) from error
         self._discard([path for gone in old.parts for path in self._caches(old, gone) if path != table])
         return True
+
+    def _replace(self, old: Segment, new: Segment, part: TablePart) -> None:
+        """The file of a sealed segment has the name of its original: serve from it, and give its table its name."""
+        segments, table = self._segments, table_path(self._segments.folder, old.base, None)
+        part.path = old.path
+        for gone in old.parts:
+            retire(gone)
+        segments.by_base[old.base] = new
+        segments.changed(old.base)
+        segments.arrange()
+        segments.counters.seals += 1
+        try:
+            segments.door.rename(table.with_name(table.name + names.TMP), table)
+        except (OSError, Exhausted):  # a cache: opening finds it under its unfinished name too
+            pass
 
     def _prepare(self, sealed: Sealed) -> tuple[Segment, TablePart]:
         """The sealed segment and its part, still read under its unfinished name."""
@@ -238,17 +246,19 @@ class Maintenance:
             return False
         self._keep_tombstones(segment)
         deleted = segment.path.with_name(segment.path.name + names.DELETED)
-        door.rename(segment.path, deleted)
-        for part in segment.parts:
-            retire(part)
-        del segments.by_base[base]
-        segments.changed(base)
-        segments.arrange()
-        segments.counters.segments_dropped += 1
-        segments.counters.bytes_dropped += segment.size
         try:
-            door.sync_folder(segments.folder)  # before tombstones for its documents may go
+            with door.durable_names(segments.folder):  # before tombstones for its documents may go
+                door.rename(segment.path, deleted)
+                for part in segment.parts:
+                    retire(part)
+                del segments.by_base[base]
+                segments.changed(base)
+                segments.arrange()
+                segments.counters.segments_dropped += 1
+                segments.counters.bytes_dropped += segment.size
         except OSError as error:
+            if base in segments.by_base:  # nothing was renamed
+                raise
             raise self._writer.stop(error) from error
         self._discard([deleted, *(path for part in segment.parts for path in self._caches(segment, part))])
         return True

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import Cursor, IdQuery, KeyArray, Part, TablePart, rank_behind
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Counters, Damage, Progress
@@ -373,7 +373,7 @@ class Segments:
         self.counters.damage.append(damage)
         try:
             keep_aside(self.door, self.folder / damage.file, damage)
-        except (OSError, DiskFull):
+        except (OSError, Exhausted):
             return  # the report is what matters
 
 

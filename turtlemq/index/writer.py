@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.errors import DiskFull, Stopped
+from turtlemq.errors import DiskFull, Exhausted, Stopped
 from turtlemq.index import build
 from turtlemq.index.columns import Columns
 from turtlemq.index.memtable import Memtable
@@ -184,7 +184,7 @@ class Writer(log.Stoppable):
 
     def _drop(self, error: BaseException) -> BaseException:
         """Forget everything staged after a failed commit. Returns the error for the callers."""
-        heard = error if isinstance(error, DiskFull) else self.stop(error)
+        heard = error if isinstance(error, Exhausted) else self.stop(error)
         dropped = [group for group in (self._flying, self._group) if group is not None]
         self._flying = self._group = None
         self._end, self._documents = self.segments.active.size, self.segments.active.documents
@@ -201,8 +201,8 @@ class Writer(log.Stoppable):
         try:
             for batch in group.batches:
                 self._publish(batch)
-        except OSError as error:  # the group is durable, but a document that it ends cannot be read: the next opening ends it
-            heard = self._drop(error)  # nothing may be written behind it; later groups get the same error
+        except (OSError, Exhausted) as error:  # the group is durable, but a document that it ends cannot be read: opening ends it
+            heard = self._drop(self.stop(error))  # nothing may be written behind it; later groups get the same error
             group.finish(heard)
             raise heard from error
         if self._group is None:
@@ -237,7 +237,7 @@ class Writer(log.Stoppable):
                 self._freeze()
             self.finish_flush()
             self._flush_at = self.settings.run_messages
-        except (DiskFull, OSError, Damaged):
+        except (Exhausted, OSError, Damaged):
             self._flush_at = self.segments.memtable.count + self.settings.run_messages // 4
 
     def sync(self) -> None:

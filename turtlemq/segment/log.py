@@ -42,14 +42,16 @@ class Documents:
 
 def create(door: Door, path: Path, header: f.FileHeader) -> int:
     """Create a segment with its header; file and name are durable. Returns the descriptor for writing."""
-    fd = door.create(path)
+    fd = -1
     try:
-        door.write(fd, path, 0, [f.encode_header(header)])
-        door.sync(fd, path)
-        door.sync_folder(path.parent)
+        with door.durable_names(path.parent):
+            fd = door.create(path)
+            door.write(fd, path, 0, [f.encode_header(header)])
+            door.sync(fd, path)
     except BaseException:
-        door.close(fd)
-        door.remove(path)
+        if fd >= 0:
+            door.close(fd)
+            door.remove(path)
         raise
     return fd
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from turtlemq.errors import DiskFull
+from turtlemq.errors import DiskFull, Exhausted
 from turtlemq.storage.door import Door
 
 FILE = "BALLAST"
@@ -39,7 +39,7 @@ class Ballast:
         try:
             self._fill()
             self.aboard, self._thrown = True, False
-        except (DiskFull, OSError):
+        except (Exhausted, OSError):
             self._door.remove(self._path)
 
     def _fill(self) -> None:

@@ -92,7 +92,7 @@ class CopyOnWriteDoor(Door):
     def sync(self, fd: int, path: Path) -> None:
         """Does nothing: the copy is temporary."""
 
-    def sync_folder(self, path: Path) -> None:
+    def _sync_names(self, fd: int, folder: Path) -> None:
         """Does nothing: the copy is temporary."""
 
     def close(self, fd: int) -> None:

@@ -7,6 +7,8 @@ Rules kept here and nowhere else:
 - A failed write leaves the file as long as it was. If the cut back fails as well, the caller gets that error.
 - ENOSPC and EDQUOT become `DiskFull`, which promises that nothing has changed. Every other error names its file. A sync or a cut
   that fails for lack of space is such another error, because the state that it leaves is unknown.
+- A call that finds no free descriptor closes those that are only kept to save time, and is repeated; if there are none, it raises
+  `OutOfFiles`, which promises that nothing has changed. So names are changed in `durable_names`, which opens the folder first.
 """
 
 from __future__ import annotations
@@ -17,18 +19,21 @@ import mmap
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
-from turtlemq.errors import DiskFull, Locked
+from turtlemq.errors import DiskFull, Locked, OutOfFiles
 from turtlemq.storage import names
 
 T = TypeVar("T")
 _READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics must not need forty thousand
 _IOV_MAX = 512
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_OPENING = ("open", "listdir", "mmap")  # calls that need a descriptor, or a mapping, and change nothing without
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _UNSURE = ("fdatasync", "fsync_dir", "truncate")  # calls after whose failure the state of the file is unknown
 
@@ -47,13 +52,18 @@ class Door:
 
     def _do(self, name: str, path: Path, action: Callable[..., T], *args: Any) -> T:
         """Make a system call; errors name the file."""
-        try:
-            return self._call(name, path, action, *args)
-        except OSError as error:
-            if error.errno in _FULL and name not in _UNSURE:
-                raise DiskFull(f"{path.name}: no room on the disk. {DiskFull.__doc__}") from error
-            error.filename = error.filename or str(path)
-            raise
+        while True:
+            try:
+                return self._call(name, path, action, *args)
+            except OSError as error:
+                if error.errno in _NO_FILES and name in _OPENING:
+                    if self.close_idle():
+                        continue
+                    raise OutOfFiles(f"{path.name} cannot be opened ({error.strerror}). {OutOfFiles.__doc__}") from error
+                if error.errno in _FULL and name not in _UNSURE:
+                    raise DiskFull(f"{path.name}: no room on the disk. {DiskFull.__doc__}") from error
+                error.filename = error.filename or str(path)
+                raise
 
     def fresh(self) -> Door:
         """A Door for another thread or process, without the descriptors of this one."""
@@ -66,9 +76,11 @@ class Door:
         if path.is_dir():
             return
         self.make_folder(path.parent, durable=durable)
-        self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
         if durable:
-            self.sync_folder(path.parent)
+            with self.durable_names(path.parent):
+                self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
+        else:
+            self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
 
     def names(self, folder: Path) -> list[str]:
         """Sorted names in a folder; empty if there is no such folder."""
@@ -96,7 +108,7 @@ class Door:
         self._do("link", target, os.link, source, target)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename a file. A file of that name is replaced. Not durable before `sync_folder`."""
+        """Rename a file. A file of that name is replaced. Durable only within `durable_names`."""
         self._do("rename", target, os.rename, source, target)
         self._forget(source)
         self._forget(target)
@@ -124,19 +136,30 @@ class Door:
         gone = path.with_name(names.dropped(path.name))
         if self.exists(gone):
             self.remove_folder(gone)
-        self.rename(path, gone)
-        for name in [name for name in self._readers if name.startswith(f"{path}{os.sep}")]:
-            self._forget(Path(name))
-        self.sync_folder(path.parent)
+        with self.durable_names(path.parent):
+            self.rename(path, gone)
+            for name in [name for name in self._readers if name.startswith(f"{path}{os.sep}")]:
+                self._forget(Path(name))
         self.remove_folder(gone)
 
     def sync_folder(self, path: Path) -> None:
         """Make names in a folder durable."""
-        fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_DIRECTORY)
+        with self.durable_names(path):
+            pass
+
+    @contextmanager
+    def durable_names(self, folder: Path) -> Iterator[None]:
+        """Create, rename or remove files of a folder in the body of a `with`; behind it these changes are durable. The folder is
+        opened first: without a free descriptor nothing is changed."""
+        fd = self._do("open", folder, os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._do("fsync_dir", path, os.fsync, fd)
+            yield
+            self._sync_names(fd, folder)
         finally:
             os.close(fd)
+
+    def _sync_names(self, fd: int, folder: Path) -> None:
+        self._do("fsync_dir", folder, os.fsync, fd)
 
     # Whole small files
 
@@ -147,19 +170,18 @@ class Door:
         """Replace a whole file: a crash leaves the old or the new one. Without `durable` it may leave a torn one, too: only for
         caches, which have a checksum."""
         tmp = path.with_name(path.name + ".tmp")
-        fd = self.create(tmp)
-        try:
-            self.write(fd, tmp, 0, [data])
-            if durable:
-                self.sync(fd, tmp)
-        except DiskFull:
-            self.remove(tmp)  # free its space
-            raise
-        finally:
-            self.close(fd)
-        self.rename(tmp, path)
-        if durable:
-            self.sync_folder(path.parent)
+        with self.durable_names(path.parent) if durable else nullcontext():
+            fd = self.create(tmp)
+            try:
+                self.write(fd, tmp, 0, [data])
+                if durable:
+                    self.sync(fd, tmp)
+            except DiskFull:
+                self.remove(tmp)  # free its space
+                raise
+            finally:
+                self.close(fd)
+            self.rename(tmp, path)
 
     # Files that are written
 
@@ -299,6 +321,12 @@ class Door:
         """Free space for this process on the file system of `path`."""
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
+
+    def close_idle(self) -> bool:
+        """Close all descriptors that are kept only to save time. Returns False if there were none."""
+        found = bool(self._readers)
+        self.shut()
+        return found
 
     def shut(self) -> None:
         """Close all descriptors kept for reading."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turtlemq.broker.cancel import CANCELLED, cancel
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.segment import format as f
 from turtlemq.topic import facts, retries
 from turtlemq.topic.stores import Stores
@@ -38,6 +38,6 @@ def cancel_awake(stores: Stores, ids: Sequence[str], now_ms: int) -> tuple[dict[
     stores.superseded_retries += [document for (_, id_), document in asleep.items() if answers[id_] == CANCELLED]
     try:
         stores.remove_superseded()
-    except DiskFull:
+    except Exhausted:
         pass  # done before the next handoff, which needs room, too
     return {id_: answer or "unknown" for id_, answer in answers.items()}, removed

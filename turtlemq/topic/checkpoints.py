@@ -11,7 +11,7 @@ so is left behind by it. After a checkpoint, the Index may drop the documents th
 from __future__ import annotations
 
 from turtlemq.broker.save import Save
-from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.errors import DiskFull, Exhausted, TurtleError
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.workers import Inline, Job, Worker
 from turtlemq.topic.stores import Stores
@@ -121,14 +121,14 @@ class Checkpoints:
         """Save the state that opening has worked out. Otherwise the next opening would have to work it out again, when other
         documents may have the same offsets. `odd`: the journals alone do not tell this state, so it is written into them, too.
 
-        If the disk is full, `retry_recovered` tries again."""
+        If the disk is full, or no file can be opened, `retry_recovered` tries again."""
         self._recovered_unsaved = odd
         try:
             if odd:
                 self.retry_recovered()
             else:
                 self.write()
-        except DiskFull:
+        except Exhausted:
             return
 
     def retry_recovered(self) -> None:

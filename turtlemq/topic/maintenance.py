@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from turtlemq.errors import DiskFull
+from turtlemq.errors import Exhausted
 from turtlemq.index.seal import Sealed, seal
 from turtlemq.storage.workers import Job, Worker
 from turtlemq.topic import requeue
@@ -50,14 +50,14 @@ class Maintenance:
             if job is not None:
                 self._sealing = job.base, self._worker.submit(seal, self._stores.door.fresh(), job)
             return more or self._sealing is not None
-        except DiskFull:
+        except Exhausted:
             return True
 
     def _finish_seal(self, base: int, job: Job) -> None:
         self._sealing = None
         try:
             sealed: Sealed = job.result()
-        except DiskFull:
+        except Exhausted:
             return
         except Exception as error:  # noqa: BLE001 - after any error the segment serves on unsealed
             self.unsealable[base] = str(error)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from turtlemq.broker.failures import EndedDelivery
 from turtlemq.broker.results import DeadRemoval
-from turtlemq.errors import DiskFull, InvalidFireAt
+from turtlemq.errors import Exhausted, InvalidFireAt
 from turtlemq.model import DUE_MS_MAX
 from turtlemq.standing import is_pending
 from turtlemq.topic import facts
@@ -67,14 +67,14 @@ def _sleep(stores: Stores, letters: Sequence[DeadLetter], dues: Sequence[int], r
         noted = _note_removal(stores, letters, now_ms, range(first, first + len(letters)))
         try:
             stores.index.store(retry_columns(ended, attempts), first)
-        except DiskFull:
+        except Exhausted:
             _undo_removal(stores, noted, now_ms)
             raise
     stores.dead_letters.requeued += len(letters)
     stores.requeued_letters += [letter.document for letter in letters]
     try:
         stores.remove_superseded()
-    except DiskFull:
+    except Exhausted:
         pass  # they sleep, and that counts; the letters are removed by a later tick, when there is room
 
 
@@ -103,7 +103,7 @@ def delete(stores: Stores, letters: Sequence[DeadLetter], now_ms: int) -> int:
     noted = _note_removal(stores, letters, now_ms, [0] * len(letters))
     try:
         stores.dead_letters.remove([letter.document for letter in letters])
-    except DiskFull:  # all are still there
+    except Exhausted:  # all are still there
         _undo_removal(stores, noted, now_ms)
         raise
     return len(letters)
@@ -131,7 +131,7 @@ def _note_removal(
         for group, of_group in removals.items():
             stores.broker.note_dead_removed(group, of_group, now_ms)
             noted[group] = of_group
-    except DiskFull:
+    except Exhausted:
         _undo_removal(stores, noted, now_ms)
         raise
     return removals

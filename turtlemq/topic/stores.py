@@ -18,7 +18,7 @@ from turtlemq.broker.broker import Broker
 from turtlemq.broker.failures import EndedDelivery
 from turtlemq.broker.opening import Opened, open_broker
 from turtlemq.data_folder import logs
-from turtlemq.errors import DiskFull, TurtleError
+from turtlemq.errors import Exhausted, TurtleError
 from turtlemq.index.columns import tombstones
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
@@ -93,7 +93,7 @@ class Stores:
         index.refuse_if_stopped()  # then nothing is written, and the Broker keeps them
         try:
             yield
-        except DiskFull:
+        except Exhausted:
             raise
         except (TurtleError, OSError) as error:
             self.broker.stop_journals(error)

@@ -18,7 +18,7 @@ from bson.int64 import Int64
 from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.data_folder import logs
-from turtlemq.errors import Conflict, DiskFull, InvalidArgument, TurtleError, UnknownMessage
+from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import Batch, Receipt, State, StoredMessage
 from turtlemq.settings import Settings
@@ -199,7 +199,7 @@ class Topic:
         """Hand off a slice of the due messages, end overdue leases, and write a checkpoint, maintain or remove old data if it is
         time. `waiting`: groups for which a fetch waits. Returns when to call again: at once if more is due, None for never.
 
-        Raises the first `DiskFull` at the end: the rest of the work may make room."""
+        Raises the first `Exhausted` at the end: the rest of the work may make room."""
         self.stores.refuse_if_stopped()
         full = self._hand_off(now_ms)
         before = self._broker.event_count
@@ -210,20 +210,20 @@ class Topic:
         for work in (self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
             try:
                 work(now_ms)
-            except DiskFull as error:
+            except Exhausted as error:
                 full = full or error
         if full is not None:
             raise full
         return self._wake(wake)
 
-    def _hand_off(self, now_ms: int) -> DiskFull | None:
+    def _hand_off(self, now_ms: int) -> Exhausted | None:
         """Nothing is handed off before superseded documents are removed and the recovered state is saved. Returns the error if
         the disk is full: leases must end all the same."""
         try:
             self.stores.remove_superseded()
             self._checkpoints.retry_recovered()
             handed = self._handoff.run(now_ms)
-        except DiskFull as error:
+        except Exhausted as error:
             return error
         if handed is not None:
             self._maintenance.due_soon(now_ms)
