@@ -26,6 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.data_folder import check_format, read_settings, take_clean_mark, write_settings
 from turtlemq.errors import (
@@ -211,7 +212,8 @@ class Engine:
         if self.topics.get(topic.name) is not topic:
             raise UnknownTopic(f"topic {topic.name!r} was deleted meanwhile")
         out = topic.finish_cancel(outcome, now_ms)
-        self.changed(topic, now_ms)
+        if CANCELLED in out.values():
+            self.changed(topic, now_ms)
         return out
 
     def reschedule(self, topic: str, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
@@ -263,14 +265,16 @@ class Engine:
         """End deliveries, as one list: `["MsgID1", "-MsgID2"]` says that the first was handled and the second failed."""
         opened = self.topic(topic)
         out = opened.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
-        self._journaled(opened, now_ms, None if out.failed or out.dead else group)
+        if out.acked or out.failed or out.dead:
+            self._journaled(opened, now_ms, None if out.failed or out.dead else group)
         return out
 
     def extend(self, topic: str, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
         """Extend leases to `ttr_ms` from now. Returns how many, and the ids that the group does not hold."""
         opened = self.topic(topic)
         out = opened.extend(group, ids, ttr_ms, now_ms)
-        self._journaled(opened, now_ms)
+        if out[0]:
+            self._journaled(opened, now_ms)
         return out
 
     def give_back(
@@ -281,7 +285,8 @@ class Engine:
         another lease by now are left alone."""
         opened = self.topic(topic)
         out = opened.give_back(group, ids, now_ms, ends)
-        self._journaled(opened, now_ms)
+        if out[0]:
+            self._journaled(opened, now_ms)
         return out
 
     def move_group(self, topic: str, group: str, start: str | int, now_ms: int) -> int:
@@ -314,15 +319,17 @@ class Engine:
         so many each second. Returns how many were requeued."""
         opened = self.topic(topic)
         count = opened.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
-        self.changed(opened, now_ms)
-        self._journaled(opened, now_ms)
+        if count:
+            self.changed(opened, now_ms)
+            self._journaled(opened, now_ms)
         return count
 
     def delete_dead(self, topic: str, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably."""
         opened = self.topic(topic)
         count = opened.delete_dead(letters, now_ms)
-        self._journaled(opened, now_ms)
+        if count:
+            self._journaled(opened, now_ms)
         return count
 
     # Looking

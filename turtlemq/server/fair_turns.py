@@ -1,6 +1,6 @@
 """Cooperative scheduling on the event loop: long work is done in pieces, so that no other work is late by more than one piece.
 
-`FairTurns` shares rounds of the event loop among requests, `in_slices` interrupts one long loop.
+`FairTurns` shares rounds of the event loop among requests, `Slices` and `in_slices` interrupt one long loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SLICE_S = 0.002  # the longest piece of `in_slices`
+SLICE_S = 0.002  # the longest piece of one long loop
 
 
 class FairTurns:
@@ -47,13 +47,23 @@ class FairTurns:
         self._taken = False
 
 
+class Slices:
+    """Cuts one long loop into slices of SLICE_S. Await `pause()` after each step; a step itself should be shorter than that."""
+
+    def __init__(self) -> None:
+        self._end = perf_counter() + SLICE_S
+
+    async def pause(self) -> None:
+        """Let the event loop do other work, if this slice is over."""
+        if perf_counter() >= self._end:
+            await asyncio.sleep(0)
+            self._end = perf_counter() + SLICE_S
+
+
 async def in_slices(items: Iterable[T]) -> list[T]:
     """All items, made in slices of SLICE_S, between which the event loop does other work."""
-    out: list[T] = []
-    end = perf_counter() + SLICE_S
+    out, slices = list[T](), Slices()
     for item in items:
         out.append(item)
-        if perf_counter() >= end:
-            await asyncio.sleep(0)
-            end = perf_counter() + SLICE_S
+        await slices.pause()
     return out

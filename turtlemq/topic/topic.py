@@ -103,8 +103,10 @@ class Topic:
         answers, removed = cancel.cancel_awake(self.stores, [id_ for id_ in outcome if id_ not in out], now_ms)
         if removed:
             self._note_cancelled_ids(removed, now_ms)
-        self._maintenance.due_soon(now_ms)
-        return out | answers
+        out |= answers
+        if CANCELLED in out.values():
+            self._maintenance.due_soon(now_ms)
+        return out
 
     def stage_reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` or `headers` with the next commit."""

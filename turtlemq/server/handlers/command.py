@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from turtlemq.engine import GROUP, Engine
+from turtlemq.engine import GROUP
 from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.validate import check_ids
 from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server.auth import ANY, AUTH, CONSUME, PRODUCE
 from turtlemq.server.errors import RequestTimeout
+from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
@@ -83,9 +85,9 @@ async def _run(request: web.Request, asked: Command) -> CommandAnswer:
         case "pop":
             return await _pop(request, asked)
         case "finish":
-            return _finish(service.engine, asked, _topics(request, asked))
+            return await _finish(service, asked, await _topics(request, asked))
         case "delete":
-            return await _delete(service, asked, _topics(request, asked))
+            return await _delete(service, asked, await _topics(request, asked))
     raise InvalidArgument(f"unknown command {asked.command!r:.80}; there are: add, pop, finish, delete")
 
 
@@ -119,7 +121,7 @@ async def _pop(request: web.Request, asked: Command) -> CommandAnswer:
     return CommandAnswer(id=message.id, value=message.body_base64 if isinstance(message.body, UnsetType) else message.body)
 
 
-def _topics(request: web.Request, asked: Command) -> list[str]:
+async def _topics(request: web.Request, asked: Command) -> list[str]:
     """Topics in which to look for the message: the one that was named, else all on which the token has the right."""
     if asked.id is None:
         raise InvalidArgument(f"{asked.command} needs an id")
@@ -127,21 +129,31 @@ def _topics(request: web.Request, asked: Command) -> list[str]:
     if asked.topic is not None:
         return [asked.topic]
     auth = request.app[AUTH]
-    return [topic for topic in sorted(engine_of(request).topics) if auth.may(request, topic, ACCESS[asked.command])]
+    topics = sorted(engine_of(request).topics)
+    return await in_slices(topic for topic in topics if auth.may(request, topic, ACCESS[asked.command]))
 
 
-def _finish(engine: Engine, asked: Command, topics: list[str]) -> CommandAnswer:
+async def _existing(service: Service, topics: list[str]) -> AsyncIterator[str]:
+    """These topics, in slices between which the event loop does other work; without those that are deleted meanwhile."""
+    slices = Slices()
     for topic in topics:
-        assert asked.id is not None
-        if engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+        if topic in service.engine.topics or len(topics) == 1:  # a topic that the request names must exist
+            yield topic
+        await slices.pause()
+
+
+async def _finish(service: Service, asked: Command, topics: list[str]) -> CommandAnswer:
+    assert asked.id is not None
+    async for topic in _existing(service, topics):
+        if service.engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
             return CommandAnswer(id=asked.id)
     raise UnknownMessage(f"{asked.id!r} is not in reserve")
 
 
 async def _delete(service: Service, asked: Command, topics: list[str]) -> CommandAnswer:
-    engine = service.engine
-    for topic in topics:
-        assert asked.id is not None
-        if (await cancel_ids(service, topic, [asked.id]))[0] or engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+    assert asked.id is not None
+    async for topic in _existing(service, topics):
+        cancelled, _ = await cancel_ids(service, topic, [asked.id])
+        if cancelled or service.engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
             return CommandAnswer(id=asked.id)
     raise UnknownMessage(f"{asked.id!r} is neither asleep, ready nor in reserve")

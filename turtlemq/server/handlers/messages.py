@@ -129,8 +129,9 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         staged_in, staged = engine.stage_cancel(topic, ids[at : at + PAGE], now_ms())
         await service.commit(staged_in)
         outcome |= engine.finish_cancel(staged_in, staged, now_ms())
-    service.answer_polls_soon()
     missed = {id_: "cancelled" if state == CANCELLED_BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
+    if len(missed) < len(outcome):
+        service.answer_polls_soon(topic)
     return len(outcome) - len(missed), missed
 
 
@@ -150,7 +151,7 @@ async def cancel(request: web.Request) -> web.Response:
             last = DUE_MS_MAX if asked.due_to_ms is None else asked.due_to_ms
             count, missed = await _cancel_range(request, topic, asked.due_from_ms or 0, last), {}
     finally:
-        request.app[SERVICE].answer_polls_soon()
+        request.app[SERVICE].answer_polls_soon(topic)
     return answer({"cancelled": count, "missed": missed})
 
 

@@ -14,7 +14,7 @@ from turtlemq.errors import describe
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.lifecycle import STATES
 from turtlemq.server.auth import AUTH
-from turtlemq.server.fair_turns import in_slices
+from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.metrics.collect import busiest, figures_of
 from turtlemq.server.metrics.process import resident_bytes
 from turtlemq.server.outgoing.reply import answer
@@ -103,9 +103,8 @@ async def healthz(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """GET /readyz"""
     engine = engine_of(request)  # 503 while it starts or stops
-    damaged = sum(1 for topic in engine.topics.values() if topic.view.damage())
-    stopped = sum(1 for topic in engine.topics.values() if topic.stopped is not None)
-    trouble = len(engine.trouble)
+    health = await in_slices((bool(topic.view.damage()), topic.stopped is not None) for topic in list(engine.topics.values()))
+    damaged, stopped, trouble = sum(d for d, _ in health), sum(s for _, s in health), len(engine.trouble)
     figures = {"topics": len(engine.topics), "damaged": damaged, "stopped": stopped, "trouble": trouble}
     return answer({"status": "ready", "was_clean": engine.was_clean, **figures})
 
@@ -123,9 +122,8 @@ async def status(request: web.Request) -> web.Response:
     names = (await busiest(engine, visible))[: asked.limit]
     now = now_ms()
     rows = await in_slices(_topic(engine, name, now) for name in names if name in engine.topics)
-    meter, topics = service.meter, [engine.topics[name] for name in visible if name in engine.topics]
-    empty = Histogram(LATENESS_MS)
-    late, wait = empty.merge(topic.view.lateness for topic in topics), empty.merge(topic.view.wait for topic in topics)
+    meter, views = service.meter, [engine.topics[name].view for name in visible if name in engine.topics]
+    late, wait = await _merged([view.lateness for view in views]), await _merged([view.wait for view in views])
     return answer(
         Status(
             version=__version__,
@@ -143,7 +141,7 @@ async def status(request: web.Request) -> web.Response:
             memory_bytes=resident_bytes(),
             lateness=_lateness(late, wait),
             topics=rows,
-            damage=_damage(engine, visible),
+            damage=await _damage(engine, visible),
         )
     )
 
@@ -177,10 +175,24 @@ def _lateness(late: Histogram, wait: Histogram) -> Lateness:
     return Lateness(list(late.bounds), list(late.counts), list(wait.counts), *(q and round(q, 3) for q in quantiles))
 
 
+async def _merged(histograms: list[Histogram]) -> Histogram:
+    """The sum of histograms, in slices."""
+    empty, step = Histogram(LATENESS_MS), 100
+    parts = await in_slices(empty.merge(histograms[i : i + step]) for i in range(0, len(histograms), step))
+    return empty.merge(parts)
+
+
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def _damage(engine: Engine, names: list[str]) -> list[DamageFound]:
-    damage = [(name, hit) for name in names if name in engine.topics for hit in engine.topics[name].view.damage()]
-    return [DamageFound(name, hit.file, hit.position, hit.length, hit.reason) for name, hit in damage[:DAMAGE_MAX]]
+async def _damage(engine: Engine, names: list[str]) -> list[DamageFound]:
+    damage, slices = list[DamageFound](), Slices()
+    for name in names:
+        if name in engine.topics:
+            hits = engine.topics[name].view.damage()
+            damage += [DamageFound(name, hit.file, hit.position, hit.length, hit.reason) for hit in hits[:DAMAGE_MAX]]
+        if len(damage) >= DAMAGE_MAX:
+            break
+        await slices.pause()
+    return damage[:DAMAGE_MAX]

@@ -12,7 +12,8 @@ from turtlemq.engine import Engine
 from turtlemq.server.auth import AUTH
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.body import read_as
-from turtlemq.server.outgoing.reply import answer
+from turtlemq.server.media_types import JSON
+from turtlemq.server.outgoing.reply import answer, encode
 from turtlemq.server.request import SERVICE, EpochMs, check_topic_limit, engine_of, group_of, topic_and_group, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
@@ -47,8 +48,9 @@ def describe(engine: Engine, topic: str) -> dict[str, Any]:
 async def list_topics(request: web.Request) -> web.Response:
     """GET /v1/topics: topics on which the token has any right."""
     engine, auth = engine_of(request), request.app[AUTH]
-    names = [name for name in sorted(engine.topics) if auth.may(request, name)]
-    return answer({"topics": await in_slices(describe(engine, name) for name in names if name in engine.topics)})
+    names = await in_slices(name for name in sorted(engine.topics) if auth.may(request, name))
+    topics = await in_slices(encode(describe(engine, name)) for name in names if name in engine.topics)
+    return web.Response(body=b'{"topics":[' + b",".join(topics) + b"]}", content_type=JSON)
 
 
 async def put_topic(request: web.Request) -> web.Response:
