@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -213,7 +212,6 @@ def test_given_back_messages_return_at_once_as_the_same_attempt(engine: Engine, 
     out = again.reserve("t", "g", 2, 23)
     assert (out.ids, out.pieces[0].messages.attempts.tolist()) == (["a"], [1])
     again.close()
-    engine._lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_WRONLY)  # for the end of the fixture
     engine.topics.clear()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,10 @@ from turtlemq.topic.topic import Topic
 BROKEN = """import os
 from turtlemq.topic.topic import Topic
 real = Topic.tick
-def tick(self, now_ms):
+def tick(self, *args):
     if self.name == "b" and os.path.exists(os.environ["BROKEN"]):
         raise RuntimeError("nobody thought of this")
-    return real(self, now_ms)
+    return real(self, *args)
 Topic.tick = tick
 """
 
@@ -26,10 +27,10 @@ Topic.tick = tick
 def test_an_unexpected_error_in_one_topic_loses_no_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, real, broken = Engine.open(tmp_path / "data"), Topic.tick, {"b"}
 
-    def tick(topic: Topic, now_ms: int) -> int | None:
+    def tick(topic: Topic, *args: Any) -> int | None:
         if topic.name in broken:
             raise ZeroDivisionError("nobody thought of this")
-        return real(topic, now_ms)
+        return real(topic, *args)
 
     for name in "abc":
         engine.submit(name, [Message(b"x", 10_000, id="m")], 0)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from turtlemq import __version__
+from turtlemq.data_folder import topics_in, try_remove
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat, TurtleError
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -79,21 +80,16 @@ class Manifest:
 def files_of(door: Door, root: Path, topic: str | None = None) -> list[str]:
     """Relative paths of the files to back up, caches included, unfinished ones not: of the folder itself, or of one topic."""
     if topic is None:
-        paths = [Path(name) for name in door.names(root) if name not in _NOT_OURS and not door.is_folder(root / name)]
+        paths = [Path(name) for name in door.names(root) if name not in _NOT_OURS and door.is_file(root / name)]
     else:
         base = Path(names.TOPICS) / topic
         paths = [base / path for path in _walk(door, root / base)]
     return [str(path) for path in paths if path.suffix not in (names.TMP, names.DELETED)]
 
 
-def topics_of(door: Door, root: Path) -> list[str]:
-    """Names of the topics in a data folder."""
-    return [name for name in door.names(root / names.TOPICS) if names.is_topic(name)]
-
-
 def files_of_stopped(door: Door, root: Path) -> Files:
     """All files of a data folder that no server uses."""
-    paths = [path for topic in (None, *topics_of(door, root)) for path in files_of(door, root, topic)]
+    paths = [path for topic in (None, *topics_in(door, root)) for path in files_of(door, root, topic)]
     return {path: (root / path, door.size(root / path)) for path in paths}
 
 
@@ -105,7 +101,7 @@ def pin(door: Door, root: Path, name: str) -> Iterator[dict[str, int]]:
     A step is one moment: run it on the engine's thread. Yields the lengths so far. 20 µs a file; nothing is synced."""
     target, lengths = root / PINNED / name, dict[str, int]()
     door.make_folder(target, durable=False)
-    for topic in (None, *topics_of(door, root)):
+    for topic in (None, *topics_in(door, root)):
         for path in files_of(door, root, topic):
             link = target / str(len(lengths))
             if path == names.CLEAN or not _link(door, root / path, link):
@@ -127,22 +123,29 @@ def _link(door: Door, path: Path, link: Path) -> bool:
     return True
 
 
-def prepare_pins(door: Door, root: Path) -> None:
+def prepare_pins(door: Door, root: Path) -> dict[str, str]:
     """Create the folder for pins, owned by the server's user, and remove pins that an interrupted backup left. On a full disk the
-    folder is missing, and a live backup is refused."""
-    unpin(door, root)
+    folder is missing, and a live backup is refused. Returns the result of `unpin`."""
+    leftovers = unpin(door, root)
     try:
         door.make_folder(root / PINNED)
         door.close(door.lock(root / PINNED / names.LOCK))
     except (TurtleError, OSError):  # the disk is full, or a backup of earlier pins still holds the lock
-        return
+        pass
+    return leftovers
 
 
-def unpin(door: Door, root: Path) -> None:
-    """Remove all pins, so that the disk space of removed files is freed."""
-    for name in door.names(root / PINNED):
+def unpin(door: Door, root: Path) -> dict[str, str]:
+    """Remove all pins, so that the disk space of removed files is freed. Returns those that cannot be removed, with the reason: a
+    live backup is possible all the same."""
+    folder = root / PINNED
+    if door.is_link(folder) or not door.is_folder(folder):
+        return try_remove(door, folder)
+    leftovers: dict[str, str] = {}
+    for name in door.names(folder):
         if name != names.LOCK:
-            door.remove_folder(root / PINNED / name)
+            leftovers |= try_remove(door, folder / name)
+    return leftovers
 
 
 def pinned(door: Door, root: Path, name: str) -> Files:
@@ -346,12 +349,12 @@ def verify(door: Door, folder: Path, progress: Progress = _no_progress) -> list[
 
 
 def _walk(door: Door, folder: Path, base: Path = Path()) -> Iterator[Path]:
-    """All files below a folder, as paths relative to it."""
+    """All regular files below a folder, as paths relative to it. Links to files are files; links to folders are not entered."""
     for name in door.names(folder):
-        if door.is_folder(folder / name):
-            yield from _walk(door, folder / name, base / name)
-        else:
+        if door.is_file(folder / name):
             yield base / name
+        elif not door.is_link(folder / name) and door.is_folder(folder / name):
+            yield from _walk(door, folder / name, base / name)
 
 
 def _mismatch(door: Door, path: Path, entry: Entry) -> str | None:

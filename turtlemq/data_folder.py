@@ -1,4 +1,4 @@
-"""The small files of a data folder: its format, the clean-shutdown mark and the settings of each topic; and the names of its
+"""The data folder: its lock, format and clean-shutdown mark, the settings of each topic, the removal of topics, and the names of
 logs.
 
 Logs and their caches are written by `index` and `broker`.
@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat
+from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat, TurtleError
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
@@ -34,18 +34,92 @@ def check_format(door: Door, root: Path) -> None:
         raise NewerFormat(f"{path}: format {text}, this program reads up to {f.VERSION}. {NewerFormat.__doc__}")
 
 
-def take_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
-    """Read and remove the clean-shutdown mark: the marks of all topics by name, or None after a crash. It is removed, durably,
-    before anything else is written."""
-    path, marks = root / names.CLEAN, None
-    with door.durable_names(root):  # also without a mark: the last process may have removed it and died before this sync
-        if door.exists(path):
-            try:
-                marks = dict(f.decode_checked(door.read_all(path))[0]["topics"])
-            except (ValueError, KeyError, TypeError):  # unreadable: as after a crash
-                pass
-            door.remove(path)
-    return marks
+def topics_in(door: Door, root: Path) -> list[str]:
+    """Names of the topics in a data folder. A topic's folder may be a link; other files and folders are ignored."""
+    folder = root / names.TOPICS
+    return [name for name in door.names(folder) if names.is_topic(name) and door.is_folder(folder / name)]
+
+
+def dropped_in(door: Door, root: Path) -> list[Path]:
+    """Folders of deleted topics whose removal was interrupted, or failed."""
+    return [root / names.TOPICS / name for name in door.names(root / names.TOPICS) if names.is_dropped(name)]
+
+
+def try_remove(door: Door, path: Path) -> dict[str, str]:
+    """Remove a file or folder that nothing refers to any more. Returns its path and the reason if that fails: a leftover takes
+    room, and is in the way of nothing."""
+    try:
+        door.remove_folder(path)
+    except (TurtleError, OSError, RecursionError) as error:
+        return {str(path): f"it cannot be removed: {error}"}
+    return {}
+
+
+class DataFolder:
+    """A data folder that this process has locked, from `acquire` to `close`."""
+
+    def __init__(self, root: Path, door: Door) -> None:
+        self._root, self._door = root, door
+        self.was_clean = False  # the last stop was a proper one
+        self.marks: dict[str, Any] = {}  # clean-shutdown marks of topics that were not opened since
+        self.leftovers: dict[str, str] = {}  # files of deleted topics that are still there, by path, with the reason
+        self._lock = -1
+
+    def acquire(self) -> list[str]:
+        """Lock the folder, or create it; remove leftovers, and take the clean-shutdown mark. Returns the names of its topics.
+        After an error, as after success, `close` must follow."""
+        self._door.make_folder(self._root)
+        self._lock = self._door.lock(self._root / names.LOCK)
+        check_format(self._door, self._root)
+        for path in dropped_in(self._door, self._root):
+            self.leftovers |= try_remove(self._door, path)
+        topics = topics_in(self._door, self._root)
+        self._take_clean_mark()
+        return topics
+
+    def _take_clean_mark(self) -> None:
+        """Read the mark and remove it, durably, before anything is written to a topic."""
+        marks = read_clean_mark(self._door, self._root)
+        self.marks, self.was_clean = marks or {}, marks is not None
+        with self._door.durable_names(self._root):  # also without a mark: the last process may have died before this sync
+            self._door.remove(self._root / names.CLEAN)
+
+    def remove_topic(self, name: str) -> None:
+        """Remove the folder of a topic, as a whole or not at all. Of a link, the folder behind it stays, as a leftover."""
+        self.marks.pop(name, None)
+        folder = self._root / names.TOPICS / name
+        is_link = self._door.is_link(folder)
+        if is_link:
+            reason = f"topic {name!r}, which was deleted, was a link to it. Remove it if nothing needs it."
+            self.leftovers[self._door.target(folder)] = reason
+        if is_link or self._door.is_folder(folder):
+            self.leftovers |= try_remove(self._door, self._door.set_aside(folder))
+
+    def close(self, marks: dict[str, Any] | None) -> None:
+        """Unlock the folder. `marks`: of the topics, which were closed properly; None: write no clean-shutdown mark."""
+        try:
+            if marks is not None:
+                self._door.replace(self._root / names.CLEAN, f.encode_checked({"topics": self.marks | marks}))
+        finally:
+            self._door.shut()
+            self.unlock()
+
+    def unlock(self) -> None:
+        """Release the lock, so that another process may open the folder."""
+        if self._lock >= 0:
+            self._door.close(self._lock)
+            self._lock = -1
+
+
+def read_clean_mark(door: Door, root: Path) -> dict[str, Any] | None:
+    """The clean-shutdown mark: the marks of all topics by name, or None after a crash."""
+    path = root / names.CLEAN
+    if not door.exists(path):
+        return None
+    try:
+        return dict(f.decode_checked(door.read_all(path))[0]["topics"])
+    except (ValueError, KeyError, TypeError):  # unreadable: as after a crash
+        return None
 
 
 def read_settings(door: Door, folder: Path, default: Settings) -> Settings:

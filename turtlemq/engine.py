@@ -28,7 +28,7 @@ from typing import Any
 
 from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Reserved
-from turtlemq.data_folder import check_format, read_settings, take_clean_mark, write_settings
+from turtlemq.data_folder import DataFolder, read_settings, write_settings
 from turtlemq.errors import (
     Corrupt,
     Exhausted,
@@ -42,7 +42,6 @@ from turtlemq.errors import (
 from turtlemq.index.columns import as_batch
 from turtlemq.index.validate import check_batch
 from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, State, StoredMessage
-from turtlemq.segment import format as f
 from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast
@@ -66,13 +65,11 @@ class Engine:
     def __init__(self, root: Path, door: Door, worker: Worker, flusher: Worker, settings: Settings) -> None:
         self.root, self.door, self.settings = root, door, settings
         self.topics: dict[str, Topic] = {}
-        self.was_clean = False
         self.woken: Set[str] = NO_TOPICS  # topics that were due at the last tick
         self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, or that cannot be opened, with the error
         self.ballast = Ballast(door, root)
         self._worker, self._flusher = worker, flusher
-        self._lock = -1
-        self._clean: dict[str, Any] = {}
+        self.folder = DataFolder(root, door)
         self._wake_queue, self._ticked_ms = WakeQueue(), 0
 
     @classmethod
@@ -93,24 +90,30 @@ class Engine:
         return engine
 
     def _start(self) -> None:
-        self.door.make_folder(self.root)
-        self._lock = self.door.lock(self.root / names.LOCK)
         try:
-            check_format(self.door, self.root)
-            mark = take_clean_mark(self.door, self.root)
-            self._clean, self.was_clean = mark or {}, mark is not None
-            for name in self.door.names(self.root / names.TOPICS):
-                if names.is_dropped(name):
-                    self.door.remove_folder(self.root / names.TOPICS / name)
-                elif names.is_topic(name) and self.door.is_folder(self.root / names.TOPICS / name):  # other files are ignored
-                    self._try_topic(name)
-            for name in self._clean.keys() - self.topics.keys() - self.trouble.keys():
+            for name in self.folder.acquire():
+                self._try_topic(name)
+            for name in self.folder.marks.keys() - self.topics.keys() - self.trouble.keys():
                 self.trouble[name] = Corrupt("its folder is gone since the last proper stop. Restore it, or delete the topic.")
             self.ballast.load()
         except BaseException:
-            self.door.shut()
-            self.door.close(self._lock)
+            self._abort_start()
             raise
+
+    def _abort_start(self) -> None:
+        """End a start that failed. After a proper stop this is another one, so the clean-shutdown mark is written again."""
+        try:
+            if self.folder.was_clean:
+                self.close()
+            else:
+                self.folder.close(None)
+        except (TurtleError, OSError):
+            return  # the next start is one after a crash; the caller raises the error of this one
+
+    @property
+    def was_clean(self) -> bool:
+        """Was the last stop a proper one?"""
+        return self.folder.was_clean
 
     # Topics
 
@@ -154,10 +157,10 @@ class Engine:
             self.trouble[name] = error
 
     def _open_topic(self, name: str) -> Topic:
-        folder, mark = self.root / names.TOPICS / name, self._clean.get(name)
+        folder, mark = self.root / names.TOPICS / name, self.folder.marks.get(name)
         settings = read_settings(self.door, folder, self.settings)
         topic = Topic(name, folder, self.door, settings, self._worker, self._flusher, self.ballast, mark)
-        self._clean.pop(name, None)
+        self.folder.marks.pop(name, None)
         self.topics[name] = topic
         self._wake_queue.schedule(name, 0)
         return topic
@@ -168,10 +171,8 @@ class Engine:
             self.topic(name).close()
             del self.topics[name]
         self.trouble.pop(name, None)  # a new topic may have the same name
-        self._clean.pop(name, None)
         self._wake_queue.schedule(name, None)
-        if self.door.is_folder(self.root / names.TOPICS / name):
-            self.door.drop_folder(self.root / names.TOPICS / name)
+        self.folder.remove_topic(name)
 
     # Producing
 
@@ -423,18 +424,14 @@ class Engine:
 
     def close(self) -> None:
         """Sync and close all topics, and write the clean-shutdown mark. Raises the first error; the other topics are closed."""
-        marks: dict[str, Any] = {name: self._clean[name] for name in self.trouble.keys() & self._clean.keys()}
+        marks: dict[str, Any] = {}
         failed: list[Exception] = []
         for name, topic in self.topics.items():
             try:
                 marks[name] = topic.close()
             except (TurtleError, OSError) as error:
                 failed.append(error)
-        try:
-            if not failed and not any(topic.stopped for topic in self.topics.values()):
-                self.door.replace(self.root / names.CLEAN, f.encode_checked({"topics": marks}))
-        finally:
-            self.door.shut()
-            self.door.close(self._lock)
+        clean = not failed and not any(topic.stopped for topic in self.topics.values())
+        self.folder.close(marks if clean else None)
         if failed:
             raise failed[0]

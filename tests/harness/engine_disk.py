@@ -59,7 +59,7 @@ def _fields(settings: Settings) -> dict[str, Any]:
 def abandon(engine: Engine) -> None:
     """The process ends as it stands."""
     engine.door.shut()
-    os.close(engine._lock)
+    engine.folder.unlock()
 
 
 class Quick(Door):

@@ -6,7 +6,6 @@ after every few steps the figures and `Engine.check` are.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -225,7 +224,7 @@ class Sim(Ground):
 
     def _abandon(self) -> None:
         self.engine.door.shut()
-        os.close(self.engine._lock)
+        self.engine.folder.unlock()
 
     def _open(self) -> None:
         self.door = SimDoor(self.durable)

@@ -577,6 +577,13 @@ BUGS = (
         "backup_trust",
     ),
     Bug(
+        "removing a folder follows links",
+        "storage/door.py",
+        "        if self.is_link(path) or not self.is_folder(path):\n",
+        "        if not self.is_folder(path):\n",
+        "data_folder",
+    ),
+    Bug(
         "an unforeseen error in one topic takes the wake-ups of others",
         "engine.py",
         "            except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",

@@ -5,7 +5,6 @@ Files are read here by the description in docs/FORMAT.md alone: not a line of th
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 import zlib
@@ -209,7 +208,7 @@ def make(root: Path, seed: int, clean: bool) -> Folder:
         story.engine.close()
     else:
         story.engine.door.shut()
-        os.close(story.engine._lock)
+        story.engine.folder.unlock()
     found = Folder(root, clean, story.now, story.promised)
     found.files = {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
     found.docs = {name: list(documents(data)) for name, data in found.files.items() if name.endswith(".bson")}

@@ -36,7 +36,7 @@ from turtlemq import backup
 from turtlemq.broker import checkpoint
 from turtlemq.broker.journal import Journal
 from turtlemq.cli.files import inspect
-from turtlemq.data_folder import check_format, read_settings, take_clean_mark
+from turtlemq.data_folder import check_format, read_clean_mark, read_settings
 from turtlemq.errors import TurtleError
 from turtlemq.index.validate import check_batch
 from turtlemq.model import Batch
@@ -316,7 +316,7 @@ def _read(path: Path, content: bytes, known: Known) -> str:
         found_mark = checkpoint.read(door, path.parent)
         return _seen([] if found_mark is None else [found_mark], known.checkpoints)
     if name == "CLEAN":
-        topics = take_clean_mark(door, path.parent)
+        topics = read_clean_mark(door, path.parent)
         return _seen([] if topics is None else [topics], [one["topics"] for one in known.checked if "topics" in one])
     if path.suffix == ".dead":
         try:

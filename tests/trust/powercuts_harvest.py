@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def look(engine: Engine) -> object:
 def abandon(engine: Engine) -> None:
     """The process ends as it stands."""
     engine.door.shut()
-    os.close(engine._lock)
+    engine.folder.unlock()
 
 
 def run_to_rest(engine: Engine, now_ms: int) -> None:

@@ -89,9 +89,11 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
 
     Returns the number of topics, one line per problem, and one line per torn end that the next start will cut.
     """
+    from turtlemq.data_folder import dropped_in
     from turtlemq.engine import Engine
     from turtlemq.errors import describe
     from turtlemq.storage.copy_on_write import CopyOnWriteDoor
+    from turtlemq.storage.door import Door
 
     door = CopyOnWriteDoor(data, copy)
     engine = Engine.open(door.root, door=door)
@@ -99,7 +101,8 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
     problems += [
         f"{name}: it is not as it was left at the last stop; a start makes it again" for name in _rebuilt_caches(engine, door)
     ]
-    notes = [f"{name}: {cut} bytes at its end belong to no whole batch; a start cuts them" for name, cut in door.cut().items()]
+    notes = [f"{path.relative_to(data)}: left of a deleted topic; a start removes it" for path in dropped_in(Door(), data)]
+    notes += [f"{name}: {cut} bytes at its end belong to no whole batch; a start cuts them" for name, cut in door.cut().items()]
     with progress() as shown:
         sizes = {name: engine.stats(name).bytes for name in engine.topics}
         task = shown.add_task("check", total=sum(sizes.values()))

@@ -101,7 +101,7 @@ async def _until_stopped(
 
     def opened() -> Engine:
         engine = Engine.open(Path(config.data), worker=worker, flusher=flusher, settings=config.topic_defaults())
-        backup.prepare_pins(engine.door, engine.root)
+        engine.folder.leftovers |= backup.prepare_pins(engine.door, engine.root)
         return engine
 
     try:
@@ -109,7 +109,11 @@ async def _until_stopped(
     except (TurtleError, OSError) as error:
         print(f"Cannot open the data folder {config.data}: {error}", file=sys.stderr)
         return 1
-    service.start(engine)
+    try:
+        service.start(engine)
+    except BaseException:
+        engine.close()  # a start that fails must not look like a crash to the next one
+        raise
     gc.collect()
     gc.freeze()  # these objects live as long as the process
     gc.set_threshold(*GC_THRESHOLDS)

@@ -56,6 +56,7 @@ class Service:
         self._wake_ms = 0.0  # the engine's wish for which the timer was set; it rings then, or up to `tick_ms` later
         self._reported_trouble: set[str] = set()
         self._reported_stopped: set[str] = set()
+        self._reported_leftovers: set[str] = set()
         self._fetches: Fetches | None = None  # beside the engine
         self._committer: Committer | None = None
         self._uncommitted = 0  # bytes of requests that wait for their commit
@@ -194,6 +195,10 @@ class Service:
         for name in self._reported_trouble - trouble.keys():
             logs.info("topic_recovered", topic=name)
         self._reported_trouble = set(trouble)
+        leftovers = self.engine.folder.leftovers
+        for path in leftovers.keys() - self._reported_leftovers:
+            logs.warning("leftover", path=path, reason=leftovers[path])
+        self._reported_leftovers = set(leftovers)
 
     # Fetches
 

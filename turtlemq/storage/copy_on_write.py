@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 _COPY = ".own"
+_ENTERED = re.compile(r"topic|topic/[^/.][^/]*|topic/[^/]+/dead")  # folders that may be links to other disks
 _SKIPPED = (names.LOCK, "BALLAST", "PINNED", "READERS")  # they hold no messages
 
 
@@ -32,10 +34,13 @@ class CopyOnWriteDoor(Door):
         self._files = list(self._link_all(""))
 
     def _link_all(self, folder: str) -> Iterator[str]:
-        """Make a link to each file. Yields their paths within the data folder."""
+        """Make a link to each file. Yields their paths within the data folder. Links to folders are entered only where the engine
+        enters them."""
         for entry in sorted(os.scandir(self.source / folder), key=lambda entry: entry.name):
             name = f"{folder}{entry.name}"
             if name in _SKIPPED:
+                continue
+            if entry.is_dir() and entry.is_symlink() and not _ENTERED.fullmatch(name):
                 continue
             if entry.is_dir():
                 (self.root / name).mkdir()

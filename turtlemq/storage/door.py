@@ -21,7 +21,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,6 +95,18 @@ class Door:
     def is_folder(self, path: Path) -> bool:
         return self._do("stat", path, os.path.isdir, path)
 
+    def is_file(self, path: Path) -> bool:
+        """Is this a regular file, or a link to one?"""
+        return self._do("stat", path, os.path.isfile, path)
+
+    def is_link(self, path: Path) -> bool:
+        """Is this a symbolic link, wherever it leads?"""
+        return self._do("stat", path, os.path.islink, path)
+
+    def target(self, path: Path) -> str:
+        """The absolute path to which a symbolic link leads."""
+        return str(self._do("stat", path, os.path.realpath, path))
+
     def size(self, path: Path) -> int:
         return self._do("stat", path, os.stat, path).st_size
 
@@ -122,25 +134,32 @@ class Door:
             return
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder and everything in it. A crash may leave a part of it: see `drop_folder`."""
+        """Remove a folder and everything in it. No symbolic link is followed: a link is removed itself. Raises the first error,
+        after it has removed all that can be removed. A crash may leave a part of it: see `set_aside`."""
+        if self.is_link(path) or not self.is_folder(path):
+            self.remove(path)
+            return
+        failed: OSError | None = None
         for name in self.names(path):
-            if (path / name).is_dir():
+            try:
                 self.remove_folder(path / name)
-            else:
-                self.remove(path / name)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
         self._do("rmdir", path, os.rmdir, path)
 
-    def drop_folder(self, path: Path) -> None:
-        """Remove a folder atomically: it is renamed, durably, before its files are removed. A thread that still writes into it
-        cannot write into a new folder of the same name."""
-        gone = path.with_name(names.dropped(path.name))
-        if self.exists(gone):
-            self.remove_folder(gone)
+    def set_aside(self, path: Path) -> Path:
+        """Rename a folder, durably, to a name that marks it for removal, and return that path. So it is removed as a whole or not
+        at all, and a thread that still writes into it cannot write into a new folder of the same name. Of a folder behind a link
+        only the link is renamed."""
+        candidates = (path.with_name(names.dropped(path.name, n)) for n in count())
+        gone = next(name for name in candidates if not self._do("stat", name, os.path.lexists, name))
         with self.durable_names(path.parent):
             self.rename(path, gone)
             for name in [name for name in self._readers if name.startswith(f"{path}{os.sep}")]:
                 self._forget(Path(name))
-        self.remove_folder(gone)
+        return gone
 
     def sync_folder(self, path: Path) -> None:
         """Make names in a folder durable."""

@@ -35,13 +35,16 @@ def is_topic(name: str) -> bool:
     return _TOPIC.fullmatch(name) is not None
 
 
-def dropped(name: str) -> str:
-    """The name of a topic's folder while it is being removed. It is no valid topic name.
+def dropped(name: str, number: int = 0) -> str:
+    """A name of a topic's folder while it is being removed. It is no valid topic name. `number`: for another one, if the folder
+    of an earlier topic of this name could not be removed.
 
     >>> dropped("orders"), is_dropped(dropped("orders")), is_topic(dropped("orders"))
     ('.orders.deleted', True, False)
+    >>> dropped("orders", 1)
+    '.orders.1.deleted'
     """
-    return f".{name}{DELETED}"
+    return f".{name}{DELETED}" if number == 0 else f".{name}.{number}{DELETED}"
 
 
 def is_dropped(name: str) -> bool:
