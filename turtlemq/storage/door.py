@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,6 +25,7 @@ from typing import Any, TypeVar
 
 from turtlemq.errors import DiskFull, Locked, OutOfFiles
 from turtlemq.storage import names
+from turtlemq.storage.mapping import map_file
 
 T = TypeVar("T")
 _READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics must not need forty thousand
@@ -34,7 +33,6 @@ _IOV_MAX = 512
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OPENING = ("open", "listdir", "mmap")  # calls that need a descriptor, or a mapping, and change nothing without
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _UNSURE = ("fdatasync", "fsync_dir", "truncate")  # calls after whose failure the state of the file is unknown
 
 
@@ -272,8 +270,8 @@ class Door:
         return self._do("read", path, lambda: list(map(os.pread, repeat(fd), lengths, offsets)))
 
     def map(self, path: Path) -> memoryview:
-        """Map a whole file, read only. The mapping survives a rename and the removal of the file, but not a cut. Before Python
-        3.13 it keeps a descriptor."""
+        """Map a whole file, read only. The mapping survives a rename and the removal of the file, but not a cut, and keeps no
+        descriptor."""
         fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return self.map_open(fd, path)
@@ -282,9 +280,8 @@ class Door:
 
     def map_open(self, fd: int, path: Path) -> memoryview:
         """Map a whole open file, read only. It need not have a name any more."""
-        if os.fstat(fd).st_size == 0:
-            return memoryview(b"")
-        return memoryview(self._do("mmap", path, lambda: mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)))
+        size = os.fstat(fd).st_size
+        return self._do("mmap", path, map_file, fd, size) if size else memoryview(b"")
 
     def _reader(self, path: Path) -> int:
         """A descriptor for reading, from an LRU cache."""
