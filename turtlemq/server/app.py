@@ -29,9 +29,10 @@ _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "I
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of all operations."""
+    """The routes of all operations. An id may contain braces, which aiohttp's own pattern for a part of a path excludes."""
     return [  # aiohttp does not know that some answer with a Reply
-        web.route(operation.method, operation.path, cast(Any, operation.handler)) for operation in OPERATIONS
+        web.route(operation.method, operation.path.replace("{id}", "{id:[^/]+}"), cast(Any, operation.handler))
+        for operation in OPERATIONS
     ]
 
 

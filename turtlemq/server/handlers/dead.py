@@ -109,9 +109,10 @@ async def export(request: web.Request) -> web.StreamResponse:
     first = await anext(pages)  # errors must be raised before the answer begins
     response = web.StreamResponse(headers={"Content-Type": NDJSON})
     await response.prepare(request)
-    await response.write(_lines(first))
-    async for page in pages:
-        await response.write(_lines(page))
+    if request.method != "HEAD":  # aiohttp would send the lines of a stream all the same
+        await response.write(_lines(first))
+        async for page in pages:
+            await response.write(_lines(page))
     await response.write_eof()
     return response
 
