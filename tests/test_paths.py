@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest

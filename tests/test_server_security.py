@@ -250,6 +250,47 @@ def test_only_topics_that_one_has_a_right_to_are_listed(server: Server) -> None:
     assert "payroll" in listed("root")
 
 
+COMMANDS = {  # of the command protocol: the operation that does the same
+    "add": "POST /v1/topics/{topic}/messages",
+    "pop": "POST /v1/topics/{topic}/fetch",
+    "finish": "POST /v1/topics/{topic}/ack",
+    "delete": "DELETE /v1/topics/{topic}/messages/{id}",
+    "delete held": "POST /v1/topics/{topic}/ack",
+}
+
+
+@pytest.mark.parametrize("told", ["topic", "no topic"])
+@pytest.mark.parametrize("topic", ["orders", "elsewhere"])
+def test_a_command_needs_the_right_of_its_operation(own_server: Server, topic: str, told: str) -> None:
+    """`delete` ends a message that a consumer holds only with the right to acknowledge it beside its own."""
+    server, number = own_server, 0
+    for command, route in COMMANDS.items():
+        verb, _, held = command.partition(" ")
+        if told == "no topic" and verb in ("add", "pop"):
+            continue
+        for name in PEOPLE:
+            number += 1
+            fields = {"id": f"m{number}", "body": 1, "delay": 900 if command == "delete" else 0}
+            if verb != "add":
+                as_(server, "root", "POST", f"/v1/topics/{topic}/messages", fields)
+            if verb == "finish" or held:
+                taken = as_(server, "root", "POST", f"/v1/topics/{topic}/fetch", {"wait": 10, "max": 10_000}).json["messages"]
+                assert fields["id"] in {message["id"] for message in taken}
+            asked = {"command": verb, "id": fields["id"], "body": 1, "topic": topic} | ({"delay": 900} if verb == "add" else {})
+            if told == "no topic":
+                del asked["topic"]
+            answer = as_(server, name, "POST", "/v1/command", asked).json
+            there = topic == "orders" or name in ("root", "watcher")
+            may = there and all(name in MAY[needed] for needed in {route, COMMANDS[verb]})
+            assert answer["success"] is may, (command, name, answer)
+            if not may:
+                expected = "UNKNOWN_MESSAGE" if told == "no topic" else "FORBIDDEN"
+                assert answer["error"].startswith(expected), (command, name, answer)
+            if held and not may:
+                kept = as_(server, "root", "GET", f"/v1/topics/{topic}/messages/{fields['id']}").json
+                assert kept["state"] == "reserve", (name, kept)
+
+
 def test_the_command_protocol_obeys(server: Server) -> None:
     def said(name: str, **command: Any) -> Any:
         return as_(server, name, "POST", "/v1/command", command).json

@@ -219,7 +219,7 @@ class Auth:
         if not self._tokens or resource is None:
             return
         method = "GET" if request.method == "HEAD" else request.method
-        needed = self._access.get(f"{method} {resource.canonical}", ADMIN)
+        needed = self.access_of(f"{method} {resource.canonical}")
         if needed is OPEN:
             return
         token = request[TOKEN_KEY] = self.identify(request.headers.get("Authorization"))
@@ -230,6 +230,10 @@ class Auth:
                 raise Forbidden(f'token {token.name!r} is for some topics only; this needs one whose topics hold "*"')
             return
         self._check(token, request.match_info.get("topic", "*"), needed)
+
+    def access_of(self, route: str) -> Access:
+        """The access right that an operation requires. `route`: method and path, as in the table of operations."""
+        return self._access.get(route, ADMIN)
 
     def identify(self, header: str | None) -> Token:
         """The token of an Authorization header. Raises `Unauthenticated` if there is none or it is unknown."""

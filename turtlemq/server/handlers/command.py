@@ -13,8 +13,8 @@ from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.validate import check_ids
 from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.auth import ANY, AUTH, CONSUME, PRODUCE
-from turtlemq.server.errors import RequestTimeout
+from turtlemq.server.auth import ANY, AUTH, Access
+from turtlemq.server.errors import Forbidden, RequestTimeout
 from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.incoming.batches import check_due, due_time
@@ -26,7 +26,12 @@ from turtlemq.server.request import CONFIG, SERVICE, check_topic_limit, due_rule
 from turtlemq.server.service import Service, now_ms
 from turtlemq.storage import names
 
-ACCESS = {"add": PRODUCE, "delete": PRODUCE, "pop": CONSUME, "finish": CONSUME}  # the right that each command needs
+OPERATIONS = {  # the operation that does the same as a command, and whose right it needs
+    "add": "POST /v1/topics/{topic}/messages",
+    "pop": "POST /v1/topics/{topic}/fetch",
+    "finish": "POST /v1/topics/{topic}/ack",
+    "delete": "DELETE /v1/topics/{topic}/messages/{id}",
+}
 
 
 class Command(Struct, rename={"ttr": "TTR"}):
@@ -59,7 +64,7 @@ async def command(request: web.Request) -> web.Response:
             raise InvalidArgument(f"{asked.command} needs a topic")
         if asked.topic is not None:
             names.check_topic(asked.topic)
-            request.app[AUTH].require(request, asked.topic, ACCESS.get(asked.command, ANY))
+            request.app[AUTH].require(request, asked.topic, _access(request, asked.command))
             creates = names_topic and request.app[CONFIG].auto_create_topics
             if asked.topic not in service.engine.topics and not creates:
                 service.engine.topic(asked.topic)  # raises with the reason
@@ -72,6 +77,11 @@ async def command(request: web.Request) -> web.Response:
         return refused
     service.answer_polls_soon()
     return answer(out)
+
+
+def _access(request: web.Request, command: str) -> Access:
+    """The right that a command needs."""
+    return request.app[AUTH].access_of(OPERATIONS[command]) if command in OPERATIONS else ANY
 
 
 async def _run(request: web.Request, asked: Command) -> CommandAnswer:
@@ -87,7 +97,7 @@ async def _run(request: web.Request, asked: Command) -> CommandAnswer:
         case "finish":
             return await _finish(service, asked, await _topics(request, asked))
         case "delete":
-            return await _delete(service, asked, await _topics(request, asked))
+            return await _delete(request, asked, await _topics(request, asked))
     raise InvalidArgument(f"unknown command {asked.command!r:.80}; there are: add, pop, finish, delete")
 
 
@@ -129,8 +139,8 @@ async def _topics(request: web.Request, asked: Command) -> list[str]:
     if asked.topic is not None:
         return [asked.topic]
     auth = request.app[AUTH]
-    topics = sorted(engine_of(request).topics)
-    return await in_slices(topic for topic in topics if auth.may(request, topic, ACCESS[asked.command]))
+    topics, access = sorted(engine_of(request).topics), _access(request, asked.command)
+    return await in_slices(topic for topic in topics if auth.may(request, topic, access))
 
 
 async def _existing(service: Service, topics: list[str]) -> AsyncIterator[str]:
@@ -150,10 +160,17 @@ async def _finish(service: Service, asked: Command, topics: list[str]) -> Comman
     raise UnknownMessage(f"{asked.id!r} is not in reserve")
 
 
-async def _delete(service: Service, asked: Command, topics: list[str]) -> CommandAnswer:
+async def _delete(request: web.Request, asked: Command, topics: list[str]) -> CommandAnswer:
+    """Cancel a message; one that a consumer holds is acknowledged instead, for which the token needs the right of `finish`."""
     assert asked.id is not None
+    service, auth = request.app[SERVICE], request.app[AUTH]
     async for topic in _existing(service, topics):
-        cancelled, _ = await cancel_ids(service, topic, [asked.id])
-        if cancelled or service.engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+        cancelled, missed = await cancel_ids(service, topic, [asked.id])
+        if cancelled:
             return CommandAnswer(id=asked.id)
+        if auth.may(request, topic, _access(request, "finish")):
+            if service.engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+                return CommandAnswer(id=asked.id)
+        elif asked.topic is not None and missed[asked.id] == "reserve":
+            raise Forbidden(f"{asked.id!r} is in reserve: this token has no right to acknowledge it")
     raise UnknownMessage(f"{asked.id!r} is neither asleep, ready nor in reserve")
