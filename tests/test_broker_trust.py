@@ -576,7 +576,7 @@ def test_a_late_give_back_leaves_the_message_with_its_new_holder(tmp_path: Path,
     else:
         engine.move_group("t", "g", "earliest", 1_000)
     assert engine.reserve("t", "g", 1, 1_101, consumer="second").ids == ["m0"]
-    assert engine.give_back("t", "g", first.ids, 1_200, first.lease_ends)[0] == 0
+    assert engine.give_back("t", "g", first.ids, 1_200, first.lease)[0] == 0
     assert engine.reserve("t", "g", 1, 1_201, consumer="third").ids == []
     assert engine.ack("t", "g", ["m0"], 1_202).acked == 1
     engine.close()
@@ -589,7 +589,7 @@ def test_a_timely_give_back_returns_the_message_at_once(tmp_path: Path) -> None:
     first = engine.reserve("t", "g", 2, 10, consumer="first")
     engine.tick(1_100)
     assert engine.reserve("t", "g", 1, 1_101, consumer="second").ids == ["m0"]
-    assert engine.give_back("t", "g", first.ids, 1_200, first.lease_ends)[0] == 1, "m1 alone"
+    assert engine.give_back("t", "g", first.ids, 1_200, first.lease)[0] == 1, "m1 alone"
     assert engine.reserve("t", "g", 9, 1_201, consumer="third").ids == ["m1"]
     assert engine.check() == []
     engine.close()

@@ -558,7 +558,8 @@ def test_messages_are_written_at_once_as_one_by_one(
         at_once = fetch.fetched_json(out)
         assert at_once.decode()
         numbers = {"parse_int": str, "parse_float": str}
-        assert json.loads(at_once, **numbers) == json.loads(msgspec.json.encode({"messages": one_by_one}), **numbers)  # type: ignore[arg-type]
+        expected = msgspec.json.encode({"messages": one_by_one, "lease": out.lease})
+        assert json.loads(at_once, **numbers) == json.loads(expected, **numbers)  # type: ignore[arg-type]
         assert bson.decode_all(fetch.fetched_bson(out)) == bson.decode_all(messages.as_bson(one_by_one))
     finally:
         engine.close()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from turtlemq.broker.group import Group, MessageColumns
+from turtlemq.broker.results import Extended
 from turtlemq.engine import Engine
 from turtlemq.errors import InvalidArgument, UnknownGroup
 from turtlemq.model import Message, Priority
@@ -114,7 +115,7 @@ def test_priorities_share_a_fetch_and_low_is_never_starved(engine: Engine) -> No
 def test_an_expired_lease_returns_the_message(engine: Engine) -> None:
     put(engine, "a", "b")
     engine.reserve("t", "g", 2, 10)
-    assert engine.extend("t", "g", ["b", "zz"], 1_000, 50) == (1, ["zz"])
+    assert engine.extend("t", "g", ["b", "zz"], 1_000, 50) == Extended(1, ["zz"])
     assert engine.tick(60) == 110
     engine.tick(110)
     again = engine.reserve("t", "g", 9, 111)

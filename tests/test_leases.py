@@ -11,6 +11,7 @@ from tests.harness.broker_insides import logs_of
 from tests.harness.engine_disk import SETTINGS, Quick, Syncing, abandon, cut_power, messages, start
 from turtlemq.broker import checkpoint
 from turtlemq.broker.group import Group, Lease
+from turtlemq.broker.results import Extended
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 
@@ -118,7 +119,7 @@ def test_an_extend_of_all_messages_joins_no_leases(tmp_path: Path) -> None:
         engine.reserve("t", "g", 3, now)
     before, ids = tokens(engine), [f"m{n}" for n in range(30)]
     for now in range(100, 1_000, 100):
-        assert engine.extend("t", "g", ids, 5_000, now) == (30, [])
+        assert engine.extend("t", "g", ids, 5_000, now) == Extended(30, [])
     assert tokens(engine) == before
     assert [lease.left for lease in open_leases(engine)] == [3] * 10
     assert group_of(engine).next_deadline() == 5_900
@@ -135,7 +136,7 @@ def test_an_extend_of_some_messages_leaves_the_others_as_they_were(tmp_path: Pat
     engine.submit("t", messages(4), 0)
     engine.tick(10)
     token = engine.reserve("t", "g", 4, 10).lease
-    assert engine.extend("t", "g", ["m1", "m3"], 5_000, 20) == (2, [])
+    assert engine.extend("t", "g", ["m1", "m3"], 5_000, 20) == Extended(2, [])
     assert tokens(engine) == dict.fromkeys(["m0", "m1", "m2", "m3"], token)
     assert sorted(lease.until_ms for lease in open_leases(engine)) == [1_010, 5_020]
     abandon(engine)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from turtlemq import lifecycle
+from turtlemq.broker.results import Extended
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict
 from turtlemq.lifecycle import Transition
@@ -73,7 +74,7 @@ def happen(engine: Engine, event: str) -> None:
         case "ack":
             done(engine.ack("t", "g", ["x"], 15).acked == 1)
         case "extend":
-            done(engine.extend("t", "g", ["x"], 100, 15) == (1, []))
+            done(engine.extend("t", "g", ["x"], 100, 15) == Extended(1, []))
         case "fail" | "back off":
             done(engine.ack("t", "g", ["-x"], 15, retry_delay_ms=0 if event == "fail" else 90_000).unknown == [])
         case "last attempt fails":

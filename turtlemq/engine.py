@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from turtlemq.broker.cancel import CANCELLED
-from turtlemq.broker.results import Acked, Reserved
+from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import DataFolder, read_settings, write_settings
 from turtlemq.errors import (
     Corrupt,
@@ -260,32 +260,42 @@ class Engine:
         acks: Sequence[str],
         now_ms: int,
         *,
+        leases: str | Sequence[str] | None = None,
         retry_delay_ms: int | None = None,
         error: str = "",
     ) -> Acked:
-        """End deliveries, as one list: `["MsgID1", "-MsgID2"]` says that the first was handled and the second failed."""
+        """End deliveries, as one list: `["MsgID1", "-MsgID2"]` says that the first was handled and the second failed. `leases`:
+        the token of each message's lease, or one for all; messages that are held under another lease are left alone."""
         opened = self.topic(topic)
-        out = opened.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
+        out = opened.ack(group, acks, now_ms, leases=leases, retry_delay_ms=retry_delay_ms, error=error)
         if out.acked or out.failed or out.dead:
             self._journaled(opened, now_ms, None if out.failed or out.dead else group)
         return out
 
-    def extend(self, topic: str, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
-        """Extend leases to `ttr_ms` from now. Returns how many, and the ids that the group does not hold."""
+    def extend(
+        self,
+        topic: str,
+        group: str,
+        ids: Sequence[str],
+        ttr_ms: int,
+        now_ms: int,
+        leases: str | Sequence[str] | None = None,
+    ) -> Extended:
+        """Extend leases to `ttr_ms` from now. `leases`: as for `ack`."""
         opened = self.topic(topic)
-        out = opened.extend(group, ids, ttr_ms, now_ms)
-        if out[0]:
+        out = opened.extend(group, ids, ttr_ms, now_ms, leases)
+        if out.extended:
             self._journaled(opened, now_ms)
         return out
 
     def give_back(
-        self, topic: str, group: str, ids: Sequence[str], now_ms: int, ends: Sequence[int] | None = None
+        self, topic: str, group: str, ids: Sequence[str], now_ms: int, lease: str | None = None
     ) -> tuple[int, list[str]]:
         """Undo deliveries that no consumer has seen: the messages are due again at once, and the delivery does not count. Returns
-        how many, and the ids that the group does not hold. `ends`: the ends of the leases to undo; messages that are held under
+        how many, and the ids that the group does not hold. `lease`: the token of the delivery; messages that are held under
         another lease by now are left alone."""
         opened = self.topic(topic)
-        out = opened.give_back(group, ids, now_ms, ends)
+        out = opened.give_back(group, ids, now_ms, lease)
         if out[0]:
             self._journaled(opened, now_ms)
         return out

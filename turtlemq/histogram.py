@@ -90,3 +90,4 @@ class GroupTally:
     failed: int = 0  # reported by the consumer
     timed_out: int = 0  # leases that ran out
     dead: int = 0
+    late: int = 0  # acks and extends of messages that another lease has by now

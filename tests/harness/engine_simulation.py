@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.harness.engine_world import TOPIC, At, Crash, Ground, SimDoor
+from turtlemq.broker.results import Extended
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
 from turtlemq.topic.dead_letters import DeadLetter, Filter
@@ -113,7 +114,7 @@ class Sim(Ground):
         name = self.chance.choice(list(self.groups))
         ids = self.some(sorted(i for i, at in self.groups[name].at.items() if at.kind == "reserve"), 4)
         self.pending = lambda: self.resync(name, set(ids))
-        assert self.engine.extend(TOPIC, name, [*ids, "zz"], 500, self.now) == (len(ids), ["zz"])
+        assert self.engine.extend(TOPIC, name, [*ids, "zz"], 500, self.now) == Extended(len(ids), ["zz"])
         for id_ in ids:
             self.groups[name].at[id_].when = self.now + 500
 

@@ -17,6 +17,7 @@ from typing import Any
 from tests.harness.engine_disk import abandon
 from tests.harness.spark_data import rows as spark_rows
 from turtlemq import lifecycle
+from turtlemq.broker.results import Extended
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, UnknownMessage
 from turtlemq.model import Message, Priority
@@ -186,7 +187,7 @@ class Walk:
     def _extend(self) -> set[str]:
         group = self._group()
         ids = self._some(self._held(group))
-        must(self.engine.extend(TOPIC, group, ids, 70_000, self.now) == (len(ids), []), "extend", group, ids)
+        must(self.engine.extend(TOPIC, group, ids, 70_000, self.now) == Extended(len(ids), []), "extend", group, ids)
         return {group}
 
     def _give_back(self) -> set[str]:

@@ -117,7 +117,7 @@ BUGS = (
     ),
     Bug(
         "acks with ack_durability fsync are answered before the sync",
-        "broker/broker.py",
+        "broker/settling.py",
         "if not failed and not unknown and not fsync:",
         "if not failed and not unknown:",
         f"engine_faults {_CRASH}",
@@ -502,8 +502,8 @@ BUGS = (
     Bug(
         "messages in BSON that could not be sent are not given back",
         "server/handlers/consume.py",
-        "        return Reply(fetched_bson(messages), 200, BSON, undo)\n",
-        "        return Reply(fetched_bson(messages), 200, BSON)\n",
+        "        return Reply(fetched_bson(messages), 200, BSON, undo, messages.lease)\n",
+        "        return Reply(fetched_bson(messages), 200, BSON, None, messages.lease)\n",
         "server_time",
     ),
     Bug(

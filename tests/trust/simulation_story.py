@@ -306,7 +306,7 @@ class Story:
         self.ask(
             audit,
             lambda: self.engine.extend(name, group, ids, ttr, self.now),
-            lambda told: audit.extended(group, ids, ttr, told),
+            lambda told: audit.extended(group, ids, ttr, None if told is None else (told.extended, told.unknown)),
         )
 
     def give_back(self, name: str, audit: Review) -> None:

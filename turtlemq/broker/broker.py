@@ -1,9 +1,9 @@
 """The Broker of one topic: it holds due messages, hands them out to consumer groups under leases, and takes acks and failures.
 
 Every change is journaled before the caller gets an answer. `Broker` is the face of the package and joins its parts: picking
-messages is in `delivery`, the state of a group in `group`, ends without an ack in `failures`, cancelled messages in `cancel`,
-removing old files in `retention`, checkpoints in `save`, opening in `opening`. They share a `BrokerState`; nothing outside this
-package reaches into it.
+messages is in `delivery`, the state of a group in `group`, acks and extends in `settling`, ends without an ack in `failures`,
+cancelled messages in `cancel`, removing old files in `retention`, checkpoints in `save`, opening in `opening`. They share a
+`BrokerState`; nothing outside this package reaches into it.
 
 No clock and no threads.
 """
@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.broker import check, delivery, events, lookup, retention, save
+from turtlemq.broker import check, delivery, events, lookup, retention, save, settling
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.failures import LEASE_EXPIRED, Failures
 from turtlemq.broker.group import NO_EVENT, NO_MESSAGES, Group, Lease, MessageColumns
 from turtlemq.broker.lookup import Settlement
 from turtlemq.broker.ready_view import ReadyView
-from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Reserved, split_acks
+from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Extended, Reserved
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import visible
-from turtlemq.errors import InvalidArgument
 from turtlemq.histogram import LATENESS_MS, Histogram
-from turtlemq.model import DUE_MS_MAX, I64, U64, Damage, Due, Progress
+from turtlemq.model import I64, U64, Damage, Due, Progress
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
 
@@ -185,67 +184,32 @@ class Broker:
         own[own == 0] = self._state.settings.ttr_ms
         return own
 
-    def ack(self, name: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
+    def ack(
+        self,
+        name: str,
+        acks: Sequence[str],
+        now_ms: int,
+        *,
+        leases: str | Sequence[str] | None = None,
+        retry_delay_ms: int | None = None,
+        error: str = "",
+    ) -> Acked:
         """End deliveries: `id` was handled, `-id` failed, in any order. Ids that are not in flight are returned as unknown.
+        `leases`: the token of each message's lease, or one for all; a message under another lease is late, and left alone.
         `retry_delay_ms`: instead of the back-off."""
-        if retry_delay_ms is not None and not 0 <= now_ms + retry_delay_ms <= DUE_MS_MAX:
-            raise InvalidArgument(f"a retry comes by {DUE_MS_MAX} (May 2109) at the latest, {retry_delay_ms} ms are too long")
-        group = self._groups.get(name)
-        if group is None:
-            return Acked(0, 0, 0, [ack.removeprefix("-") for ack in acks])
-        group.use(now_ms)
-        whole = group.whole_lease(acks)  # the usual case: acknowledged as it was handed out
-        handled, failed = split_acks(acks) if whole is None else (acks, [])
-        leased, unknown = group.locate(handled) if whole is None else ([whole], [])
-        acked = sum(len(which) for _, which in leased)
-        if acked:
-            if whole is not None:
-                messages, reserved = whole[0].messages, np.full(acked, whole[0].reserved_ms)
-            else:
-                messages, reserved = _join(leased, handled if acked == len(handled) else None)
-            self._state.ack(group, messages, reserved, now_ms)
-            group.close(leased)
-        fsync = self._state.settings.ack_durability == "fsync"
-        if not failed and not unknown and not fsync:
-            return Acked(acked, 0, 0, unknown)
-        leased, missing = group.locate(failed)
-        outcomes = [self._failures.fail(group, lease, which, retry_delay_ms, error, now_ms) for lease, which in leased]
-        retried, dead = sum(n for n, _ in outcomes), sum(n for _, n in outcomes)
-        if fsync and acked + retried + dead:
-            self.sync()
-        return Acked(acked, retried, dead, unknown + missing)
+        return settling.ack(self._state, self._failures, name, acks, now_ms, leases, retry_delay_ms, error)
 
-    def extend(self, name: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
-        """Let leases end `ttr_ms` from now. Returns how many messages that is true of, and the ids that are not in flight."""
-        group = self._groups.get(name)
-        if group is None:
-            return 0, list(ids)
-        group.use(now_ms)
-        leased, unknown = group.locate(ids)
-        if leased:
-            offsets = np.concatenate([lease.messages.offsets[which] for lease, which in leased])
-            self._logs.reserve.append(now_ms, name, events.extend(group, offsets, now_ms + ttr_ms))
-            group.extend(leased, now_ms + ttr_ms)
-        return sum(len(which) for _, which in leased), unknown
+    def extend(
+        self, name: str, ids: Sequence[str], ttr_ms: int, now_ms: int, leases: str | Sequence[str] | None = None
+    ) -> Extended:
+        """Let leases end `ttr_ms` from now. `leases`: as for `ack`."""
+        return settling.extend(self._state, name, ids, ttr_ms, now_ms, leases)
 
-    def give_back(
-        self, name: str, ids: Sequence[str], now_ms: int, until_ms: Sequence[int] | None = None
-    ) -> tuple[int, list[str]]:
+    def give_back(self, name: str, ids: Sequence[str], now_ms: int, lease: str | None = None) -> tuple[int, list[str]]:
         """Undo deliveries that never reached their consumer: the messages are due again at once, and the delivery does not count.
-        `until_ms`: the end of each lease; a message under another lease by now, another consumer's, is left alone. Returns how
+        `lease`: the token of the delivery; a message under another lease by now, another consumer's, is left alone. Returns how
         many were given back, and the ids that are not in flight."""
-        group = self._groups.get(name)
-        if group is None:
-            return 0, list(ids)
-        if until_ms is not None:
-            leases = {id_: row[0].until_ms for id_ in ids if (row := group.lease_of(id_)) is not None}
-            ids = [id_ for id_, end in zip(ids, until_ms, strict=True) if leases.get(id_) == end]
-        leased, unknown = group.locate(ids)
-        for lease, which in leased:
-            messages = lease.messages.pick(which)
-            self._failures.retry(group, messages, np.full(len(which), now_ms), "", now_ms, counted=False)
-            group.close([(lease, which)])
-        return sum(len(which) for _, which in leased), unknown
+        return settling.give_back(self._state, self._failures, name, ids, now_ms, lease)
 
     def end_leases(self, name: str, ids: Sequence[str]) -> int:
         """End leases of messages that another store has taken over, during recovery; nothing is journaled. Returns how many."""
@@ -436,12 +400,3 @@ class Broker:
     def check(self) -> Iterator[str]:
         """Every broken invariant, one line each. Costs a scan of the ready log, and another for each group."""
         return check.check(self._state)
-
-
-def _join(leased: list[tuple[Lease, I64]], ids: Sequence[str] | None) -> tuple[MessageColumns, I64]:
-    """Messages of leases, and when each was reserved. `ids`: theirs, if they are in one lease and the caller has them."""
-    if len(leased) == 1:
-        lease, which = leased[0]
-        return lease.messages.pick(which, ids), np.full(len(which), lease.reserved_ms)
-    reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in leased])
-    return MessageColumns.join([lease.messages.pick(which) for lease, which in leased]), reserved

@@ -75,6 +75,11 @@ _NOTHING = np.empty(0, np.int64)
 NO_MESSAGES = MessageColumns(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, [])
 
 
+def names_only(leases: str | Sequence[str], token: str) -> bool:
+    """Whether all these tokens, or this one, are the given token."""
+    return leases == token if isinstance(leases, str) else list(leases).count(token) == len(leases)
+
+
 def lease_token(event: int, reserved_ms: int) -> str:
     """The token of a fetch, see `Lease.token`.
 
@@ -257,6 +262,19 @@ class Group:
             by_lease.setdefault(slot >> _SLOT_BITS, []).append(slot & _SLOT_MASK)
         return [(self.leases[number], np.array(rows)) for number, rows in by_lease.items()]
 
+    def late(self, ids: Sequence[str], leases: str | Sequence[str]) -> list[bool]:
+        """Which ids are in flight under another lease than the one that is named for them. `leases`: one token for all ids, or a
+        token for each. Ids that are not in flight are not late."""
+        self._enter()
+        own: dict[int, str] = {}  # tokens by lease number
+        out = []
+        for id_, token in zip(ids, repeat(leases, len(ids)) if isinstance(leases, str) else leases, strict=True):
+            number = self._slots.get(id_, -1) >> _SLOT_BITS
+            if number >= 0 and number not in own:
+                own[number] = self.leases[number].token
+            out.append(number >= 0 and own[number] != token)
+        return out
+
     def _unknown(self, ids: Sequence[str]) -> list[str]:
         seen: set[str] = set()
         unknown = []
@@ -371,3 +389,12 @@ class Group:
     def _is_waiting(self, when_ms: int, offset: int) -> bool:
         retry = self.retries.get(offset)
         return retry is not None and retry.when_ms == when_ms
+
+
+def messages_of(leased: Sequence[tuple[Lease, I64]], ids: Sequence[str] | None = None) -> tuple[MessageColumns, I64]:
+    """Messages of leases, and when each was reserved. `ids`: theirs, if they are in one lease and the caller has them."""
+    if len(leased) == 1:
+        lease, which = leased[0]
+        return lease.messages.pick(which, ids), np.full(len(which), lease.reserved_ms)
+    reserved = np.concatenate([np.full(len(which), lease.reserved_ms) for lease, which in leased])
+    return MessageColumns.join([lease.messages.pick(which) for lease, which in leased]), reserved

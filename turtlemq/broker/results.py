@@ -59,11 +59,6 @@ class Reserved:
     def ids(self) -> list[str]:
         return [id_ for piece in self.pieces for id_ in piece.messages.ids]
 
-    @property
-    def lease_ends(self) -> list[int]:
-        """The end of each message's lease."""
-        return [end for until in self.until_ms for end in until.tolist()]
-
     def documents(self) -> list[f.Document]:
         """The decoded documents. Not for hot paths."""
         return [piece.read.decode(i) for piece in self.pieces for i in piece.which.tolist()]
@@ -77,6 +72,16 @@ class Acked:
     failed: int  # to be retried
     dead: int
     unknown: list[str]  # not in flight
+    late: list[str] = field(default_factory=list)  # in flight under another lease than the named one
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The result of an extend: how many leases end later now."""
+
+    extended: int
+    unknown: list[str]  # not in flight
+    late: list[str] = field(default_factory=list)  # in flight under another lease than the named one
 
 
 def split_acks(acks: Sequence[str]) -> tuple[Sequence[str], list[str]]:

@@ -49,7 +49,7 @@ class Fetches:
         could be given back: the topic may be gone, and an `auto` fetch has settled them."""
         if not len(messages) or fetch.auto or fetch.topic not in self._engine.topics:
             return False
-        self._engine.give_back(fetch.topic, fetch.group, messages.ids, now_ms, messages.lease_ends)
+        self._engine.give_back(fetch.topic, fetch.group, messages.ids, now_ms, messages.lease)
         self._changed.add(fetch.topic)
         return True
 

@@ -24,7 +24,7 @@ from turtlemq.server.openapi_texts import ABOUT, FIELDS, SCHEMAS
 from turtlemq.server.operations import MESSAGES, OPERATIONS, Operation
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.messages import Delivered
-from turtlemq.server.outgoing.reply import encode
+from turtlemq.server.outgoing.reply import LEASE_HEADER, encode
 from turtlemq.server.request import BUDGET
 from turtlemq.server.trace import HEADER
 
@@ -179,7 +179,8 @@ def _operation(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         out["parameters"] = parameters
     if operation.body is not None:
         out["requestBody"] = {"required": operation.body == MESSAGES, "content": _content_in(operation, schemas)}
-    good = {"description": HTTPStatus(operation.status).phrase, "headers": _HEADERS, "content": _content_out(operation, schemas)}
+    headers = _HEADERS | _LEASE_HEADERS if operation.answer is answers.Messages else _HEADERS
+    good = {"description": HTTPStatus(operation.status).phrase, "headers": headers, "content": _content_out(operation, schemas)}
     good |= {"links": links} if (links := _links(operation)) else {}
     refused = {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in _errors(operation)}
     out["responses"] = {str(operation.status): good} | refused
@@ -188,6 +189,7 @@ def _operation(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
 
 
 _HEADERS = {HEADER: {"$ref": "#/components/headers/RequestId"}}
+_LEASE_HEADERS = {LEASE_HEADER: {"schema": {"type": "string"}, "description": "`lease`, of a BSON answer that leases messages."}}
 
 
 def _errors(operation: Operation) -> list[int]:

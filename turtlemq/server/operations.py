@@ -14,13 +14,12 @@ from typing import Any
 
 from aiohttp import web
 
-from turtlemq.broker.results import Acked
 from turtlemq.model import Forecast
 from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN, Access
 from turtlemq.server.handlers import backup, command, consume, dead, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
 from turtlemq.server.outgoing import answers
-from turtlemq.server.outgoing.reply import Answered
+from turtlemq.server.outgoing.reply import LEASE_HEADER, Answered
 from turtlemq.server.topic_settings import TopicSettings
 
 Handler = Callable[[web.Request], Awaitable[Answered]]
@@ -99,11 +98,12 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
             f"Fetch messages that are due{whose}",
             answers.Messages,
             "Waits up to `wait` seconds for the first. With `Accept: application/bson` the messages come as BSON documents, one "
-            "behind the other. What is not acknowledged by `lease_until_ms` comes again.",
+            "behind the other. What is not acknowledged by `lease_until_ms` comes again. `lease` names the lease of these "
+            f"messages (in a BSON answer the header `{LEASE_HEADER}` does); acks and extends that name it change no other lease.",
             body=consume.Fetch,
             body_example={"max": 100, "wait": 10, "ttr": 30},
             errors=_CHANGE,
-            answer_example={"messages": [_FETCHED]},
+            answer_example={"messages": [_FETCHED], "lease": "1c-1a0d3e2b400"},
         ),
         Operation(
             f"POST {base}/ack",
@@ -111,9 +111,10 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
             CONSUME,
             f"ack{suffix}",
             f"Acknowledge, or report as failed{whose}",
-            Acked,
+            answers.Acked,
             "A list of ids, `-` before each that failed; or an object with `acks`, where `retry_delay` and `error` are about the "
-            "failed ones. An id that the group does not hold in reserve is `unknown`, never an error.",
+            "failed ones. An id that the group does not hold in reserve is `unknown`, never an error. With `lease`, an id that "
+            "is held under another lease by now is `late`, and nothing happens to it.",
             body=list[str] | consume.Ack,
             body_example=["order-17", "-order-18"],
             errors=_CHANGE,
@@ -126,6 +127,8 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
             f"extend{suffix}",
             f"Give consumers more time{whose}",
             answers.Extended,
+            "The leases of these messages end `ttr` seconds from now. With `lease`, an id that is held under another lease by "
+            "now is `late`, and its lease stays as it is.",
             body=consume.Extend,
             body_example={"ids": ["order-17"], "ttr": 120},
             errors=_CHANGE,

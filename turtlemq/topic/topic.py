@@ -16,7 +16,7 @@ from typing import Any
 from bson.int64 import Int64
 
 from turtlemq.broker.cancel import CANCELLED
-from turtlemq.broker.results import Acked, Reserved
+from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.writer import CommitGroup
@@ -143,20 +143,29 @@ class Topic:
         """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
         return self._broker.reserve(group, count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
 
-    def ack(self, group: str, acks: Sequence[str], now_ms: int, *, retry_delay_ms: int | None = None, error: str = "") -> Acked:
-        """Settle messages (`id`), or report them as failed (`-id`)."""
-        return self._broker.ack(group, acks, now_ms, retry_delay_ms=retry_delay_ms, error=error)
+    def ack(
+        self,
+        group: str,
+        acks: Sequence[str],
+        now_ms: int,
+        *,
+        leases: str | Sequence[str] | None = None,
+        retry_delay_ms: int | None = None,
+        error: str = "",
+    ) -> Acked:
+        """Settle messages (`id`), or report them as failed (`-id`), under these `leases`."""
+        return self._broker.ack(group, acks, now_ms, leases=leases, retry_delay_ms=retry_delay_ms, error=error)
 
-    def extend(self, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int) -> tuple[int, list[str]]:
-        """Extend leases to `ttr_ms` from now. Returns how many, and the ids that the group does not hold."""
-        return self._broker.extend(group, ids, ttr_ms, now_ms)
+    def extend(
+        self, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int, leases: str | Sequence[str] | None = None
+    ) -> Extended:
+        """Extend these `leases` to `ttr_ms` from now."""
+        return self._broker.extend(group, ids, ttr_ms, now_ms, leases)
 
-    def give_back(
-        self, group: str, ids: Sequence[str], now_ms: int, until_ms: Sequence[int] | None = None
-    ) -> tuple[int, list[str]]:
-        """Undo a delivery that no consumer has seen. Returns how many, and the ids that the group does not hold. `until_ms`: the
-        ends of the leases to undo; messages that are held under another lease by now are left alone."""
-        return self._broker.give_back(group, ids, now_ms, until_ms)
+    def give_back(self, group: str, ids: Sequence[str], now_ms: int, lease: str | None = None) -> tuple[int, list[str]]:
+        """Undo a delivery that no consumer has seen. Returns how many, and the ids that the group does not hold. `lease`: the
+        token of the delivery; messages that are held under another lease by now are left alone."""
+        return self._broker.give_back(group, ids, now_ms, lease)
 
     def move_group(self, group: str, start: str | int, now_ms: int) -> int:
         """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the ready

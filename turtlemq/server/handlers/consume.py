@@ -6,9 +6,9 @@ from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
-from turtlemq.errors import InvalidArgument, TooLarge
+from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
 from turtlemq.server import trace
 from turtlemq.server.errors import InvalidAckList
@@ -17,11 +17,13 @@ from turtlemq.server.incoming.body import read, read_as
 from turtlemq.server.incoming.decode import decode
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import BSON, JSON
+from turtlemq.server.outgoing.answers import Acked, Extended
 from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
 from turtlemq.server.outgoing.reply import Reply, answer
 from turtlemq.server.request import SERVICE, engine_of, group_of, time_left, topic_and_group, topic_of
 from turtlemq.server.service import now_ms
 
+Token = Annotated[str, Meta(min_length=1, max_length=64)]
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
 
 
@@ -41,6 +43,7 @@ class Ack(Struct, forbid_unknown_fields=True):
     acks: list[str]
     retry_delay: Annotated[float, Meta(ge=0, le=DELAY_S_MAX)] | None = None
     error: Annotated[str, Meta(max_length=4_000)] = ""
+    lease: Token | list[Token] | None = None
 
 
 class Extend(Struct, forbid_unknown_fields=True):
@@ -48,6 +51,7 @@ class Extend(Struct, forbid_unknown_fields=True):
 
     ids: list[str]
     ttr: Seconds | None = None
+    lease: Token | list[Token] | None = None
 
 
 async def fetch(request: web.Request) -> Reply:
@@ -63,7 +67,7 @@ async def fetch(request: web.Request) -> Reply:
     service.meter.fetch_batch.add(len(messages))
     undo = partial(service.give_back, wanted, messages)
     if _prefers_bson(request.headers.get("Accept", "")):
-        return Reply(fetched_bson(messages), 200, BSON, undo)
+        return Reply(fetched_bson(messages), 200, BSON, undo, messages.lease)
     return Reply(fetched_json(messages), 200, JSON, undo)
 
 
@@ -94,10 +98,11 @@ async def ack(request: web.Request) -> Reply:
     now = now_ms()
     if now + (delay_ms or 0) > DUE_MS_MAX:
         raise InvalidArgument("retry_delay reaches beyond May 2109")
-    outcome = engine_of(request).ack(topic, group, asked.acks, now, retry_delay_ms=delay_ms, error=asked.error)
+    engine, lease = engine_of(request), asked.lease
+    done = engine.ack(topic, group, asked.acks, now, leases=lease, retry_delay_ms=delay_ms, error=asked.error)
     request.app[SERVICE].meter.ack_batch.add(len(asked.acks))
     request.app[SERVICE].answer_polls_soon(topic)
-    return Reply.of(outcome)
+    return Reply.of(Acked(done.acked, done.failed, done.dead, done.unknown, UNSET if lease is None else done.late))
 
 
 def _parse_acks(data: bytes) -> Ack:
@@ -114,15 +119,23 @@ def _parse_acks(data: bytes) -> Ack:
         if empty in asked.acks:
             i = asked.acks.index(empty)
             raise InvalidAckList(f"entry {i} names no message: {empty!r}", index=i)
+    _check_lease(asked.lease, asked.acks, InvalidAckList)
     return asked
+
+
+def _check_lease(lease: str | list[str] | None, entries: list[str], error: type[TurtleError]) -> None:
+    """Refuse a list of leases that does not fit the list of messages."""
+    if isinstance(lease, list) and len(lease) != len(entries):
+        raise error(f"lease is one text, or a list with one for each entry: it has {len(lease):,} for {len(entries):,} entries")
 
 
 async def extend(request: web.Request) -> web.Response:
     """POST …/extend"""
     topic, group = topic_of(request), group_of(request)
     asked = await read_as(request, Extend)
+    _check_lease(asked.lease, asked.ids, InvalidArgument)
     engine = engine_of(request)
     ttr_ms = engine.topic(topic).settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
-    extended, unknown = engine.extend(topic, group, asked.ids, ttr_ms, now_ms())
+    done = engine.extend(topic, group, asked.ids, ttr_ms, now_ms(), asked.lease)
     request.app[SERVICE].tick_soon()
-    return answer({"extended": extended, "unknown": unknown})
+    return answer(Extended(done.extended, done.unknown, UNSET if asked.lease is None else done.late))

@@ -49,6 +49,7 @@ GROUP_TOTALS = (
     ("turtlemq_acked_total", "Messages acknowledged.", "acked"),
     ("turtlemq_failed_total", "Deliveries that a consumer reported as failed, or went away with.", "failed"),
     ("turtlemq_timed_out_total", "Deliveries whose lease ended.", "timed_out"),
+    ("turtlemq_late_total", "Acks and extends that named a lease which another one has replaced.", "late"),
     ("turtlemq_died_total", "Messages that became dead letters.", "dead"),
 )
 

@@ -34,13 +34,25 @@ class Messages(Struct):
     """Fetched messages; an empty list if there were none."""
 
     messages: list[Delivered]
+    lease: str | UnsetType = UNSET
+
+
+class Acked(Struct):
+    """The answer to an ack list. `late`: only if the request named leases."""
+
+    acked: int
+    failed: int
+    dead: int
+    unknown: list[str]
+    late: list[str] | UnsetType = UNSET
 
 
 class Extended(Struct):
-    """Leases that got more time."""
+    """Leases that got more time. `late`: only if the request named leases."""
 
     extended: int
     unknown: list[str]
+    late: list[str] | UnsetType = UNSET
 
 
 class Body(Struct, kw_only=True):

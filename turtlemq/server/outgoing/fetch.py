@@ -31,7 +31,8 @@ def fetched_json(out: Reserved) -> bytes:
     if not texts:
         return b'{"messages":[]}'
     texts[-1] = memoryview(texts[-1])[: -len(_OPENING) - 1]
-    return b"".join((b'{"messages":[', _OPENING, *texts, b"]}"))
+    end = f'],"lease":"{out.lease}"}}'.encode() if out.lease else b"]}"
+    return b"".join((b'{"messages":[', _OPENING, *texts, end))
 
 
 def fetched_bson(out: Reserved) -> Buffer:

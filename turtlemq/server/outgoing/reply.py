@@ -20,18 +20,21 @@ from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
+LEASE_HEADER = "X-Turtlemq-Lease"  # of a fetch that is answered with BSON documents: they have no place for it
 encode = msgspec.json.Encoder().encode
 _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: " for status in (200, 201)}
 
 
 class Reply:
-    """An answer as bytes. `undo` is called if it cannot be sent because the client is gone."""
+    """An answer as bytes. `undo` is called if it cannot be sent because the client is gone. `lease`: for a header of its own."""
 
-    __slots__ = ("body", "status", "kind", "undo")
+    __slots__ = ("body", "status", "kind", "undo", "lease")
     keep_alive = True
 
-    def __init__(self, body: Buffer, status: int = 200, kind: str = JSON, undo: Callable[[], None] | None = None) -> None:
-        self.body, self.status, self.kind, self.undo = body, status, kind, undo
+    def __init__(
+        self, body: Buffer, status: int = 200, kind: str = JSON, undo: Callable[[], None] | None = None, lease: str = ""
+    ) -> None:
+        self.body, self.status, self.kind, self.undo, self.lease = body, status, kind, undo, lease
 
     @classmethod
     def of(cls, value: Any, status: int = 200) -> Reply:
@@ -40,14 +43,16 @@ class Reply:
 
     def head(self, request: web.BaseRequest) -> bytes:
         """Status line and headers."""
+        lease = f"{LEASE_HEADER}: {self.lease}\r\n" if self.lease else ""
         return (
             f"{_STATUS[self.status]}{self.kind}\r\nContent-Length: {len(self.body)}\r\nDate: {http_date()}\r\n"
-            f"{HEADER}: {request[REQUEST_ID]}\r\n\r\n"
+            f"{HEADER}: {request[REQUEST_ID]}\r\n{lease}\r\n"
         ).encode()
 
     def as_response(self) -> web.Response:
         """This answer as a response of aiohttp."""
-        return web.Response(body=bytes(self.body), status=self.status, content_type=self.kind)
+        headers = {LEASE_HEADER: self.lease} if self.lease else None
+        return web.Response(body=bytes(self.body), status=self.status, content_type=self.kind, headers=headers)
 
 
 Answered = web.StreamResponse | Reply
