@@ -29,6 +29,7 @@ _OF_MESSAGES = (kinds.LEASE, kinds.RETRY, kinds.MOVED, kinds.SETTLE)  # events t
 class Event:
     """One event of a journal, and the position that a checkpoint names it by."""
 
+    number: int
     position: tuple[int, int]  # base of the file, byte
     group: str
     at_ms: int
@@ -62,7 +63,7 @@ def events(logs: TopicLogs, kind: str) -> Iterator[Event]:
         documents = scan(view, start, end, sealed=True)
         for at, length in zip(documents.positions.tolist(), documents.lengths.tolist(), strict=True):
             document = f.decode(view[at : at + length])
-            yield Event((bases[file.path], at), document.id, document.due_ms, bson.decode(document.body))
+            yield Event(document.seq, (bases[file.path], at), document.id, document.due_ms, bson.decode(document.body))
 
 
 def replay(logs: TopicLogs, ready: ReadySeqs) -> Checkpoint:
@@ -89,11 +90,12 @@ def _checkpoint(logs: TopicLogs) -> Checkpoint | None:
 
 def _last_state(logs: TopicLogs) -> Checkpoint | None:
     """The newest state in the reserve journal, for a topic without a checkpoint: older files of the journals may be removed."""
-    last: Checkpoint | None = None
-    for event in events(logs, "reserve"):
-        if event.fields["event"] == kinds.STATE:
-            last = decode(event.fields["state"])
-            last.reserve = event.position
+    states = [event for event in events(logs, "reserve") if event.fields["event"] in (kinds.STATE, kinds.STATE_PART)]
+    whole = kinds.find_states([(event.number, event.fields) for event in states])
+    if not whole:
+        return None
+    last = decode(kinds.join_state([states[i].fields for i in whole[-1]]))
+    last.reserve = states[whole[-1][-1]].position
     return last
 
 

@@ -83,7 +83,7 @@ def rows_of(document: f.Document, kind: str) -> list[EventRows]:
     """The rows of an event; none for `state`, which only repeats a checkpoint."""
     fields: dict[str, Any] = bson.decode(document.body)
     event = str(fields["event"])
-    if event == kinds.STATE:
+    if event in (kinds.STATE, kinds.STATE_PART):
         return []
     all_rows = _history_rows(fields, event) if kind == "history" else [_reserve_rows(fields, event)]
     for rows in all_rows:

@@ -137,6 +137,35 @@ BUGS = (
         ),
         f"{_SIM}",
     ),
+    # Split events
+    Bug(
+        "a checkpoint that lacks a part is believed",
+        "broker/events.py",
+        'follows = parts > 0 and fields["part"] == parts and number == journal[i - 1][0] + 1\n',
+        "follows = parts > 0\n",
+        "bounded_events trust:damage",
+    ),
+    Bug(
+        "a crash may leave a part of a split event",
+        "broker/journal.py",
+        "        flags = [f.CONTINUES] * len(batch)\n",
+        "        flags = [0] * len(batch)\n",
+        f"bounded_events {_SIM}",
+    ),
+    Bug(
+        "replaced letters are counted in every piece of a settlement",
+        "broker/events.py",
+        "Int64(0 if rows.start else replaced)",
+        "Int64(replaced)",
+        f"bounded_events {_SIM}",
+    ),
+    Bug(
+        "a long checkpoint fills its file, so that each event begins another",
+        "broker/journal.py",
+        "        return self.size + size <= 2 * self._state_end\n",
+        "        return False\n",
+        "bounded_events",
+    ),
     # Errors
     Bug(
         "writing goes on after a failed sync",

@@ -40,6 +40,7 @@ from pathlib import Path
 from random import Random
 from shutil import rmtree
 
+from tests.harness.short_events import short_events
 from tests.trust import damage_folders as ground
 from tests.trust.damage_folders import FAR, GROUPS, TOPICS, Doc, Folder, Promised, Version, kind_of
 from tests.trust.model import TRIED, Broken, Figures, Part
@@ -388,7 +389,8 @@ def run(cases: range, folder: Path) -> Figures:
 
 @lru_cache(maxsize=VARIANTS)
 def _folder(variant: int, where: Path) -> Folder:
-    made = ground.make(where / "story", variant, clean=variant % 2 == 0)
+    with short_events(variant):
+        made = ground.make(where / "story", variant, clean=variant % 2 == 0)
     sound = Strike(-4, made, "", "nothing")
     made.copy(where / "sound")
     try:

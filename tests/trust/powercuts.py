@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from random import Random
 
+from tests.harness.short_events import short_events
 from tests.trust.model import Broken, Figures, Part, figures
 from tests.trust.powercuts_disk import KILLED, Disk, Tree, cut, fill
 from tests.trust.powercuts_harvest import Bare, abandon, harvest, look
@@ -35,13 +36,15 @@ def run(cases: range, folder: Path) -> Figures:
     for seed, numbers in groupby(cases, lambda number: number // STATES):
         wanted = {number % STATES for number in numbers}
         story = Story(seed, folder / "story")
-        story.run()
+        with short_events(seed):
+            story.run()
         shutil.rmtree(folder / "story")
         trial = Trial(story, folder)
         for index, state in enumerate(states(story, seed)):
             if index in wanted:
                 try:
-                    trial.run(state)
+                    with short_events(seed):
+                        trial.run(state)
                 except Exception as error:
                     where = f"story {seed}, {state.cut.step}, unsynced: {state.kind}"
                     raise Broken(f"case {seed * STATES + index} ({where}): {type(error).__name__}: {error}") from error

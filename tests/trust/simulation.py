@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
+from tests.harness.short_events import short_events
 from tests.trust.model import Figures, Part
 from tests.trust.simulation_reach import STORIES_MIN, counting, reached
 from tests.trust.simulation_scenes import StoryWithScenes
@@ -23,7 +24,8 @@ def run(cases: range, folder: Path) -> Figures:
 
 def tell(case: int, root: Path) -> Figures:
     """One story."""
-    seen = StoryWithScenes(root, f"seed {case}", case).tell(steps_of(case))
+    with short_events(case):
+        seen = StoryWithScenes(root, f"seed {case}", case).tell(steps_of(case))
     shutil.rmtree(root)
     return seen
 

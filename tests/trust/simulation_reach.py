@@ -9,11 +9,22 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.trust.model import Broken, Figures
+from turtlemq.broker import events
 from turtlemq.index import firing, seal
 from turtlemq.index.maintenance import Maintenance
 
 STORIES_MIN = 200  # in fewer, something may be missing by chance
-PLACES = ("seals", "compactions", "bulk handoffs", "tombstones sealed", "late acks", "of them for another's lease")
+PLACES = (
+    "seals",
+    "compactions",
+    "bulk handoffs",
+    "tombstones sealed",
+    "late acks",
+    "of them for another's lease",
+    "split events",
+    "split checkpoints",
+    "split checkpoints read",
+)
 
 
 @contextmanager
@@ -24,6 +35,11 @@ def counting(seen: Figures) -> Iterator[None]:
         _counted(Maintenance, "compact", lambda moved: seen.update({"compactions": bool(moved)})),
         _counted(firing, "_merge", lambda _: seen.update({"bulk handoffs": 1})),
         _counted(seal, "_tombstones", lambda stones: seen.update({"tombstones sealed": len(stones)})),
+        _counted(events, "_split", lambda pieces: seen.update({"split events": len(pieces) > 1})),
+        _counted(events, "state", lambda pieces: seen.update({"split checkpoints": len(pieces) > 1})),
+        _counted(
+            events, "find_states", lambda states: seen.update({"split checkpoints read": any(len(state) > 1 for state in states)})
+        ),
     ):
         yield
 
@@ -44,7 +60,7 @@ def reached(seen: Figures) -> str:
     """How many of these places the stories came to; a whole run that has missed one is a failure.
 
     >>> reached(Figures(stories=1, seals=3))
-    '1 of 6 rare places reached'
+    '1 of 9 rare places reached'
     >>> reached(Figures(dict.fromkeys(PLACES[1:], 1), stories=STORIES_MIN))
     Traceback (most recent call last):
     tests.trust.model.Broken: 200 stories, and none came to: seals

@@ -31,6 +31,8 @@ from turtlemq.model import I64, U64, Damage, Due, Progress
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
 
+LEASE_MESSAGES_MAX = 100_000  # of one fetch, so that its event stays below `events.EVENT_BYTES`
+
 
 class Broker:
     """Due messages of one topic and its consumer groups. Made by `opening.open_broker`."""
@@ -106,7 +108,7 @@ class Broker:
         known = state.groups.get(name)
         group = state.move_group(name, self._ready_log.first_offset, now_ms) if known is None else known
         group.use(now_ms)
-        room = min(count, state.settings.max_in_flight - group.in_flight)
+        room = min(count, state.settings.max_in_flight - group.in_flight, LEASE_MESSAGES_MAX)
         if room <= 0 or not group.has_ready(now_ms):
             return Reserved(idle=known is not None)
         picked = delivery.pick(self._visibility, group, room, now_ms)

@@ -205,12 +205,12 @@ def _replay(state: BrokerState) -> Replay | None:
     reserve.bases, history.bases = list(logs.reserve.bases), list(logs.history.bases)  # `find_files` may remove some
     leases = reserve.open((0, 0))
     saved = checkpoint.Checkpoint(has_restricted=ready.next_offset > 0, has_priorities=ready.next_offset > 0)
-    states = [i for i, event in enumerate(leases) if event.fields["event"] == events.STATE]
-    needed = [i for i in states if not leases[i].at_ms or (i == 0 and leases[0].number)]
+    states = events.find_states([(event.number, event.fields) for event in leases])
+    needed = [state for state in states if not leases[state[0]].at_ms or (state is states[0] and leases[0].number)]
     if needed:  # retention removed older events, or opening found out more than these tell
         last = needed[-1]
-        saved = checkpoint.decode(leases[last].fields["state"])
-        saved.numbers, leases = (leases[last].number + 1, saved.numbers[1]), leases[last + 1 :]
+        saved = checkpoint.decode(events.join_state([leases[i].fields for i in last]))
+        saved.numbers, leases = (leases[last[-1]].number + 1, saved.numbers[1]), leases[last.stop :]
     settlements = history.open(saved.history)
     replay = Replay(saved, Visibility(ready), reserve.number)
     replay.run(leases, settlements)

@@ -1,19 +1,24 @@
 """The events of a Broker's two journals: their names, their fields, and how each is encoded. Pure.
 
-An event is one BSON document, however many messages it is about. Columns of numbers are packed int64 (`pack`, `unpack`), ids are
-one text with NUL between them. `offsets` are ready offsets and `seqs` the seqs of the documents there: after a power cut another
-document may have the same offset, and `replay` tells by its seq that the event is not about that one.
+An event is one BSON document. Columns of numbers are packed int64 (`pack`, `unpack`), ids are one text with NUL between them.
+`offsets` are ready offsets and `seqs` the seqs of the documents there: after a power cut another document may have the same
+offset, and `replay` tells by its seq that the event is not about that one.
+
+No event is longer than `EVENT_BYTES`: an event about more messages is split into several, each about some of them.
+`Journal.append` writes these as one batch, so that a crash leaves all of them or none.
 
 The names are part of the file format (docs/FORMAT.md). Writing and reading files is in `journal`, applying events in `replay`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+import bson
 import numpy as np
 from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
 
 from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.broker.results import DeadRemoval
@@ -27,6 +32,7 @@ EXTEND = "extend"  # leases last longer
 RETRY = "retry"  # deliveries failed or were given back; the messages wait in memory until `when`
 MOVED = "moved"  # deliveries failed; the messages sleep in the Index, as retries of their group
 STATE = "state"  # a checkpoint: nothing before it need be replayed
+STATE_PART = "state_part"  # number `part` of the `parts` of a longer checkpoint, which counts if all of them are there
 
 # History journal
 SETTLE = "settle"  # deliveries ended with an outcome, see below
@@ -39,7 +45,12 @@ ACKED = "acked"
 DEAD = "dead"  # all attempts failed
 EXPIRED = "expired"  # not delivered in time; a dead letter, too
 
+EVENT_BYTES = 4 << 20  # of the fields of one event, nearly; a document has at most 16 MiB
 _INT64 = np.dtype("<i8")
+_NONE = np.empty(0, np.int64)
+
+Fields = dict[str, Any]
+T = TypeVar("T")
 
 
 def pack(values: I64 | list[int]) -> bytes:
@@ -62,17 +73,41 @@ def split_ids(data: bytes) -> list[str]:
     return data.decode().split("\0")
 
 
-def group(epoch: int, offset: int, newest_seq: int) -> dict[str, Any]:
+def _size(fields: Fields) -> int:
+    """The bytes of an event, nearly: of its texts and columns."""
+    size = 0
+    for value in fields.values():
+        if isinstance(value, dict):
+            size += sum(len(name) + len(column) for name, column in value.items())
+        elif isinstance(value, bytes | str):
+            size += len(value)
+    return size
+
+
+def _split(count: int, encode: Callable[[slice], Fields]) -> list[Fields]:
+    """An event about `count` messages, encoded by `encode`; if it is too long, several events about some of them each."""
+    pieces: list[Fields] = []
+    waiting = [slice(0, count)] if count else []
+    while waiting:
+        rows = waiting.pop()
+        fields = encode(rows)
+        middle = (rows.start + rows.stop) // 2
+        if middle == rows.start or _size(fields) <= EVENT_BYTES:
+            pieces.append(fields)
+        else:
+            waiting += [slice(middle, rows.stop), slice(rows.start, middle)]
+    return pieces
+
+
+def group(epoch: int, offset: int, newest_seq: int) -> Fields:
     return {"event": GROUP, "epoch": Int64(epoch), "offset": Int64(offset), "since": Int64(newest_seq)}
 
 
-def forget() -> dict[str, Any]:
+def forget() -> Fields:
     return {"event": FORGET}
 
 
-def lease(
-    of: Group, messages: MessageColumns, until_ms: I64, consumer: str, cursors: Mapping[int, int], passed: int
-) -> dict[str, Any]:
+def lease(of: Group, messages: MessageColumns, until_ms: I64, consumer: str, cursors: Mapping[int, int], passed: int) -> Fields:
     return {
         "event": LEASE,
         "epoch": Int64(of.epoch),
@@ -86,50 +121,69 @@ def lease(
     }
 
 
-def extend(of: Group, offsets: I64, until_ms: int) -> dict[str, Any]:
-    return {"event": EXTEND, "epoch": Int64(of.epoch), "offsets": pack(offsets), "until": Int64(until_ms)}
+def extend(of: Group, offsets: I64, until_ms: int) -> list[Fields]:
+    event = {"event": EXTEND, "epoch": Int64(of.epoch), "until": Int64(until_ms)}
+    return _split(len(offsets), lambda rows: event | {"offsets": pack(offsets[rows])})
 
 
-def retry(of: Group, messages: MessageColumns, attempts: I64, when_ms: I64, error: str) -> dict[str, Any]:
+def retry(of: Group, messages: MessageColumns, attempts: I64, when_ms: I64, error: str) -> list[Fields]:
     """`attempts`: the number of each message's next delivery."""
-    return {
-        "event": RETRY,
-        "epoch": Int64(of.epoch),
-        "offsets": pack(messages.offsets),
-        "seqs": pack(messages.seqs),
-        "attempts": pack(attempts),
-        "when": pack(when_ms),
-        "error": error,
-    }
+    event = {"event": RETRY, "epoch": Int64(of.epoch), "error": error}
+    columns = {"offsets": messages.offsets, "seqs": messages.seqs, "attempts": attempts, "when": when_ms}
+    return _split(len(messages), lambda rows: event | {name: pack(column[rows]) for name, column in columns.items()})
 
 
-def moved(of: Group, messages: MessageColumns) -> dict[str, Any]:
-    return {"event": MOVED, "epoch": Int64(of.epoch), "offsets": pack(messages.offsets), "seqs": pack(messages.seqs)}
+def moved(of: Group, messages: MessageColumns) -> list[Fields]:
+    event, columns = {"event": MOVED, "epoch": Int64(of.epoch)}, {"offsets": messages.offsets, "seqs": messages.seqs}
+    return _split(len(messages), lambda rows: event | {name: pack(column[rows]) for name, column in columns.items()})
 
 
-def settle(of: Group, messages: MessageColumns, reserved_ms: I64, outcome: str, error: str, replaced: int) -> dict[str, Any]:
+def settle(of: Group, messages: MessageColumns, reserved_ms: I64, outcome: str, error: str, replaced: int) -> list[Fields]:
     """`replaced`: how many of the messages replaced an older dead letter, so that there is no new one to count."""
-    return {
-        "event": SETTLE,
-        "epoch": Int64(of.epoch),
-        "replaced": Int64(replaced),
-        "outcome": outcome,
-        "offsets": pack(messages.offsets),
-        "seqs": pack(messages.seqs),
-        "due": pack(messages.due_ms),
-        "ready": pack(messages.ready_ms),
-        "reserved": pack(reserved_ms),
-        "attempts": pack(messages.attempts),
-        "ids": join_ids(messages.ids),
-        "error": error,
-    }
+
+    def encode(rows: slice) -> Fields:
+        return {
+            "event": SETTLE,
+            "epoch": Int64(of.epoch),
+            "replaced": Int64(0 if rows.start else replaced),  # counted in the first event only
+            "outcome": outcome,
+            "offsets": pack(messages.offsets[rows]),
+            "seqs": pack(messages.seqs[rows]),
+            "due": pack(messages.due_ms[rows]),
+            "ready": pack(messages.ready_ms[rows]),
+            "reserved": pack(reserved_ms[rows]),
+            "attempts": pack(messages.attempts[rows]),
+            "ids": join_ids(messages.ids[rows]),
+            "error": error,
+        }
+
+    return _split(len(messages), encode)
 
 
 def cancel(
     offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, list[int]], sleeping: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
+) -> list[Fields]:
     """`retries`: offsets of retries of one group alone. `unfetched`: by group, the offsets that its cursors had not passed.
     `sleeping`: by group, the ids whose retries sleep in the Index."""
+    event = _cancel(offsets, seqs, retries, unfetched, sleeping)
+    if _size(event) <= EVENT_BYTES:
+        return [event]
+    ahead = [(name, offset) for name, of_group in unfetched.items() for offset in of_group]
+    asleep = [(name, id_) for name, of_group in sleeping.items() for id_ in of_group]
+
+    def encode(rows: slice) -> Fields:
+        return _cancel(offsets[rows], seqs[rows], retries.intersection(offsets[rows].tolist()), {}, {})
+
+    return [
+        *_split(len(offsets), encode),
+        *_split(len(ahead), lambda rows: _cancel(_NONE, _NONE, set(), _by_group(ahead[rows]), {})),
+        *_split(len(asleep), lambda rows: _cancel(_NONE, _NONE, set(), {}, _by_group(asleep[rows]))),
+    ]
+
+
+def _cancel(
+    offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, list[int]], sleeping: Mapping[str, Sequence[str]]
+) -> Fields:
     return {
         "event": CANCEL,
         "offsets": pack(offsets),
@@ -140,15 +194,63 @@ def cancel(
     }
 
 
-def remove_dead(removals: Sequence[DeadRemoval], withdrawn: bool) -> dict[str, Any]:
+def _by_group(pairs: Sequence[tuple[str, T]]) -> dict[str, list[T]]:
+    groups: dict[str, list[T]] = {}
+    for name, value in pairs:
+        groups.setdefault(name, []).append(value)
+    return groups
+
+
+def remove_dead(removals: Sequence[DeadRemoval], withdrawn: bool) -> list[Fields]:
     """`withdrawn`: the removals do not take place after all."""
-    return {
-        "event": KEEP_DEAD if withdrawn else REMOVE_DEAD,
-        "ids": join_ids(removal.id for removal in removals),
-        "letters": pack([removal.seq for removal in removals]),
-        "became": pack([removal.requeued_seq for removal in removals]),
-    }
+
+    def encode(rows: slice) -> Fields:
+        return {
+            "event": KEEP_DEAD if withdrawn else REMOVE_DEAD,
+            "ids": join_ids(removal.id for removal in removals[rows]),
+            "letters": pack([removal.seq for removal in removals[rows]]),
+            "became": pack([removal.requeued_seq for removal in removals[rows]]),
+        }
+
+    return _split(len(removals), encode)
 
 
-def state(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    return {"event": STATE, "state": checkpoint}
+# Checkpoints in the journal
+
+
+def state(checkpoint: Fields) -> list[Fields]:
+    """A checkpoint, in parts if it is long: it grows with the messages in flight."""
+    data = bson.encode(checkpoint)
+    if len(data) <= EVENT_BYTES:
+        return [{"event": STATE, "state": RawBSONDocument(data)}]
+    cuts = range(0, len(data), EVENT_BYTES)
+    return [
+        {"event": STATE_PART, "part": i, "parts": len(cuts), "data": data[at : at + EVENT_BYTES]} for i, at in enumerate(cuts)
+    ]
+
+
+def find_states(journal: Sequence[tuple[int, Fields]]) -> list[range]:
+    """The whole checkpoints among events, given with their numbers: for each the positions of its events. A checkpoint that lacks
+    a part does not count."""
+    whole: list[range] = []
+    parts = 0  # of the checkpoint that may become whole
+    for i, (number, fields) in enumerate(journal):
+        if fields["event"] == STATE:
+            whole.append(range(i, i + 1))
+        if fields["event"] != STATE_PART:
+            parts = 0
+            continue
+        follows = parts > 0 and fields["part"] == parts and number == journal[i - 1][0] + 1
+        parts = parts + 1 if follows else int(fields["part"] == 0)
+        if parts == fields["parts"]:
+            whole.append(range(i + 1 - parts, i + 1))
+            parts = 0
+    return whole
+
+
+def join_state(parts: Sequence[Fields]) -> Fields:
+    """The checkpoint in these events. Required: they are those of one whole checkpoint."""
+    if parts[0]["event"] == STATE:
+        return dict(parts[0]["state"])
+    checkpoint: Fields = bson.decode(b"".join(part["data"] for part in parts))
+    return checkpoint

@@ -90,7 +90,7 @@ class Failures:
     ) -> None:
         """Let messages wait in memory until `when_ms`. `counted`: the delivery that ends counts as an attempt."""
         attempts = messages.attempts + counted
-        self._logs.reserve.append(now_ms, group.name, events.retry(group, messages, attempts, when_ms, error))
+        self._logs.reserve.append(now_ms, group.name, *events.retry(group, messages, attempts, when_ms, error))
         for offset, at_ms, attempt in zip(messages.offsets.tolist(), when_ms.tolist(), attempts.tolist(), strict=True):
             group.add_retry(offset, Retry(at_ms, attempt, error))
 

@@ -2,14 +2,15 @@
 (settlements, cancellations).
 
 An event is one document, and is written before the caller gets an answer, so a killed process loses none; it is synced with the
-next checkpoint. Opening replays the events behind the last checkpoint. Files are rolled by size, and removed from the oldest on.
+next checkpoint. Events that belong together are one batch: a crash leaves all of them or none. Opening replays the events behind
+the last checkpoint. Files are rolled by size, and removed from the oldest on.
 
 Not here: which events there are (`events`), and their effects (`replay`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 _OVERHEAD_BYTES = 300  # of a document beside its body: a group's name has at most 200
+Encoded = list[tuple[str, bytes]]  # events of one batch: group and body of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Journal(log.Stoppable):
         self._dirty = False
         self.durable = 0  # events before this number are synced
         self._header_damaged = False  # the header of the active file is damaged
+        self._state_end: int | None = None  # where the checkpoint at the start of the active file ends; None: not known yet
 
     def _path(self, base: int) -> Path:
         path = self._paths.get(base)
@@ -188,61 +191,113 @@ class Journal(log.Stoppable):
             self._last_ms[base] = int(scanned.due_ms.max()) if len(scanned) else 0
         return self._last_ms[base]
 
-    def append(self, at_ms: int, group: str, fields: dict[str, Any]) -> None:
-        """Write one event. It survives the end of the process from here on, and a power cut after `sync`. Raises `DiskFull`, and
-        changes nothing then."""
+    def append(self, at_ms: int, group: str, *pieces: dict[str, Any]) -> None:
+        """Write an event of a group, or the several events into which it was split. See `append_many`."""
+        self.append_many(at_ms, [(group, fields) for fields in pieces])
+
+    def append_many(self, at_ms: int, pieces: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Write events, given with their groups, as one batch: a crash leaves all of them or none. They survive the end of the
+        process from here on, and a power cut after `sync`. Raises `DiskFull`, and changes nothing then."""
         self.refuse_if_stopped()
-        body = bson.encode(fields)
+        batch = [(group, bson.encode(fields)) for group, fields in pieces]
+        self._append(at_ms, batch)
+
+    def _append(self, at_ms: int, batch: Encoded, *, is_checkpoint: bool = False) -> None:
         try:
-            self._append(at_ms, group, body)
+            self._write_or_roll(at_ms, batch, is_checkpoint)
         except DiskFull:
             if not self.make_room():
                 raise
-            self._append(at_ms, group, body)
+            self._write_or_roll(at_ms, batch, is_checkpoint)
 
-    def _append(self, at_ms: int, group: str, body: bytes) -> None:
-        if self._fd < 0 or self.size + len(body) + _OVERHEAD_BYTES > self.settings.segment_bytes:
-            self._open_or_roll(at_ms, len(body) + _OVERHEAD_BYTES)
-        self._write(at_ms, group, body)
+    def _write_or_roll(self, at_ms: int, batch: Encoded, is_checkpoint: bool) -> None:
+        size = _size(batch)
+        full = self._fd < 0 or self.size + size > self.settings.segment_bytes
+        if not (full and self._open_or_roll(at_ms, size) and is_checkpoint):
+            self._write(at_ms, batch)
 
-    def _write(self, at_ms: int, group: str, body: bytes) -> None:
-        barrier = 0 if self._dirty else f.BARRIER
-        data, _ = f.encode([group.encode()], [body], [at_ms], self.number, 0, [barrier])
+    def _write(self, at_ms: int, batch: Encoded) -> None:
+        if not batch:
+            return
+        flags = [f.CONTINUES] * len(batch)
+        flags[-1] = 0
+        flags[0] |= 0 if self._dirty else f.BARRIER
+        groups, bodies = [group.encode() for group, _ in batch], [body for _, body in batch]
+        data, _ = f.encode(groups, bodies, [at_ms] * len(batch), self.number, 0, flags)
         try:
             self.size += self.door.write(self._fd, self._path(self.bases[-1]), self.size, [data])
         except DiskFull:
             raise
         except OSError as error:
             raise self.stop(error) from error
-        self.number += 1
+        self.number += len(batch)
         self._dirty = True
         self._last_ms[self.bases[-1]] = max(at_ms, self._last_ms.get(self.bases[-1], at_ms))
 
-    def _open_or_roll(self, at_ms: int, size: int) -> None:
+    def _open_or_roll(self, at_ms: int, size: int) -> bool:
+        """Open the active file, or begin a new one if `size` bytes more are too many. Returns whether it begins with a new
+        checkpoint."""
         if self._fd < 0 and self.bases:
             self._fd = self.door.open_write(self._path(self.bases[-1]))
-        empty = self.bases and self.size == len(self._header(self.bases[-1]))
-        if self._fd >= 0 and not self._header_damaged and (empty or self.size + size <= self.settings.segment_bytes):
-            return
-        self.roll(at_ms)
+        full = self._fd < 0 or self._header_damaged or not (self._is_empty or self._has_room(size))
+        return full and self.roll(at_ms)
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether the active file has no event. Required: there is one."""
+        return self.size == len(self._header(self.bases[-1]))
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the active file takes so many bytes more. It may be longer than a segment if the checkpoint at its start is
+        long: checkpoints are at most half of all bytes written."""
+        if self.size + size <= self.settings.segment_bytes:
+            return True
+        if self._state_end is None:
+            self._state_end = self._find_state_end()
+        return self.size + size <= 2 * self._state_end
+
+    def _find_state_end(self) -> int:
+        """Where the checkpoint at the start of the active file ends; if it has none, where its events begin."""
+        path = self._path(self.bases[-1])
+        at = len(self._header(self.bases[-1]))
+        while at + f.DOCUMENT_BYTES_MIN <= self.size:
+            end = at + int.from_bytes(self.door.read(path, at, 4), "little")
+            raw = log.read_document(self.door, path, at, end) if at < end <= self.size else None
+            event = None if raw is None else _event(memoryview(raw))
+            if event is None or event.fields["event"] not in (events.STATE, events.STATE_PART):
+                break
+            at = end
+        return at
+
+    def _checkpoint(self) -> Encoded:
+        """A checkpoint as events; nothing if this journal has none."""
+        pieces = [] if self.make_checkpoint is None else events.state(self.make_checkpoint())
+        return [("", bson.encode(fields)) for fields in pieces]
 
     def write_checkpoint(self) -> None:
-        """Write a checkpoint as an event, so that no event before it need be replayed."""
+        """Write a checkpoint, so that no event before it need be replayed."""
         assert self.make_checkpoint is not None, "only the reserve journal has checkpoints"
-        self.append(0, "", events.state(self.make_checkpoint()))
+        self.refuse_if_stopped()
+        self._append(0, self._checkpoint(), is_checkpoint=True)
 
-    def roll(self, at_ms: int) -> None:
-        """Begin a new file, with a checkpoint as its first event if this journal has them."""
-        state = bson.encode(events.state(self.make_checkpoint())) if self.make_checkpoint is not None and self.bases else None
+    def roll(self, at_ms: int) -> bool:
+        """Begin a new file, with a checkpoint at its start if this journal has them and it is not the first; returns whether. An
+        active file without events is used."""
+        state = self._checkpoint() if self.bases else []
         self.sync()
-        base = self.bases[-1] + self.size if self.bases else 0
-        fd = log.create(self.door, self._path(base), f.FileHeader(self.kind, self.topic, base))
-        self.close()
-        self._fd, self.size = fd, len(self._header(base))
-        self.bases.append(base)
-        self._header_damaged = False
-        if state is not None:
-            self._write(at_ms, "", state)
+        if not self.bases or self._header_damaged or not self._is_empty:
+            base = self.bases[-1] + self.size if self.bases else 0
+            fd = log.create(self.door, self._path(base), f.FileHeader(self.kind, self.topic, base))
+            self.close()
+            self._fd, self.size = fd, len(self._header(base))
+            self.bases.append(base)
+            self._header_damaged = False
+        elif self._fd < 0:
+            self._fd = self.door.open_write(self._path(self.bases[-1]))
+        self._state_end = self.size
+        self._write(at_ms, state)
+        self._state_end = self.size
+        return bool(state)
 
     def sync(self) -> None:
         """Make every event so far durable. After a failed sync the journal accepts no more events."""
@@ -288,3 +343,8 @@ class Journal(log.Stoppable):
         if self._fd >= 0:
             self.door.close(self._fd)
             self._fd = -1
+
+
+def _size(batch: Encoded) -> int:
+    """The bytes of a batch in a file, at most."""
+    return sum(len(body) + _OVERHEAD_BYTES for _, body in batch)

@@ -6,9 +6,9 @@ are in `events`, the state that follows from them in `state`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from turtlemq.broker.events import Fields
 from turtlemq.broker.journal import Journal
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.errors import Exhausted
@@ -24,7 +24,7 @@ class Logs:
 
     def __init__(self, ready: ReadyLog, reserve: Journal, history: Journal) -> None:
         self.ready, self.reserve, self.history = ready, reserve, history
-        self._deferred: list[tuple[Journal, int, str, dict[str, Any]]] = []  # see `write_or_defer`
+        self._deferred: list[tuple[Journal, int, str, Sequence[Fields]]] = []  # see `write_or_defer`
         self._saved = (0, 0)  # bytes of the journals and documents of the ready log at the last checkpoint
         self._last_lease = 0  # the number of the event behind the last lease
 
@@ -47,26 +47,30 @@ class Logs:
 
     # Writing
 
-    def write_lease(self, now_ms: int, name: str, fields: dict[str, Any]) -> int:
+    def write_lease(self, now_ms: int, name: str, fields: Fields) -> int:
         """Journal that messages are handed out. Returns the number of the event."""
         self.reserve.append(now_ms, name, fields)
         self._last_lease = self.reserve.number
         return self._last_lease - 1  # not the number before: the event may have begun a new file, with a checkpoint
 
-    def write_or_defer(self, journal: Journal, now_ms: int, name: str, fields: dict[str, Any]) -> None:
-        """Write an event that cannot be undone, since another store has taken the messages over. If the disk is full, or no
-        file can be opened, the event is kept in memory and written by `write_deferred`."""
+    def write_or_defer(self, journal: Journal, now_ms: int, name: str, pieces: Sequence[Fields]) -> None:
+        """Write an event that cannot be undone, since another store has taken the messages over; `pieces`: as it was split. If
+        the disk is full, or no file can be opened, the event is kept in memory and written by `write_deferred`. After any other
+        error the journals accept no more events: without this one the messages would be taken over again and again."""
         try:
             self.write_deferred()
-            journal.append(now_ms, name, fields)
+            journal.append(now_ms, name, *pieces)
         except Exhausted:
-            self._deferred.append((journal, now_ms, name, fields))
+            self._deferred.append((journal, now_ms, name, pieces))
+        except BaseException as error:
+            self.stop_journals(error)
+            raise
 
     def write_deferred(self) -> None:
         """Write the deferred events. Required before a handoff and before a checkpoint. Raises `Exhausted` if some are left."""
         while self._deferred:
-            journal, now_ms, name, fields = self._deferred[0]
-            journal.append(now_ms, name, fields)
+            journal, now_ms, name, pieces = self._deferred[0]
+            journal.append(now_ms, name, *pieces)
             del self._deferred[0]
 
     @property

@@ -103,12 +103,11 @@ def _begin(logs: Logs, saved: c.Checkpoint | None, clean: tuple[int, int] | None
 
 def _last_state(leases: list[Event], history: Journal) -> tuple[c.Checkpoint, list[Event], bool] | None:
     """The last checkpoint among these events, and the events behind it, as `_begin` returns them."""
-    for i in range(len(leases) - 1, -1, -1):
-        if leases[i].fields["event"] == events.STATE:
-            state = c.decode(leases[i].fields["state"])
-            state.numbers = (leases[i].number + 1, state.numbers[1])
-            if history.holds(state.history):
-                return state, leases[i + 1 :], True
+    for found in reversed(events.find_states([(event.number, event.fields) for event in leases])):
+        state = c.decode(events.join_state([leases[i].fields for i in found]))
+        state.numbers = (leases[found[-1]].number + 1, state.numbers[1])
+        if history.holds(state.history):
+            return state, leases[found.stop :], True
     return None
 
 

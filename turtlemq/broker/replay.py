@@ -146,7 +146,7 @@ class Replay:
         elif kind == e.GROUP:
             self._apply_group(event)
         mark = self.saved.groups.get(event.group)
-        if kind in (e.FORGET, e.GROUP, e.STATE) or mark is None or mark.epoch != event.fields["epoch"]:
+        if kind in (e.FORGET, e.GROUP, e.STATE, e.STATE_PART) or mark is None or mark.epoch != event.fields["epoch"]:
             return
         offsets = event.array("offsets")
         if kind == e.EXTEND:

@@ -76,7 +76,7 @@ def extend(state: BrokerState, name: str, ids: Sequence[str], ttr_ms: int, now_m
     leased, unknown = group.locate(ids)
     if leased:
         offsets = np.concatenate([lease.messages.offsets[which] for lease, which in leased])
-        state.logs.reserve.append(now_ms, name, events.extend(group, offsets, now_ms + ttr_ms))
+        state.logs.reserve.append(now_ms, name, *events.extend(group, offsets, now_ms + ttr_ms))
         group.extend(leased, now_ms + ttr_ms)
     return Extended(sum(len(which) for _, which in leased), unknown, late)
 

@@ -72,7 +72,7 @@ class BrokerState:
 
     def ack(self, group: Group, messages: MessageColumns, reserved_ms: I64, now_ms: int) -> None:
         """Journal that messages were handled. Raises `DiskFull`, and changes nothing then."""
-        self.logs.history.append(now_ms, group.name, events.settle(group, messages, reserved_ms, events.ACKED, "", 0))
+        self.logs.history.append(now_ms, group.name, *events.settle(group, messages, reserved_ms, events.ACKED, "", 0))
         group.changed_ms = now_ms
         group.settled += len(messages)
         group.tally.acked += len(messages)
@@ -82,8 +82,8 @@ class BrokerState:
     ) -> None:
         """Journal that messages have become dead letters, which are stored already. `replaced`: so many took the place of an
         older letter, and are not counted."""
-        fields = events.settle(group, messages, reserved_ms, outcome, error, replaced)
-        self.logs.write_or_defer(self.logs.history, now_ms, group.name, fields)
+        pieces = events.settle(group, messages, reserved_ms, outcome, error, replaced)
+        self.logs.write_or_defer(self.logs.history, now_ms, group.name, pieces)
         group.changed_ms = now_ms
         group.tally.dead += len(messages)
         self.dead_counts[group.name] += len(messages) - replaced
@@ -103,7 +103,7 @@ class BrokerState:
                 if self.visibility.is_unfetched(group, offset):
                     unfetched.setdefault(group.name, []).append(offset)
         seqs = read.heads["seq"].astype(np.int64)
-        self.logs.history.append(now_ms, "", events.cancel(offsets, seqs, retries, unfetched, sleeping))
+        self.logs.history.append(now_ms, "", *events.cancel(offsets, seqs, retries, unfetched, sleeping))
         self.logs.sync()
         self.visibility.cancel(set(ended), retries)
         for name, ahead in unfetched.items():
@@ -114,6 +114,6 @@ class BrokerState:
 
     def note_dead_removed(self, name: str, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool) -> None:
         """Journal, durably, that dead letters of a group are about to be removed; or that this is `withdrawn`."""
-        self.logs.history.append(now_ms, name, events.remove_dead(removals, withdrawn))
+        self.logs.history.append(now_ms, name, *events.remove_dead(removals, withdrawn))
         self.logs.history.sync()
         self.dead_counts[name] += len(removals) if withdrawn else -len(removals)
