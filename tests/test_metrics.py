@@ -8,8 +8,9 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -23,9 +24,10 @@ from turtlemq.engine import Engine
 from turtlemq.histogram import Histogram
 from turtlemq.model import Message
 from turtlemq.server import logs
-from turtlemq.server.metrics.collect import GROUPS_MAX, TopicLabels, collect
+from turtlemq.server.metrics.collect import collect
 from turtlemq.server.metrics.exposition import histogram
 from turtlemq.server.metrics.families import topic_families
+from turtlemq.server.metrics.labels import GROUPS_MAX, TopicLabels
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
@@ -40,6 +42,13 @@ def _config(factory: pytest.TempPathFactory) -> Path:
     file = factory.mktemp("config") / "turtle.toml"
     file.write_text("slow_request_ms = 1\n")
     return file
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def scrape(server: Server) -> Samples:
@@ -189,7 +198,7 @@ def _filled(folder: Path, topics: int) -> Engine:
 
 
 async def _page(engine: Engine, labels: TopicLabels) -> str:
-    figures = await collect(engine, await labels.names(engine), time.time_ns() // 1_000_000)
+    figures = await collect(engine, labels, time.time_ns() // 1_000_000)
     return "\n".join(topic_families(figures)) + "\n"
 
 
@@ -219,6 +228,77 @@ def test_groups_beyond_the_limit_are_one(tmp_path: Path) -> None:
     assert len(delivered) == GROUPS_MAX + 1
     assert delivered["other"] == 26 - GROUPS_MAX
     engine.close()
+
+
+def test_counters_of_groups_never_go_back(server: Server) -> None:
+    """A new or deleted group moves no other into or out of `other`."""
+    for i in range(15):
+        server.put("ranks", *({"body": 0} for _ in range(20)))
+        server.ok("PUT", f"/v1/topics/ranks/groups/g{i:02}", {})
+    until(lambda: server.ok("GET", "/v1/topics/ranks/groups/g00")["stats"]["ready"] == 300)
+    for i in range(15):
+        server.fetch("ranks", f"g{i:02}", ack="auto", max=100)
+    before = _delivered(server)
+    assert before["other"] == 500
+    for path in ("a", "g00", "g03", "g12"):
+        server.ok("PUT" if path == "a" else "DELETE", f"/v1/topics/ranks/groups/{path}", {} if path == "a" else None)
+        after = _delivered(server)
+        gone = before.keys() - after.keys()
+        assert gone == ({path} if path in before else set())
+        assert {group: after[group] for group in before.keys() - gone if after[group] < before[group]} == {}
+        before = after
+
+
+def _delivered(server: Server) -> dict[str, float]:
+    samples = scrape(server)["turtlemq_delivered_total"]
+    return {labels["group"]: count for labels, count in samples if labels["topic"] == "ranks"}
+
+
+class Fleet:
+    """Topics and groups that come and go under a scraper; series that may begin anew, since their group or topic is gone."""
+
+    def __init__(self, folder: Path, chance: Random) -> None:
+        self.engine, self.chance, self.labels = Engine.open(folder), chance, TopicLabels(3)
+        self.begun: set[tuple[str, str]] = set()  # (topic, group) deleted since the last scrape; an empty group stands for all
+
+    def step(self) -> None:
+        chance, engine = self.chance, self.engine
+        topic, group = f"t{chance.randrange(7)}", chance.choice([*(f"g{i}" for i in range(14)), "other"])
+        dice = chance.random()
+        if dice < 0.1 and topic in engine.topics:
+            engine.drop_topic(topic)
+            self.begun.add((topic, ""))
+        elif dice < 0.25 and topic in engine.topics and engine.topics[topic].view.has_group(group):
+            engine.drop_group(topic, group, 1_000)
+            self.begun.add((topic, group))
+        else:
+            engine.submit(topic, [Message(b"x", due_ms=0)] * chance.randint(1, 3), 1_000)
+            engine.tick(1_000)
+            engine.reserve(topic, group, 5, 1_000, auto=True)
+
+    def scrape(self) -> dict[tuple[str, str, str], float]:
+        """Counters by name, topic and group."""
+        samples = parsed(asyncio.run(_page(self.engine, self.labels)))
+        names = [name for name in samples if name.endswith(("_total", "_count", "_sum"))]
+        return {(name, at["topic"], at.get("group", "")): count for name in names for at, count in samples[name]}
+
+    def may_begin_anew(self, topic: str, group: str) -> bool:
+        return topic != "other" and ((topic, "") in self.begun or (group != "other" and (topic, group) in self.begun))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_counter_goes_back_only_with_its_group_or_topic(tmp_path: Path, seed: int) -> None:
+    fleet = Fleet(tmp_path, Random(seed))
+    before: dict[tuple[str, str, str], float] = {}
+    for _ in range(60):
+        for _ in range(fleet.chance.randint(1, 8)):
+            fleet.step()
+        after = fleet.scrape()
+        for (name, topic, group), count in before.items():
+            if after.get((name, topic, group), 0) < count:
+                assert fleet.may_begin_anew(topic, group), (name, topic, group, count, after.get((name, topic, group)))
+        before, fleet.begun = after, set()
+    fleet.engine.close()
 
 
 # Histograms

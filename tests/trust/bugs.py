@@ -522,6 +522,13 @@ BUGS = (
         "server_moments",
     ),
     Bug(
+        "labels of groups go by the rank of their names",
+        "server/metrics/labels.py",
+        "        self._own &= tallies.keys()\n",
+        "        self._own = set()\n",
+        "metrics",
+    ),
+    Bug(
         "a time budget that is spent is not looked at",
         "server/request.py",
         "    if DEADLINE in request and time_left(request) <= 0:\n        raise DeadlineExceeded\n",

@@ -18,7 +18,7 @@ from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.event_log import EventLog
 from turtlemq.server.handlers import metrics, pages
 from turtlemq.server.incoming.body import release
-from turtlemq.server.metrics.collect import TopicLabels
+from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.operations import ACCESS, OPERATIONS, Handler
 from turtlemq.server.outgoing.reply import Answered, answer, refusal
 from turtlemq.server.rate_limit import FlowControl

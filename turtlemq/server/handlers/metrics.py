@@ -6,8 +6,9 @@ from aiohttp import web
 
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.metrics import exposition
-from turtlemq.server.metrics.collect import TopicLabels, collect
+from turtlemq.server.metrics.collect import collect
 from turtlemq.server.metrics.families import server_families, topic_families
+from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.metrics.process import process_families
 from turtlemq.server.request import SERVICE
 from turtlemq.server.service import now_ms
@@ -23,7 +24,7 @@ async def metrics(request: web.Request) -> web.Response:
     if service.serving:
         engine = service.engine
         root = str(engine.root)
-        labels = await request.app[TOPIC_LABELS].names(engine)
-        topics = await in_slices(topic_families(await collect(engine, labels, now_ms())))
+        figures = await collect(engine, request.app[TOPIC_LABELS], now_ms())
+        topics = await in_slices(topic_families(figures))
     lines = [*server_families(service), *process_families(root), *topics]
     return web.Response(body="\n".join(lines).encode() + b"\n", headers={"Content-Type": exposition.CONTENT_TYPE})

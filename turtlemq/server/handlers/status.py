@@ -15,7 +15,8 @@ from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.lifecycle import STATES
 from turtlemq.server.auth import AUTH
 from turtlemq.server.fair_turns import Slices, in_slices
-from turtlemq.server.metrics.collect import busiest, figures_of
+from turtlemq.server.metrics.collect import figures_of
+from turtlemq.server.metrics.labels import busiest
 from turtlemq.server.metrics.process import resident_bytes
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, engine_of, query
