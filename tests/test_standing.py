@@ -49,6 +49,11 @@ def test_scalar_and_columnar_decision_agree_with_the_order_written_out(every: li
     assert [standing.decide(bits) for bits in every] == [plain_decision(bits) for bits in every]
 
 
+@given(st.integers(1, 5).flatmap(lambda width: st.lists(st.lists(facts, min_size=width, max_size=width), min_size=1)))
+def test_standings_in_a_table_are_those_of_its_cells(rows: list[list[int]]) -> None:
+    assert standing.standings_in(np.array(rows, np.uint8)) == [{standing.decide(bits) for bits in row} for row in rows]
+
+
 @given(st.integers(0, 9), moves, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 50)), max_size=20))
 def test_scalar_and_columnar_rule_for_void_retries_agree(
     born: int, moved: list[tuple[int, int]], retries: list[tuple[int, int, int]]
@@ -74,8 +79,8 @@ def test_collapsed_moves_make_the_same_retries_void(given_moves: list[tuple[int,
 
 @given(st.lists(facts, min_size=1, max_size=4))
 def test_message_is_cancelled_only_if_no_group_forbids_it(groups: list[int]) -> None:
-    answer = standing.cancel_answer(groups)
     states = {standing.decide(bits) for bits in groups}
+    answer = standing.cancel_answer(states, any(bits & standing.LETTER for bits in groups))
     allowed = all(state == standing.NEVER_HAD or lifecycle.target(state, "cancel") for state in states)
     if answer == "cancelled":
         assert allowed
@@ -87,7 +92,7 @@ def test_message_is_cancelled_only_if_no_group_forbids_it(groups: list[int]) -> 
 
 @given(st.lists(facts, min_size=1, max_size=4))
 def test_state_over_all_groups_is_one_that_a_group_shows(groups: list[int]) -> None:
-    standings = [standing.decide(bits) for bits in groups]
+    standings = {standing.decide(bits) for bits in groups}
     assert standing.over_groups(standings) in {standing.shown(each) for each in standings}
     assert standing.over_groups(standings) in lifecycle.STATES
 

@@ -2,7 +2,9 @@
 
 A fact is one bit; the facts of a message and a group are an `int`, those of many pairs an integer array. `TABLE` gives the
 state for the first fact that holds. It is unrolled once into a lookup table over all combinations, which answers for one pair
-(`decide`) and for an array of pairs (`decide_all`) alike, so the two cannot disagree.
+(`decide`) and for an array of pairs (`decide_all`) alike, so the two cannot disagree. Facts of many messages in many groups are a
+table, a row for each message and a column for each group: `standings_in` gives the standings in each row as a set, for the rules
+over all groups, so that their cost does not multiply.
 
 Everything else that follows from a standing is here as well: the state over all groups, whether a message may be cancelled,
 whether a group still gets a dead letter's message, whether an id is known, and which retries a move of the group has made void.
@@ -12,7 +14,8 @@ Pure: no files, no clock. Facts are gathered by `broker.facts` and `topic.facts`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -75,6 +78,24 @@ def decide_all(facts: I64) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
     return _CODES[facts]
 
 
+FactTable = np.ndarray[tuple[int, int], np.dtype[np.uint8]]  # a row for each message, a column for each group
+
+
+def standings_in(facts: FactTable) -> list[frozenset[str]]:
+    """The standings in each row. 2 ns for each pair of message and group.
+
+    >>> [sorted(row) for row in standings_in(np.array([[0, LEASED], [UNFETCHED, UNFETCHED]], np.uint8))]
+    [['history', 'reserve'], ['ready']]
+    """
+    present = np.bitwise_or.reduce(np.uint8(1) << _CODES[facts].view(np.uint8), axis=1)
+    return [_set_of(mask) for mask in present.tolist()]
+
+
+@cache
+def _set_of(mask: int) -> frozenset[str]:
+    return frozenset(standing for code, standing in enumerate(STANDINGS) if mask >> code & 1)
+
+
 def shown(standing: str) -> str:
     """The state that a standing is shown as: a group that never had a message has nothing to do with it any more."""
     return "history" if standing == NEVER_HAD else standing
@@ -86,14 +107,13 @@ _ORDER = ("cancelled", "reserve", "sleep", "ready", "dead", "history", NEVER_HAD
 UNCLAIMED: Final = UNFETCHED  # the facts of a ready message for the first group to come, where there is no group yet
 
 
-def over_groups(standings: Iterable[str]) -> str:
+def over_groups(standings: Set[str]) -> str:
     """The state of a message with these standings, of which there must be one at least: the one that is furthest from the end.
 
-    >>> over_groups(["history", "ready"]), over_groups([NEVER_HAD])
+    >>> over_groups({"history", "ready"}), over_groups({NEVER_HAD})
     ('ready', 'history')
     """
-    present = {*standings}
-    return shown(next(standing for standing in _ORDER if standing in present))
+    return shown(next(standing for standing in _ORDER if standing in standings))
 
 
 # Operations
@@ -104,18 +124,18 @@ _PENDING = lifecycle.states_with(causes=frozenset({"clock", "consumer"}))
 _TRACES = RETAINED | ASLEEP | LETTER
 
 
-def cancel_answer(facts: Sequence[int]) -> str:
-    """`cancelled` if a message with these facts, one entry for each group, may be cancelled; otherwise the state that forbids it.
+def cancel_answer(standings: Set[str], has_letter: bool = False) -> str:
+    """`cancelled` if a message with these standings in its groups may be cancelled; otherwise the state that forbids it.
 
     A message is cancelled in all groups or in none. A dead letter forbids it even if its group is gone or was moved back,
     because a requeue would deliver the message.
 
-    >>> cancel_answer([UNFETCHED, PREDATES]), cancel_answer([UNFETCHED, LEASED]), cancel_answer([UNFETCHED, 0])
-    ('cancelled', 'reserve', 'history')
+    >>> cancel_answer({"ready", NEVER_HAD}), cancel_answer({"ready", "reserve"}), cancel_answer({"ready"}, has_letter=True)
+    ('cancelled', 'reserve', 'dead')
     """
-    if any(each & LETTER for each in facts):
+    if has_letter:
         return "dead"
-    blocking = {decide(each) for each in facts} - _CANCELLABLE
+    blocking = standings - _CANCELLABLE
     if "cancelled" in blocking:
         return CANCELLED_BEFORE
     return over_groups(blocking) if blocking else "cancelled"

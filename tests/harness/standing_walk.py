@@ -274,10 +274,13 @@ class Walk:
         after = Observed({id_: self.engine.message(TOPIC, id_) for id_ in OWN_IDS + self.given})
         after.letters = {(letter.group, letter.id): letter.document.seq for letter in self._letters()}
         after.born = {name: group.born for name, group in topic.stores.broker.groups.items()}
-        gathered = facts.gather(topic.stores, [id_ for id_, view in after.views.items() if view is not None and view.groups])
+        ids = [id_ for id_, view in after.views.items() if view is not None and view.groups]
+        gathered = facts.gather(topic.stores, ids)
+        cancelled = {id_ for id_ in ids if (view := after.views[id_]) is not None and view.state == "cancelled"}
+        known = facts.facts_of(topic.stores, ids, gathered, cancelled)
         for id_, view in after.views.items():
             if view is not None and view.groups:
-                after.standings[id_] = facts.standings(topic.stores, id_, gathered, view.state == "cancelled")
+                after.standings[id_] = facts.standings(topic.stores, id_, gathered, known)
                 after.removed |= {id_} if id_ not in gathered.located.documents else set()
         self._compare_listings(after)
         self._compare_figures(after)

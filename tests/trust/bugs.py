@@ -686,8 +686,8 @@ BUGS = (
     Bug(
         "a message that a consumer holds can be cancelled",
         "standing.py",
-        "    blocking = {decide(each) for each in facts} - _CANCELLABLE\n",
-        '    blocking = {decide(each) for each in facts} - _CANCELLABLE - {"reserve"}\n',
+        "    blocking = standings - _CANCELLABLE\n",
+        '    blocking = standings - _CANCELLABLE - {"reserve"}\n',
         "standing lifecycle trust:standing",
     ),
     # Spark shows the states that the engine tells

@@ -242,13 +242,13 @@ class Broker:
     # Cancelled messages and dead letters
 
     def cancel(
-        self, ended: Mapping[int, Sequence[Group]], retries: set[int], sleeping: Mapping[str, list[str]], now_ms: int
+        self, documents: Sequence[int], retries: Mapping[int, str], sleeping: Mapping[str, list[str]], now_ms: int
     ) -> None:
-        """Cancel documents of the ready log, durably. `ended`: by offset, the groups that see the document. `retries`: offsets of
-        retries of one group. `sleeping`: by group, ids whose sleeping retries the caller removes from the Index afterwards; the
-        event names them, so that recovery completes this after a crash."""
-        self._state.cancel(ended, retries, sleeping, now_ms)
-        self.cancel_count += len(ended) - len(retries)
+        """Cancel documents of the ready log, durably. `documents`: offsets of messages. `retries`: offsets of retries, each with
+        its group. `sleeping`: by group, ids whose sleeping retries the caller removes from the Index afterwards; the event names
+        them, so that recovery completes this after a crash."""
+        self._state.cancel(documents, retries, sleeping, now_ms)
+        self.cancel_count += len(documents)
 
     @property
     def dead_counts(self) -> Mapping[str, int]:

@@ -6,13 +6,14 @@ are named there, so that recovery can end them if the topic did not come to it."
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from turtlemq import standing
 from turtlemq.broker.broker import Broker
-from turtlemq.broker.facts import Located, Pairs, facts, locate
-from turtlemq.broker.group import Group
+from turtlemq.broker.facts import Facts, Located, Pairs, facts, locate
 
 CANCELLED = "cancelled"
 
@@ -21,59 +22,51 @@ CANCELLED = "cancelled"
 class Cancellation:
     """Documents and retries that a cancellation ends."""
 
-    documents: dict[int, list[Group]] = field(default_factory=dict)  # ready offset → the groups that would have seen it
-    retries: set[int] = field(default_factory=set)  # those of `documents` that are a group's own retry
+    documents: list[int] = field(default_factory=list)  # ready offsets of messages
+    retries: dict[int, str] = field(default_factory=dict)  # ready offsets of retries of one group, and its name
     asleep: dict[str, list[str]] = field(default_factory=dict)  # group → ids for which its retry sleeps in the Index
     removed: list[str] = field(default_factory=list)  # ids whose own document retention has removed: only retries are left
 
 
 def cancel(
-    broker: Broker, ids: Sequence[str], now_ms: int, asleep: Pairs, dead: Set[str]
+    broker: Broker, ids: Sequence[str], now_ms: int, asleep: Pairs, letters: Pairs
 ) -> tuple[dict[str, str | None], list[str]]:
     """Cancel messages, durably. Returns the answer for each id: `CANCELLED`, `standing.CANCELLED_BEFORE`, the state that
     forbids it, None if the id is unknown; and the cancelled ids that the ready log does not hold.
 
     `asleep`: pairs of group and id for which a valid retry sleeps in the Index; the caller ends those of cancelled ids when this
-    returns. `dead`: ids with a dead letter in any group, even one that is gone."""
+    returns. `letters`: pairs that have a dead letter, even of groups that are gone."""
     located = locate(broker, ids)
-    cancelled = broker.ready.cancelled_among(located.documents.values())
-    answers: dict[str, str | None] = {}
-    ending = Cancellation()
-    for id_ in dict.fromkeys(ids):
-        answers[id_] = _answer(broker, id_, located, asleep, dead, cancelled)
-        if answers[id_] == CANCELLED:
-            _collect(broker, id_, located, asleep, ending)
-    if ending.documents or ending.asleep:
+    before = broker.ready.cancelled_among(located.documents.values())
+    ended = {id_ for id_, offset in located.documents.items() if offset in before}
+    answers = _answers(facts(broker, ids, located, asleep, letters, ended))
+    for id_ in answers.keys() - located.documents.keys() - {id_ for _, id_ in {*located.retries, *asleep, *letters}}:
+        answers[id_] = None
+    ending = _ending(broker, {id_ for id_, answer in answers.items() if answer == CANCELLED}, located, asleep)
+    if ending.documents or ending.retries or ending.asleep:
         broker.cancel(ending.documents, ending.retries, ending.asleep, now_ms)
     return answers, ending.removed
 
 
-def _answer(broker: Broker, id_: str, located: Located, asleep: Pairs, dead: Set[str], cancelled: Set[int]) -> str | None:
-    offset, names = located.documents.get(id_), broker.groups
-    retried = any((name, id_) in located.retries or (name, id_) in asleep for name in names)
-    if offset is None and not retried and id_ not in dead:
-        return None
-    before = offset in cancelled
-    every = [facts(broker, group, id_, located, asleep, frozenset(), before) for group in names.values()]
-    if id_ in dead:
-        every.append(standing.LETTER)
-    elif not names:
-        every.append(standing.CANCELLED if before else standing.UNCLAIMED)
-    return standing.cancel_answer(every)
+def _answers(gathered: Facts) -> dict[str, str | None]:
+    facts_of_any = np.bitwise_or.reduce(gathered.table, axis=1).tolist()
+    rows = zip(gathered.rows, standing.standings_in(gathered.table), facts_of_any, strict=True)
+    return {id_: standing.cancel_answer(standings, bool(facts & standing.LETTER)) for id_, standings, facts in rows}
 
 
-def _collect(broker: Broker, id_: str, located: Located, asleep: Pairs, ending: Cancellation) -> None:
-    """Note everything of a message that its cancellation ends."""
-    offset = located.documents.get(id_)
-    if offset is None:
-        ending.removed.append(id_)
-    else:
-        ending.documents[offset] = list(broker.groups.values())
-    for group in broker.groups.values():
-        pair = (group.name, id_)
-        if pair in asleep:
-            ending.asleep.setdefault(group.name, []).append(id_)
-        retry = located.retries.get(pair)
-        if retry is not None and (retry in group.retries or broker.ready.is_unfetched(group, retry)):
-            ending.documents[retry] = [group]
-            ending.retries.add(retry)
+def _ending(broker: Broker, ids: set[str], located: Located, asleep: Pairs) -> Cancellation:
+    """Everything that a cancellation of these messages ends."""
+    ending = Cancellation()
+    for id_ in sorted(ids):
+        if id_ in located.documents:
+            ending.documents.append(located.documents[id_])
+        else:
+            ending.removed.append(id_)
+    for name, id_ in sorted(asleep):
+        if id_ in ids:
+            ending.asleep.setdefault(name, []).append(id_)
+    for (name, id_), offset in located.retries.items():
+        group = broker.groups[name]
+        if id_ in ids and (offset in group.retries or broker.ready.is_unfetched(group, offset)):
+            ending.retries[offset] = name
+    return ending

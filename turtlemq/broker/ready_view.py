@@ -12,7 +12,7 @@ import numpy as np
 from turtlemq.broker.group import Group
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import is_void
-from turtlemq.model import I64, U64
+from turtlemq.model import I64, U64, Mask
 from turtlemq.segment.ids import hash_id
 from turtlemq.segment.log import Documents
 
@@ -96,3 +96,7 @@ class ReadyView:
     def is_unfetched(self, group: Group, offset: int) -> bool:
         """Whether the cursor of a group has still to pass this document. A retry that waits in memory is not unfetched."""
         return self._visibility.is_unfetched(group, offset)
+
+    def are_unfetched(self, groups: Sequence[Group], offsets: I64) -> Mask:
+        """Whether the cursors of groups, a column each, have still to pass documents, a row each."""
+        return self._visibility.are_unfetched(groups, offsets)

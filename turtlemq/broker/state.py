@@ -91,26 +91,32 @@ class BrokerState:
     # Cancelled messages and dead letters
 
     def cancel(
-        self, ended: Mapping[int, Sequence[Group]], retries: set[int], sleeping: Mapping[str, list[str]], now_ms: int
+        self, documents: Sequence[int], retries: Mapping[int, str], sleeping: Mapping[str, list[str]], now_ms: int
     ) -> None:
-        """Cancel documents of the ready log, durably. `ended`: by offset, the groups that see the document. `retries`: offsets of
-        retries of one group. `sleeping`: by group, ids whose sleeping retries end as well."""
+        """Cancel documents of the ready log, durably. `documents`: offsets of messages. `retries`: offsets of retries, each with
+        its group. `sleeping`: by group, ids whose sleeping retries end as well."""
+        ended = {*documents, *retries}
         offsets = np.array(sorted(ended), np.int64)
-        read, _ = self.logs.ready.read(offsets)
-        unfetched: dict[str, list[int]] = {}
-        for offset, groups in ended.items():
-            for group in groups:
-                if self.visibility.is_unfetched(group, offset):
-                    unfetched.setdefault(group.name, []).append(offset)
-        seqs = read.heads["seq"].astype(np.int64)
-        self.logs.history.append(now_ms, "", *events.cancel(offsets, seqs, retries, unfetched, sleeping))
+        seqs = self.visibility.heads(offsets)["seq"].astype(np.int64)
+        unfetched = self._unfetched(documents, retries)
+        self.logs.history.append(now_ms, "", *events.cancel(offsets, seqs, {*retries}, unfetched, sleeping))
         self.logs.sync()
-        self.visibility.cancel(set(ended), retries)
+        self.visibility.cancel(ended, {*retries})
         for name, ahead in unfetched.items():
             self.groups[name].unfetched -= len(ahead)
-        for offset, groups in ended.items():
-            for group in groups:
-                group.retries.pop(offset, None)
+        for group in self.groups.values():
+            for offset in ended & group.retries.keys():
+                del group.retries[offset]
+
+    def _unfetched(self, documents: Sequence[int], retries: Mapping[int, str]) -> dict[str, list[int]]:
+        """The offsets that each group has not fetched yet, of messages and of its own retries."""
+        groups, offsets = list(self.groups.values()), np.array(sorted(documents), np.int64)
+        ahead = self.visibility.are_unfetched(groups, offsets)
+        unfetched = {groups[j].name: offsets[ahead[:, j]].tolist() for j in np.flatnonzero(ahead.any(axis=0)).tolist()}
+        for offset, name in retries.items():
+            if self.visibility.is_unfetched(self.groups[name], offset):
+                unfetched.setdefault(name, []).append(offset)
+        return unfetched
 
     def note_dead_removed(self, name: str, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool) -> None:
         """Journal, durably, that dead letters of a group are about to be removed; or that this is `withdrawn`."""

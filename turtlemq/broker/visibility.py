@@ -15,7 +15,7 @@ import numpy as np
 from sortedcontainers import SortedSet
 
 from turtlemq import standing
-from turtlemq.broker.group import Group
+from turtlemq.broker.group import LEVELS, Group
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
@@ -103,12 +103,17 @@ class Visibility:
         only if the log has restricted ones."""
         cancelled = {offset for offset in offsets if offset in self.cancelled}
         rest = np.array(sorted({*offsets} - cancelled), np.int64) if self.has_restricted else np.empty(0, np.int64)
-        while len(rest):
-            read, _ = self.ready.read(rest, _READ_BYTES)
-            notices = (read.heads["flags"] & f.NOTICE) != 0
-            cancelled.update(rest[: len(notices)][notices].tolist())
-            rest = rest[len(notices) :]
+        cancelled.update(rest[(self.heads(rest)["flags"] & f.NOTICE) != 0].tolist())
         return cancelled
+
+    def heads(self, offsets: I64) -> np.ndarray[Any, np.dtype[Any]]:
+        """The fixed fields of documents at rising offsets. Reads few documents at once, whatever their size."""
+        parts = [f.prefixes(b"", np.empty(0, np.int64))]
+        while len(offsets):
+            read, _ = self.ready.read(offsets, _READ_BYTES)
+            parts.append(read.heads)
+            offsets = offsets[len(read.heads) :]
+        return np.concatenate(parts)
 
     def is_unfetched(self, group: Group, offset: int) -> bool:
         """Whether the cursor of a group has still to pass this document. A retry that waits in memory is not unfetched."""
@@ -119,6 +124,20 @@ class Visibility:
             return True
         read, _ = self.ready.read(np.array([offset]))
         return offset >= cursors[int(read.heads["flags"][0]) & f.PRIORITY]
+
+    def are_unfetched(self, groups: Sequence[Group], offsets: I64) -> Mask:
+        """Whether the cursors of groups, a column each, have still to pass documents, a row each. Documents are read only if
+        the log has priorities, and a group stands between their cursors."""
+        cursors = np.array([[group.cursors[level] for level in sorted(group.cursors)] for group in groups], np.int64)
+        cursors = cursors.reshape(len(groups), len(LEVELS))
+        levels = np.zeros(len(offsets), np.int64)
+        if self.has_priorities and len(groups) and len(offsets):
+            unsure = np.unique(offsets[(offsets >= cursors.min()) & (offsets < cursors.max())])
+            known = np.minimum(self.heads(unsure)["flags"] & f.PRIORITY, len(LEVELS) - 1)
+            found = np.isin(offsets, unsure)
+            levels[found] = known[np.searchsorted(unsure, offsets[found])]
+        ahead: Mask = offsets[:, None] >= (cursors.T[levels] if levels.any() else cursors[:, 0])
+        return ahead
 
     def count(self, name: str, position: Position, first: int, last: int) -> int:
         """How many documents in [first, last) are messages for a group. Only the group's own retries are read."""

@@ -33,8 +33,8 @@ def cancel_awake(stores: Stores, ids: Sequence[str], now_ms: int) -> tuple[dict[
     that the ready log does not hold, because retention has removed all but retries: they are to be noted, as those of
     sleepers."""
     asleep = retries.sleeping(stores, ids)
-    dead = {id_ for _, id_ in facts.dead_letters(stores, ids)}
-    answers, removed = cancel(stores.broker, ids, now_ms, asleep.keys(), dead)
+    letters = facts.dead_letters(stores, ids)
+    answers, removed = cancel(stores.broker, ids, now_ms, asleep.keys(), letters.keys())
     stores.superseded_retries += [document for (_, id_), document in asleep.items() if answers[id_] == CANCELLED]
     try:
         stores.remove_superseded()

@@ -5,12 +5,12 @@ Gathered for many ids at once, because each store is asked once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from turtlemq import standing
 from turtlemq.broker import facts as broker_facts
-from turtlemq.broker.facts import Located
+from turtlemq.broker.facts import Facts, Located
 from turtlemq.model import U64
 from turtlemq.segment import format as f
 from turtlemq.topic import retries
@@ -40,28 +40,23 @@ def dead_letters(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.
     return {pairs[i]: letter for i, letter in held.items() if letter.seq not in requeued}
 
 
-def group_facts(stores: Stores, name: str, id_: str, gathered: Gathered, cancelled: bool = False) -> int:
-    """The facts of a message and a group, which may be gone. `cancelled`: the message was."""
-    group = stores.broker.groups.get(name)
-    asleep, letters = gathered.asleep.keys(), gathered.letters.keys()
-    if group is None:
-        return (standing.CANCELLED if cancelled else 0) | (standing.LETTER if (name, id_) in letters else 0)
-    return broker_facts.facts(stores.broker, group, id_, gathered.located, asleep, letters, cancelled)
+def facts_of(stores: Stores, ids: Sequence[str], gathered: Gathered, cancelled: Set[str] = frozenset()) -> Facts:
+    """The facts of messages in all groups. `cancelled`: ids of those that were. Requires: all these ids were gathered."""
+    located, asleep, letters = gathered.located, gathered.asleep, gathered.letters
+    return broker_facts.facts(stores.broker, ids, located, asleep.keys(), letters.keys(), cancelled)
 
 
-def standings(stores: Stores, id_: str, gathered: Gathered, cancelled: bool) -> dict[str, str]:
+def standings(stores: Stores, id_: str, gathered: Gathered, facts: Facts) -> dict[str, str]:
     """The standing of a message in every group, and in groups that are gone but have a dead letter of it."""
-    gone = [name for name in stores.broker.groups_with_dead_letters if name not in stores.broker.groups]
-    names = [*stores.broker.groups, *(name for name in gone if (name, id_) in gathered.letters)]
-    return {name: standing.decide(group_facts(stores, name, id_, gathered, cancelled)) for name in names}
+    row = facts.table[facts.rows[id_]].tolist()
+    by_group = {name: standing.decide(row[j]) for name, j in facts.columns.items()}
+    outside = standing.decide(row[-1] & ~standing.UNCLAIMED)  # a group that is gone has nothing to wait for
+    return by_group | {name: outside for name, other in gathered.letters if other == id_ and name not in by_group}
 
 
-def state(stores: Stores, id_: str, gathered: Gathered, cancelled: bool, standings: dict[str, str]) -> str:
-    """The state of a message over all groups. Without any group, one that the ready log holds waits for the first to come."""
-    found = [*standings.values()]
-    if not stores.broker.groups and id_ in gathered.located.documents:
-        found.append(standing.decide(standing.CANCELLED if cancelled else standing.UNCLAIMED))
-    return standing.over_groups(found)
+def states(facts: Facts) -> dict[str, str]:
+    """The state of each message over all groups. Without any group, one that the ready log holds waits for the first to come."""
+    return dict(zip(facts.rows, map(standing.over_groups, standing.standings_in(facts.table)), strict=True))
 
 
 # Ids that are known

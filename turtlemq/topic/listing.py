@@ -7,6 +7,7 @@ decides the states, as for the view of one message (`message_view`); figures are
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 import numpy as np
 
@@ -114,11 +115,12 @@ def _views(stores: Stores, documents: dict[int, f.Document], first: int) -> Iter
         if offset >= first:
             places[id_] = min(offset, places.get(id_, offset))
     places |= {id_: offset for id_, offset in gathered.located.documents.items() if offset >= first}
-    for offset, document in sorted(documents.items()):
-        id_ = ids[offset]
-        if places.get(id_) != offset:
-            continue
-        own = gathered.located.documents.get(id_, -1)
-        cancelled = stores.broker.ready.is_cancelled_ready(own) or bool(document.flags & f.NOTICE)
-        standings = facts.standings(stores, id_, gathered, cancelled)
-        yield offset, view_of(document, facts.state(stores, id_, gathered, cancelled, standings))
+    listed = {ids[offset]: offset for offset in documents if places.get(ids[offset]) == offset}
+    cancelled = {
+        id_
+        for id_, offset in listed.items()
+        if stores.broker.ready.is_cancelled_ready(gathered.located.documents.get(id_, -1)) or documents[offset].flags & f.NOTICE
+    }
+    states = facts.states(facts.facts_of(stores, list(ids.values()), gathered, cancelled))
+    for id_, offset in sorted(listed.items(), key=itemgetter(1)):
+        yield offset, view_of(documents[offset], states[id_])

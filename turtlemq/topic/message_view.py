@@ -106,9 +106,9 @@ def _left_document(stores: Stores, gathered: Gathered) -> f.Document | None:
 def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int | None) -> MessageView:
     """Add the state in every group and over all of them. `offset`: of the message in the ready log, if it is there."""
     cancelled = offset is not None and stores.broker.ready.is_cancelled_ready(offset)
-    standings = facts.standings(stores, view.id, gathered, cancelled)
-    view.state = facts.state(stores, view.id, gathered, cancelled, standings)
-    for name, standing in standings.items():
+    known = facts.facts_of(stores, [view.id], gathered, {view.id} if cancelled else frozenset())
+    view.state = facts.states(known)[view.id]
+    for name, standing in facts.standings(stores, view.id, gathered, known).items():
         view.groups[name] = {"state": shown(standing), **_details(stores, name, shown(standing), view, gathered, offset)}
     if cancelled and offset is not None:
         cancelled_ms = stores.broker.find_cancellation(offset)
