@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 NOT_RUN = "not run: Spark is not installed; `make test` installs it, and a Java, then runs this"
 pytest.importorskip("pyspark", reason=NOT_RUN)
 
-from pyspark_turtlemq import java, pins  # noqa: E402 - only where Spark is
+from pyspark_turtlemq import java, pin_owners, pins  # noqa: E402 - only where Spark is
 from pyspark_turtlemq.parts import TopicLogs  # noqa: E402
 from pyspark_turtlemq.session import QUIET, environment, turtlemq_session  # noqa: E402
+from pyspark_turtlemq.snapshot_files import LOGS  # noqa: E402
 from tests.harness.report_data import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
 from tests.harness.server_process import PROGRAM, running  # noqa: E402
 from turtlemq.cli import report as verb  # noqa: E402
@@ -231,11 +232,11 @@ def test_a_second_run_reads_only_new_data_and_agrees(spark: Any, tmp_path: Path,
     again = report(spark, ReportOptions(root, out), now_ms=NOW)
     assert again.read_bytes == 0
     assert told(again) == told(made)
-    assert not (root / pins.FOLDER).exists()
+    assert not (root / pin_owners.FOLDER).exists()
 
 
 def planned(root: Path, known: dict[str, Any]) -> increments.Increment:
-    with pins.take_snapshot(root, sorted(os.listdir(root / "topic")), pins.PIN_ORDER) as moment:
+    with pins.take_snapshot(root, sorted(os.listdir(root / "topic")), LOGS) as moment:
         return increments.plan_increment(
             {name: TopicLogs(pinned) for name, pinned in moment.topics.items()}, increments.read_positions(known)
         )
@@ -412,7 +413,7 @@ def test_the_command_on_a_running_server_s_folder(tmp_path: Path) -> None:
     assert (found["topics"], found["pinned"], found["incremental"]) == (["mail"], True, False)
     assert Path(found["page"]).read_text("utf-8").startswith("<!doctype html>")
     assert all(Path(table["file"]).is_file() for table in found["tables"].values())
-    assert not (server.data / pins.FOLDER).exists()
+    assert not (server.data / pin_owners.FOLDER).exists()
 
 
 # A cluster

@@ -21,13 +21,14 @@ NOT_RUN = "not run: Spark's packages are not installed; `make test` installs the
 pa = pytest.importorskip("pyarrow", reason=NOT_RUN)
 pytest.importorskip("pyspark", reason=NOT_RUN)
 
-from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
+from pyspark_turtlemq import pin_owners, pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq import plan as plans  # noqa: E402
 from pyspark_turtlemq.documents import DocumentSplit  # noqa: E402
 from pyspark_turtlemq.kinds import KINDS  # noqa: E402
 from pyspark_turtlemq.options import OPTION_NAMES, parse_options  # noqa: E402
 from pyspark_turtlemq.predicates import Predicates, push_filter  # noqa: E402
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
+from pyspark_turtlemq.snapshot_files import Vanished  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
 from tests.harness.server_process import running  # noqa: E402
 from tests.harness.spark_data import NOW, lived, messages, rows, sleepers  # noqa: E402
@@ -53,7 +54,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Path]:
 
 def copied(life: tuple[Engine, Path], into: Path) -> Path:
     """The files as they lie, while the engine is open: as a kill would leave them."""
-    shutil.copytree(life[1], into, ignore=shutil.ignore_patterns(pins.FOLDER))
+    shutil.copytree(life[1], into, ignore=shutil.ignore_patterns(pin_owners.FOLDER))
     return into
 
 
@@ -287,7 +288,7 @@ def test_a_snapshot_stands_still_while_everything_goes_on(tmp_path: Path) -> Non
         assert "delay_0000000000.bson" not in files or engine.stats("t").segments > 1
         for kind, table in before.items():
             assert read_table(root, kind=kind, snapshot=moment.name) == table
-    assert not (root / pins.FOLDER).exists()
+    assert not (root / pin_owners.FOLDER).exists()
     assert asleep(root, "t") == sleepers(engine, "t")
     engine.close()
 
@@ -334,12 +335,12 @@ def test_without_links_a_read_names_the_vanished_file(tmp_path: Path) -> None:
     engine.submit("t", messages(10), NOW)
     told = parse_options({"path": str(root), "pin": "false"})
     made = plans.make_plan(told, Predicates())
-    assert not (root / pins.FOLDER).exists()
+    assert not (root / pin_owners.FOLDER).exists()
     path = root / "topic" / "t" / "delay_0000000000.bson"
     os.replace(shutil.copy(path, tmp_path / "copy"), path)
     piece = made.partitions[0][0]
     assert isinstance(piece, DocumentSplit)
-    with pytest.raises(pins.Vanished, match="Run the query again"):
+    with pytest.raises(Vanished, match="Run the query again"):
         piece.part.file.map()
 
 
@@ -350,8 +351,8 @@ def test_pins_of_sessions_that_are_over_are_removed(tmp_path: Path) -> None:
     assert mine.folder is not None
     other = pins.take_snapshot(root, [], ())
     assert other.folder is not None
-    (other.folder / pins.OWNER).write_text(f"{os.uname().nodename} 1 1")  # a number that another process has by now
-    assert pins.remove_stale(root) == 1
+    (other.folder / pin_owners.OWNER).write_text(f"{os.uname().nodename} 1 1")  # a number that another process has by now
+    assert pin_owners.remove_stale(root) == 1
     assert mine.folder.exists()
     mine.release()
 
@@ -372,7 +373,7 @@ def test_pins_of_sessions_that_are_over_are_removed(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_say_what_is_right(life: tuple[Engine, Path], options: dict[str, str], says: str) -> None:
-    with pytest.raises((InvalidArgument, pins.Vanished), match=says):
+    with pytest.raises((InvalidArgument, Vanished), match=says):
         read_table(life[1], None, **options)
 
 

@@ -14,7 +14,7 @@ NOT_RUN = "not run: Spark's packages are not installed; `make test` installs the
 pytest.importorskip("pyarrow", reason=NOT_RUN)
 pytest.importorskip("pyspark", reason=NOT_RUN)
 
-from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
+from pyspark_turtlemq import pin_owners  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq import plan as plans  # noqa: E402
 from pyspark_turtlemq.documents import Chunk, DocumentSplit  # noqa: E402
 from pyspark_turtlemq.options import parse_options  # noqa: E402
@@ -39,8 +39,8 @@ def test_a_due_range_of_a_sealed_segment_is_one_slice(tmp_path: Path) -> None:
     assert [(piece.first, piece.last) for piece in pieces] == [(100, 110)]
     assert part.bytes * 10 < whole.bytes
     assert [row["id"] for row in rows(tmp_path / "data", wanted, columns="id,body")] == [f"m{n}" for n in range(100, 110)]
-    pins.release_session(pins.session_label())
-    assert not (tmp_path / "data" / pins.FOLDER).exists()
+    pin_owners.release_session(pin_owners.session_label())
+    assert not (tmp_path / "data" / pin_owners.FOLDER).exists()
 
 
 def test_a_due_range_of_a_growing_segment_reads_only_itself(tmp_path: Path, monkeypatch: Any) -> None:

@@ -19,7 +19,8 @@ NOT_RUN = "not run: Spark's packages are not installed; `make test` installs the
 pytest.importorskip("pyarrow", reason=NOT_RUN)
 pytest.importorskip("pyspark", reason=NOT_RUN)
 
-from pyspark_turtlemq import pins  # noqa: E402 - only where pyarrow is
+from pyspark_turtlemq import moments, pins  # noqa: E402 - only where pyarrow is
+from pyspark_turtlemq.snapshot_files import TopicFiles  # noqa: E402
 from tests.harness.broker_insides import logs_of  # noqa: E402
 from tests.harness.spark_data import NOW, rows, sleepers  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
@@ -139,12 +140,12 @@ def test_a_mark_does_not_count_if_a_server_starts_meanwhile(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folders["clean"], tmp_path / "data")
-    pin = pins._pin_topic
+    pin = moments.pin_topic
 
-    def pinned(*args: Any) -> pins.TopicFiles:
+    def pinned(*args: Any) -> TopicFiles:
         (tmp_path / "data" / names.CLEAN).unlink(missing_ok=True)  # a server removes it before it writes
         return pin(*args)
 
-    monkeypatch.setattr(pins, "_pin_topic", pinned)
+    monkeypatch.setattr(pins, "pin_topic", pinned)
     with pins.take_snapshot(tmp_path / "data", ["t"], ("delay", "ready")) as snapshot:
         assert snapshot.topics["t"].clean_mark is None

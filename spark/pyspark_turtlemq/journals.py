@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pyspark_turtlemq.documents import ROWS, ReadSpec
 from pyspark_turtlemq.kinds import DAMAGE, TIMES
-from pyspark_turtlemq.pins import File
+from pyspark_turtlemq.snapshot_files import File
 from turtlemq.broker import events as kinds
 from turtlemq.errors import Corrupt
 from turtlemq.model import I64

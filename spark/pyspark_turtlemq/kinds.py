@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark_turtlemq.pins import PIN_ORDER
+from pyspark_turtlemq.snapshot_files import LOGS
 from turtlemq.message_fields import FIELDS
 from turtlemq.message_fields import Kind as FieldKind
 
@@ -146,7 +146,7 @@ KINDS = {
             "ttr_ms": _MS,
             "body_bytes": "int",
         },
-        logs=PIN_ORDER,
+        logs=LOGS,
         states=("sleep", "ready", "reserve", "history", "dead", "cancelled"),
         has_damage=False,
     ),

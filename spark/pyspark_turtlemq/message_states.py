@@ -21,7 +21,7 @@ from pyspark_turtlemq import documents, journals
 from pyspark_turtlemq.group_marks import Event, events
 from pyspark_turtlemq.message_facts import TopicFacts
 from pyspark_turtlemq.parts import TopicLogs
-from pyspark_turtlemq.pins import TopicFiles
+from pyspark_turtlemq.snapshot_files import TopicFiles
 from turtlemq import standing
 from turtlemq.broker import events as kinds
 from turtlemq.broker.checkpoint import GroupMark

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pyspark_turtlemq.pins import File, TopicFiles
+from pyspark_turtlemq.snapshot_files import File, TopicFiles
 from turtlemq.broker.ready_readonly import FIRST_BYTES, CleanEnd, ReadSegment, check_clean_end, first_offset, read_segment
 from turtlemq.errors import Corrupt, NotOurs, TurtleError
 from turtlemq.model import I64, SEGMENT_MESSAGES_MAX, U64, Damage, Progress

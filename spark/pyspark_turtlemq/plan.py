@@ -37,7 +37,7 @@ class Plan:
     snapshot: pins.Snapshot | None = None  # only if it was taken for this plan
 
     def release(self) -> None:
-        """Release the snapshot. A plan that other processes read leaves that to `pins.remove_stale`."""
+        """Release the snapshot. A plan that other processes read leaves that to `pin_owners.remove_stale`."""
         if self.snapshot is not None:
             self.snapshot.release()
 

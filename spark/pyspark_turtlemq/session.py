@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark_turtlemq import java, pins
+from pyspark_turtlemq import java, pin_owners
 
 QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 CONF = {
@@ -67,7 +67,7 @@ def turtlemq_session(name: str = "turtlemq", master: str | None = None, conf: di
     process = getattr(session.sparkContext._gateway, "proc", None)
     if process is not None and process.pid not in _RELEASED_AT_EXIT:
         _RELEASED_AT_EXIT.add(process.pid)
-        atexit.register(pins.release_session, pins.process_label(process.pid))
+        atexit.register(pin_owners.release_session, pin_owners.process_label(process.pid))
     return session
 
 

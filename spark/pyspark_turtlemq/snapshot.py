@@ -11,14 +11,14 @@ from pathlib import Path
 
 from pyspark_turtlemq import pins
 from pyspark_turtlemq.options import parse_options
+from pyspark_turtlemq.pin_owners import FOLDER
+from pyspark_turtlemq.snapshot_files import LOGS, Vanished
 
 
 def turtlemq_snapshot(path: str | Path, topic: str = "*") -> pins.Snapshot:
     """Pin all logs of the topics at one moment. Requires a data folder that can be written to."""
     options = parse_options({"path": str(path), "topic": topic})
-    snapshot = pins.take_snapshot(options.path, options.topics(), pins.PIN_ORDER)
+    snapshot = pins.take_snapshot(options.path, options.topics(), LOGS)
     if snapshot.folder is None:
-        raise pins.Vanished(
-            f"no links can be made in {options.path / pins.FOLDER}: a snapshot needs a folder that can be written to"
-        )
+        raise Vanished(f"no links can be made in {options.path / FOLDER}: a snapshot needs a folder that can be written to")
     return snapshot

@@ -33,6 +33,7 @@ from pyspark_turtlemq.partition import Partition, arrow_schema
 from pyspark_turtlemq.parts import EndedDocuments, Part, ready_table
 from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.snapshot_files import File, TopicFiles
 from pyspark_turtlemq.splits import read_splits
 from turtlemq.broker.ready_batches import read_batches
 from turtlemq.errors import InvalidArgument, TurtleError
@@ -56,7 +57,7 @@ class ReadySplit:
     """Whole batches of the ready log: bytes [start, end) of a segment, rows [first, last)."""
 
     topic: str
-    file: pins.File
+    file: File
     start: int
     end: int
     first: int
@@ -92,9 +93,9 @@ class LogTail:
         except FileNotFoundError:
             return []
 
-    def _file(self, base: int) -> pins.File:
+    def _file(self, base: int) -> File:
         path = self.folder / names.segment(self.kind, base)
-        return pins.File(str(path), path.stat().st_size)
+        return File(str(path), path.stat().st_size)
 
     def data_start(self, base: int) -> int:
         """The byte at which the documents of a segment begin."""
@@ -261,7 +262,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shared = share_splits(splits, self.options.partitions or len(os.sched_getaffinity(0)))
         return [Partition(partition) for partition in shared]
 
-    def _splits(self, files: pins.TopicFiles, begin: LogPosition, end: LogPosition) -> Iterator[ReadySplit | JournalSplit]:
+    def _splits(self, files: TopicFiles, begin: LogPosition, end: LogPosition) -> Iterator[ReadySplit | JournalSplit]:
         """The log between two positions: segment by segment, the ready log also cut at known ends of batches."""
         tail = self._tail(files.topic)
         segments = dict(files.segments(self.options.kind))
@@ -301,7 +302,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.snapshots = []
 
 
-def _ready_splits(topic: str, file: pins.File, cuts: list[tuple[int, int]]) -> Iterator[ReadySplit]:
+def _ready_splits(topic: str, file: File, cuts: list[tuple[int, int]]) -> Iterator[ReadySplit]:
     """Splits of at least `_SPLIT_BYTES` between cuts, which are (byte, row) at ends of batches; the last one may be smaller."""
     start, first = cuts[0]
     for i, (end, last) in enumerate(cuts[1:], 1):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark_turtlemq.index_view import opened_parts
 from pyspark_turtlemq.parts import TopicLogs
-from pyspark_turtlemq.pins import PIN_ORDER, TopicFiles
+from pyspark_turtlemq.snapshot_files import LOGS, TopicFiles
 from turtlemq.settings import Settings
 from turtlemq.storage import names
 
@@ -23,7 +23,7 @@ def rows(logs: TopicLogs) -> list[tuple[Any, ...]]:
     counts = _counts(logs)
     ratio = _compact_live_ratio(files)
     segment_rows: list[tuple[Any, ...]] = []
-    for log in PIN_ORDER:
+    for log in LOGS:
         segments = files.segments(log)
         for base, file in segments:
             documents, live, sealed = counts.get(base, (0, 0, False)) if log == "delay" else (None, None, None)

@@ -18,8 +18,8 @@ from pyspark_turtlemq.documents import DocumentSplit
 from pyspark_turtlemq.journals import JournalSplit
 from pyspark_turtlemq.options import Options, schema_ddl
 from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, TopicLogs
-from pyspark_turtlemq.pins import File
 from pyspark_turtlemq.plan import share_splits
+from pyspark_turtlemq.snapshot_files import File
 from pyspark_turtlemq.splits import Split
 from turtlemq.model import Progress
 

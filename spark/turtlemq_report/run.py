@@ -20,6 +20,7 @@ from pyspark_turtlemq.options import Options, parse_options
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.plan import make_plan
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.snapshot_files import LOGS
 from turtlemq.backup import check_format
 from turtlemq.errors import TurtleError
 from turtlemq.storage import names
@@ -57,7 +58,7 @@ def report(spark: SparkSession, options: ReportOptions, step: Step = lambda _: N
         saved = state.load(options.out, source.path)
         made.first = not saved.tables
         step("snapshot")
-        snapshot = stack.enter_context(pins.take_snapshot(source.path, made.topics, pins.PIN_ORDER))
+        snapshot = stack.enter_context(pins.take_snapshot(source.path, made.topics, LOGS))
         made.pinned = snapshot.folder is not None
         logs = {topic: TopicLogs(files) for topic, files in snapshot.topics.items()}
         for topic_logs in logs.values():

@@ -23,6 +23,7 @@ from turtlemq.errors import Conflict, UnknownMessage
 from turtlemq.model import Message, Priority
 from turtlemq.settings import Settings
 from turtlemq.standing import NEVER_HAD
+from turtlemq.storage.door import Door
 from turtlemq.topic import facts
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 from turtlemq.topic.message_view import MessageView
@@ -76,8 +77,8 @@ def must(holds: bool, *told: object) -> None:
 class Walk:
     """One walk from one seed."""
 
-    def __init__(self, root: Path, seed: int, *, spark: bool = True) -> None:
-        self.root, self.chance, self.spark = root, Random(seed), spark
+    def __init__(self, root: Path, seed: int, *, spark: bool = True, door: Door | None = None) -> None:
+        self.root, self.chance, self.spark, self.door = root, Random(seed), spark, door
         self.retention = self.chance.random() < 0.6
         self.levels = self.chance.random() < 0.5
         self.settings = Settings(
@@ -92,7 +93,7 @@ class Walk:
             dead_max_count=self.chance.choice([3, 1_000]),
         )
         self.now = 1_000_000
-        self.engine = Engine.open(root, settings=self.settings)
+        self.engine = Engine.open(root, settings=self.settings, door=door)
         self.engine.configure(TOPIC)
         self.given: list[str] = []  # ids that the server gave
         self.cancelled = 0

@@ -14,7 +14,7 @@ class Bug:
     """One mistake."""
 
     name: str
-    file: str  # below turtlemq/
+    file: str  # below turtlemq/, or beginning with ../spark/
     old: str
     new: str
     tests: str = ""  # files of tests/, without test_ and .py
@@ -697,5 +697,33 @@ BUGS = (
         "f.TOMBSTONE | document.flags & f.REPLACES\n",
         "f.TOMBSTONE\n",
         "spark_states",
+    ),
+    Bug(
+        "a snapshot takes the length of each log when it links it",
+        "../spark/pyspark_turtlemq/moments.py",
+        "        if lengths != self._measure() or _truths(listed) != _truths(self._list()):\n            return False\n",
+        "        lengths = {}\n",
+        "spark_moments trust:moments",
+    ),
+    Bug(
+        "a snapshot does not look again whether a log has grown",
+        "../spark/pyspark_turtlemq/moments.py",
+        "        if lengths != self._measure() or _truths",
+        "        if _truths",
+        "trust:moments",
+    ),
+    Bug(
+        "a snapshot does not look again whether segments were replaced",
+        "../spark/pyspark_turtlemq/moments.py",
+        " or _truths(listed) != _truths(self._list()):",
+        ":",
+        "spark_moments trust:moments",
+    ),
+    Bug(
+        "a read takes a batch whose end is missing",
+        "../spark/pyspark_turtlemq/parts.py",
+        "view, whole = file.map(), clean or not last",
+        "view, whole = file.map(), True",
+        "spark_files trust:moments",
     ),
 )

@@ -19,6 +19,7 @@ from tests.trust.model import Broken, Figures, Part
 _MODULES = (
     "simulation",
     "standing",
+    "moments",
     "powercuts",
     "kills",
     "damage",
