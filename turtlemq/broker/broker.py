@@ -11,7 +11,7 @@ No clock and no threads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -362,9 +362,9 @@ class Broker:
 
     # Figures and history
 
-    def find_settlement(self, name: str, id_: str) -> Settlement | None:
-        """The newest settlement of a message in a group; None: there is none among the newest events."""
-        return lookup.find_settlement(self._logs.history, name, id_)
+    def find_settlements(self, names: Set[str], id_: str) -> dict[str, Settlement]:
+        """The newest settlement of a message in each of these groups; without those that none of the newest events tells."""
+        return lookup.find_settlements(self._logs.history, names, id_)
 
     def find_cancellation(self, offset: int) -> int | None:
         """When the message at a ready offset was cancelled; None: no event tells it among the newest ones."""

@@ -156,14 +156,21 @@ class Journal(log.Stoppable):
 
     def events(self) -> Iterator[Event]:
         """All retained events, newest first."""
+        return (event for raw in self.documents() if (event := self.event(raw)) is not None)
+
+    def documents(self) -> Iterator[bytes]:
+        """The bytes of all retained events, newest first."""
         for base in reversed(self.bases):
             path = self._path(base)
             view = self.door.map(path)
             scanned = scan(view, len(self._header(base)), self.size if base == self.bases[-1] else len(view), sealed=True)
             for at, length in zip(scanned.positions[::-1].tolist(), scanned.lengths[::-1].tolist(), strict=True):
-                event = _event(view[at : at + length])
-                if event is not None:
-                    yield event
+                yield bytes(view[at : at + length])
+
+    @staticmethod
+    def event(raw: bytes) -> Event | None:
+        """The event in a document of `documents`; None if it holds none, since the file is of another kind."""
+        return _event(memoryview(raw))
 
     def verify(self) -> Iterator[Damage]:
         """Read every event again, also those before the checkpoint. Returns the damage."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from turtlemq.broker.lookup import Settlement
 from turtlemq.message_fields import StoredFields, optional_of
 from turtlemq.segment import format as f
 from turtlemq.standing import shown
@@ -68,8 +69,8 @@ def view_of(document: f.Document, state: str) -> MessageView:
 
 
 def message(stores: Stores, id_: str) -> MessageView | None:
-    """One message wherever it is, or None if it is unknown. The history is read, newest event first, only for groups that have
-    settled the message."""
+    """One message wherever it is, or None if it is unknown. The history is read, newest event first and once for all groups, only
+    if a group has settled the message."""
     if not id_.isprintable() or "/" in id_:  # no id is like that
         return None
     sleeper = stores.index.find(id_)
@@ -108,8 +109,14 @@ def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int
     cancelled = offset is not None and stores.broker.ready.is_cancelled_ready(offset)
     known = facts.facts_of(stores, [view.id], gathered, {view.id} if cancelled else frozenset())
     view.state = facts.states(known)[view.id]
-    for name, standing in facts.standings(stores, view.id, gathered, known).items():
-        view.groups[name] = {"state": shown(standing), **_details(stores, name, shown(standing), view, gathered, offset)}
+    standings = facts.standings(stores, view.id, gathered, known)
+    settled = stores.broker.find_settlements({name for name, standing in standings.items() if standing == "history"}, view.id)
+    for name, standing in standings.items():
+        details = _details(stores, name, standing, view, gathered, offset) if name not in settled else _settled(settled[name])
+        view.groups[name] = {"state": shown(standing), **details}
+    for name, settlement in settled.items():
+        view.timeline.append(Moment(settlement.reserved_ms, "reserved", name))
+        view.timeline.append(Moment(settlement.settled_ms, settlement.outcome, name, settlement.error))
     if cancelled and offset is not None:
         cancelled_ms = stores.broker.find_cancellation(offset)
         view.timeline += [] if cancelled_ms is None else [Moment(cancelled_ms, "cancelled")]
@@ -120,25 +127,25 @@ def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int
 
 
 def _details(
-    stores: Stores, name: str, state: str, view: MessageView, gathered: Gathered, offset: int | None
+    stores: Stores, name: str, standing: str, view: MessageView, gathered: Gathered, offset: int | None
 ) -> dict[str, object]:
-    """The details of a state in a group. Adds to the timeline of the view."""
-    if state == "reserve":
+    """The details of a standing in a group. Adds to the timeline of the view."""
+    if standing == "reserve":
         leased = stores.broker.groups[name].lease_of(view.id)
         assert leased is not None, "that is how the state was decided"
         lease, i = leased
         view.timeline.append(Moment(lease.reserved_ms, "reserved", name, lease.consumer))
         attempt = int(lease.messages.attempts[i])
         return {"attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
-    if state == "sleep":
+    if standing == "sleep":
         return {"due_ms": gathered.asleep[name, view.id].due_ms}
-    if state == "ready":
+    if standing == "ready":
         return _waiting(stores, name, (gathered.located.retries.get((name, view.id)), offset))
-    if state == "dead":
+    if standing == "dead":
         letter = read_letter(gathered.letters[name, view.id])
         view.timeline.append(Moment(letter.dropped_ms, "dead", name, letter.error))
         return {"attempt": letter.attempts, "error": letter.error}
-    return _settled(stores, name, view) if state == "history" else {}
+    return {} if standing == "cancelled" else {"attempt": 0}
 
 
 def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) -> dict[str, object]:
@@ -150,11 +157,6 @@ def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) 
     return {"attempt": 0}
 
 
-def _settled(stores: Stores, name: str, view: MessageView) -> dict[str, object]:
-    """How a group settled the message, if the event is among the newest of the history."""
-    settlement = stores.broker.find_settlement(name, view.id)
-    if settlement is None:
-        return {"attempt": 0}
-    view.timeline.append(Moment(settlement.reserved_ms, "reserved", name))
-    view.timeline.append(Moment(settlement.settled_ms, settlement.outcome, name, settlement.error))
+def _settled(settlement: Settlement) -> dict[str, object]:
+    """How a group settled the message."""
     return {"attempt": settlement.attempt, "settled_ms": settlement.settled_ms}
