@@ -4,7 +4,10 @@ there are descriptors again."""
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +18,7 @@ from turtlemq.errors import OutOfFiles
 from turtlemq.model import Message
 from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
+from turtlemq.storage.file_budget import FileBudget
 from turtlemq.topic.dead_letters import Filter
 
 T = TypeVar("T")
@@ -130,15 +134,17 @@ def test_retention_without_descriptors_removes_nothing(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_dead_letters_wait_in_memory_until_there_are_descriptors(tmp_path: Path) -> None:
+def test_dead_letters_wait_for_descriptors(tmp_path: Path) -> None:
     engine, door = open_engine(tmp_path)
     engine.submit("t", messages(30), 0)
     engine.tick(1)
     held = engine.reserve("t", "g", 30, 2).ids
     assert len(held) == 30
     door.out = True
-    assert engine.ack("t", "g", [f"-{id_}" for id_ in held], 3).failed == 30, "none is dead yet"
+    with pytest.raises(OutOfFiles):
+        engine.ack("t", "g", [f"-{id_}" for id_ in held], 3)
     assert engine.topic("t").stopped is None
+    assert (engine.stats("t").dead, engine.stats("t").reserve) == (0, 30)
     door.out = False
     for now in range(2_000, 200_000, 1_000):
         engine.tick(now)
@@ -184,3 +190,110 @@ def test_cached_readers_give_way_to_files_that_are_needed(tmp_path: Path) -> Non
     assert door.read_all(tmp_path / "b") == b"1"
     assert used == ["stat", "open", "open", "read"]
     door.shut()
+
+
+def open_logs(folder: Path) -> list[str]:
+    """Files of topics that this process has open for writing."""
+    links = [Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd")]
+    writable = [str(link.readlink()) for link in links if link.is_symlink() and link.lstat().st_mode & stat.S_IWUSR]
+    return [path for path in writable if path.startswith(str(folder)) and path.endswith(".bson")]
+
+
+def test_logs_of_many_topics_keep_few_descriptors(tmp_path: Path) -> None:
+    door = Door(FileBudget(kept=10, readers=4, saves=2))
+    engine = Engine.open(tmp_path, door=door, settings=Settings(beat_ms=60_000))
+    most = 0
+    for now in range(1, 4):
+        for name in (f"t{i}" for i in range(30)):
+            engine.submit(name, [Message(b"x", 0, f"{name}-{now}")], now)
+            engine.tick(now)
+            held = engine.reserve(name, "g", 10, now)
+            engine.ack(name, "g", held.ids, now)
+            assert len(held) == 1
+            most = max(most, len(open_logs(tmp_path)))
+    assert most == 10
+    assert engine.check() == []
+    assert all(engine.stats(name).history == 3 for name in engine.topics)
+    engine.close()
+    reopened = Engine.open(tmp_path)
+    assert all(reopened.stats(name).history == 3 for name in reopened.topics)
+    reopened.close()
+
+
+def test_a_log_that_gives_way_is_synced_first(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Noting(Door):
+        def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+            if name == "fdatasync" and path is not None:
+                synced.append(path.name.partition("_")[0])
+            return action(*args)
+
+    engine = Engine.open(tmp_path, door=Noting(FileBudget(kept=1, readers=4, saves=1)), settings=Settings(beat_ms=60_000))
+    engine.submit("t", messages(1), 0)
+    engine.tick(1)
+    engine.submit("t", messages(1, 1), 2)
+    engine.tick(3)
+    assert engine.topic("t").view.unsynced_handoffs == 1
+    synced.clear()
+    engine.reserve("t", "g", 10, 4)
+    assert "ready" in synced
+    assert engine.topic("t").view.unsynced_handoffs == 0
+    engine.close()
+
+
+class Held:
+    """A worker whose jobs are run when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
+
+    def submit(self, work: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs.append((future, work, args))
+        return future
+
+    def run(self) -> int:
+        jobs, self.jobs = self.jobs, []
+        for future, work, args in jobs:
+            future.set_result(work(*args))
+        return len(jobs)
+
+
+def begin(engine: Engine, names: list[str]) -> None:
+    """Topics with a message that was handed off, and is not synced yet."""
+    for now in (0, 2):  # the first tick of a topic writes a checkpoint at once
+        for name in names:
+            engine.submit(name, [Message(b"x", 0, f"m{now}")], now)
+        engine.tick(now + 1)
+
+
+def test_few_checkpoints_are_under_way_at_once(tmp_path: Path) -> None:
+    door, flusher = Door(FileBudget(kept=500, readers=4, saves=2)), Held()
+    engine = Engine.open(tmp_path, door=door, flusher=flusher, settings=Settings(beat_ms=100))
+    begin(engine, [f"t{i}" for i in range(20)])
+    logs = len(open_logs(tmp_path))
+    rounds = []
+    for now in range(1_000, 1_200, 10):
+        engine.tick(now)
+        assert len(open_logs(tmp_path)) <= logs + 3 * 2
+        rounds.append(flusher.run())
+    assert max(rounds) == 2
+    assert sum(rounds) == 20, "each topic got its turn"
+    assert not open_logs(tmp_path)
+    engine.close()
+
+
+def test_a_dropped_topic_leaves_the_queue_of_checkpoints(tmp_path: Path) -> None:
+    door, flusher = Door(FileBudget(kept=500, readers=4, saves=1)), Held()
+    engine = Engine.open(tmp_path, door=door, flusher=flusher, settings=Settings(beat_ms=100))
+    begin(engine, ["a", "b", "c"])
+    engine.tick(1_000)
+    assert flusher.run() == 1
+    engine.drop_topic("b")
+    for now in range(1_010, 1_100, 10):
+        engine.tick(now)
+        flusher.run()
+    assert engine.trouble == {}
+    assert not open_logs(tmp_path)
+    engine.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from turtlemq.errors import DiskFull, Locked
-from turtlemq.storage.door import _IOV_MAX, _READERS_MAX, Door
+from turtlemq.storage.door import _IOV_MAX, Door
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -223,13 +223,13 @@ def open_descriptors() -> int:
 
 def test_descriptors_for_reading_stay_bounded(tmp_path: Path) -> None:
     door = Door()
-    paths = [tmp_path / f"{i:04d}" for i in range(_READERS_MAX + 50)]
+    paths = [tmp_path / f"{i:04d}" for i in range(door.budget.readers + 50)]
     for path in paths:
         path.write_bytes(path.name.encode())
     before = open_descriptors()
     for path in paths * 2:
         assert door.read(path, 0, 10) == path.name.encode()
-    assert open_descriptors() <= before + _READERS_MAX
+    assert open_descriptors() <= before + door.budget.readers
     door.shut()
     assert open_descriptors() == before
 

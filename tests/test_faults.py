@@ -202,7 +202,7 @@ def _prepared(folder: Path) -> World:
     for chapter in (*SEALING, lambda w: w.roll(), append("z", 7), seal):
         chapter(world)
     world.settle()
-    world.index._writer.shut()
+    world.index._writer.close()
     world.door.shut()
     return world
 

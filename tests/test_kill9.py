@@ -183,7 +183,7 @@ def test_a_process_killed_at_any_moment_loses_nothing_that_was_answered(tmp_path
         assert index.damage == []
         segments = max(segments, len(index._segments.by_base))
         sealed += sum(segment.sealed for segment in index._segments.by_base.values())
-        index._writer.shut()  # as if this process were killed, too
+        index._writer.close()  # as if this process were killed, too
         door.shut()
     assert segments > 2
     assert sealed > 0

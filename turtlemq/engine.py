@@ -47,6 +47,7 @@ from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Worker
+from turtlemq.topic.checkpoints import SaveSlots
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.maintenance import MAINTENANCE_MS
 from turtlemq.topic.message_view import MessageView
@@ -71,6 +72,7 @@ class Engine:
         self._worker, self._flusher = worker, flusher
         self.folder = DataFolder(root, door)
         self._wake_queue, self._ticked_ms = WakeQueue(), 0
+        self._slots = SaveSlots(door.budget.saves, lambda name: self._wake_queue.schedule_earlier(name, 0))
 
     @classmethod
     def open(
@@ -159,7 +161,7 @@ class Engine:
     def _open_topic(self, name: str) -> Topic:
         folder, mark = self.root / names.TOPICS / name, self.folder.marks.get(name)
         settings = read_settings(self.door, folder, self.settings)
-        topic = Topic(name, folder, self.door, settings, self._worker, self._flusher, self.ballast, mark)
+        topic = Topic(name, folder, self.door, settings, self._worker, self._flusher, self.ballast, self._slots, mark)
         self.folder.marks.pop(name, None)
         self.topics[name] = topic
         self._wake_queue.schedule(name, 0)

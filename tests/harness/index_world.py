@@ -36,7 +36,7 @@ def open_at(folder: Path, progress: Progress = Progress(), settings: Settings = 
 def abandon(index: Index) -> None:
     """The state after a crash of the process: nothing is written any more, descriptors are closed by the system."""
     index._filters.close()
-    index._writer.shut()
+    index._writer.close()
     index._segments.door.shut()
 
 

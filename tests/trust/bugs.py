@@ -76,6 +76,13 @@ BUGS = (
         _CRASH,
     ),
     Bug(
+        "a log that gives way to others is closed without a sync",
+        "segment/log.py",
+        "        if self.stopped is None:\n            self.sync()\n        self.close()\n",
+        "        self.close()\n",
+        "descriptors trust:simulation",
+    ),
+    Bug(
         "a checkpoint is written before the logs it speaks of are synced",
         "broker/save.py",
         "        for kind, fd, path in self.syncs:\n",

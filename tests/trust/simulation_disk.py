@@ -15,7 +15,9 @@ from random import Random
 from typing import Any, TypeVar
 
 from tests.harness.doors import CHANGES, CONTENTS
+from turtlemq.storage import file_budget
 from turtlemq.storage.door import Door
+from turtlemq.storage.file_budget import FileBudget
 
 T = TypeVar("T")
 
@@ -131,8 +133,8 @@ class Process(Door):
 
     keeps_room = False  # ballast would only cost time here
 
-    def __init__(self, drive: Drive) -> None:
-        super().__init__()
+    def __init__(self, drive: Drive, budget: FileBudget = file_budget.DEFAULT) -> None:
+        super().__init__(budget)
         self.drive, self.ends_in, self.ended = drive, -1, False
         self._open_fds: set[int] = set()
 

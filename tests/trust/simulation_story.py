@@ -23,6 +23,8 @@ from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
 from turtlemq.model import Message, Priority
 from turtlemq.settings import Settings
+from turtlemq.storage import file_budget
+from turtlemq.storage.file_budget import FileBudget
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 T = TypeVar("T")
@@ -49,6 +51,9 @@ def settings_of(chance: Random) -> Settings:
     )
 
 
+FEW_FILES = FileBudget(kept=1, readers=2, saves=1)  # logs give way to each other, in every fifth story
+
+
 class Story:
     """One run over one seed, in an empty folder."""
 
@@ -56,6 +61,7 @@ class Story:
         self.chance = Random(seed)
         self.settings = replace(settings_of(self.chance), **settings)
         self.drive = Drive(root)
+        self.files = FEW_FILES if seed % 5 == 4 else file_budget.DEFAULT
         self.worker, self.flusher = (Later() if self.chance.random() < 0.4 else None for _ in range(2))
         self.now, self.steady = _START_MS, 0
         names = self.chance.sample(["a", "b.c", "d-e"], self.chance.choice([1, 1, 2]))
@@ -78,7 +84,7 @@ class Story:
     def begin(self) -> None:
         """Start, again and again if it ends while it starts."""
         while True:
-            self.process = Process(self.drive)
+            self.process = Process(self.drive, self.files)
             for later in (self.worker, self.flusher):
                 if later is not None:
                     later.jobs.clear()  # they ended with the process

@@ -56,7 +56,7 @@ def _event(raw: memoryview) -> Event | None:
     return Event(document.seq, document.due_ms, document.id, fields) if "event" in fields else None
 
 
-class Journal(log.Stoppable):
+class Journal(log.OpenLog):
     """One journal of a topic: its files, and the only writer to them."""
 
     def __init__(self, door: Door, folder: Path, topic: str, kind: str, settings: Settings) -> None:
@@ -69,7 +69,6 @@ class Journal(log.Stoppable):
         self.make_checkpoint: Callable[[], dict[str, Any]] | None = None  # for the first event of each file but the very first
         self._last_ms: dict[int, int] = {}  # by base: the time of the last event, if known
         self._paths: dict[int, Path] = {}  # by base; joining a path takes 10 µs
-        self._fd = -1
         self._dirty = False
         self.durable = 0  # events before this number are synced
         self._header_damaged = False  # the header of the active file is damaged
@@ -244,10 +243,11 @@ class Journal(log.Stoppable):
     def _open_or_roll(self, at_ms: int, size: int) -> bool:
         """Open the active file, or begin a new one if `size` bytes more are too many. Returns whether it begins with a new
         checkpoint."""
-        if self._fd < 0 and self.bases:
-            self._fd = self.door.open_write(self._path(self.bases[-1]))
-        full = self._fd < 0 or self._header_damaged or not (self._is_empty or self._has_room(size))
-        return full and self.roll(at_ms)
+        if not self.bases or self._header_damaged or not (self._is_empty or self._has_room(size)):
+            return self.roll(at_ms)
+        if self._fd < 0:
+            self._keep(self.door.open_write(self._path(self.bases[-1])))
+        return False
 
     @property
     def _is_empty(self) -> bool:
@@ -296,11 +296,12 @@ class Journal(log.Stoppable):
             base = self.bases[-1] + self.size if self.bases else 0
             fd = log.create(self.door, self._path(base), f.FileHeader(self.kind, self.topic, base))
             self.close()
-            self._fd, self.size = fd, len(self._header(base))
+            self.size = len(self._header(base))
             self.bases.append(base)
             self._header_damaged = False
+            self._keep(fd)
         elif self._fd < 0:
-            self._fd = self.door.open_write(self._path(self.bases[-1]))
+            self._keep(self.door.open_write(self._path(self.bases[-1])))
         self._state_end = self.size
         self._write(at_ms, state)
         self._state_end = self.size
@@ -344,12 +345,6 @@ class Journal(log.Stoppable):
             del self.bases[0], self._paths[base]
             self._last_ms.pop(base, None)
         return size
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        if self._fd >= 0:
-            self.door.close(self._fd)
-            self._fd = -1
 
 
 def _size(batch: Encoded) -> int:

@@ -73,7 +73,7 @@ class Segment:
         return sum(table.cover.documents for table in self.tables)
 
 
-class ReadyLog(log.Stoppable):
+class ReadyLog(log.OpenLog):
     """The ready log of one topic. Opened by `ready_recover.open_ready`."""
 
     kind = KIND
@@ -86,7 +86,6 @@ class ReadyLog(log.Stoppable):
         self.damage: list[Damage] = []
         self.tail = Tail(0, 0)
         self.recent = RecentDocuments()
-        self._fd = -1
         self._last_batch = (0, 0)  # documents of the tail before the last batch, and the position of its head
 
     # Writing
@@ -126,7 +125,7 @@ class ReadyLog(log.Stoppable):
             fits = active.size + size <= self.settings.segment_bytes and documents + count <= SEGMENT_MESSAGES_MAX
             if (fits or not documents) and not active.header_damaged:
                 if self._fd < 0:
-                    self._fd = self.door.open_write(active.path)
+                    self._keep(self.door.open_write(active.path))
                 return active
         return self._roll(active)
 
@@ -139,11 +138,11 @@ class ReadyLog(log.Stoppable):
         path = self.folder / names.segment(KIND, base)
         fd = log.create(self.door, path, header)
         self.close()
-        self._fd = fd
         start = len(f.encode_header(header))
         self.segments.append(Segment(base, path, self.next_offset, start, start))
         self.tail = Tail(start, 0, self.tail.last_ready_ms)
         self._last_batch = (0, start)
+        self._keep(fd)
         return self.segments[-1]
 
     def _flush_if_room(self, count: int, end: int) -> None:
@@ -209,12 +208,6 @@ class ReadyLog(log.Stoppable):
         self._empty_caches()
         if self.durable_offset == self.next_offset:
             self.close()  # ten thousand idle topics must not hold forty thousand files open
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        if self._fd >= 0:
-            self.door.close(self._fd)
-            self._fd = -1
 
     # Reading
 

@@ -64,10 +64,22 @@ def begin_save(state: BrokerState) -> Save:
     for log in logs.all:
         log.refuse_if_stopped()
     data = f.encode_checked({"topic": logs.ready.topic, **_encode(state)})
-    syncs = [(log.kind, *unsynced) for log in logs.all if (unsynced := log.sync_target()) is not None]
+    syncs = _sync_targets(logs)
     numbers = (logs.reserve.number, logs.history.number)
     logs.note_saved()
     return Save(logs.ready.folder / c.FILE, data, syncs, (logs.ready.progress, logs.ready.next_offset), numbers)
+
+
+def _sync_targets(logs: Logs) -> list[tuple[str, int, Path]]:
+    """A descriptor for each log with unsynced content; all of them, or none if one cannot be opened."""
+    syncs: list[tuple[str, int, Path]] = []
+    try:
+        syncs.extend((log.kind, *unsynced) for log in logs.all if (unsynced := log.sync_target()) is not None)
+    except BaseException:
+        for _, fd, _ in syncs:
+            logs.ready.door.close(fd)
+        raise
+    return syncs
 
 
 def end_save(state: BrokerState, done: Save) -> None:

@@ -443,5 +443,5 @@ class Index:
                 build.write_ended_bits(self._segments, self._segments.parts, every=True)
         finally:
             self._filters.close()
-            self._writer.shut()
+            self._writer.close()
         return self._segments.active.size

@@ -91,7 +91,7 @@ class CommitGroup:
             self.door.sync(self.fd, self.path)
 
 
-class Writer(log.Stoppable):
+class Writer(log.OpenLog):
     """The only writer of an Index's delay log."""
 
     def __init__(self, segments: Segments, settings: Settings, last_seq: int) -> None:
@@ -101,7 +101,6 @@ class Writer(log.Stoppable):
         self.frozen: list[Memtable] = []  # full memtables whose tables are not written yet
         self.staged_ids: set[bytes] = set()
         self.staged_ends: set[int] = set()
-        self._fd = -1
         self._group: CommitGroup | None = None
         self._flying: CommitGroup | None = None  # taken, but not landed
         self._end = segments.active.size  # where the next document goes
@@ -145,7 +144,7 @@ class Writer(log.Stoppable):
     def _open_group(self) -> CommitGroup:
         if self._group is None:
             if self._fd < 0:
-                self._fd = self.door.open_write(self.segments.active.path)
+                self._keep(self.door.open_write(self.segments.active.path))
             self._group = CommitGroup(self.door, self._fd, self.segments.active.path, self._end)
         return self._group
 
@@ -311,8 +310,7 @@ class Writer(log.Stoppable):
         path = self.segments.folder / names.segment(KIND, base)
         header = f.FileHeader(KIND, self.segments.topic, base, killed_seq=self.last_seq)
         fd = log.create(self.door, path, header)
-        self.shut()
-        self._fd = fd
+        self.close()
         start = len(f.encode_header(header))
         new = Segment(base, path, 0, False, start, start, self.last_seq)
         new.parts.append(Memtable(path, base, 0, start, self.last_seq + 1))
@@ -320,18 +318,14 @@ class Writer(log.Stoppable):
         self.segments.by_base[base] = new
         self.segments.arrange()
         self._end, self._documents = start, 0
+        self._keep(fd)
         self._flush_if_room()
 
-    def rest(self) -> None:
-        """Close the file if nothing is staged or unsynced. The next write opens it again."""
+    def rest(self) -> bool:
+        """Close the file if nothing is staged or unsynced. The next write opens it again. Returns whether it is closed."""
         if self._group is None and self._flying is None and not self._unsynced:
-            self.shut()
-
-    def shut(self) -> None:
-        """Close the descriptor."""
-        if self._fd >= 0:
-            self.door.close(self._fd)
-            self._fd = -1
+            self.close()
+        return self._fd < 0
 
 
 def _size(columns: Columns) -> int:

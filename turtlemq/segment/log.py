@@ -202,3 +202,34 @@ class Stoppable:
         """Accept no more writes until the topic is opened again. Returns the error to raise."""
         self.stopped = self.stopped or error
         return Stopped(f"{Stopped.__doc__} The cause was: {error}")
+
+
+class OpenLog(Stoppable):
+    """A log whose active file stays open between two writes. Every unsynced byte was written through the open descriptor: the
+    kernel tells it of writes that failed later, and need not tell a new one."""
+
+    door: Door
+    _fd = -1
+
+    def _keep(self, fd: int) -> None:
+        """Use this descriptor of the active file from now on."""
+        self._fd = fd
+        self.door.keep(self)
+
+    def close(self) -> None:
+        """Close the descriptor. Nothing is synced."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self.door.release(self)
+            self.door.close(fd)
+
+    def rest(self) -> bool:
+        """Close the file, synced, unless a write is under way. The next write opens it again. Returns whether it is closed."""
+        if self.stopped is None:
+            self.sync()
+        self.close()
+        return True
+
+    def sync(self) -> None:
+        """Make everything written so far durable."""
+        raise NotImplementedError

@@ -21,28 +21,38 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from turtlemq.errors import DiskFull, Locked, OutOfFiles
-from turtlemq.storage import names
+from turtlemq.errors import DiskFull, Locked, OutOfFiles, TurtleError
+from turtlemq.storage import file_budget, names
+from turtlemq.storage.file_budget import FileBudget
 from turtlemq.storage.mapping import map_file
 
 T = TypeVar("T")
-_READERS_MAX = 128  # descriptors kept open for reading: ten thousand topics must not need forty thousand
 _IOV_MAX = 512
+_CLOSED_AT_ONCE = 8  # logs, when the system has no descriptor left: each may need a sync
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OPENING = ("open", "listdir", "mmap")  # calls that need a descriptor, or a mapping, and change nothing without
 _UNSURE = ("fdatasync", "fsync_dir", "truncate")  # calls after whose failure the state of the file is unknown
 
 
+class KeptOpen(Protocol):
+    """A log that keeps its file open between two writes."""
+
+    def rest(self) -> bool:
+        """Close the file, synced, unless a write is under way. Returns whether it is closed."""
+
+
 class Door:
-    """Blocking file operations. Subclasses in tests override `_call`."""
+    """Blocking file operations. Subclasses in tests override `_call`. `budget`: how many files may stay open."""
 
     keeps_room = True  # whether `ballast` reserves space on this disk
 
-    def __init__(self) -> None:
+    def __init__(self, budget: FileBudget = file_budget.DEFAULT) -> None:
+        self.budget = budget
         self._readers: OrderedDict[str, int] = OrderedDict()
+        self._kept: dict[KeptOpen, None] = {}  # in the order in which they were opened
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         """Make a system call. `name` and `path` tell a test which one, and on which file."""
@@ -290,7 +300,7 @@ class Door:
         if fd is None:
             fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
             self._readers[name] = fd
-            if len(self._readers) > _READERS_MAX:
+            if len(self._readers) > self.budget.readers:
                 os.close(self._readers.popitem(last=False)[1])
         else:
             self._readers.move_to_end(name)
@@ -338,11 +348,37 @@ class Door:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
 
+    # Files that stay open
+
+    def keep(self, log: KeptOpen) -> None:
+        """Count a log whose file stays open. If there are too many, those close that were opened first."""
+        self._kept[log] = None
+        if len(self._kept) > self.budget.kept:
+            self._close_kept(len(self._kept) - self.budget.kept, log)
+
+    def release(self, log: KeptOpen) -> None:
+        """The file of a log is closed."""
+        self._kept.pop(log, None)
+
     def close_idle(self) -> bool:
-        """Close all descriptors that are kept only to save time. Returns False if there were none."""
-        found = bool(self._readers)
-        self.shut()
-        return found
+        """Close descriptors that are kept only to save time: those of readers, else of some logs. Returns False if there were
+        none."""
+        if self._readers:
+            self.shut()
+            return True
+        return self._close_kept(_CLOSED_AT_ONCE) > 0
+
+    def _close_kept(self, count: int, but: KeptOpen | None = None) -> int:
+        """Close up to `count` logs, those first that were opened first. Returns how many were closed."""
+        closed = 0
+        for log in [log for log in self._kept if log is not but]:
+            if closed == count:
+                break
+            try:
+                closed += log.rest()
+            except (TurtleError, OSError):  # its sync has failed: it is stopped, and says so to those that use it
+                continue
+        return closed
 
     def shut(self) -> None:
         """Close all descriptors kept for reading."""

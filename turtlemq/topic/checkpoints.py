@@ -10,21 +10,56 @@ so is left behind by it. After a checkpoint, the Index may drop the documents th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from turtlemq.broker.save import Save
-from turtlemq.errors import DiskFull, Exhausted, TurtleError
+from turtlemq.errors import DiskFull, Exhausted, OutOfFiles, TurtleError
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.workers import Inline, Job, Worker
 from turtlemq.topic.stores import Stores
 
 POLL_MS = 2  # first poll after a checkpoint has begun; later polls wait for as long as it has taken so far
 POLL_MS_MAX = 1_000
+QUEUE_MS = 5_000  # a topic that waits for a slot asks again after so long, if nothing wakes it before
+
+
+class SaveSlots:
+    """Bounds the checkpoints under way, of all topics together: each holds descriptors until the flusher has written it.
+
+    Topics without a slot wait in a queue; `wake` is called with the name of the first whenever a slot becomes free."""
+
+    def __init__(self, most: int, wake: Callable[[str], None]) -> None:
+        self._free, self._wake = most, wake
+        self._waiting: dict[str, None] = {}
+
+    def take(self, topic: str) -> bool:
+        """Take a slot, or wait for one."""
+        if self._free:
+            self._free -= 1
+            self._waiting.pop(topic, None)
+            return True
+        self._waiting[topic] = None
+        return False
+
+    def give(self) -> None:
+        """Give a slot back."""
+        self._free += 1
+        if self._waiting:
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            self._wake(first)
+
+    def leave(self, topic: str) -> None:
+        """Wait no longer."""
+        self._waiting.pop(topic, None)
 
 
 class Checkpoints:
     """The checkpoint under way, if there is one, and the time of the next. Called by one thread."""
 
-    def __init__(self, stores: Stores, flusher: Worker, ballast: Ballast) -> None:
-        self._stores, self._flusher, self._ballast = stores, flusher, ballast
+    def __init__(self, stores: Stores, flusher: Worker, ballast: Ballast, slots: SaveSlots) -> None:
+        self._stores, self._flusher, self._ballast, self._slots = stores, flusher, ballast, slots
+        self._has_slot = self._is_queued = False
         self._due_ms: int | None = None  # None: nothing to sync
         self._saving: tuple[Save, Job] | None = None  # the checkpoint under way
         self._begun_ms = self._poll_ms = 0  # when it began, and when to poll it
@@ -53,18 +88,19 @@ class Checkpoints:
     @property
     def wake_ms(self) -> int | None:
         """When `write_if_due` may have something to do; None: not before `due_soon`."""
-        return self._due_ms if self._saving is None else self._poll_ms
+        return self._poll_ms if self._is_queued or self._saving is not None else self._due_ms
 
     # What
 
     def write(self) -> None:
-        """Write a checkpoint and wait for it. If the disk is full, the ballast gives its room."""
+        """Write a checkpoint and wait for it. If the disk is full, the ballast gives its room; if no file can be opened, others
+        are closed."""
         self.finish()
         try:
             self._begin(Inline())
             self.finish()
-        except DiskFull:
-            if not self._ballast.throw():
+        except Exhausted as error:
+            if not (self._ballast.throw() if isinstance(error, DiskFull) else self._stores.door.close_idle()):
                 raise
             self._begin(Inline())
             self.finish()
@@ -74,16 +110,31 @@ class Checkpoints:
         self._finish_if_done()
         late = self._due_ms is not None and not now_ms < self._due_ms <= now_ms + self._stores.settings.beat_ms
         if self._saving is None and (late or self._stores.broker.unsaved):
+            self._has_slot = self._slots.take(self._stores.name)
+            self._is_queued = not self._has_slot
+            if self._is_queued:
+                self._poll_ms = now_ms + QUEUE_MS
+                return
             self._begin(self._flusher)
             self._begun_ms = now_ms
             self._finish_if_done()
         self._poll_ms = now_ms + max(POLL_MS, min(now_ms - self._begun_ms, POLL_MS_MAX))
 
     def _begin(self, worker: Worker) -> None:
-        self._stores.remove_superseded()
-        save = self._stores.broker.begin_save()
+        self.leave_queue()
+        try:
+            self._stores.remove_superseded()
+            save = self._stores.broker.begin_save()
+        except BaseException:
+            self._give_slot()
+            raise
         self._due_ms = None
         self._saving = save, worker.submit(save.run, self._stores.door.fresh())
+
+    def _give_slot(self) -> None:
+        if self._has_slot:
+            self._has_slot = False
+            self._slots.give()
 
     def _finish_if_done(self) -> None:
         if self._saving is not None and self._saving[1].done():
@@ -98,16 +149,27 @@ class Checkpoints:
         try:
             job.result()
             stores.broker.end_save(save)
-        except BaseException:
+        except BaseException as error:
             self._due_ms = 0  # overdue until there is room, or for good
+            if isinstance(error, OutOfFiles):
+                stores.door.close_idle()
             raise
+        finally:
+            self._give_slot()
         stores.index.release(stores.broker.durable_progress)
         stores.index.rest()
         stores.dead_letters.index.rest()
 
+    def leave_queue(self) -> None:
+        """Wait for no slot any more."""
+        self._slots.leave(self._stores.name)
+        self._is_queued = False
+
     def abandon(self) -> None:
         """Wait for the checkpoint under way, and ignore its result: it must not write into a folder that belongs to another topic
         by then."""
+        self.leave_queue()
+        self._give_slot()
         if self._saving is not None:
             (_, job), self._saving = self._saving, None
             try:

@@ -26,7 +26,7 @@ from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
 from turtlemq.topic import cancel, facts, recover, requeue
-from turtlemq.topic.checkpoints import Checkpoints
+from turtlemq.topic.checkpoints import Checkpoints, SaveSlots
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance, Retention
@@ -47,13 +47,14 @@ class Topic:
         worker: Worker,
         flusher: Worker,
         ballast: Ballast,
+        slots: SaveSlots,
         clean: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.stores, opened = Stores.open(name, folder, door, settings, clean or {})
         self.stores.use(flusher, ballast.throw)
         self._index, self._broker = self.stores.index, self.stores.broker
-        self._checkpoints = Checkpoints(self.stores, flusher, ballast)
+        self._checkpoints = Checkpoints(self.stores, flusher, ballast, slots)
         self._handoff = Handoff(self.stores, ballast)
         self._maintenance = Maintenance(self.stores, worker)
         self._retention = Retention(self.stores, self._checkpoints)
@@ -286,6 +287,7 @@ class Topic:
     def close(self) -> dict[str, Any]:
         """Sync and close. Returns the mark of this topic for the clean-shutdown file."""
         broker = self._broker
+        self._checkpoints.leave_queue()
         if self._index.stopped is None:
             self._index.commit()  # its consequences are written, too
         if broker.stopped is None:
