@@ -14,6 +14,7 @@ from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index.columns import Columns
 from turtlemq.index.index import Index
+from turtlemq.index.lookup import find
 from turtlemq.index.policy import Plan, Task, plan, should_roll
 from turtlemq.index.seal import seal
 from turtlemq.model import Batch, SegmentLoad, State
@@ -211,7 +212,7 @@ def test_a_copy_is_the_message_it_was(world: World) -> None:
 def test_what_the_broker_noted_with_a_message_survives_compaction(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t")
     extra = f.extra_elements(meta={"attempt": 3})
-    columns = Columns([b"g/a"], [b"x"], [9], [0], [f.META], [extra], [hash_id("g/a")])
+    columns = Columns([b"g/a"], [b"x"], [9], [0], [f.META], [extra], [hash_id("g/a", 0)])
     index._writer.stage(columns, index.next_seq(1))
     index.commit()
     index.maintenance.roll()
@@ -441,7 +442,7 @@ def test_a_tombstone_is_never_taken_for_one_worked_in_before(world: World, tmp_p
     world.append(batch("lost", 5), 900, sync=False)
     world.reopen()  # writes the dead bits
     path = world.index._segments.active.path
-    whole, kept = path.read_bytes(), world.index._segments.find("lost0")
+    whole, kept = path.read_bytes(), find(world.index._segments, "lost0")
     assert kept is not None
     start = int(kept[0].spans_of(kept[0].ending_ordinals() * 0 + kept[1])[0][0]) if len(kept[0].ending_ordinals()) else len(whole)
 

@@ -18,6 +18,7 @@ from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import NewerFormat, NotOurs
 from turtlemq.index.build import tabulate
 from turtlemq.index.index import Index
+from turtlemq.index.lookup import find
 from turtlemq.index.recover import open_index
 from turtlemq.index.seal import seal
 from turtlemq.model import Batch, State
@@ -57,7 +58,7 @@ def spoil_section(path: Path, section: str, last: bool = False) -> None:
 
 def spoil_document(index: Index, id_: str, at: int = -5) -> None:
     """Flip a byte of a document, counted from its begin or its end."""
-    hit = index._segments.find(id_)
+    hit = find(index._segments, id_)
     assert hit is not None
     start, end = (int(place[0]) for place in hit[0].spans_of(np.array([hit[1]])))
     with hit[0].path.open("r+b") as file:
@@ -206,9 +207,9 @@ def test_a_table_with_wrong_due_times_fires_nothing_early(world: World, count: i
     table = open_table(Door(), path)
     assert table is not None
     starts, _ = table.spans_of(np.arange(count))
-    hashes = np.array([hash_id(f"a{i}") for i in range(count)], np.uint64)
+    hashes = np.array([hash_id(f"a{i}", 0) for i in range(count)], np.uint64)
     alive = np.ones(count, np.bool_)
-    wrong = tabulate(table.cover, np.arange(count) + 100, starts, np.zeros(count, np.uint32), hashes, alive)
+    wrong = tabulate(table.cover, np.arange(count) + 100, starts, np.zeros(count, np.uint32), hashes, alive, 0)
 
     def exchange() -> None:
         path.write_bytes(b"".join(wrong))

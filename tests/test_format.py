@@ -213,12 +213,12 @@ def test_server_ids_of_any_two_seqs_sort_like_them(a: int, b: int) -> None:
 @steady
 def test_the_hash_of_a_server_id_is_that_of_its_seq(given_: list[int]) -> None:
     ids = [server_ids(seq, 1)[0] for seq in given_]
-    assert [hash_id(id_) for id_ in ids] == hash_seqs(np.array(given_, np.int64)).tolist()
+    assert [hash_id(id_, 5) for id_ in ids] == hash_seqs(np.array(given_, np.int64), 5).tolist()
 
 
 def test_no_id_hashes_to_zero_which_means_no_hash() -> None:
     seq = 0x61C8864680B583EB  # what splitmix64 turns into 0
-    assert hash_id(server_ids(seq, 1)[0]) == 1 == hash_seqs(np.array([seq]))[0]
+    assert hash_id(server_ids(seq, 1)[0], 0) == 1 == hash_seqs(np.array([seq]), 0)[0]
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_messages_staged_behind_a_failed_publish_are_not_stored(
 @pytest.mark.parametrize("others", [0, 40], ids=["a few", "many"])
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
 def test_two_ids_with_one_hash_are_two_messages(world: World, others: int, together: bool) -> None:
-    assert hash_id(TWINS[0]) == hash_id(TWINS[1])
+    assert hash_id(TWINS[0], 0) == hash_id(TWINS[1], 0)
     some = [f"o{i}" for i in range(others)]
     for ids in [[*TWINS, *some]] if together else [[TWINS[0], *some], [TWINS[1]]]:
         world.append(Batch([id_.encode() for id_ in ids], [100] * len(ids), ids=ids), 0)
@@ -249,7 +249,7 @@ def test_two_ids_with_one_hash_are_two_messages(world: World, others: int, toget
 
 
 def test_looking_up_an_id_that_was_rescheduled_many_times_stays_cheap(world: World) -> None:
-    hash_ = hash_id(TWINS[0])
+    hash_ = hash_id(TWINS[0], 0)
     world.append(Batch([b"x", b"y"], [YEAR, YEAR], ids=list(TWINS)), 0)
     for due in range(100):
         world.reschedule(TWINS[0], 0, YEAR + due, None)

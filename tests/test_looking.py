@@ -12,6 +12,7 @@ import pytest
 from tests.harness.index_world import World, abandon, open_at
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.index import Index
+from turtlemq.index.lookup import find
 from turtlemq.index.seal import seal
 from turtlemq.model import DUE_MS_MAX, Batch
 from turtlemq.settings import Settings
@@ -124,7 +125,7 @@ def test_a_long_stretch_of_cancelled_messages_is_stepped_over(world: World) -> N
 def test_a_damaged_document_is_on_no_page_and_ends_no_list(tmp_path: Path) -> None:
     index = open_at(tmp_path / "t", settings=MEDIUM)
     index.append(Batch([b"x" * 50] * 30, [5] * 30, ids=[f"{i:02}" for i in range(30)]), 0)
-    hits = [index._segments.find(id_) for id_ in ("04", "05", "06")]
+    hits = [find(index._segments, id_) for id_ in ("04", "05", "06")]
     with (tmp_path / "t" / "delay_0000000000.bson").open("r+b") as file:
         for hit in hits:
             assert hit is not None

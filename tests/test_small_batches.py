@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.harness.engine_disk import SameSecret
 from tests.harness.index_world import TOPIC, abandon
 from turtlemq import small_batches
 from turtlemq.broker.group import Group, MessageColumns
@@ -30,10 +31,12 @@ from turtlemq.index.columns import may_repeat
 from turtlemq.index.filters import FilterBuild
 from turtlemq.index.firing_small import SmallBatch
 from turtlemq.index.index import Index
+from turtlemq.index.lookup import find_many
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.parts import IdQuery, TablePart
 from turtlemq.index.recover import open_index
-from turtlemq.model import Batch, Message, Progress
+from turtlemq.index.segments import Segments
+from turtlemq.model import U64, Batch, Message, Progress
 from turtlemq.segment import bulk_crc, log
 from turtlemq.segment import format as f
 from turtlemq.segment.buffers import gather
@@ -115,23 +118,27 @@ def refused(count: int) -> object:
     return [type(caught.value), str(caught.value), caught.value.details]
 
 
+def places(segments: Segments, raw: list[bytes], hashes: U64) -> dict[int, tuple[int, int, int]]:
+    return {i: (place.due_ms, place.seq, place.ordinal) for i, place in find_many(segments, raw, hashes).items()}
+
+
 def ids_looked_up(count: int) -> object:
     """Every second id is held: in the memtable, in a table, and behind a Bloom filter."""
     raw = [b"own-%d" % n for n in range(count)]
     with index_at() as index:
         index.append(Batch([b""] * count, [NOW] * count, [f"own-{2 * n}" for n in range(count)]), NOW)
-        segments, hashes = index._segments, hash_texts(raw)
-        in_memory = segments.find_many(raw, hashes)
+        segments, hashes = index._segments, hash_texts(raw, 0)
+        in_memory = places(segments, raw, hashes)
         index.maintenance.flush()
-        in_table = segments.find_many(raw, hashes)
+        in_table = places(segments, raw, hashes)
         part = segments.parts[0]
         assert isinstance(part, TablePart)
         making = FilterBuild(Door(), segments.folder / "filter", [part])
         filter_ = making.step()
         assert filter_ is not None
         part.filter = filter_
-        behind_filter = segments.find_many(raw, hashes)
-        candidates = sorted(part.find_many(IdQuery.of(hashes).through(filter_)))
+        behind_filter = places(segments, raw, hashes)
+        candidates = sorted(part.find_many(IdQuery(hashes).through(filter_)))
         making.close()
         assert len(in_memory) == len(in_table) == len(behind_filter) == -(-count // 2)
         return [in_memory, in_table, behind_filter, candidates]
@@ -139,13 +146,13 @@ def ids_looked_up(count: int) -> object:
 
 def repeats(count: int) -> object:
     raw = [b"%d" % n for n in range(count)]
-    return [may_repeat(raw, hash_texts(raw)), may_repeat([*raw, raw[0]], hash_texts([*raw, raw[0]]))]
+    return [may_repeat(raw, hash_texts(raw, 0)), may_repeat([*raw, raw[0]], hash_texts([*raw, raw[0]], 0))]
 
 
 def consumed(count: int) -> object:
     """Hand off, fetch, acknowledge. Returns all answers and every byte on disk."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine.open(Path(folder))
+        engine = Engine.open(Path(folder), door=SameSecret())
         engine.move_group("t", "g", "earliest", NOW)
         engine.submit("t", [Message(body, NOW + 1) for body in bodies(count)], NOW)
         engine.tick(NOW + 2)

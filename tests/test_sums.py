@@ -92,7 +92,7 @@ def test_hashes_that_come_with_a_handoff_are_those_of_the_documents(tmp_path: Pa
     assert ready.next_offset == 201
     read, _ = ready.read(np.arange(201))
     ready.tail.enter_pending()
-    assert ready.tail.hashes[:201].tolist() == document_hashes(bytes(read.buffer), read.starts, read.heads).tolist()
+    assert ready.tail.hashes[:201].tolist() == document_hashes(bytes(read.buffer), read.starts, read.heads, ready.seed).tolist()
     engine.close()
 
 
@@ -102,5 +102,5 @@ def test_hashes_of_ids_are_those_of_each_alone() -> None:
     texts = [id_.encode() for id_ in ids]
     sizes = np.array([len(text) for text in texts])
     starts = np.cumsum(sizes + 1) - (sizes + 1) + 3
-    found = hash_ids(b"..." + b"".join(text + b"\0" for text in texts) + b"behind", starts, sizes)
-    assert found.tolist() == [hash_id(id_) for id_ in ids]
+    found = hash_ids(b"..." + b"".join(text + b"\0" for text in texts) + b"behind", starts, sizes, 7)
+    assert found.tolist() == [hash_id(id_, 7) for id_ in ids]

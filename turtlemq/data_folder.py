@@ -1,5 +1,5 @@
-"""The data folder: its lock, format and clean-shutdown mark, the settings of each topic, the removal of topics, and the names of
-logs.
+"""The data folder: its lock, format, secret and clean-shutdown mark, the settings of each topic, the removal of topics, and the
+names of logs.
 
 Logs and their caches are written by `index` and `broker`.
 """
@@ -7,6 +7,7 @@ Logs and their caches are written by `index` and `broker`.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,9 +15,12 @@ from typing import Any
 
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat, TurtleError
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import SEED_MAX
 from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
+
+_SEED = re.compile(rb"[0-9a-f]{16}\n")
 
 
 def check_format(door: Door, root: Path) -> None:
@@ -55,6 +59,22 @@ def try_remove(door: Door, path: Path) -> dict[str, str]:
     return {}
 
 
+def hash_seed(door: Door, root: Path) -> int:
+    """The secret of a data folder: the seed of the hashes of ids, without which a client cannot choose ids that share a hash.
+
+    It is made, durably, by the first opening that does not find it. Each table carries the seed that it was made with, so a
+    secret that is lost, damaged or cannot be written costs another hash for each id that is looked up, and nothing else."""
+    path = root / names.HASH_SEED
+    seed = int.from_bytes(door.random_bytes(8)) & SEED_MAX or 1
+    try:
+        if door.exists(path) and _SEED.fullmatch(text := door.read(path, 0, 18)):
+            return int(text, 16) & SEED_MAX
+        door.replace(path, b"%016x\n" % seed, mode=0o600)
+    except (TurtleError, OSError):  # this process uses the new one all the same
+        pass
+    return seed
+
+
 class DataFolder:
     """A data folder that this process has locked, from `acquire` to `close`."""
 
@@ -63,6 +83,7 @@ class DataFolder:
         self.was_clean = False  # the last stop was a proper one
         self.marks: dict[str, Any] = {}  # clean-shutdown marks of topics that were not opened since
         self.leftovers: dict[str, str] = {}  # files of deleted topics that are still there, by path, with the reason
+        self.seed = 0  # of the hashes of ids, a secret
         self._lock = -1
 
     def acquire(self) -> list[str]:
@@ -75,6 +96,7 @@ class DataFolder:
             self.leftovers |= try_remove(self._door, path)
         topics = topics_in(self._door, self._root)
         self._take_clean_mark()
+        self.seed = hash_seed(self._door, self._root)
         return topics
 
     def _take_clean_mark(self) -> None:

@@ -161,7 +161,8 @@ class Engine:
     def _open_topic(self, name: str) -> Topic:
         folder, mark = self.root / names.TOPICS / name, self.folder.marks.get(name)
         settings = read_settings(self.door, folder, self.settings)
-        topic = Topic(name, folder, self.door, settings, self._worker, self._flusher, self.ballast, self._slots, mark)
+        workers, seed = (self._worker, self._flusher), self.folder.seed
+        topic = Topic(name, folder, self.door, settings, *workers, self.ballast, self._slots, mark, seed)
         self.folder.marks.pop(name, None)
         self.topics[name] = topic
         self._wake_queue.schedule(name, 0)

@@ -69,6 +69,13 @@ class Quick(Door):
         return None if name in ("fdatasync", "fsync_dir") else action(*args)  # type: ignore[return-value]
 
 
+class SameSecret(Door):
+    """Every folder gets the same secret, so that files can be compared."""
+
+    def random_bytes(self, count: int) -> bytes:
+        return b"s" * count
+
+
 class Syncing(Door):
     """Remembers how long files were when they were last synced."""
 

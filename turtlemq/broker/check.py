@@ -50,17 +50,20 @@ def _check_log(ready: ReadyLog) -> Iterator[str]:
         scanned = scan(view, segment.data_start, segment.size, sealed=True)
         last = segment is ready.segments[-1]
         expected += segment.tabled + (ready.tail.count if last else 0)
-        batches = read_batches(view, scanned, segment.data_start, segment.first_offset, (segment.size, expected))
-        yield from _check_documents(ready, segment, batches, last)
+        place = (segment.data_start, segment.first_offset, (segment.size, expected))
+        seeds = {ready.seed, *(table.seed for table in segment.tables)}
+        yield from _check_documents(
+            ready, segment, {seed: read_batches(view, scanned, *place, seed=seed) for seed in seeds}, last
+        )
     if expected != ready.next_offset:
         yield f"ready log: {expected} would be the next offset, but {ready.next_offset} is"
 
 
-def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: bool) -> Iterator[str]:
-    """Tables and tail agree with the documents in the file."""
+def _check_documents(ready: ReadyLog, segment: Segment, by_seed: dict[int, Batches], last: bool) -> Iterator[str]:
+    """Tables and tail agree with the documents in the file. `by_seed`: its batches, with hashes of each seed in use."""
     at = 0
     for table in segment.tables:
-        stop = at + table.cover.documents
+        stop, batches = at + table.cover.documents, by_seed[table.seed]
         try:
             table.verify()
             starts, _ = table.spans_of(np.arange(table.cover.documents))
@@ -77,13 +80,14 @@ def _check_documents(ready: ReadyLog, segment: Segment, batches: Batches, last: 
             low, high = np.searchsorted(batches.restricted, (at, stop)).tolist()
             restricted, owners = batches.restricted[low:high] - at, batches.owners[low:high]
             rows = Rows(starts, batches.ready_ms[at:stop], batches.hashes[at:stop], restricted, owners)
-            if not table.is_made_of(encode_table(table.cover, rows)):
+            if not table.is_made_of(encode_table(table.cover, rows, table.seed)):
                 yield f"{table.path.name}: it is not what its documents make. Remove it: it is made again."
         else:  # documents are damaged
             yield from _check_ids(table, batches, at, stop)
             yield from _check_restricted(table, batches, at, stop)
         at = stop
     if last:
+        batches = by_seed[ready.seed]
         tail, low = ready.tail.rows(0, ready.tail.count), int(np.searchsorted(batches.restricted, at))
         if not (np.array_equal(tail.starts, batches.positions[at:]) and np.array_equal(tail.ready_ms, batches.ready_ms[at:])):
             yield f"{segment.path.name}: its last documents are not what is known of them"

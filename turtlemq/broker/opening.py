@@ -53,11 +53,13 @@ def open_broker(
     schedule_retries: Callable[[Sequence[EndedDelivery]], None],
     newest_seq: Callable[[], int],
     clean: dict[str, Any] | None = None,
+    *,
+    seed: int = 0,
 ) -> Opened:
     """Open the Broker of a topic, or create it. `store_dead`, `schedule_retries`: see `Failures`. `newest_seq`: of the Index.
-    `clean`: what `Broker.close` returned at the last proper stop."""
+    `clean`: what `Broker.close` returned at the last proper stop. `seed`: for the hashes of ids, the same as in the Index."""
     door.make_folder(folder)
-    ready = ReadyLog(door, folder, topic, settings)
+    ready = ReadyLog(door, folder, topic, settings, seed)
     open_ready(ready, None if clean is None else CleanEnd.read(clean["ready"]))
     reserve, history = (Journal(door, folder, topic, kind, settings) for kind in ("reserve", "history"))
     logs = Logs(ready, reserve, history)

@@ -57,12 +57,13 @@ def _decode_head(view: memoryview, scanned: Scan, i: int) -> tuple[int, int, Pro
 
 
 def read_batches(
-    view: memoryview, scanned: Scan, start: int, next_offset: int | None, upto: tuple[int, int] | None = None
+    view: memoryview, scanned: Scan, start: int, next_offset: int | None, upto: tuple[int, int] | None = None, *, seed: int = 0
 ) -> Batches:
     """The batches of a segment from byte `start` on, up to the first incomplete one; a batch that a later sync covers was
     complete once, and counts with its damage.
 
-    `next_offset`: of the first document, if known. `upto`: position and offset behind the last document, if known."""
+    `next_offset`: of the first document, if known. `upto`: position and offset behind the last document, if known. `seed`: of the
+    hashes."""
     heads = _heads(scanned, start, next_offset, upto)
     synced = max((k for k, i in enumerate(heads) if scanned.flags[i] & f.BARRIER), default=0)
     nothing, none = np.empty(0, np.int64), np.empty(0, np.uint64)
@@ -98,7 +99,7 @@ def read_batches(
         if gap:
             break
     out.positions, out.ready_ms = np.concatenate(positions), np.concatenate(times)
-    _hash_ids(view, scanned, out)
+    _hash_ids(view, scanned, out, seed)
     return out
 
 
@@ -158,14 +159,14 @@ def _positions(view: memoryview, scanned: Scan, first: int, stop: int, total: in
     return np.sort(np.append(inside, np.array(spread, np.int64)))
 
 
-def _hash_ids(view: memoryview, scanned: Scan, batches: Batches) -> None:
+def _hash_ids(view: memoryview, scanned: Scan, batches: Batches, seed: int) -> None:
     """Fill in the hashes of the ids and the restricted documents. A damaged document has hash 0, and counts as not restricted."""
     good = _scanned_rows(scanned, batches.positions)
     batches.hashes = np.zeros(len(batches.positions), np.uint64)
     starts = batches.positions[good]
     prefixes = f.prefixes(view, starts)
-    batches.hashes[good] = document_hashes(view, starts, prefixes)
-    restricted, batches.owners = restricted_documents(view, starts, prefixes)
+    batches.hashes[good] = document_hashes(view, starts, prefixes, seed)
+    restricted, batches.owners = restricted_documents(view, starts, prefixes, seed)
     batches.restricted = good[restricted]
 
 

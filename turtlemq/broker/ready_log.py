@@ -25,9 +25,10 @@ import numpy as np
 from turtlemq import small_batches
 from turtlemq.broker.ready_batches import KIND, encode_head, read_batches
 from turtlemq.broker.ready_cache import RecentDocuments
+from turtlemq.broker.ready_lookup import READ_BYTES, Lookup
 from turtlemq.broker.ready_tail import Rows, Tail, owner_hash
 from turtlemq.errors import DiskFull, Exhausted, TurtleError
-from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Progress
+from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Mask, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
@@ -78,13 +79,14 @@ class ReadyLog(log.OpenLog):
 
     kind = KIND
 
-    def __init__(self, door: Door, folder: Path, topic: str, settings: Settings) -> None:
+    def __init__(self, door: Door, folder: Path, topic: str, settings: Settings, seed: int = 0) -> None:
         self.door, self.folder, self.topic, self.settings = door, folder, topic, settings
+        self.seed = seed  # for the hashes of ids in the tail and in new tables; tables of older versions have another
         self.progress = self.durable_progress = Progress()  # of the Index, in the last batch and in the last durable batch
         self.segments: list[Segment] = []
         self.next_offset = self.durable_offset = 0
         self.damage: list[Damage] = []
-        self.tail = Tail(0, 0)
+        self.tail = Tail(0, 0, seed=seed)
         self.recent = RecentDocuments()
         self._last_batch = (0, 0)  # documents of the tail before the last batch, and the position of its head
 
@@ -140,7 +142,7 @@ class ReadyLog(log.OpenLog):
         self.close()
         start = len(f.encode_header(header))
         self.segments.append(Segment(base, path, self.next_offset, start, start))
-        self.tail = Tail(start, 0, self.tail.last_ready_ms)
+        self.tail = Tail(start, 0, self.tail.last_ready_ms, self.seed)
         self._last_batch = (0, start)
         self._keep(fd)
         return self.segments[-1]
@@ -168,7 +170,7 @@ class ReadyLog(log.OpenLog):
 
     def write_table(self, cover: t.Cover, rows: Rows) -> t.Table:
         """Write a table of documents. If the disk is full, or no file can be opened, the table is served from memory."""
-        data = b"".join(encode_table(cover, rows))
+        data = b"".join(encode_table(cover, rows, self.seed))
         path = self.folder / names.table(KIND, cover.base, cover.first)
         try:
             self.door.replace(path, data, durable=False)
@@ -312,40 +314,40 @@ class ReadyLog(log.OpenLog):
                 at += table.cover.documents
         return self.next_offset - self.tail.count + self.tail.rank(ready_ms)
 
-    def _restricted_parts(self, first: int, last: int) -> Iterator[tuple[int, I64, U64]]:
+    def _restricted_parts(self, first: int, last: int, name: str) -> Iterator[tuple[int, I64, Mask]]:
         """Restricted documents of the tables that reach into [first, last), and of the tail: the offset that their ordinals count
-        from, the ordinals and their owners."""
+        from, the ordinals, and which of them are retries of group `name`."""
         tail = self.tail.rows(0, self.tail.count)
-        yield self.next_offset - self.tail.count, tail.restricted, tail.owners
+        yield self.next_offset - self.tail.count, tail.restricted, tail.owners == np.uint64(owner_hash(name.encode(), self.seed))
         for segment in self.segments:
             at = segment.first_offset
             for table in segment.tables:
                 if at < last and at + table.cover.documents > first:
                     owners = table.owners()
                     assert owners is not None, "opening removes a table without owners"
-                    yield at, table.ending_ordinals(), owners
+                    yield at, table.ending_ordinals(), owners == np.uint64(owner_hash(name.encode(), table.seed))
                 at += table.cover.documents
 
     @repairing
     def restricted(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
         """How many documents of [first, last) are restricted and not cancelled; and the offsets of those that are retries of
         group `name`."""
-        count, own, wanted = 0, [np.empty(0, np.int64)], np.uint64(owner_hash(name.encode()))
-        for at, ordinals, owners in self._restricted_parts(first, last):
+        count, own = 0, [np.empty(0, np.int64)]
+        for at, ordinals, are_own in self._restricted_parts(first, last, name):
             low, high = np.searchsorted(ordinals, (first - at, last - at)).tolist()
             count += high - low
             if cancelled:
                 count -= int(np.isin(at + ordinals[low:high], list(cancelled)).sum())
-            own.append(at + ordinals[low:high][owners[low:high] == wanted])
+            own.append(at + ordinals[low:high][are_own[low:high]])
         return count, np.sort(np.concatenate(own))
 
     @repairing
     def restricted_for_others(self, first: int, last: int, name: str) -> I64:
         """Offsets of restricted documents that are not retries of group `name`: all in [first, last), and perhaps others. Tables
         know this also of documents that are damaged."""
-        wanted, offsets = np.uint64(owner_hash(name.encode())), [np.empty(0, np.int64)]
-        for at, ordinals, owners in self._restricted_parts(first, last):
-            offsets.append(at + ordinals[owners != wanted])
+        offsets = [np.empty(0, np.int64)]
+        for at, ordinals, are_own in self._restricted_parts(first, last, name):
+            offsets.append(at + ordinals[~are_own])
         return np.concatenate(offsets)
 
     @repairing
@@ -355,29 +357,18 @@ class ReadyLog(log.OpenLog):
         return 0 if last is None else int(_ready_times(last, np.array([last.cover.documents - 1]))[0])
 
     @repairing
-    def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
-        """The ids that the log knows, as index → newest offset. `hashes`: of the ids."""
-        candidates: dict[int, list[int]] = {}
-        tail_first = self.next_offset - self.tail.count
-        for i, ordinal in self.tail.find_many(hashes):
-            candidates.setdefault(i, []).append(tail_first + ordinal)
-        for segment in reversed(self.segments):
-            at = segment.first_offset + segment.tabled
-            for table in reversed(segment.tables):
-                at -= table.cover.documents
-                maybe = np.flatnonzero(table.may_hold(hashes)).tolist()
-                for i in maybe:
-                    candidates.setdefault(i, []).extend(at + ordinal for ordinal in table.find(int(hashes[i])))
-        return {i: hit for i, offsets in candidates.items() if (hit := self._newest_match(ids[i], offsets)) is not None}
-
-    def _newest_match(self, id_: bytes, offsets: list[int]) -> int | None:
-        """The newest of these offsets whose document has this id: two ids may have the same hash."""
-        for offset in sorted(offsets, reverse=True):
-            read, _ = self.read(np.array([offset]))
-            at = int(read.starts[0]) + f.PREFIX_BYTES
-            if read.good[0] and read.buffer[at : at + int(read.heads["idlen"][0]) - 1] == id_:
-                return offset
-        return None
+    def find_many(self, ids: Sequence[bytes], hashes: U64 | None = None) -> dict[int, int]:
+        """The ids that the log knows, as index → newest offset. `hashes`: of the ids, with the seed of the log, if the caller has
+        them."""
+        lookup = Lookup(ids, self.seed, hashes)
+        lookup.ask(self.tail, self.next_offset - self.tail.count)
+        for segment in self.segments:
+            at = segment.first_offset
+            for table in segment.tables:
+                if lookup.ask(table, at) and table.seed != self.seed:
+                    raise t.Damaged(f"{table.path.name}: too many ids have one hash. {t.Damaged.__doc__}", table=table)
+                at += table.cover.documents
+        return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0])
 
     # Repair and removal
 
@@ -391,7 +382,7 @@ class ReadyLog(log.OpenLog):
         view = self.door.map(segment.path)
         scanned = scan(view, cover.start, cover.end, sealed=True)
         upto = (cover.end, cover.first_seq + cover.documents)
-        batches = read_batches(view, scanned, cover.start, cover.first_seq, upto)
+        batches = read_batches(view, scanned, cover.start, cover.first_seq, upto, seed=self.seed)
         rebuilt = self.write_table(cover, batches.rows)
         segment.tables = [rebuilt if table is broken else table for table in segment.tables]
 
@@ -407,11 +398,11 @@ class ReadyLog(log.OpenLog):
             self.door.remove(table.path)
 
 
-def encode_table(cover: t.Cover, rows: Rows) -> list[bytes]:
+def encode_table(cover: t.Cover, rows: Rows, seed: int) -> list[bytes]:
     """The bytes of a table. Its keys are ready times."""
     ordinals = np.arange(cover.documents)
     keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
-    return t.build(cover, keys, positions, rows.hashes, ordinals, rows.restricted, rows.owners)
+    return t.build(cover, keys, positions, rows.hashes, ordinals, rows.restricted, rows.owners, seed=seed)
 
 
 def _ready_times(table: t.Table, ordinals: I64) -> I64:

@@ -109,11 +109,12 @@ def read_segment(
     next_offset: int | None,
     total: int | None,
     last: bool,
+    seed: int = 0,
 ) -> ReadSegment:
     """Read a segment: its fitting tables, then the whole batches behind them.
 
     `next_offset`: of its first document, if known. `total`: the offset behind its last document, if known; then no batch is torn.
-    A `view` shorter than the file's size has lost its end: that is damage.
+    A `view` shorter than the file's size has lost its end: that is damage. `seed`: of the hashes in the batches.
 
     The newest batch holds the progress, so it must be among the `batches` of the last segment: if there is none behind the
     tables, the last table is dropped and its documents are read."""
@@ -122,12 +123,12 @@ def read_segment(
     unused = [] if runs.rejected is None else [runs.rejected]
     expected = tables[0].cover.first_seq + runs.documents if tables else next_offset
     upto = None if total is None else (file.size, total)
-    scanned, batches = _read_batches(view, file.size, position, expected, upto)
+    scanned, batches = _read_batches(view, file.size, position, expected, upto, seed)
     while last and not len(batches.positions) and tables:
         table = tables.pop()
         unused.append(table)
         position = table.cover.start
-        scanned, batches = _read_batches(view, file.size, position, table.cover.first_seq, upto)
+        scanned, batches = _read_batches(view, file.size, position, table.cover.first_seq, upto, seed)
     lost = None
     if last and batches.end < runs.position:  # tables cover synced documents only
         lost = Damage(file.path.name, batches.end, runs.position - batches.end, "no document is left of what a table knew")
@@ -135,12 +136,12 @@ def read_segment(
 
 
 def _read_batches(
-    view: memoryview, size: int, position: int, expected: int | None, upto: tuple[int, int] | None
+    view: memoryview, size: int, position: int, expected: int | None, upto: tuple[int, int] | None, seed: int
 ) -> tuple[Scan, Batches]:
     scanned = scan(view, position, min(size, len(view)), sealed=True)
     if len(view) < size:
         scanned = _with_lost_end(scanned, size)
-    return scanned, read_batches(view, scanned, position, expected, upto)
+    return scanned, read_batches(view, scanned, position, expected, upto, seed=seed)
 
 
 def _with_lost_end(scanned: Scan, size: int) -> Scan:

@@ -109,7 +109,7 @@ def _open_segment(ready: ReadyLog, base: int, total: int | None, last: bool) -> 
     def open_run(number: int) -> t.Table | None:
         return _open_table(ready, ready.folder / names.table(KIND, base, number))
 
-    read = read_segment(file, ready.door.map(path), open_run, next_offset=next_offset, total=total, last=last)
+    read = read_segment(file, ready.door.map(path), open_run, next_offset=next_offset, total=total, last=last, seed=ready.seed)
     for table in read.unused:
         ready.door.remove(table.path)
     ready.damage += read.damage
@@ -120,7 +120,7 @@ def _open_segment(ready: ReadyLog, base: int, total: int | None, last: bool) -> 
     if last:
         log.make_durable(ready.door, path, file.size, read.batches.end)  # from now on it is relied on
         segment.size = read.batches.end
-        ready.tail = _tail(read, ready.tail.last_ready_ms)
+        ready.tail = _tail(read, ready.tail.last_ready_ms, ready.seed)
     elif len(read.batches.positions):
         segment.tables.append(ready.write_table(read.cover(), read.batches.rows))
 
@@ -137,9 +137,9 @@ def _open_table(ready: ReadyLog, path: Path) -> t.Table | None:
     return None
 
 
-def _tail(read: ReadSegment, last_ready_ms: int) -> Tail:
+def _tail(read: ReadSegment, last_ready_ms: int, seed: int) -> Tail:
     """The documents behind the tables, in memory."""
-    tail = Tail(read.position, 0, last_ready_ms)
+    tail = Tail(read.position, 0, last_ready_ms, seed)
     tail.extend(read.batches.rows)
     tail.end = read.batches.end
     return tail

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from turtlemq.model import I64, U64
+from turtlemq.model import I64, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.id_map import IdMap
 from turtlemq.segment.ids import hash_ids, hash_seqs
@@ -30,7 +30,7 @@ class Rows:
 
     starts: I64
     ready_ms: I64
-    hashes: U64  # of the ids
+    hashes: U64  # of the ids, with the seed of the log
     restricted: I64  # ordinals of restricted documents, rising
     owners: U64  # for each of these, the hash of the name of the group whose retry it is; 0 for a notice
 
@@ -38,8 +38,9 @@ class Rows:
 class Tail:
     """Documents of the active segment that have no table yet. 24 B each, and 16 B more after the first search for an id."""
 
-    def __init__(self, start: int, count: int, last_ready_ms: int = 0) -> None:
+    def __init__(self, start: int, count: int, last_ready_ms: int = 0, seed: int = 0) -> None:
         self.start = self.end = start  # positions in the segment
+        self.seed = seed  # of all hashes
         self.count = count
         self.last_ready_ms = last_ready_ms
         self._entered = count  # documents that are in the columns
@@ -79,9 +80,9 @@ class Tail:
             starts = np.concatenate([starts for _, _, _, starts, _ in pending]) + np.repeat(np.cumsum(sizes) - sizes, counts)
         ready_ms = np.repeat(np.array([ready_ms for _, ready_ms, _, _, _ in pending], np.int64), counts)
         heads = f.prefixes(raw, starts)
-        restricted, owners = restricted_documents(raw, starts, heads)
+        restricted, owners = restricted_documents(raw, starts, heads, self.seed)
         if hashes is None:
-            hashes = document_hashes(raw, starts, heads)
+            hashes = document_hashes(raw, starts, heads, self.seed)
         self._put(Rows(positions, ready_ms, hashes, restricted, owners))
 
     def extend(self, rows: Rows) -> None:
@@ -117,7 +118,7 @@ class Tail:
 
     def without_first(self, count: int, start: int) -> Tail:
         """A tail of the documents behind the first `count`, which begins at position `start`."""
-        rest = Tail(start, 0, self.last_ready_ms)
+        rest = Tail(start, 0, self.last_ready_ms, self.seed)
         rest.extend(self.rows(count, self.count))
         rest.end = self.end
         return rest
@@ -146,37 +147,43 @@ class Tail:
         self.enter_pending()
         return int(np.searchsorted(self.ready_ms[: self.count], ready_ms))
 
-    def find_many(self, hashes: U64) -> list[tuple[int, int]]:
-        """(index of the hash, ordinal) of the newest document with each of these hashes. Their ids may differ."""
+    def may_hold(self, hashes: U64) -> Mask:
+        """Which of these hashes are those of a document's id."""
         self.enter_pending()
         if self._hashed < self.count:
             self._ids.add(self.hashes, self._hashed, self.count)
             self._hashed = self.count
-        ordinals = self._ids.find_many(self.hashes, hashes)
-        hits = np.flatnonzero(ordinals >= 0)
-        return list(zip(hits.tolist(), ordinals[hits].tolist(), strict=True))
+        return self._ids.find_many(self.hashes, hashes) >= 0
+
+    def find(self, hash_: int) -> list[int]:
+        """Ordinals of all documents whose id has this hash, newest first. Requires: `may_hold` was called since the last `add`.
+        Candidates: the id must be compared."""
+        newest = self._ids.find(self.hashes, hash_)
+        return [] if newest is None else sorted({newest, *self._ids.older.get(hash_, ())}, reverse=True)
 
 
-def document_hashes(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> U64:
+def document_hashes(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]], seed: int) -> U64:
     """Hashes of the ids of documents in `raw`. 20 ns for an id that the server gave, 100 ns for another."""
-    hashes = hash_seqs(heads["seq"])
+    hashes = hash_seqs(heads["seq"], seed)
     own = np.flatnonzero((heads["flags"] & f.SERVER_ID) == 0)
     if len(own):
-        hashes[own] = hash_ids(raw, starts[own] + f.PREFIX_BYTES, heads["idlen"][own] - 1)
+        hashes[own] = hash_ids(raw, starts[own] + f.PREFIX_BYTES, heads["idlen"][own] - 1, seed)
     return hashes
 
 
-def owner_hash(name: bytes) -> int:
+def owner_hash(name: bytes, seed: int) -> int:
     """The hash of a group's name, for `Rows.owners`; never 0."""
-    return xxhash.xxh3_64_intdigest(name) or 1
+    return xxhash.xxh3_64_intdigest(name, seed) or 1
 
 
-def restricted_documents(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]]) -> tuple[I64, U64]:
+def restricted_documents(
+    raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]], seed: int
+) -> tuple[I64, U64]:
     """The restricted documents in `raw` (retries, and notices of cancelled sleepers), as ordinals and owners."""
     restricted = np.flatnonzero(heads["flags"] & (f.META | f.NOTICE))
     owners = np.zeros(len(restricted), np.uint64)
     for k, i in enumerate(restricted.tolist()):
         if not heads["flags"][i] & f.NOTICE:
             at = int(starts[i]) + f.PREFIX_BYTES
-            owners[k] = owner_hash(bytes(raw[at : at + int(heads["idlen"][i]) - 1]).partition(b"/")[0])
+            owners[k] = owner_hash(bytes(raw[at : at + int(heads["idlen"][i]) - 1]).partition(b"/")[0], seed)
     return restricted, owners

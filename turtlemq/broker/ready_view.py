@@ -13,7 +13,6 @@ from turtlemq.broker.group import Group
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import is_void
 from turtlemq.model import I64, U64, Mask
-from turtlemq.segment.ids import hash_id
 from turtlemq.segment.log import Documents
 
 
@@ -46,15 +45,15 @@ class ReadyView:
         """Documents at rising offsets, checked, and their ready times; no more than `bytes_max`, but at least one."""
         return self._log.read(offsets, bytes_max)
 
-    def find_many(self, ids: Sequence[bytes], hashes: U64) -> dict[int, int]:
-        """The ids that the log knows, as index → newest offset."""
+    def find_many(self, ids: Sequence[bytes], hashes: U64 | None = None) -> dict[int, int]:
+        """The ids that the log knows, as index → newest offset. `hashes`: of the ids, with the seed of the topic, if the caller
+        has them."""
         return self._log.find_many(ids, hashes)
 
     def find_ids(self, ids: Sequence[str]) -> dict[str, int]:
         """The newest offset of each id that has one."""
         usable = [id_ for id_ in ids if id_.isprintable()]
-        hashes = np.array([hash_id(id_) for id_ in usable], np.uint64)
-        offsets = self._log.find_many([id_.encode() for id_ in usable], hashes) if usable else {}
+        offsets = self._log.find_many([id_.encode() for id_ in usable]) if usable else {}
         return {usable[i]: offset for i, offset in offsets.items()}
 
     def valid_retries(self, ids: Sequence[str]) -> dict[tuple[str, str], int]:

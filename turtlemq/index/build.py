@@ -39,6 +39,7 @@ class FlushJob:
     flags: U32
     hashes: U64  # of producers' own ids; 0 for others
     alive: Mask
+    seed: int  # of the hashes
 
 
 def flush_job(segments: Segments, memtable: Memtable) -> FlushJob:
@@ -56,15 +57,16 @@ def flush_job(segments: Segments, memtable: Memtable) -> FlushJob:
         killed_seq=segments.memtable.last_seq,
     )
     columns = (memtable.seq[:n], memtable.due[:n], memtable.starts[:n], memtable.flags[:n], memtable.hashes[:n])
-    return FlushJob(table_path(segments.folder, cover.base, cover.first), cover, *columns, memtable.alive(np.arange(n)))
+    path = table_path(segments.folder, cover.base, cover.first)
+    return FlushJob(path, cover, *columns, memtable.alive(np.arange(n)), memtable.seed)
 
 
 def write_run(door: Door, job: FlushJob) -> None:
     """Write the table of a job. 100 ns a message."""
     hashes = job.hashes.copy()
     given = (job.flags & f.SERVER_ID) != 0
-    hashes[given] = hash_seqs(job.seq[given])
-    buffers = tabulate(job.cover, job.due_ms, job.starts, job.flags, hashes, job.alive)
+    hashes[given] = hash_seqs(job.seq[given], job.seed)
+    buffers = tabulate(job.cover, job.due_ms, job.starts, job.flags, hashes, job.alive, job.seed)
     door.replace(job.path, b"".join(buffers), durable=False)
 
 
@@ -81,13 +83,14 @@ def open_run(segments: Segments, memtable: Memtable, job: FlushJob) -> TablePart
     return part
 
 
-def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, alive: Mask) -> list[bytes]:
-    """The bytes of a table, from columns by ordinal. Tombstones get no key and no id; a hash of 0 is left out."""
+def tabulate(cover: t.Cover, due_ms: I64, starts: I64, flags: U32, hashes: U64, alive: Mask, seed: int) -> list[bytes]:
+    """The bytes of a table, from columns by ordinal. Tombstones get no key and no id; a hash of 0 is left out. `seed`: of the
+    hashes."""
     keyed = np.flatnonzero(alive & ((flags & f.TOMBSTONE) == 0))
     keys = np.sort(f.packed_keys(due_ms[keyed], keyed))
     hashed = keyed[hashes[keyed] != 0]
     ending = np.flatnonzero(flags & f.ENDS)
-    return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, ending)
+    return t.build(cover, keys, np.append(starts, cover.end), hashes[hashed], hashed, ending, seed=seed)
 
 
 def _store(segments: Segments, segment: Segment, cover: t.Cover, buffers: list[bytes]) -> TablePart:
@@ -108,9 +111,10 @@ def from_scan(
     cover = cover_of(
         scanned, span, base=segment.base, generation=segment.generation, first=number, start=start, killed_seq=segment.ended_by
     )
-    hashes = scan_hashes(buffer, scanned, first, last)
+    hashes = scan_hashes(buffer, scanned, first, last, segments.seed)
     alive = np.ones(last - first, np.bool_)
-    buffers = tabulate(cover, scanned.due_ms[part], scanned.positions[part], scanned.flags[part], hashes, alive)
+    columns = (scanned.due_ms[part], scanned.positions[part], scanned.flags[part], hashes, alive)
+    buffers = tabulate(cover, *columns, segments.seed)
     try:
         return _store(segments, segment, cover, buffers)
     except (Exhausted, OSError):  # the table stays in memory; its file is only a cache
@@ -118,13 +122,13 @@ def from_scan(
         return TablePart(segments.folder, t.parse_table(Path(segment.path.name), data), segment.path.name, segment.sealed)
 
 
-def scan_hashes(buffer: memoryview, scanned: Scan, first: int, last: int) -> U64:
+def scan_hashes(buffer: memoryview, scanned: Scan, first: int, last: int, seed: int) -> U64:
     """Hashes of the ids of the scanned documents [first, last)."""
-    hashes = hash_seqs(scanned.seq[first:last])
+    hashes = hash_seqs(scanned.seq[first:last], seed)
     own = np.flatnonzero((scanned.flags[first:last] & f.SERVER_ID) == 0)
     starts, sizes = scanned.positions[first:last][own] + f.PREFIX_BYTES, scanned.id_bytes[first:last][own]
     if len(own):
-        hashes[own] = hash_ids(buffer, starts, sizes)
+        hashes[own] = hash_ids(buffer, starts, sizes, seed)
     return hashes
 
 

@@ -111,8 +111,9 @@ def _check_table(segments: Segments, part: TablePart, scanned: Scan) -> Iterator
     if high - low == cover.documents and (f.key_ordinals(keys) < cover.documents).all():
         span, alive = slice(low, high), np.zeros(cover.documents, np.bool_)
         alive[f.key_ordinals(keys)] = True  # the caller checks that no sleeper is left out
-        hashes = build.scan_hashes(segments.door.map(part.path), scanned, low, high)
-        expected = build.tabulate(cover, scanned.due_ms[span], scanned.positions[span], scanned.flags[span], hashes, alive)
+        hashes = build.scan_hashes(segments.door.map(part.path), scanned, low, high, part.seed)
+        columns = (scanned.due_ms[span], scanned.positions[span], scanned.flags[span], hashes, alive)
+        expected = build.tabulate(cover, *columns, part.seed)
         if not part.table.is_made_of(expected):
             yield f"{name}: it is not what its documents make. Remove it: it is made again."
         if low < high and not cover.first_seq <= scanned.seq[span].min() <= scanned.seq[span].max() <= cover.last_seq:
@@ -128,7 +129,7 @@ def _check_table(segments: Segments, part: TablePart, scanned: Scan) -> Iterator
     )
     if not (scanned.due_ms[at[known]] == f.key_dues(keys)[known]).all():
         yield f"{name}: a key names another due time than its document"
-    hashes = build.scan_hashes(segments.door.map(part.path), scanned, 0, len(scanned))
+    hashes = build.scan_hashes(segments.door.map(part.path), scanned, 0, len(scanned), part.seed)
     if part.table.lacks(hashes[at[known]]):  # of two documents with one id, the newer is enough
         yield f"{name}: an id is missing"
     if not part.table.may_hold(hashes[at[known]]).all():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,19 @@ from turtlemq.index.parts import Part
 from turtlemq.message_fields import NAMES, flags_of, optional_of
 from turtlemq.model import I64, U8, U32, U64, Batch, Message, State, StoredMessage
 from turtlemq.segment import format as f
+
+UNHASHED: Sequence[int] = ()  # as `Columns.hashes`: the writer hashes all ids
+
+
+class Ended(Protocol):
+    """The fields of a document that its tombstone needs."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def due_ms(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -28,7 +41,7 @@ class Columns:
     ttr_ms: Sequence[int] | int
     flags: list[int] | U32
     extras: Sequence[bytes] | None  # optional fields as BSON elements
-    hashes: Sequence[int] | U64 | None  # of producers' own ids; 0 for a server-given one; None: all are server-given
+    hashes: Sequence[int] | U64 | None  # of own ids, or UNHASHED; 0 for a server-given one; None: no id is to be found
     ends: Sequence[tuple[int, int]] = ()  # (seq, due) of the documents that these end
     seen: Sequence[tuple[Part, int]] = ()  # part and ordinal of the documents in `ends`, where a lookup found them
     purpose: str = "appended"  # the counter that they add to
@@ -51,7 +64,7 @@ def stored_message(document: f.Document, state: State) -> StoredMessage:
     )
 
 
-def tombstones(ended: Sequence[f.Document]) -> Columns:
+def tombstones(ended: Sequence[Ended]) -> Columns:
     """Documents that end these documents."""
     flags = [f.TOMBSTONE | f.CONTINUES] * len(ended)
     flags[-1] &= ~f.CONTINUES

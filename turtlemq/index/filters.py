@@ -114,13 +114,14 @@ class Filters:
 
 
 def choose(parts: Sequence[Part]) -> list[TablePart]:
-    """The parts for a new filter; none while a lookup asks few enough.
+    """The parts for a new filter, all with hashes of one seed; none while a lookup asks few enough.
 
     The smaller ones first, and larger ones only up to twice the ids so far: so an id is read into few filters in its life."""
-    asked: dict[object, list[TablePart]] = {}  # by filter, or by part if it has none
+    by_seed: dict[int, dict[object, list[TablePart]]] = {}  # the inner ones by filter, or by part if it has none
     for part in parts:
         if isinstance(part, TablePart) and part.table.id_count and part.table.id_bits == HASH_BITS:
-            asked.setdefault(part.filter or part, []).append(part)
+            by_seed.setdefault(part.seed, {}).setdefault(part.filter or part, []).append(part)
+    asked = max(by_seed.values(), key=len, default={})
     if len(asked) <= LOOKUPS_MAX:
         return []
     chosen: list[TablePart] = []

@@ -204,14 +204,14 @@ class LargeBatch:
 
     def _hashes(self, keep: I64) -> U64 | None:
         """Hashes of the ids, None unless all documents are in the memtable: tables do not have hashes by ordinal."""
-        hashes = np.empty(self.count, np.uint64)
+        hashes, seed = np.empty(self.count, np.uint64), 0
         for part, rows in self._by_cursor():
             if not isinstance(part, Memtable):
                 return None
-            hashes[rows] = part.hashes[self.ordinals[rows]]
+            hashes[rows], seed = part.hashes[self.ordinals[rows]], part.seed
         hashes = hashes[keep]
         given = np.flatnonzero(hashes == 0)
-        hashes[given] = hash_seqs(self.seq[keep[given]])
+        hashes[given] = hash_seqs(self.seq[keep[given]], seed)
         return hashes
 
     def _joined(self, keep: I64) -> tuple[bytes, I64]:

@@ -13,14 +13,15 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
-import xxhash
 
 from turtlemq import lifecycle, small_batches
 from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
-from turtlemq.index import build, check, firing, repair
+from turtlemq.index import build, check, firing, lookup, repair
 from turtlemq.index.browse import browse, forecast
 from turtlemq.index.columns import (
+    UNHASHED,
     Columns,
+    Ended,
     as_batch,
     batch_columns,
     may_repeat,
@@ -30,8 +31,7 @@ from turtlemq.index.columns import (
 )
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
-from turtlemq.index.parts import Part
-from turtlemq.index.segments import Hit, Segments
+from turtlemq.index.segments import Segments
 from turtlemq.index.validate import check_batch
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
@@ -199,11 +199,11 @@ class Index:
             raw = list(map(str.encode, cast("Sequence[str]", given)))
         except TypeError:  # a message without id
             return None
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), np.uint64, len(raw))
-        if SERVER_ID_BYTES in set(map(len, raw)) or not hashes.all() or may_repeat(raw, hashes):
+        hashes = hash_texts(raw, self._segments.seed)
+        if SERVER_ID_BYTES in set(map(len, raw)) or may_repeat(raw, hashes):
             return None
         staged = self._writer.staged_ids
-        if (staged and not staged.isdisjoint(raw)) or self._segments.find_many(raw, hashes):
+        if (staged and not staged.isdisjoint(raw)) or lookup.find_many(self._segments, raw, hashes):
             return None
         if known_elsewhere is not None and len(list(known_elsewhere(raw, hashes))):
             return None
@@ -214,7 +214,7 @@ class Index:
     ) -> tuple[list[bytes], list[int], list[int]]:
         """Ids as bytes, their hashes (0 for messages without id), and the indexes of messages that are not held yet."""
         raw = [b"" if id_ is None else id_.encode() for id_ in given]
-        hashes = [xxhash.xxh3_64_intdigest(r) or 1 if r else 0 for r in raw]
+        hashes: list[int] = np.where([bool(r) for r in raw], hash_texts(raw, self._segments.seed), np.uint64(0)).tolist()
         first: dict[bytes, int] = {}
         held: set[int] = set()
         for i, r in enumerate(raw):
@@ -225,17 +225,17 @@ class Index:
             elif len(r) == SERVER_ID_BYTES and (seq := server_seq(r.decode())) is not None:
                 if seq >= next_seq:
                     raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
-                hashes[i] = hash_id(r.decode())
-                hit = self._segments.find(r.decode())
+                hashes[i] = hash_id(r.decode(), self._segments.seed)
+                hit = lookup.find(self._segments, r.decode())
                 if hit is not None and (known_elsewhere is None or not self.is_handed_off(hit.document)):
                     held.add(i)
         unsure = [i for i in first.values() if i not in held]
         texts, numbers = [raw[i] for i in unsure], np.array([hashes[i] for i in unsure], np.uint64)
-        documents = self._segments.find_many(texts, numbers)  # also ids whose end is staged: that may fail
+        places = lookup.find_many(self._segments, texts, numbers)  # also ids whose end is staged: that may fail
         if known_elsewhere is not None:  # the receiver of handed-off messages knows their ids as long as they count
-            documents = {k: key for k, key in documents.items() if not self.progress.covers_one(*key)}
+            places = {k: place for k, place in places.items() if not self.is_handed_off(place)}
             held.update(unsure[k] for k in known_elsewhere(texts, numbers))
-        held.update(unsure[k] for k in documents)
+        held.update(unsure[k] for k in places)
         return raw, hashes, [i for i in range(len(raw)) if i not in held]
 
     # Firing
@@ -257,7 +257,7 @@ class Index:
         """Marks up to which messages were handed off."""
         return self._segments.progress
 
-    def is_handed_off(self, document: f.Document) -> bool:
+    def is_handed_off(self, document: Ended) -> bool:
         """Was this document handed off? If not, it sleeps, or was ended."""
         return self._segments.progress.covers_one(document.due_ms, document.seq)
 
@@ -274,19 +274,18 @@ class Index:
     @repairing_method
     def find(self, id_: str) -> f.Document | None:
         """The newest stored document of an id, unless it was cancelled or replaced."""
-        hit = self._segments.find(id_)
+        hit = lookup.find(self._segments, id_)
         return None if hit is None else hit.document
 
+    @repairing_method
     def find_many(self, ids: Sequence[str], after_seq: int = -1) -> dict[int, f.Document]:
         """The newest documents of many ids, by index in `ids`. Ids that are not held are left out: 0.2 µs each.
 
         Requires: ids unlike server-given ones, such as group/id. `after_seq`: parts without a newer document are skipped, so
         older documents may be missing."""
         raw = [id_.encode() for id_ in ids]
-        hashes = hash_texts(raw)
-        held = repair.repairing(self._segments, lambda: self._segments.find_many(raw, hashes, after_seq))
-        documents = {i: self.find(ids[i]) for i in held}
-        return {i: document for i, document in documents.items() if document is not None}
+        places = lookup.find_many(self._segments, raw, hash_texts(raw, self._segments.seed), after_seq)
+        return lookup.read_places(self._segments, places)
 
     def get(self, id_: str) -> StoredMessage | None:
         """A message that sleeps, or that was handed off and whose document is not dropped yet."""
@@ -306,33 +305,30 @@ class Index:
     def stage_cancel(self, ids: Sequence[str]) -> dict[str, State]:
         """Stage tombstones for sleepers. For each id: CANCELLED (with the next commit), READY or UNKNOWN."""
         outcome: dict[str, State] = {}
-        ended: list[f.Document] = []
-        seen: list[tuple[Part, int]] = []
+        ended: list[lookup.Place] = []
+        places = self._find_committed(list(dict.fromkeys(ids)))
         for id_ in ids:
-            if id_ in outcome:
-                continue
-            hit = self._find_committed(id_)
-            if hit is None or hit.document.flags & f.META:  # a sleeping retry belongs to the Broker
+            place = places.get(id_)
+            if place is None or place.flags & f.META:  # a sleeping retry belongs to the Broker
                 outcome[id_] = State.UNKNOWN
-            elif self.is_handed_off(hit.document):
+            elif self.is_handed_off(place):
                 outcome[id_] = State.READY
-            else:
+            elif id_ not in outcome:
                 outcome[id_] = State.CANCELLED
-                ended.append(hit.document)
-                seen.append((hit.part, hit.ordinal))
+                ended.append(place)
         if ended:
             columns = tombstones(ended)
-            columns.seen = seen
+            columns.seen = [(place.part, place.ordinal) for place in ended]
             self._writer.stage(columns, self._writer.next_seq(0))
         return outcome
 
-    def _find_committed(self, id_: str) -> Hit | None:
-        """The newest version of an id. If the end of it is staged, that is committed first."""
-        hit = self._segments.find(id_)
-        if hit is not None and hit.document.seq in self._writer.staged_ends:
+    def _find_committed(self, ids: list[str]) -> dict[str, lookup.Place]:
+        """The newest versions of distinct ids, those that are held. If the end of one is staged, that is committed first."""
+        places = lookup.find_any(self._segments, ids)
+        if not self._writer.staged_ends.isdisjoint(place.seq for place in places.values()):
             self._writer.commit()
-            hit = self._segments.find(id_)
-        return hit
+            places = lookup.find_any(self._segments, ids)
+        return places
 
     def reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` (`json` or bytes) or `headers`, durably."""
@@ -352,10 +348,10 @@ class Index:
         headers: dict[str, str] | None = None,
     ) -> StoredMessage:
         """Stage a new version of a sleeper. The same document ends the old version, so a crash leaves one of the two."""
-        hit = self._find_committed(id_)
-        if hit is None or hit.document.flags & f.META:
+        place = self._find_committed([id_]).get(id_)
+        old = None if place is None else self._segments.read_one(place.part, place.ordinal)
+        if place is None or old is None or old.flags & f.META:
             raise UnknownMessage(f"{id_!r}: {UnknownMessage.__doc__}")
-        old = hit.document
         if lifecycle.target(self._state(old), "reschedule") is None:
             raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=State.READY.value)
         kind = old.flags & f.JSON if json is None else f.JSON * json
@@ -367,12 +363,12 @@ class Index:
         )
         check_batch(as_batch([message]))
         seq = self._writer.next_seq(now_ms)
-        columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, [hash_id(id_)])
+        columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, UNHASHED)
         kept, optional = old.flags & (f.PRIORITY | f.META), optional_of(message)
         columns.flags[0] = kept | kind | f.REPLACES | flags_of(optional)
         columns.extras = [f.extra_elements((old.seq, old.due_ms), old.arrived, meta=old.meta, **optional)]
         columns.purpose = "rescheduled"
-        columns.ends, columns.seen = [(old.seq, old.due_ms)], [(hit.part, hit.ordinal)]  # no read can fail after the commit
+        columns.ends, columns.seen = [(old.seq, old.due_ms)], [(place.part, place.ordinal)]  # no read can fail after the commit
         self._reserve_ids(self._writer.stage(columns, seq), [id_.encode()])  # else a put of this id would find it ended
         headers = message.headers or {}
         return stored_message(

@@ -15,7 +15,7 @@ import numpy as np
 
 from turtlemq.errors import Exhausted
 from turtlemq.index import policy
-from turtlemq.index.columns import Columns
+from turtlemq.index.columns import UNHASHED, Columns
 from turtlemq.index.parts import Part, TablePart
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.seal import Sealed, SealJob
@@ -26,7 +26,6 @@ from turtlemq.model import I64, SegmentLoad
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
-from turtlemq.segment.ids import hash_id
 from turtlemq.storage import names
 
 _MOVED_BYTES = 4 << 20  # of sleepers moved in one step: requests wait as long as it takes
@@ -132,6 +131,7 @@ class Maintenance:
             others=tuple((part.first_seq, part.last_seq, other.ended_by) for other in before for part in other.parts),
             first_seq=min(part.first_seq for part in segment.parts),
             last_seq=max(part.last_seq for part in segment.parts),
+            seed=segments.seed,
         )
 
     def adopt(self, sealed: Sealed) -> bool:
@@ -298,7 +298,7 @@ def _copies(documents: list[f.Document]) -> Columns:
         ttr_ms=[d.ttr_ms for d in documents],
         flags=[d.flags & keep | f.REPLACES | f.MOVED for d in documents],
         extras=[f.extra_elements((d.seq, d.due_ms), d.arrived, d.order, d.meta, **optional_of(d)) for d in documents],
-        hashes=[hash_id(d.id) for d in documents],
+        hashes=UNHASHED,
         ends=[(d.seq, d.due_ms) for d in documents],
         purpose="moved",
     )

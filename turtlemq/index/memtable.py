@@ -26,8 +26,8 @@ _ROOM = 64  # documents at first, then four times as many: each topic has two me
 class Memtable(Part):
     """Documents `first`, `first` + 1, … of the active segment, from byte `start` on."""
 
-    def __init__(self, path: Path, base: int, first: int, start: int, next_seq: int) -> None:
-        self.path, self.base, self.first, self.start = path, base, first, start
+    def __init__(self, path: Path, base: int, first: int, start: int, next_seq: int, seed: int) -> None:
+        self.path, self.base, self.first, self.start, self.seed = path, base, first, start, seed
         self.count = 0
         self.first_seq, self.last_seq, self.ended_by = next_seq, next_seq - 1, next_seq - 1  # all its ends are newer
         self.cursors: list[Cursor] = []
@@ -167,15 +167,14 @@ class Memtable(Part):
         self.ids.older[hash_] = older = [other for other in self.ids.older[hash_] if self.alive_one(other)]
         return sorted({ordinal, *older}, reverse=True)  # newest first
 
-    def find_many(self, query: IdQuery) -> list[tuple[int, int]]:
-        if query.pairs is not None:
-            return [(number, ordinal) for number, hash_ in query.pairs for ordinal in self.find(hash_)]
+    def find_many(self, query: IdQuery) -> list[int]:
+        if query.few is not None:
+            return [ordinal for hash_ in query.few for ordinal in self.find(hash_)]
         newest = self.ids.find_many(self.hashes, query.hashes)
-        hits = np.flatnonzero(newest >= 0)
+        hits = newest >= 0
         if not self.ids.older:
-            return list(zip(query.numbers[hits].tolist(), newest[hits].tolist(), strict=True))
-        pairs = zip(query.numbers[hits].tolist(), query.hashes[hits].tolist(), strict=True)
-        return [(number, ordinal) for number, hash_ in pairs for ordinal in self.find(hash_)]
+            return list(np.unique(newest[hits]).tolist())
+        return [ordinal for hash_ in np.unique(query.hashes[hits]).tolist() for ordinal in self.find(hash_)]
 
     def find_seq(self, seq: int) -> int | None:
         """The ordinal of the document with this seq. O(log n)."""

@@ -148,38 +148,29 @@ class KeyListCursor(Cursor):
 
 
 class IdQuery:
-    """Ids to look up in one part after the other: numbers and hashes, as arrays; of a small query only `pairs` of both."""
+    """Hashes of ids to look up in one part after the other: an array, or a list `few` of distinct ones if there are few."""
 
-    __slots__ = ("hashes", "numbers", "pairs")
+    __slots__ = ("few", "hashes")
 
-    def __init__(self, numbers: I64, hashes: U64) -> None:
-        self.numbers, self.hashes = numbers, hashes
-        self.pairs: list[tuple[int, int]] | None = None
-        if len(hashes) < small_batches.DOCUMENTS:
-            self.pairs = list(zip(numbers.tolist(), hashes.tolist(), strict=True))
+    def __init__(self, hashes: U64) -> None:
+        self.hashes = hashes
+        self.few = list(dict.fromkeys(hashes.tolist())) if len(hashes) < small_batches.DOCUMENTS else None
 
     @classmethod
-    def of(cls, hashes: U64) -> IdQuery:
-        """A query for these ids, numbered from 0."""
-        return (
-            cls(np.arange(len(hashes)), hashes)
-            if len(hashes) >= small_batches.DOCUMENTS
-            else cls.these(list(enumerate(hashes.tolist())))
-        )
-
-    @classmethod
-    def these(cls, pairs: list[tuple[int, int]]) -> IdQuery:
-        """A small query, without the arrays: each takes a microsecond to make."""
+    def these(cls, few: list[int]) -> IdQuery:
+        """A small query, without the array, which takes a microsecond to make."""
         query = cls.__new__(cls)
-        query.pairs = pairs
+        query.few = few
         return query
 
     def through(self, filter_: BloomFilter) -> IdQuery:
-        """The ids of this query that pass a Bloom filter."""
-        if self.pairs is not None:
-            return IdQuery.these([pair for pair in self.pairs if filter_.may_hold_one(pair[1])])
-        passing = filter_.may_hold(self.hashes)
-        return IdQuery(self.numbers[passing], self.hashes[passing])
+        """The hashes of this query that pass a Bloom filter."""
+        if self.few is not None:
+            return IdQuery.these([hash_ for hash_ in self.few if filter_.may_hold_one(hash_)])
+        return IdQuery(self.hashes[filter_.may_hold(self.hashes)])
+
+    def __len__(self) -> int:
+        return len(self.hashes if self.few is None else self.few)
 
 
 class Part:
@@ -192,7 +183,8 @@ class Part:
     live: int  # sleepers that are neither handed off nor ended
     ended: Bits | None = None
     gone = False  # replaced by another part, or dropped with its segment
-    filter: BloomFilter | None = None  # over the ids of its table and of others
+    filter: BloomFilter | None = None  # over the ids of its table and of others, all hashed with its seed
+    seed: int  # of the hashes by which its ids are found
     dirty = False  # `ended` has changed since it was written to disk
 
     first_seq: int
@@ -212,8 +204,8 @@ class Part:
         """Ordinals of documents whose id has this hash, newest first unless sealed. Candidates: the id must be compared."""
         raise NotImplementedError
 
-    def find_many(self, query: IdQuery) -> list[tuple[int, int]]:
-        """(number in the query, ordinal) of candidates: ids must be compared."""
+    def find_many(self, query: IdQuery) -> list[int]:
+        """Ordinals of documents whose id has one of these hashes, each once. Candidates: ids must be compared."""
         raise NotImplementedError
 
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
@@ -289,7 +281,7 @@ class TablePart(Part):
         self.table = table
         self.sealed = sealed
         cover = table.cover
-        self.base, self.first, self.ended_by = cover.base, cover.first, cover.killed_seq
+        self.base, self.first, self.ended_by, self.seed = cover.base, cover.first, cover.killed_seq, table.seed
         self.first_seq, self.last_seq = cover.first_seq, cover.last_seq
         self.cursors = [Cursor(self, table, self.first_seq)] if len(table) else []
         self.live = len(table)
@@ -313,12 +305,11 @@ class TablePart(Part):
     def find(self, hash_: int) -> Sequence[int]:
         return self.table.find(hash_)
 
-    def find_many(self, query: IdQuery) -> list[tuple[int, int]]:
-        find, pairs = self.table.find, query.pairs
-        if pairs is None:
-            maybe = np.flatnonzero(self.table.may_hold(query.hashes))
-            pairs = list(zip(query.numbers[maybe].tolist(), query.hashes[maybe].tolist(), strict=True))
-        return [(number, ordinal) for number, hash_ in pairs for ordinal in find(hash_)]
+    def find_many(self, query: IdQuery) -> list[int]:
+        find, hashes = self.table.find, query.few
+        if hashes is None:
+            hashes = np.unique(query.hashes[self.table.may_hold(query.hashes)]).tolist()
+        return [ordinal for hash_ in hashes for ordinal in find(hash_)]
 
     def count_live(self) -> int:
         if not (self.sealed and self.ended is not None and len(self.cursors) == 1):
@@ -353,7 +344,7 @@ class TablePart(Part):
         return int(read.heads["seq"][0]) if read.good[0] else None
 
     def holds(self, ordinal: int, document: f.Document) -> bool:
-        return self.first_seq <= document.seq <= self.last_seq and ordinal in self.table.find(hash_id(document.id))
+        return self.first_seq <= document.seq <= self.last_seq and self.table.holds(hash_id(document.id, self.seed), ordinal)
 
     def in_place(self, ordinals: I64, dues: I64, seqs: I64) -> bool:
         if not len(seqs):

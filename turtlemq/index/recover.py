@@ -38,12 +38,19 @@ from turtlemq.storage.door import Door
 
 
 def open_index(
-    door: Door, folder: Path, topic: str, settings: Settings, progress: Progress, clean_end: int | None = None
+    door: Door,
+    folder: Path,
+    topic: str,
+    settings: Settings,
+    progress: Progress,
+    clean_end: int | None = None,
+    *,
+    seed: int = 0,
 ) -> Index:
     """Open the Index in `folder`, or create it. `progress`: the handoffs that the receiver holds durably. `clean_end`: the size
-    of the active segment after a clean shutdown; then nothing in it can be torn."""
+    of the active segment after a clean shutdown; then nothing in it can be torn. `seed`: for the hashes of ids in new tables."""
     door.make_folder(folder)
-    segments = Segments(door, folder, topic, progress)
+    segments = Segments(door, folder, topic, progress, seed)
     bases = _remove_leftovers(door, folder)
     if clean_end is None:
         door.sync_folder(folder)  # a killed process may have left names that are not durable; from now on all are relied on
@@ -207,12 +214,12 @@ def _cover_scanned(
         position, number, first = part.table.cover.end, number + part.documents, span[1]
     if not active:
         return
-    memtable = Memtable(segment.path, segment.base, number, position, _first_free_seq(segments, segment))
+    memtable = Memtable(segment.path, segment.base, number, position, _first_free_seq(segments, segment), segments.seed)
     if first < len(scanned):
         given = (scanned.flags[first:] & (f.SERVER_ID | f.TOMBSTONE)) != 0
         own = None
         if not given.all():
-            own = build.scan_hashes(view, scanned, first, len(scanned))
+            own = build.scan_hashes(view, scanned, first, len(scanned), segments.seed)
             own[given] = 0
         rest = slice(first, None)
         memtable.add(scanned.seq[rest], scanned.due_ms[rest], scanned.positions[rest], scanned.end, scanned.flags[rest], own)
@@ -246,5 +253,5 @@ def _create_segment(segments: Segments) -> None:
     segments.door.close(log.create(segments.door, path, header))
     start = len(f.encode_header(header))
     segment = Segment(base, path, 0, False, start, start, header.killed_seq)
-    segment.parts = [Memtable(path, base, 0, start, _first_free_seq(segments, segment))]
+    segment.parts = [Memtable(path, base, 0, start, _first_free_seq(segments, segment), segments.seed)]
     segments.by_base[base] = segment

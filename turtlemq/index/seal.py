@@ -40,6 +40,7 @@ class SealJob:
     others: tuple[tuple[int, int, int], ...]  # of each part of an older segment: first seq, last seq, its segment's `ended_by`
     first_seq: int
     last_seq: int
+    seed: int = 0  # of the hashes of ids in its table
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,10 @@ def _write_table(
         killed_seq=job.ended_by,
     )
     nothing = np.zeros(tombstone_count, np.int64)
-    hashes = np.append(build.scan_hashes(view, scanned, 0, len(scanned))[order], nothing.astype(np.uint64))
+    hashes = np.append(build.scan_hashes(view, scanned, 0, len(scanned), job.seed)[order], nothing.astype(np.uint64))
     flags = np.append(scanned.flags[order], np.full(tombstone_count, f.TOMBSTONE, np.uint32)).astype(np.uint32)
     due_ms = np.append(scanned.due_ms[order], nothing)
-    buffers = build.tabulate(cover, due_ms, positions, flags, hashes, np.ones(len(positions), np.bool_))
+    buffers = build.tabulate(cover, due_ms, positions, flags, hashes, np.ones(len(positions), np.bool_), job.seed)
     path = job.folder / (names.table("delay", job.base, None) + names.TMP)
     fd = door.create(path)
     try:

@@ -1,8 +1,8 @@
-"""All segments of an Index and their parts: lookup by id and by seq, a heap of cursors by due time, ended bits, damage.
+"""All segments of an Index and their parts: lookup by seq, a heap of cursors by due time, ended bits, damage.
 
 Parts are ordered by the seqs that they hold; ranges never overlap, the memtable is last. A newer document of an id is always in
 the same or a later part, so the first hit from the end decides. Nothing is written here but copies of damaged bytes: appending is
-`writer`, files are opened by `recover`.
+`writer`, files are opened by `recover`. Lookup by id is `lookup`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from turtlemq.errors import Exhausted
 from turtlemq.index.memtable import Memtable
-from turtlemq.index.parts import Cursor, IdQuery, KeyArray, Part, TablePart, rank_behind
-from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, U64, Counters, Damage, Progress
+from turtlemq.index.parts import Cursor, KeyArray, Part, TablePart, rank_behind
+from turtlemq.model import I64, ORDINAL_BITS, SEQ_MAX, Counters, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.segment.bloom import BloomFilter
-from turtlemq.segment.ids import hash_id, server_seq
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 KIND = "delay"
 _ENDING_READ = 16_384  # documents that end others, read at once
 _ASIDE_BYTES_MAX = 1 << 26  # of one damaged place that are copied
+_READ_DOCUMENTS = 4_096  # read at once by a lookup
+_READ_BYTES = 4 << 20  # read at once by a lookup, but one document at least
 
 
 @dataclass(slots=True)
@@ -66,19 +65,11 @@ class Segment:
         return ending.seq > self.ended_by and any(part.first_seq <= of <= part.last_seq for part in self.parts)
 
 
-class Hit(NamedTuple):
-    """A document that was found, and its place."""
-
-    part: Part
-    ordinal: int
-    document: f.Document
-
-
 class Segments:
-    """All segments and parts of one Index."""
+    """All segments and parts of one Index. `seed`: for the hashes of ids in new parts; tables of older versions have another."""
 
-    def __init__(self, door: Door, folder: Path, topic: str, progress: Progress) -> None:
-        self.door, self.folder, self.topic = door, folder, topic
+    def __init__(self, door: Door, folder: Path, topic: str, progress: Progress, seed: int = 0) -> None:
+        self.door, self.folder, self.topic, self.seed = door, folder, topic, seed
         self.by_base: dict[int, Segment] = {}
         self.parts: list[Part] = []
         self.progress = progress  # handed off
@@ -176,71 +167,23 @@ class Segments:
 
     def read_many(self, part: Part, ordinals: I64) -> Iterator[f.Document | None]:
         """Documents of a part; None, and a report, for damaged ones. 10 µs each."""
-        read = part.read(self.door, ordinals)
-        self.report(part, read, ordinals)
-        view = memoryview(read.buffer)
-        for at, length, good in zip(read.starts.tolist(), read.heads["len"].tolist(), read.good.tolist(), strict=True):
-            yield f.decode(view[at : at + length]) if good else None
+        for _, read in self.read_slices(part, ordinals):
+            view = memoryview(read.buffer)
+            for at, length, good in zip(read.starts.tolist(), read.heads["len"].tolist(), read.good.tolist(), strict=True):
+                yield f.decode(view[at : at + length]) if good else None
 
-    def find(self, id_: str) -> Hit | None:
-        """The newest document of an id, unless it was cancelled or replaced. 2 µs a part, and a pread for the hit."""
-        if not id_.isprintable():  # cannot be an id, and perhaps has no UTF-8 form
-            return None
-        hash_ = hash_id(id_)
-        seq = server_seq(id_)
-        hinted = None if seq is None else self.part_of(seq)
-        if hinted is not None:
-            assert seq is not None
-            ordinal = hinted.find_seq(seq) if isinstance(hinted, Memtable) else None
-            hit = self._verify(hinted, hinted.find(hash_) if ordinal is None else (ordinal,), id_)
-            if hit is not None:
-                return hit
-        maybe: dict[BloomFilter | None, bool] = {None: True}
-        for part in reversed(self.parts):
-            filter_ = part.filter
-            if filter_ not in maybe:
-                assert filter_ is not None
-                maybe[filter_] = filter_.may_hold_one(hash_)
-            if maybe[filter_] and (ordinals := part.find(hash_)) and (hit := self._verify(part, ordinals, id_)) is not None:
-                return hit
-        return None
-
-    def _verify(self, part: Part, ordinals: Sequence[int], id_: str) -> Hit | None:
-        for ordinal in ordinals:
-            if part.alive_one(ordinal):
-                document = self.read_one(part, ordinal)
-                if document is not None and document.id == id_:
-                    return Hit(part, ordinal, document)
-        return None
-
-    def find_many(self, ids: Sequence[bytes], hashes: U64, after_seq: int = -1) -> dict[int, tuple[int, int]]:
-        """Held ids, as index in `ids` → due time and seq of the newest document. 0.2 µs for an id that is not held.
-
-        Parts in which nothing is newer than `after_seq` are skipped."""
-        held: dict[int, tuple[int, int]] = {}
-        everything = IdQuery.of(hashes)
-        queries: dict[BloomFilter | None, IdQuery] = {None: everything}
-        for part in reversed(self.parts):
-            if part.last_seq <= after_seq:
-                continue
-            if part.filter is not None and part.filter not in queries:
-                queries[part.filter] = everything.through(part.filter)
-            candidates = part.find_many(queries[part.filter])
-            if held:
-                candidates = [candidate for candidate in candidates if candidate[0] not in held]
-            if not candidates:
-                continue
-            ordinals = np.array([ordinal for _, ordinal in candidates])
-            alive = part.alive(ordinals)
-            read = part.read(self.door, ordinals)
-            self.report(part, read, ordinals)
-            for k, (i, _) in enumerate(candidates):
-                at = int(read.starts[k]) + f.PREFIX_BYTES
-                if alive[k] and read.good[k] and read.buffer[at : at + int(read.heads["idlen"][k]) - 1] == ids[i]:
-                    key = (int(read.heads["due"][k]), int(read.heads["seq"][k]))
-                    if i not in held or held[i][1] < key[1]:
-                        held[i] = key
-        return held
+    def read_slices(self, part: Part, ordinals: I64) -> Iterator[tuple[I64, log.Documents]]:
+        """Read documents of a part in slices of bounded number and size. Damaged ones are reported."""
+        starts, ends = part.spans_of(ordinals)
+        total = np.cumsum(ends - starts)
+        first = 0
+        while first < len(ordinals):
+            fits = int(np.searchsorted(total, (total[first - 1] if first else 0) + _READ_BYTES, side="right"))
+            last = max(first + 1, min(fits, first + _READ_DOCUMENTS))
+            read = part.read(self.door, ordinals[first:last])
+            self.report(part, read, ordinals[first:last])
+            yield ordinals[first:last], read
+            first = last
 
     # Ending documents
 

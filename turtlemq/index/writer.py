@@ -11,24 +11,26 @@ between first waits for the group under way and lands it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.errors import DiskFull, Exhausted, Stopped
 from turtlemq.index import build
-from turtlemq.index.columns import Columns
+from turtlemq.index.columns import UNHASHED, Columns
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.segments import KIND, Segment, Segments
 from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.segment.ids import hash_any
 from turtlemq.segment.table import Damaged
 from turtlemq.settings import Settings
 from turtlemq.storage import names
@@ -118,6 +120,8 @@ class Writer(log.OpenLog):
 
         If the segment is full, earlier documents are committed now, and a new segment begins."""
         self.refuse_if_stopped()
+        if columns.hashes is UNHASHED:
+            columns.hashes = hash_any(cast("Sequence[bytes]", columns.ids), self.segments.seed)
         self._roll_if_full(len(columns.bodies), _size(columns))
         group = self._open_group()
         if not group.batches and not self._unsynced:
@@ -261,7 +265,8 @@ class Writer(log.OpenLog):
         self.sync()  # a table must not refer to documents that a power cut could take back
         memtable.spill()
         number = memtable.first + memtable.count
-        segment.parts = [*segment.parts, Memtable(segment.path, segment.base, number, segment.size, memtable.last_seq + 1)]
+        new = Memtable(segment.path, segment.base, number, segment.size, memtable.last_seq + 1, self.segments.seed)
+        segment.parts = [*segment.parts, new]
         self.frozen.append(memtable)
         self.segments.arrange()
 
@@ -313,7 +318,7 @@ class Writer(log.OpenLog):
         self.close()
         start = len(f.encode_header(header))
         new = Segment(base, path, 0, False, start, start, self.last_seq)
-        new.parts.append(Memtable(path, base, 0, start, self.last_seq + 1))
+        new.parts.append(Memtable(path, base, 0, start, self.last_seq + 1, self.segments.seed))
         old.parts = [part for part in old.parts if part.documents]
         self.segments.by_base[base] = new
         self.segments.arrange()

@@ -34,6 +34,12 @@ class Documents:
     heads: np.ndarray[Any, np.dtype[Any]]
     good: Mask
 
+    def ids(self) -> list[bytes]:
+        """The ids of all documents; b"" for those that are not good. 0.2 µs each."""
+        begin, end = self.starts + f.PREFIX_BYTES, self.starts + f.PREFIX_BYTES + self.heads["idlen"] - 1
+        columns = (begin.tolist(), end.tolist(), self.good.tolist())
+        return [bytes(self.buffer[a:b]) if good else b"" for a, b, good in zip(*columns, strict=True)]
+
     def decode(self, i: int) -> f.Document:
         """The `i`-th document. Required: it is good."""
         at = int(self.starts[i])

@@ -38,7 +38,8 @@ from turtlemq.storage.door import Door
 
 BLOCK = 4096
 FANOUT = BLOCK // 8
-_VERSION = 2
+_VERSION = 2  # with seed 0
+_SEEDED_VERSION = 3  # with another seed: programs that know no seed must not look ids up in it
 HASH_BITS = 64 - ORDINAL_BITS  # upper bits of a hash that are stored
 _BUCKET_IDS = 32  # in a bucket at most, on average; at least half of that
 _BUCKET_WINDOW = 64  # fingerprints of a bucket that are compared at once
@@ -67,10 +68,10 @@ class Damaged(Corrupt):
 
 
 def build(
-    cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, ending: I64, owners: U64 | None = None
+    cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, ending: I64, owners: U64 | None = None, *, seed: int = 0
 ) -> list[bytes]:
     """The bytes of a table, as buffers. Requires: `keys` sorted. `hashes[i]` is the hash of the id of ordinal `hashed[i]`;
-    `ending` are the ordinals for the section `kills`. 60 ns a message, mostly sorting."""
+    `ending` are the ordinals for the section `kills`; `seed` is that of all hashes. 60 ns a message, mostly sorting."""
     sections: dict[str, np.ndarray[Any, Any]] = {"keys": keys}
     for depth, level in enumerate(_inner_levels(keys)):
         sections[f"inner{depth}"] = level
@@ -89,8 +90,9 @@ def build(
         at += len(buffers[-1])
     sums = np.array([crc32(block) for block in _blocks(buffers)], dtype=np.uint32).tobytes()
     fields = {
-        "turtlemq_index": _VERSION,
+        "turtlemq_index": _SEEDED_VERSION if seed else _VERSION,
         **{k: Int64(v) for k, v in asdict(cover).items()},
+        **({"seed": Int64(seed)} if seed else {}),
         "sections": offsets,
         "checksums": [at, len(sums) // 4, crc32(sums)],
     }
@@ -136,9 +138,12 @@ def _ids(hashes: U64, hashed: I64, documents: int) -> dict[str, np.ndarray[Any, 
 class Table:
     """An open table. A block is verified at its first use; `Damaged` is raised if it is bad. In memory is only the mapping."""
 
-    def __init__(self, path: Path, data: memoryview, cover: Cover, sections: dict[str, list[int]], sums: U32) -> None:
+    def __init__(
+        self, path: Path, data: memoryview, cover: Cover, sections: dict[str, list[int]], sums: U32, seed: int = 0
+    ) -> None:
         self.path = path
         self.cover = cover
+        self.seed = seed  # of the hashes by which its ids are found
         self._data = data
         self._sums = sums.tolist() if len(sums) < 4096 else sums
         self._verified = bytearray(len(sums))
@@ -273,6 +278,25 @@ class Table:
             return []
         return self._with_mark(hash_, print_, i, last)
 
+    def holds(self, hash_: int, ordinal: int) -> bool:
+        """Is this ordinal one of `find`? 1 µs, however many ids have this hash."""
+        if self.id_bits < HASH_BITS:  # bits that are not stored come before the ordinal in the order
+            return ordinal in self.find(hash_)
+        bucket, print_, low = hash_ >> self._bucket_shift, hash_ >> self._print_shift & 0xFFFF, self._ordinal_bits
+        self._ensure_bucket_verified(bucket)
+        first, last = self._bucket_item[bucket], self._bucket_item[bucket + 1]
+        first, last = bisect_left(self._print_item, print_, first, last), bisect_right(self._print_item, print_, first, last)
+        if first == last:
+            return False
+        self._ensure_verified("ordinals", first, last, 4)
+        entry = self._mark(hash_) << low | ordinal
+        i = bisect_left(self._ordinal_item, entry, first, last)
+        return i < last and self._ordinal_item[i] == entry
+
+    def _mark(self, hash_: int) -> int:
+        """The bits of a hash that stand above the ordinal."""
+        return (hash_ & ~_LOW & (1 << self._print_shift) - 1) >> self._print_shift - 32 + self._ordinal_bits
+
     def _ensure_bucket_verified(self, bucket: int) -> None:
         self._ensure_verified("buckets", bucket, bucket + 2, 4)
         first, last = self._bucket_item[bucket], self._bucket_item[bucket + 1]
@@ -288,8 +312,7 @@ class Table:
 
     def _with_mark(self, hash_: int, print_: int, first: int, last: int) -> list[int]:
         """Ordinals of the ids from `first` on with this fingerprint whose other stored bits match, too."""
-        prints, ordinals, low = self._print_item, self._ordinal_item, self._ordinal_bits
-        mark = (hash_ & ~_LOW & (1 << self._print_shift) - 1) >> self._print_shift - 32 + low
+        prints, ordinals, low, mark = self._print_item, self._ordinal_item, self._ordinal_bits, self._mark(hash_)
         stop = bisect_right(prints, print_, first, last)
         self._ensure_verified("ordinals", first, stop, 4)
         return [ordinals[i] & (1 << low) - 1 for i in range(stop - 1, first - 1, -1) if ordinals[i] >> low == mark]
@@ -372,13 +395,15 @@ def parse_table(path: Path, data: memoryview) -> Table:
     """The table in `data`. Its header and its list of checksums are verified here, its blocks at their first use."""
     try:
         fields, _ = f.decode_checked(data[:BLOCK])
-        if fields["turtlemq_index"] != _VERSION:
+        version = fields["turtlemq_index"]
+        if version not in (_VERSION, _SEEDED_VERSION):
             raise ValueError("it is of another version")
+        seed = int(fields["seed"]) if version == _SEEDED_VERSION else 0
         at, count, sums_check = fields["checksums"]
         sums = data[at : at + 4 * count]
         if len(data) != at + 4 * count or crc32(sums) != sums_check:
             raise ValueError("its checksums are damaged")
         cover = Cover(**{name: int(fields[name]) for name in Cover.__dataclass_fields__})
-        return Table(path, data, cover, fields["sections"], np.frombuffer(sums, np.uint32))
+        return Table(path, data, cover, fields["sections"], np.frombuffer(sums, np.uint32), seed)
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path.name}: {error}. {Damaged.__doc__}") from error

@@ -31,6 +31,7 @@ from turtlemq.storage.mapping import map_file
 T = TypeVar("T")
 _IOV_MAX = 512
 _CLOSED_AT_ONCE = 8  # logs, when the system has no descriptor left: each may need a sync
+_MODE = 0o644  # of new files
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OPENING = ("open", "listdir", "mmap")  # calls that need a descriptor, or a mapping, and change nothing without
@@ -193,12 +194,12 @@ class Door:
     def read_all(self, path: Path) -> bytes:
         return self.read(path, 0, self.size(path))
 
-    def replace(self, path: Path, data: bytes, *, durable: bool = True) -> None:
+    def replace(self, path: Path, data: bytes, *, durable: bool = True, mode: int = _MODE) -> None:
         """Replace a whole file: a crash leaves the old or the new one. Without `durable` it may leave a torn one, too: only for
         caches, which have a checksum."""
         tmp = path.with_name(path.name + ".tmp")
         with self.durable_names(path.parent) if durable else nullcontext():
-            fd = self.create(tmp)
+            fd = self.create(tmp, mode)
             try:
                 self.write(fd, tmp, 0, [data])
                 if durable:
@@ -212,21 +213,21 @@ class Door:
 
     # Files that are written
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, mode: int = _MODE) -> int:
         """Create a file for writing. A file of that name is unlinked, not cut: a reader that has it mapped would get SIGBUS."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._forget(path)
         try:
-            return self._open(path, flags)
+            return self._open(path, flags, mode)
         except FileExistsError:
             self.remove(path)
-            return self._open(path, flags)
+            return self._open(path, flags, mode)
 
     def open_write(self, path: Path) -> int:
         return self._open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def _open(self, path: Path, flags: int) -> int:
-        return self._do("open", path, os.open, path, flags, 0o644)
+    def _open(self, path: Path, flags: int, mode: int = _MODE) -> int:
+        return self._do("open", path, os.open, path, flags, mode)
 
     def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         """Write all buffers at `offset`. Returns the number of bytes. On failure the file is cut back to `offset`."""
@@ -342,6 +343,10 @@ class Door:
             os.close(fd)
             raise
         return fd
+
+    def random_bytes(self, count: int) -> bytes:
+        """Random bytes of the system, good enough for secrets. Tests that must repeat give others."""
+        return os.urandom(count)
 
     def free_bytes(self, path: Path) -> int:
         """Free space for this process on the file system of `path`."""

@@ -19,6 +19,7 @@ from turtlemq.errors import InvalidArgument, InvalidTopic
 LOCK = "LOCK"
 CLEAN = "CLEAN"
 FORMAT = "FORMAT"
+HASH_SEED = "HASH_SEED"
 TOPICS = "topic"
 SETTINGS = "topic.toml"
 TMP = ".tmp"

@@ -65,9 +65,11 @@ class Filter:
 class DeadLetters:
     """The dead letters of one topic."""
 
-    def __init__(self, door: Door, folder: Path, topic: str, settings: Settings, clean_end: int | None = None) -> None:
+    def __init__(
+        self, door: Door, folder: Path, topic: str, settings: Settings, clean_end: int | None = None, seed: int = 0
+    ) -> None:
         self._settings, self._door = settings, door
-        self.index: Index = open_index(door, folder / "dead", topic, settings, Progress(), clean_end)
+        self.index: Index = open_index(door, folder / "dead", topic, settings, Progress(), clean_end, seed=seed)
         self.dropped = 0  # by age or number, since the topic was opened
         self.requeued = 0  # since the topic was opened
 

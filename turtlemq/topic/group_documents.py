@@ -13,10 +13,9 @@ from typing import Any
 from bson.int64 import Int64
 
 from turtlemq.broker.failures import EndedDelivery
-from turtlemq.index.columns import Columns
+from turtlemq.index.columns import UNHASHED, Columns
 from turtlemq.message_fields import optional_of
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import hash_id
 
 _NONE: Mapping[int, f.Document] = MappingProxyType({})
 
@@ -50,7 +49,7 @@ def _columns(ended: Sequence[EndedDelivery], attempts: Sequence[int], older: Map
         ttr_ms=[e.document.ttr_ms for e in ended],
         flags=flags,
         extras=extras,
-        hashes=[hash_id(id_) for id_ in ids],
+        hashes=UNHASHED,
         ends=[(document.seq, document.due_ms) for document in older.values()],
         purpose=purpose,
     )

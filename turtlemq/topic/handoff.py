@@ -16,7 +16,6 @@ from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import SEQ_COUNTER_BITS, Due
 from turtlemq.segment import format as f
 from turtlemq.segment.buffers import gather
-from turtlemq.segment.ids import hash_ids
 from turtlemq.storage.ballast import Ballast
 from turtlemq.topic.stores import Stores
 
@@ -54,7 +53,7 @@ class Handoff:
         heads = f.prefixes(due.raw, due.starts)
         begin, sizes = due.starts + f.PREFIX_BYTES, heads["idlen"].astype(np.int64) - 1
         texts = [due.raw[a:b] for a, b in zip(begin.tolist(), (begin + sizes).tolist(), strict=True)]
-        known = self._stores.broker.ready.find_many(texts, hash_ids(due.raw, begin, sizes))
+        known = self._stores.broker.ready.find_many(texts)
         keep = np.array([i for i in range(len(due)) if i not in known or heads["flags"][i] & f.META], np.int64)
         lengths = heads["len"][keep].astype(np.int64)
         raw = bytes(gather(due.raw, due.starts[keep], lengths))

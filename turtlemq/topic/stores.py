@@ -45,16 +45,19 @@ class Stores:
         self.requeued_letters: list[f.Document] = []  # dead letters that sleep again
 
     @classmethod
-    def open(cls, name: str, folder: Path, door: Door, settings: Settings, clean: dict[str, Any]) -> tuple[Stores, Opened]:
+    def open(
+        cls, name: str, folder: Path, door: Door, settings: Settings, clean: dict[str, Any], seed: int
+    ) -> tuple[Stores, Opened]:
         """Open the stores of a topic, or create them. Also returns the result of opening the Broker, for `recover.resolve`, which
-        must come next. `clean`: the mark that `Topic.close` returned at the last proper stop, {} after a crash."""
+        must come next. `clean`: the mark that `Topic.close` returned at the last proper stop, {} after a crash. `seed`: for the
+        hashes of ids."""
         self, gone = cls(name, folder, door, settings), {*clean.get("files", ())} - {*logs(door, folder)}
         self.missing = [Damage(file, 0, 0, "the file is missing") for file in gone]
         callbacks = (self._store_dead_letters, self._schedule_retries, self._newest_seq)
-        opened = open_broker(door, folder, name, settings, *callbacks, clean.get("broker"))
+        opened = open_broker(door, folder, name, settings, *callbacks, clean.get("broker"), seed=seed)
         self.broker = opened.broker
-        self.index = open_index(door, folder, name, settings, self.broker.progress, clean.get("end"))
-        self.dead_letters = DeadLetters(door, folder, name, settings, clean.get("dead"))
+        self.index = open_index(door, folder, name, settings, self.broker.progress, clean.get("end"), seed=seed)
+        self.dead_letters = DeadLetters(door, folder, name, settings, clean.get("dead"), seed)
         return self, opened
 
     def use(self, flusher: Worker, make_room: Callable[[], bool]) -> None:

@@ -49,9 +49,10 @@ class Topic:
         ballast: Ballast,
         slots: SaveSlots,
         clean: dict[str, Any] | None = None,
+        seed: int = 0,
     ) -> None:
         self.name = name
-        self.stores, opened = Stores.open(name, folder, door, settings, clean or {})
+        self.stores, opened = Stores.open(name, folder, door, settings, clean or {}, seed)
         self.stores.use(flusher, ballast.throw)
         self._index, self._broker = self.stores.index, self.stores.broker
         self._checkpoints = Checkpoints(self.stores, flusher, ballast, slots)
