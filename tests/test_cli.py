@@ -91,6 +91,18 @@ def test_put_fetch_ack(line: Line) -> None:
     assert line.json("ack", "a", "two", "three")[0] == {"acked": 1, "failed": 0, "dead": 0, "unknown": ["three"]}
 
 
+def test_ack_and_extend_name_a_lease(line: Line) -> None:
+    line("put", "leases", "text", "--id", "one")
+    shown = line("fetch", "leases", "--wait", "5").rstrip().split("\t")
+    lease = shown[-1].removeprefix("lease ")
+    assert line("extend", "leases", "one", "--lease", "0-0", code=1) == "0 extended, 0 unknown, 1 late\n"
+    assert line("ack", "leases", "-one", "--lease", "0-0") == "0 acked, 0 failed, 0 dead, 0 unknown, 1 late\n"
+    assert line("extend", "leases", "one", "--lease", lease) == "1 extended, 0 unknown, 0 late\n"
+    assert line("ack", "leases", "-one", "--lease", lease, "--retry-delay", "0").startswith("0 acked, 1 failed")
+    (again,) = line.json("fetch", "leases", "--wait", "5")
+    assert line("ack", "leases", "one", "--lease", again["lease"]) == "1 acked, 0 failed, 0 dead, 0 unknown, 0 late\n"
+
+
 def test_text_does_nothing_to_a_terminal(line: Line) -> None:
     line("put", "escape", "\x1b[2Jgone\n")
     assert "\\x1b[2Jgone\\n" in line("fetch", "escape", "--wait", "5", "--ack", "auto")

@@ -294,7 +294,7 @@ def test_a_message_is_handled_and_acknowledged() -> None:
     one.finished(one.next_job(102), {"b": Retry("later", delay=5)}, 103)
     assert one.acks_due_s() == 102 + one.options.ack_linger_s
     assert one.take_acks() == [AckList(["a", "-b"], 5, "later")]
-    assert one.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0}
+    assert one.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0, "late": 0}
     assert not one.idle
     one.acks_done(2)
     assert one.idle
@@ -399,7 +399,7 @@ def test_at_most_once_messages_are_handled_however_late() -> None:
     assert ids_of(one.next_job(501)) == ["b"]
     assert one.take_acks() == []
     assert one.next_job(501) == []
-    assert one.counts == {"fetched": 3, "handled": 0, "failed": 1, "lost": 1}
+    assert one.counts == {"fetched": 3, "handled": 0, "failed": 1, "lost": 1, "late": 0}
 
 
 @pytest.mark.parametrize("delay", [-1, 1e9 + 1, 1.7e12, float("nan"), float("inf"), Decimal("NaN"), "5"])
@@ -579,7 +579,7 @@ def test_a_sink_takes_everything_and_keeps_its_error() -> None:
 
 
 def test_acks_on_a_closed_client_are_logged_not_raised(caplog: pytest.LogCaptureFixture) -> None:
-    def acks(policy: RetryPolicy) -> sending.Flow[None]:
+    def acks(policy: RetryPolicy) -> sending.Flow[int]:
         return consumer_flows.send_acks(ConsumerOptions("t"), AckList(["a"]), policy, policy.now() + 1)
 
     async def with_asyncio() -> None:

@@ -241,7 +241,7 @@ def test_at_most_once_holds_for_every_consumer_of_the_topic(server: Server, shel
     with consumer:
         log.until(lambda seen: len(seen) == 6)
     assert sorted(log.seen) == [(str(n), True) for n in range(6)]
-    assert consumer.counts == {"fetched": 6, "handled": 6, "failed": 0, "lost": 0}
+    assert consumer.counts == {"fetched": 6, "handled": 6, "failed": 0, "lost": 0, "late": 0}
 
 
 @pytest.mark.parametrize("count", [1, 200])
@@ -287,7 +287,7 @@ def test_a_handler_that_awaits_what_was_cancelled_has_failed(server: Server, top
         await asyncio.wait_for(consumer.run(), WAIT_S)
 
     asyncio.run(make())
-    assert consumer.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0}
+    assert consumer.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0, "late": 0}
     settled(server, topic, history=1, dead=1, reserve=0)
     assert server.ok("GET", f"/v1/topics/{topic}/dead/summary")["errors"] == {"CancelledError: ": 1}
 

@@ -18,6 +18,9 @@ from turtlemq.cli.times import TIME_HELP, format_time
 
 LINES = 1_000  # of a file in one request at most
 LINE_BYTES = 4 << 20  # of a file in one request, about
+Lease = Annotated[
+    str | None, typer.Option(help="The lease that fetch showed: messages that another consumer has by now are left alone.")
+]
 DUE = f"When it is due: {TIME_HELP}."
 
 
@@ -153,15 +156,18 @@ def fetch(
     if ttr is not None:
         fields["ttr"] = ttr
     out = console()
-    for message in call(url, "POST", path(topic, "groups", group, "fetch"), fields)["messages"]:
+    answer = call(url, "POST", path(topic, "groups", group, "fetch"), fields)
+    lease = answer.get("lease", "")
+    for message in answer["messages"]:
         if as_json:
-            print_json(message)
+            print_json(message | ({"lease": lease} if lease else {}))
             continue
         line = (
             printable(message["id"]),
             f"attempt {message['attempt']}",
             f"due {format_time(message['due_ms'])}",
             body_text(message),
+            *([f"lease {lease}"] if lease else []),
         )
         if out.is_terminal:
             out.print("  ".join(line), style="yellow" if message["attempt"] > 1 else None)
@@ -175,6 +181,7 @@ def ack(
         list[str], typer.Argument(help="ID for a message that was handled, -ID for one that failed.", show_default=False)
     ],
     group: Group = "default",
+    lease: Lease = None,
     error: Annotated[str, typer.Option(help="Why the failed ones failed.")] = "",
     retry_delay: Annotated[float | None, duration_option("Seconds until the failed ones come again.")] = None,
     url: Url = URL,
@@ -183,17 +190,28 @@ def ack(
     """Acknowledge messages: the first was handled, the second failed.
 
     turtlemq ack orders order-17 -order-18 --error "no connection"
+
+    turtlemq ack orders order-17 --lease 1c-1a0d3e2b400
     """
     if unknown := [word for word in ids if word.startswith("--")]:  # ids have no leading dash, so it is no failed id
         fail(f"there is no option {unknown[0]}", 2)
-    fields: dict[str, Any] = {"acks": ids, "error": error}
+    fields: dict[str, Any] = {"acks": ids, "error": error, **_lease(lease)}
     if retry_delay is not None:
         fields["retry_delay"] = retry_delay
     answer = call(url, "POST", path(topic, "groups", group, "ack"), fields)
     if as_json:
         print_json(answer)
     else:
-        print(f"{answer['acked']} acked, {answer['failed']} failed, {answer['dead']} dead, {len(answer['unknown'])} unknown")
+        counts = f"{answer['acked']} acked, {answer['failed']} failed, {answer['dead']} dead, {len(answer['unknown'])} unknown"
+        print(counts + _late(answer))
+
+
+def _lease(given: str | None) -> dict[str, str]:
+    return {} if given is None else {"lease": given}
+
+
+def _late(answer: dict[str, Any]) -> str:
+    return f", {len(answer['late'])} late" if "late" in answer else ""
 
 
 def extend(
@@ -201,19 +219,20 @@ def extend(
     ids: Annotated[list[str], typer.Argument(help="Ids of messages that you hold.", show_default=False)],
     ttr: Annotated[float, duration_option("Seconds from now that you may still take.", show_default=True)] = 60,
     group: Group = "default",
+    lease: Lease = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """More time for messages that were fetched. Exits with 1 if the group does not hold one.
+    """More time for messages that were fetched. Exits with 1 if the group does not hold one, or holds it under another lease.
 
     turtlemq extend orders order-17 --ttr 2m
     """
-    answer = call(url, "POST", path(topic, "groups", group, "extend"), {"ids": ids, "ttr": ttr})
+    answer = call(url, "POST", path(topic, "groups", group, "extend"), {"ids": ids, "ttr": ttr, **_lease(lease)})
     if as_json:
         print_json(answer)
     else:
-        print(f"{answer['extended']} extended, {len(answer['unknown'])} unknown")
-    raise typer.Exit(1 if answer["unknown"] else 0)
+        print(f"{answer['extended']} extended, {len(answer['unknown'])} unknown{_late(answer)}")
+    raise typer.Exit(1 if answer["unknown"] or answer.get("late") else 0)
 
 
 def cancel(

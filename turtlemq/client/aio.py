@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import aiohttp
 from yarl import URL
 
-from turtlemq.client import calls, dead_calls, sending
+from turtlemq.client import calls, clock, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
 from turtlemq.client.outgoing import MessageFields, outgoing_message
@@ -40,9 +39,9 @@ def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P]
 
 
 async def wait_until(event: asyncio.Event, end_s: float | None) -> bool:
-    """Wait for an event until a time of `time.monotonic`. Returns whether it came."""
+    """Wait for an event until a time of the client's clock. Returns whether it came."""
     try:
-        async with asyncio.timeout(None if end_s is None else max(0.0, end_s - time.monotonic())):
+        async with asyncio.timeout(None if end_s is None else max(0.0, end_s - clock.now_s())):
             await event.wait()
         return True
     except TimeoutError:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from turtlemq.client import consumer_flows
+from turtlemq.client import clock, consumer_flows
 from turtlemq.client.aio import AsyncClient, wait_until
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
@@ -55,12 +54,13 @@ class AsyncConsumer:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Messages fetched, handled, failed, and lost (their lease ended before their ack)."""
+        """Messages fetched, handled, failed, lost (their lease ended before their ack), and acked late (another consumer had
+        them by then, and its outcome counts)."""
         return dict(self._state.counts)
 
     def holds(self, message: Message) -> bool:
         """Whether no other consumer can have this message now. For handlers to ask before an effect that cannot be undone."""
-        return self._state.holds(message, time.monotonic())
+        return self._state.holds(message, clock.now_s())
 
     # Life
 
@@ -103,14 +103,14 @@ class AsyncConsumer:
             self._fetcher.cancel()
         if not wait or asyncio.current_task() in self._tasks:
             return
-        end = time.monotonic() + timeout
+        end = clock.now_s() + timeout
         if self._fetcher is not None:
             await asyncio.wait([self._fetcher], timeout=timeout)
         while not self._state.idle and await wait_until(self._changed, end):
             pass
-        self._state.give_back(time.monotonic())
+        self._state.give_back(clock.now_s())
         for acks in self._state.take_acks():
-            await self._send_acks(acks, time.monotonic() + max(1.0, end - time.monotonic()))
+            await self._send_acks(acks, clock.now_s() + max(1.0, end - clock.now_s()))
         tasks = [*self._tasks, *([self._fetcher] if self._fetcher is not None else [])]
         for task in tasks:
             task.cancel()
@@ -160,7 +160,7 @@ class AsyncConsumer:
 
     async def _handle_loop(self) -> None:
         while True:
-            job = self._state.next_job(time.monotonic())
+            job = self._state.next_job(clock.now_s())
             if not job:
                 await self._changed.wait()
                 continue
@@ -168,7 +168,7 @@ class AsyncConsumer:
             try:
                 errors = await self._handle(job)
             finally:  # also if it was cancelled: a message that was not handled must not be acked
-                self._state.finished(job, all_failed(job) if errors is None else errors, time.monotonic())
+                self._state.finished(job, all_failed(job) if errors is None else errors, clock.now_s())
                 self._notify()
 
     async def _handle(self, job: list[InHand]) -> Mapping[str, BaseException | str]:
@@ -185,29 +185,30 @@ class AsyncConsumer:
     async def _ack_loop(self) -> None:
         while True:
             changed, due = self._changed, self._state.acks_due_s()
-            if due is None or due > time.monotonic():
+            if due is None or due > clock.now_s():
                 await wait_until(changed, due)
                 continue
             for acks in self._state.take_acks():
-                await self._send_acks(acks, time.monotonic() + self.options.ttr)
+                await self._send_acks(acks, clock.now_s() + self.options.ttr)
 
     async def _send_acks(self, acks: AckList, deadline_s: float) -> None:
+        late = 0
         try:
-            await self.client.run(consumer_flows.send_acks(self.options, acks, self._policy, deadline_s))
+            late = await self.client.run(consumer_flows.send_acks(self.options, acks, self._policy, deadline_s))
         finally:
-            self._state.acks_done(len(acks.acks))
+            self._state.acks_done(len(acks.acks), late)
             self._notify()
 
     async def _extend_loop(self) -> None:
         while True:
-            changed, now = self._changed, time.monotonic()
+            changed, now = self._changed, clock.now_s()
             due = self._state.extend_due_s(now)
             if due is None or due > now:
                 await wait_until(changed, due)
                 continue
             ids = self._state.ids_to_extend(now)
-            deadline_s = self._state.first_lease_end_s(ids)
-            lost = await self.client.run(consumer_flows.extend(self.options, ids, self._policy, deadline_s))
+            leases, deadline_s = self._state.leases_of(ids), self._state.first_lease_end_s(ids)
+            lost = await self.client.run(consumer_flows.extend(self.options, ids, leases, self._policy, deadline_s))
             if lost is not None:
                 self._state.extended(ids, lost, now)
                 self._notify()

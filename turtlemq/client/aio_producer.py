@@ -6,11 +6,11 @@ Buffer and delivery of batches are those of `batching`.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from turtlemq.client import clock
 from turtlemq.client.aio import AsyncClient, wait_until
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
@@ -77,7 +77,7 @@ class AsyncProducer:
         **fields: Unpack[MessageFields],
     ) -> AsyncPut:
         """Buffer a message; arguments and errors are those of `Producer.put`."""
-        now = time.monotonic()
+        now = clock.now_s()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         put = AsyncPut()
         put.id = out.id
@@ -104,7 +104,7 @@ class AsyncProducer:
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the argument of Producer.flush
         """Send lingering puts, and wait until all puts so far are confirmed or failed; `TimedOut` if that takes longer."""
-        last_seq, end = self._buffer.flush_now(), None if timeout is None else time.monotonic() + timeout
+        last_seq, end = self._buffer.flush_now(), None if timeout is None else clock.now_s() + timeout
         self._work.set()
         while not self._buffer.flushed(last_seq):
             self._released.clear()
@@ -168,7 +168,7 @@ class AsyncProducer:
             send_at_s = self._buffer.send_at_s()
             if send_at_s is None and self._closed:
                 return []
-            if send_at_s is not None and send_at_s <= time.monotonic():
+            if send_at_s is not None and send_at_s <= clock.now_s():
                 return self._buffer.take_batch()
             self._work.clear()
             await wait_until(self._work, send_at_s)

@@ -91,33 +91,54 @@ def fetch(
 
 
 def ack(
-    topic: str, acks: Sequence[str], *, group: str = GROUP, retry_delay: float | None = None, error: str | None = None
+    topic: str,
+    acks: Sequence[str],
+    *,
+    group: str = GROUP,
+    retry_delay: float | None = None,
+    error: str | None = None,
+    lease: str | Sequence[str] | None = None,
 ) -> Call[Acked]:
-    """Acknowledge a list of ids, `-` before each that failed; `retry_delay` and `error` apply to the failed ones.
+    """Acknowledge a list of ids, `-` before each that failed; `retry_delay` and `error` apply to the failed ones. `lease`: the
+    `lease` of the messages, one for all or one for each; a message that another consumer holds by now is left alone.
 
     >>> _ = client.put("jobs", b"work", id="j1")
     >>> _ = client.fetch("jobs", wait=5)
+    >>> client.ack("jobs", ["-j1"], lease="of-another-fetch")
+    Acked(acked=0, failed=0, dead=0, unknown=[], late=['j1'])
     >>> client.ack("jobs", ["j1", "missing"])
-    Acked(acked=1, failed=0, dead=0, unknown=['missing'])
+    Acked(acked=1, failed=0, dead=0, unknown=['missing'], late=[])
     """
     target, ids = path(topic, "groups", group, "ack"), list(acks)
 
     def request(delay: float | None) -> Request:
-        options = without_none(retry_delay=delay, error=error)
+        options = without_none(retry_delay=delay, error=error, lease=_lease(lease))
         return json_request(target, {"acks": ids, **options} if options else ids)
 
     return delayed_call(retry_delay, request, _parse_acked)
 
 
-def extend(topic: str, ids: Sequence[str], ttr: float | None = None, *, group: str = GROUP) -> Call[Extended]:
-    """Extend the leases of these messages to `ttr` seconds from now.
+def extend(
+    topic: str,
+    ids: Sequence[str],
+    ttr: float | None = None,
+    *,
+    group: str = GROUP,
+    lease: str | Sequence[str] | None = None,
+) -> Call[Extended]:
+    """Extend the leases of these messages to `ttr` seconds from now. `lease`: as for `ack`.
 
     >>> _ = client.put("jobs", b"work", id="j1")
     >>> _ = client.fetch("jobs", wait=5)
     >>> client.extend("jobs", ["j1", "missing"], 60)
-    Extended(extended=1, unknown=['missing'])
+    Extended(extended=1, unknown=['missing'], late=[])
     """
-    return Call(json_request(path(topic, "groups", group, "extend"), without_none(ids=list(ids), ttr=ttr)), _parse_extended)
+    fields = without_none(ids=list(ids), ttr=ttr, lease=_lease(lease))
+    return Call(json_request(path(topic, "groups", group, "extend"), fields), _parse_extended)
+
+
+def _lease(given: str | Sequence[str] | None) -> str | list[str] | None:
+    return given if given is None or isinstance(given, str) else list(given)
 
 
 # Messages

@@ -10,12 +10,11 @@ import inspect
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from turtlemq.client import consumer_flows
+from turtlemq.client import clock, consumer_flows
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
 from turtlemq.client.options import refuse_client_arguments
@@ -68,14 +67,15 @@ class Consumer:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Messages fetched, handled, failed, and lost (their lease ended before their ack)."""
+        """Messages fetched, handled, failed, lost (their lease ended before their ack), and acked late (another consumer had
+        them by then, and its outcome counts)."""
         with self._lock:
             return dict(self._state.counts)
 
     def holds(self, message: Message) -> bool:
         """Whether no other consumer can have this message now. For handlers to ask before an effect that cannot be undone."""
         with self._lock:
-            return self._state.holds(message, time.monotonic())
+            return self._state.holds(message, clock.now_s())
 
     # Life
 
@@ -117,7 +117,7 @@ class Consumer:
         message comes again when the lease ends. With `wait=False`, or called by a handler, this only begins the stop.
         """
         self._stopped.set()
-        end = time.monotonic() + timeout
+        end = clock.now_s() + timeout
         with self._lock:
             self._state.stopping = True
             if self._polling is not None and not self.options.at_most_once:
@@ -125,15 +125,15 @@ class Consumer:
             self._wake_all()
             if not wait or threading.current_thread() in self._threads:
                 return
-            self._idle.wait_for(lambda: self._polling is None and self._state.idle, max(0.0, end - time.monotonic()))
-            self._state.give_back(time.monotonic())
+            self._idle.wait_for(lambda: self._polling is None and self._state.idle, max(0.0, end - clock.now_s()))
+            self._state.give_back(clock.now_s())
         for acks in self._take_acks():
-            self._send_acks(acks, time.monotonic() + max(1.0, end - time.monotonic()))
+            self._send_acks(acks, clock.now_s() + max(1.0, end - clock.now_s()))
         self._ended.set()
         with self._lock:
             self._wake_all()
         for thread in self._threads:
-            thread.join(max(0.1, end - time.monotonic()))
+            thread.join(max(0.1, end - clock.now_s()))
         if self._owned:
             self.client.close()
         if self._error is not None:
@@ -206,7 +206,7 @@ class Consumer:
     def _handle_loop(self) -> None:
         while True:
             with self._lock:
-                while not (job := self._state.next_job(time.monotonic())):
+                while not (job := self._state.next_job(clock.now_s())):
                     if self._ended.is_set() or (self._state.stopping and self._polling is None and not self._state.queue):
                         return
                     self._jobs.wait()
@@ -215,7 +215,7 @@ class Consumer:
                 errors = self._handle(job)
             finally:  # also if the thread is to end: a message that was not handled must not be acked
                 with self._lock:
-                    self._state.finished(job, all_failed(job) if errors is None else errors, time.monotonic())
+                    self._state.finished(job, all_failed(job) if errors is None else errors, clock.now_s())
                     if self._state.stopping:
                         self._wake_all()
                     self._acks.notify()
@@ -234,36 +234,37 @@ class Consumer:
     def _ack_loop(self) -> None:
         while True:
             with self._lock:
-                while (due := self._state.acks_due_s()) is None or due > time.monotonic():
+                while (due := self._state.acks_due_s()) is None or due > clock.now_s():
                     if self._ended.is_set():
                         return
-                    self._acks.wait(None if due is None else due - time.monotonic())
+                    self._acks.wait(None if due is None else due - clock.now_s())
             for acks in self._take_acks():
-                self._send_acks(acks, time.monotonic() + self.options.ttr)
+                self._send_acks(acks, clock.now_s() + self.options.ttr)
 
     def _take_acks(self) -> list[AckList]:
         with self._lock:
             return self._state.take_acks()
 
     def _send_acks(self, acks: AckList, deadline_s: float) -> None:
+        late = 0
         try:
-            self.client.run(consumer_flows.send_acks(self.options, acks, self._policy, deadline_s))
+            late = self.client.run(consumer_flows.send_acks(self.options, acks, self._policy, deadline_s))
         finally:
             with self._lock:
-                self._state.acks_done(len(acks.acks))
+                self._state.acks_done(len(acks.acks), late)
                 self._idle.notify_all()
 
     def _extend_loop(self) -> None:
         while True:
             with self._lock:
-                while (due := self._state.extend_due_s(time.monotonic())) is None or due > time.monotonic():
+                while (due := self._state.extend_due_s(clock.now_s())) is None or due > clock.now_s():
                     if self._ended.is_set():
                         return
-                    self._leases.wait(None if due is None else max(0.0, due - time.monotonic()))
-                asked_s = time.monotonic()
+                    self._leases.wait(None if due is None else max(0.0, due - clock.now_s()))
+                asked_s = clock.now_s()
                 ids = self._state.ids_to_extend(asked_s)
-                deadline_s = self._state.first_lease_end_s(ids)
-            lost = self.client.run(consumer_flows.extend(self.options, ids, self._policy, deadline_s))
+                leases, deadline_s = self._state.leases_of(ids), self._state.first_lease_end_s(ids)
+            lost = self.client.run(consumer_flows.extend(self.options, ids, leases, self._policy, deadline_s))
             if lost is not None:
                 with self._lock:
                     self._state.extended(ids, lost, asked_s)

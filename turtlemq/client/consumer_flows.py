@@ -35,21 +35,29 @@ def fetch(options: ConsumerOptions, count: int, policy: RetryPolicy) -> Flow[tup
     return call.parse(answer), arrived_s
 
 
-def send_acks(options: ConsumerOptions, acks: AckList, policy: RetryPolicy, deadline_s: float) -> Flow[None]:
-    """Send an ack list. If that fails until the deadline, the messages come again when their leases end."""
-    call = calls.ack(options.topic, acks.acks, group=options.group, retry_delay=acks.delay, error=acks.error)
+def send_acks(options: ConsumerOptions, acks: AckList, policy: RetryPolicy, deadline_s: float) -> Flow[int]:
+    """Send an ack list. If that fails until the deadline, the messages come again when their leases end. Returns how many acks
+    were late: another consumer has the message, and will have its own outcome."""
+    call = calls.ack(options.topic, acks.acks, group=options.group, retry_delay=acks.delay, error=acks.error, lease=acks.lease)
     try:
-        call.parse((yield from send_with_retries(call.requests_since(policy.now()), policy, deadline_s, patient=True)))
+        requests = call.requests_since(policy.now())
+        late = call.parse((yield from send_with_retries(requests, policy, deadline_s, patient=True))).late
     except ClientError as error:
         log.warning("event=ack_failed topic=%s count=%d error=%s", options.topic, len(acks.acks), error)
+        return 0
+    if late:
+        log.warning("event=ack_late topic=%s group=%s count=%d id=%s", options.topic, options.group, len(late), late[0])
+    return len(late)
 
 
-def extend(options: ConsumerOptions, ids: list[str], policy: RetryPolicy, deadline_s: float) -> Flow[list[str] | None]:
+def extend(
+    options: ConsumerOptions, ids: list[str], leases: list[str] | None, policy: RetryPolicy, deadline_s: float
+) -> Flow[list[str] | None]:
     """Extend leases. Returns the ids whose leases are lost; None if the deadline, the end of the first lease, passed before."""
-    call = calls.extend(options.topic, ids, options.ttr, group=options.group)
+    call = calls.extend(options.topic, ids, options.ttr, group=options.group, lease=leases)
     try:
-        answer = yield from send_with_retries(lambda _: call.request, policy, deadline_s, patient=True)
-        return call.parse(answer).unknown
+        answer = call.parse((yield from send_with_retries(lambda _: call.request, policy, deadline_s, patient=True)))
+        return [*answer.unknown, *answer.late]
     except TimedOut:
         return None
     except ClientError as error:

@@ -2,8 +2,9 @@
 
 Leases are measured on the clock of this side. A new one counts from the arrival of the answer and a tenth shorter than granted,
 since the answer was on its way for a while; an extended one counts from the moment of the request. A message whose lease ended in
-the queue is not handled: another consumer may have it. After a lost lease an ack of success is still sent, since the work is
-done; a failure is not, since it would fail the attempt of the other consumer. Messages that were acked on delivery
+the queue is not handled: another consumer may have it. Acks and extends name the lease, so that a late one does not touch the
+lease of another consumer. An older server gives leases no names: then, after a lost lease, an ack of success is still sent, since
+the work is done; a failure is not, since it would fail the attempt of the other consumer. Messages that were acked on delivery
 (at-most-once) have no lease and cannot be lost. The requests are in `consumer_flows`.
 """
 
@@ -93,11 +94,13 @@ class InHand:
 
 @dataclass(frozen=True, slots=True)
 class AckList:
-    """One ack request: ids, with "-" before each failed one. Delay and error apply to all failed ones in it."""
+    """One ack request: ids, with "-" before each failed one. Delay and error apply to all failed ones in it. `lease`: one for
+    all, or one for each; None: the server has named none."""
 
     acks: list[str]
     delay: float | None = None
     error: str | None = None
+    lease: str | list[str] | None = None
 
 
 def all_failed(
@@ -116,9 +119,9 @@ class ConsumerState:
         self.in_hand: dict[str, InHand] = {}  # all with a lease, by id
         self.handling = self.acks_in_flight = 0
         self.stopping = False
-        self.counts = dict.fromkeys(("fetched", "handled", "failed", "lost"), 0)
-        self._handled_acks: list[str] = []
-        self._failed_acks: dict[tuple[float | None, str], list[str]] = {}  # by delay and error
+        self.counts = dict.fromkeys(("fetched", "handled", "failed", "lost", "late"), 0)
+        self._handled_acks: list[tuple[str, str]] = []  # ack and lease
+        self._failed_acks: dict[tuple[float | None, str], list[tuple[str, str]]] = {}  # by delay and error
         self._lingering = 0
         self._oldest_ack_s = 0.0  # when the first lingering ack was added
 
@@ -137,7 +140,7 @@ class ConsumerState:
         for message in messages:
             known = self.in_hand.get(message.id)
             if known is not None and known.started_s is not None:  # lost its lease and got it back: it is not handled twice
-                known.lease_end_s = lease_end_s
+                known.lease_end_s, known.message.lease = lease_end_s, message.lease
                 continue
             item = InHand(message, lease_end_s)
             if not self._without_lease(message):
@@ -178,18 +181,18 @@ class ConsumerState:
             if self.in_hand.get(id_) is item:
                 del self.in_hand[id_]
             if error is None:
-                self._add_ack(now_s, self._handled_acks, id_)
-            elif leased:
+                self._add_ack(now_s, self._handled_acks, id_, item.message.lease)
+            elif leased or item.message.lease:
                 delay = error.delay if isinstance(error, Retry) else None
                 key = (delay, error_text(error)[:ERROR_CHARS_MAX])
-                self._add_ack(now_s, self._failed_acks.setdefault(key, []), f"-{id_}")
+                self._add_ack(now_s, self._failed_acks.setdefault(key, []), f"-{id_}", item.message.lease)
             self.counts["lost"] += not leased
 
-    def _add_ack(self, now_s: float, acks: list[str], ack: str) -> None:
+    def _add_ack(self, now_s: float, acks: list[tuple[str, str]], ack: str, lease: str) -> None:
         if not self._lingering:
             self._oldest_ack_s = now_s
         self._lingering += 1
-        acks.append(ack)
+        acks.append((ack, lease))
 
     # Acknowledging
 
@@ -202,20 +205,26 @@ class ConsumerState:
         return self._oldest_ack_s + self.options.ack_linger_s
 
     def take_acks(self) -> list[AckList]:
-        """All lingering acks: a list for each kind of failure, the first of them with the handled messages."""
+        """All lingering acks: a list for each kind of failure, the first of them with the handled messages. Acks without the name
+        of a lease are in lists of their own."""
+        out: list[AckList] = []
         handled = self._handled_acks
-        out = [AckList(ids, delay, error) for (delay, error), ids in self._failed_acks.items()]
-        if out:
-            out[0] = AckList(handled + out[0].acks, out[0].delay, out[0].error)
-        elif handled:
-            out = [AckList(handled)]
+        for (delay, error), failed in self._failed_acks.items() or [((None, None), [])]:
+            for named in (True, False):
+                chosen = [entry for entry in handled + failed if bool(entry[1]) == named]
+                if chosen:
+                    acks, leases = (list(column) for column in zip(*chosen, strict=True))
+                    lease = (leases[0] if len(set(leases)) == 1 else leases) if named else None
+                    out.append(AckList(acks, delay, error, lease))
+            handled = []
         self.acks_in_flight += self._lingering
         self._handled_acks, self._failed_acks, self._lingering = [], {}, 0
         return out
 
-    def acks_done(self, count: int) -> None:
-        """Note that so many acks were sent, or given up."""
+    def acks_done(self, count: int, late: int = 0) -> None:
+        """Note that so many acks were sent, or given up; `late` of them came when another consumer had the message."""
         self.acks_in_flight -= count
+        self.counts["late"] += late
 
     # Leases
 
@@ -229,16 +238,23 @@ class ConsumerState:
         return min((self.in_hand[id_].lease_end_s for id_ in ids if id_ in self.in_hand), default=0.0)
 
     def ids_to_extend(self, now_s: float) -> list[str]:
-        """The ids of the next extend request: all leases but brand-new ones, so that one request serves them together."""
+        """The ids of the next extend request: all leases but brand-new ones, so that one request serves them together. Leases
+        without a name, of an older server, are served when there is no other."""
         new_s = now_s + self.options.ttr * 0.9
-        return [id_ for id_, item in self.in_hand.items() if now_s < item.lease_end_s <= new_s and self._may_extend(item, now_s)]
+        ids = [id_ for id_, item in self.in_hand.items() if now_s < item.lease_end_s <= new_s and self._may_extend(item, now_s)]
+        return [id_ for id_ in ids if self.in_hand[id_].message.lease] or ids
+
+    def leases_of(self, ids: Sequence[str]) -> list[str] | None:
+        """The names of the leases of messages in hand, which `ids_to_extend` returned; None if they have none."""
+        leases = [self.in_hand[id_].message.lease for id_ in ids]
+        return leases if all(leases) else None
 
     def _may_extend(self, item: InHand, now_s: float) -> bool:
         limit = self.options.limit_s
         return limit is None or item.started_s is None or now_s - item.started_s < limit
 
     def extended(self, ids: Sequence[str], unknown: Sequence[str], asked_s: float) -> None:
-        """Note the answer of an extend request of this time; the leases of `unknown` ids are lost."""
+        """Note the answer of an extend request of this time; the leases of `unknown` ids, late ones included, are lost."""
         lost = set(unknown)
         for id_ in ids:
             item = self.in_hand.get(id_)
@@ -268,7 +284,8 @@ class ConsumerState:
             item = self.queue.popleft()
             if self.in_hand.get(item.message.id) is item:
                 del self.in_hand[item.message.id]
-                self._add_ack(now_s, self._failed_acks.setdefault((0.0, STOPPED_ERROR), []), f"-{item.message.id}")
+                acks = self._failed_acks.setdefault((0.0, STOPPED_ERROR), [])
+                self._add_ack(now_s, acks, f"-{item.message.id}", item.message.lease)
 
     @property
     def idle(self) -> bool:

@@ -15,6 +15,8 @@ from msgspec import Struct
 from turtlemq.client.errors import BadAnswer
 from turtlemq.client.wire import BSON, Answer, decode_json
 
+LEASE_HEADER = "x-turtlemq-lease"
+
 
 class Message(Struct, kw_only=True):
     """A fetched message. `attempt` is 1 at its first delivery."""
@@ -31,6 +33,7 @@ class Message(Struct, kw_only=True):
     data: bytes | None = msgspec.field(name="body_base64", default=None)
     topic: str = ""
     group: str = ""
+    lease: str = ""  # the name of the fetch's lease, for `ack` and `extend`; empty: no lease, or an older server
 
     @property
     def body(self) -> Any:
@@ -40,6 +43,7 @@ class Message(Struct, kw_only=True):
 
 class _Fetched(Struct):
     messages: list[Message]
+    lease: str = ""
 
 
 _fetched = msgspec.json.Decoder(_Fetched)
@@ -47,13 +51,18 @@ _value: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def parse_fetched(answer: Answer) -> list[Message]:
-    """The messages of a fetch, from JSON or BSON."""
+    """The messages of a fetch, from JSON or BSON, with their lease."""
     if answer.headers.get("content-type", "").startswith(BSON):
-        return messages_from_bson(answer.body)
-    try:
-        return decode_json(answer.body, _fetched).messages
-    except msgspec.DecodeError as wrong:
-        raise BadAnswer(f"a fetch was answered with something else: {wrong}") from None
+        messages, lease = messages_from_bson(answer.body), answer.headers.get(LEASE_HEADER, "")
+    else:
+        try:
+            out = decode_json(answer.body, _fetched)
+        except msgspec.DecodeError as wrong:
+            raise BadAnswer(f"a fetch was answered with something else: {wrong}") from None
+        messages, lease = out.messages, out.lease
+    for message in messages if lease else ():
+        message.lease = lease
+    return messages
 
 
 # The usual layout of a fetched document: five numbers, empty headers, priority, id, and a binary body.

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from turtlemq import __version__
+from turtlemq.client import clock
 from turtlemq.client.errors import ClientError, InvalidArgument
 from turtlemq.client.outgoing import MessageFields, OutgoingMessage, Priority, outgoing_message
 from turtlemq.client.sending import RetryPolicy, Send
@@ -54,7 +55,7 @@ class Options:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InvalidArgument("a token is printable ASCII")
         cacert = cacert if cacert is not None else os.environ.get("TURTLEMQ_CACERT") or None
-        rules = RetryPolicy(now=time.monotonic, random=random.random, try_timeout_s=try_timeout, budget_s=timeout)
+        rules = RetryPolicy(now=clock.now_s, random=random.random, try_timeout_s=try_timeout, budget_s=timeout)
         return Options(urls, token, cacert, user_agent or f"turtlemq-python/{__version__}", rules)
 
     def headers(self, send: Send) -> dict[str, str]:

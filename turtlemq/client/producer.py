@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from turtlemq.client import clock
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
 from turtlemq.client.options import new_id, refuse_client_arguments
@@ -143,7 +143,7 @@ class Producer:
         block: seconds to wait for room if the buffer is full, then `BufferFull`; 0: do not wait; None: the timeout of the
         client, which begins with this call and covers all tries.
         """
-        now = time.monotonic()
+        now = clock.now_s()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         put = Put(out.id, self._room)
         pending = PendingPut(out, put, now + self._policy.budget_s)
@@ -209,7 +209,7 @@ class Producer:
                 send_at_s = self._buffer.send_at_s()
                 if send_at_s is None and self._closed:
                     return []
-                now = time.monotonic()
+                now = clock.now_s()
                 if send_at_s is not None and send_at_s <= now:
                     batch = self._buffer.take_batch()
                     if self._buffer.waiting:

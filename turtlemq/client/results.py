@@ -9,19 +9,23 @@ from msgspec import Struct
 
 
 class Acked(Struct):
-    """The outcome of an ack list. `unknown`: ids that the group did not have in reserve, as after a second ack."""
+    """The outcome of an ack list. `unknown`: ids that the group did not have in reserve, as after a second ack. `late`: ids that
+    are held under another lease than the named one; nothing happened to them."""
 
     acked: int = 0
     failed: int = 0
     dead: int = 0
     unknown: list[str] = []
+    late: list[str] = []
 
 
 class Extended(Struct):
-    """The number of extended leases, and the ids whose leases the group has lost."""
+    """The number of extended leases; the ids that the group did not have in reserve; and those that are held under another lease
+    than the named one."""
 
     extended: int = 0
     unknown: list[str] = []
+    late: list[str] = []
 
 
 class Cancelled(Struct):

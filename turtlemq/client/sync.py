@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from turtlemq.client import calls, dead_calls, sending
+from turtlemq.client import calls, clock, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
 from turtlemq.client.outgoing import MessageFields, outgoing_message
@@ -55,7 +55,7 @@ class Pool:
             url = self._server.url
             while self._idle:
                 since, where, connection = self._idle.pop()
-                if where == url and time.monotonic() - since < IDLE_S_MAX:
+                if where == url and clock.now_s() - since < IDLE_S_MAX:
                     return url, connection
                 connection.close()
         return url, self._connect(url)
@@ -74,7 +74,7 @@ class Pool:
     def _return_connection(self, url: str, connection: Connection) -> None:
         with self._lock:
             if not self.closed and len(self._idle) < IDLE_MAX:
-                self._idle.append((time.monotonic(), url, connection))
+                self._idle.append((clock.now_s(), url, connection))
                 return
         connection.close()
 
@@ -106,7 +106,7 @@ class Pool:
     def _exchange(
         self, url: str, connection: Connection, step: Send, sink: Sink | None
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        end = time.monotonic() + step.timeout_s
+        end = clock.now_s() + step.timeout_s
         connection.timeout = step.timeout_s
         if connection.sock is not None:
             connection.sock.settimeout(step.timeout_s)
@@ -120,7 +120,7 @@ class Pool:
                 sink.write(piece)
             else:
                 pieces.append(piece)
-            if time.monotonic() > end and sink is None:
+            if clock.now_s() > end and sink is None:
                 raise TimeoutError("the answer takes too long")
         if response.length:  # read() with a size does not raise IncompleteRead
             raise http.client.IncompleteRead(b"", response.length)
