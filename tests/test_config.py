@@ -46,6 +46,7 @@ def test_every_setting_can_be_told_by_the_environment() -> None:
     token = {"name": "a", "hash": hash_of(new_token()), "rights": ["admin"], "topics": ["x*"]}
     told: dict[str, Any] = {
         "data": "d",
+        "data_mode": "0750",
         "host": "h",
         "port": 1,
         "allowed_hosts": "10.0.0.0/8, ::1",

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from tests.harness.server_process import Server, run, running
+from tests.harness.server_process import ROOT, Server, run, running
 from turtlemq import backup
 from turtlemq.engine import Engine
+from turtlemq.errors import Locked, LockLost
 from turtlemq.model import Message
+from turtlemq.storage import lock, names
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 
@@ -180,6 +186,207 @@ def test_a_backup_enters_no_linked_folder_and_skips_stray_files(tmp_path: Path) 
     (data / "topic" / "t" / "nowhere").symlink_to(tmp_path / "nowhere")
     (data / "topic" / "stray").write_text("named like a topic")
     os.mkfifo(data / "topic" / "t" / "pipe")
-    names = {Path(path).name for path in backup.files_of_stopped(Door(), data)}
-    assert {"delay_0000000000.bson", "FORMAT"} <= names
-    assert names.isdisjoint({"loop", "notes", "one", "two", "nowhere", "pipe", "stray"})
+    files = {Path(path).name for path in backup.files_of_stopped(Door(), data)}
+    assert {"delay_0000000000.bson", "FORMAT"} <= files
+    assert files.isdisjoint({"loop", "notes", "one", "two", "nowhere", "pipe", "stray"})
+
+
+# The lock
+
+
+def feed(server: Server, prefix: str) -> tuple[list[str], int]:
+    """Put messages one by one until one is refused. Returns the ids of those that were taken, and the status of the other: 0 if
+    the server is gone."""
+    taken: list[str] = []
+    for n in range(5_000):
+        try:
+            answer = server.call("POST", "/v1/topics/t/messages", {"id": f"{prefix}{n}", "body": n, "delay": 3600})
+        except OSError:
+            return taken, 0
+        if answer.status != 201:
+            return taken, answer.status
+        taken.append(f"{prefix}{n}")
+    raise AssertionError("nothing was refused")
+
+
+def test_a_server_without_its_lock_takes_no_writes_and_ends(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data) as server:
+        server.put("t", {"id": "m", "body": 1, "delay": 3600})
+        (data / "LOCK").unlink()
+        with ThreadPoolExecutor(1) as pool:
+            feeding = pool.submit(feed, server, "a")
+            with running(data) as second:
+                taken, status = feeding.result()
+                assert status in (0, 503)
+                assert server.process.wait(20) == 1
+                assert "event=lock_lost" in server.log
+                second.put("t", {"id": "b", "body": 1, "delay": 3600})
+                listed = second.ok("GET", "/v1/topics/t/messages?state=sleep&limit=1000")["messages"]
+                assert {m["id"] for m in listed} == {"m", "b", *taken}
+    assert run("check", "--data", str(data)).returncode == 0
+
+
+def test_a_server_whose_lock_was_replaced_stops_its_writes_at_once(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path)
+    engine.submit("t", [Message(b"x", 10, id="m")], 1_000)
+    (tmp_path / "LOCK").unlink()
+    second = Engine.open(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    engine.tick(2_000)
+    for write in (
+        lambda: engine.submit("t", [Message(b"x", 10, id="n")], 2_000),
+        lambda: engine.reserve("t", "g", 1, 2_000),
+        lambda: engine.configure("u"),
+        lambda: engine.drop_topic("t"),
+        lambda: engine.move_group("t", "g", "earliest", 2_000),
+    ):
+        with pytest.raises(LockLost):
+            write()
+    engine.tick(20_000)
+    engine.close()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    second.close()
+
+
+class Replaced(Door):
+    """The lock file is replaced, once, between the opening and the lock of it."""
+
+    replaced = False
+
+    def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
+        result = action(*args)
+        if name == "open" and path is not None and path.name == "LOCK" and not self.replaced:
+            self.replaced = True
+            path.unlink()
+            path.touch()
+        return result
+
+
+def test_a_lock_file_that_was_replaced_meanwhile_is_no_lock(tmp_path: Path) -> None:
+    door = Replaced()
+    fd = door.lock(tmp_path / "LOCK")
+    assert os.fstat(fd).st_ino == (tmp_path / "LOCK").stat().st_ino
+    with pytest.raises(Locked):
+        Door().lock(tmp_path / "LOCK")
+    os.close(fd)
+
+
+def test_a_lock_file_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "LOCK").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="LOCK"):
+        Door().lock(tmp_path / "LOCK")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+
+
+def test_the_process_that_really_holds_the_lock_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "LOCK"
+    path.write_text("12345\n")
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(Locked, match=rf"in use by process {holder.pid}\."):
+            Door().lock(path)
+        holder.kill()
+
+
+def test_a_holder_that_the_system_does_not_tell_is_called_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "LOCK"
+    path.write_text("12345\n")
+    with path.open() as file:
+        assert lock.holder(file.fileno(), tmp_path / "no locks") == "another process (the system does not tell which)"
+        (tmp_path / "locks").write_text(
+            "1: FLOCK  ADVISORY  WRITE 77 00:01:1 0 EOF\n2: POSIX  ADVISORY  WRITE 78 00:01:2 0 EOF\n"
+        )
+        assert lock.holder(file.fileno(), tmp_path / "locks") == "another process (the system does not tell which)"
+
+
+# Modes
+
+
+def modes(folder: Path) -> dict[str, set[int]]:
+    """The modes of all folders and files below a folder, itself included. The secret is for the server alone in any case."""
+    found: dict[str, set[int]] = {"folders": {folder.stat().st_mode & 0o7777}, "files": set()}
+    for path in folder.rglob("*"):
+        if path.name == names.HASH_SEED:
+            assert path.stat().st_mode & 0o7777 == 0o600
+            continue
+        found["folders" if path.is_dir() else "files"].add(path.stat().st_mode & 0o7777)
+    return found
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def use(server: Server) -> None:
+    """Let a server write files of every kind."""
+    server.ok("PUT", "/v1/topics/t", {"segment_bytes": 4096, "max_attempts": 1})
+    server.put("t", *({"id": f"m{n}", "body": "x" * 100} for n in range(100)))
+    ids = [message["id"] for message in server.fetch("t", wait=5, max=100)]
+    server.ack("t", *ids[1:], f"-{ids[0]}")
+    server.ok("POST", "/v1/topics/t/compact")
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+def test_only_the_servers_user_can_read_its_files(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
+        with running(tmp_path / "data") as server:
+            use(server)
+            assert modes(tmp_path / "data") == {"folders": {0o700}, "files": {0o600}}
+            made = run("backup", str(tmp_path / "backups"), "--data", str(tmp_path / "data"), "--url", server.url)
+            assert made.returncode == 0, made.stderr
+        assert modes(tmp_path / "data") == {"folders": {0o700}, "files": {0o600}}
+        assert modes(tmp_path / "backups") == {"folders": {0o700}, "files": {0o600}}
+        assert run("restore", str(tmp_path / "backups"), "--data", str(tmp_path / "restored")).returncode == 0
+        assert modes(tmp_path / "restored") == {"folders": {0o700}, "files": {0o600}}
+
+
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_a_group_may_read_if_the_setting_says_so(tmp_path: Path, mask: int) -> None:
+    with umask(mask), running(tmp_path / "data", TURTLEMQ_DATA_MODE="0750") as server:
+        use(server)
+        assert modes(tmp_path / "data") == {"folders": {0o750}, "files": {0o640}}
+        server.stop()
+        assert run("compact", "t", "--data", str(tmp_path / "data")).returncode == 0
+        assert modes(tmp_path / "data") == {"folders": {0o750}, "files": {0o640}}, "work offline keeps the mode"
+
+
+def test_the_folder_of_an_earlier_version_is_closed_at_the_top(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data) as server:
+        server.put("t", {"id": "m", "body": 1, "delay": 3600})
+    for path in [data, *data.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    with running(data):
+        assert data.stat().st_mode & 0o7777 == 0o700
+        assert (data / "topic").stat().st_mode & 0o7777 == 0o755, "nobody gets there"
+
+
+NO_CHMOD = """import os
+def chmod(*_, **__):
+    raise PermissionError(1, "made to fail")
+os.chmod = chmod
+"""
+
+
+def test_a_folder_of_another_user_keeps_its_mode(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(
+        "import os\ndef chmod(*_, **__): raise PermissionError(1, 'made to fail')\nos.chmod = chmod\n"
+    )
+    (tmp_path / "data").mkdir(mode=0o755)
+    (tmp_path / "data").chmod(0o755)
+    with running(tmp_path / "data", PYTHONPATH=f"{code}:{ROOT}") as server:
+        assert "event=data_folder_open" in server.log

@@ -13,13 +13,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat, TurtleError
+from turtlemq.errors import Corrupt, InvalidArgument, LockLost, NewerFormat, TurtleError
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import SEED_MAX
 from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
+LOCK_CHECK_MS = 100
 _SEED = re.compile(rb"[0-9a-f]{16}\n")
 
 
@@ -84,7 +85,8 @@ class DataFolder:
         self.marks: dict[str, Any] = {}  # clean-shutdown marks of topics that were not opened since
         self.leftovers: dict[str, str] = {}  # files of deleted topics that are still there, by path, with the reason
         self.seed = 0  # of the hashes of ids, a secret
-        self._lock = -1
+        self.lost: LockLost | None = None  # once another process may have the folder
+        self._lock, self._checked_ms = -1, 0
 
     def acquire(self) -> list[str]:
         """Lock the folder, or create it; remove leftovers, and take the clean-shutdown mark. Returns the names of its topics.
@@ -98,6 +100,19 @@ class DataFolder:
         self._take_clean_mark()
         self.seed = hash_seed(self._door, self._root)
         return topics
+
+    def is_lost(self, now_ms: int) -> bool:
+        """May another process have the folder? Looks at the disk every LOCK_CHECK_MS: to start takes longer."""
+        if self.lost is None and abs(now_ms - self._checked_ms) >= LOCK_CHECK_MS:
+            self._checked_ms = now_ms
+            if not self._door.holds(self._root / names.LOCK, self._lock):
+                self.lost = LockLost()
+        return self.lost is not None
+
+    def refuse_if_lost(self) -> None:
+        """Raise `LockLost` if `is_lost` has found out so."""
+        if self.lost is not None:
+            raise self.lost
 
     def _take_clean_mark(self) -> None:
         """Read the mark and remove it, durably, before anything is written to a topic."""
@@ -120,7 +135,7 @@ class DataFolder:
     def close(self, marks: dict[str, Any] | None) -> None:
         """Unlock the folder. `marks`: of the topics, which were closed properly; None: write no clean-shutdown mark."""
         try:
-            if marks is not None:
+            if marks is not None and self.lost is None:
                 self._door.replace(self._root / names.CLEAN, f.encode_checked({"topics": self.marks | marks}))
         finally:
             self._door.shut()

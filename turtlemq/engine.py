@@ -29,16 +29,7 @@ from typing import Any
 from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import DataFolder, read_settings, write_settings
-from turtlemq.errors import (
-    Corrupt,
-    Exhausted,
-    InvalidArgument,
-    TurtleError,
-    Unavailable,
-    UnknownGroup,
-    UnknownTopic,
-    describe,
-)
+from turtlemq.errors import Corrupt, Exhausted, InvalidArgument, TurtleError, Unavailable, UnknownGroup, UnknownTopic, describe
 from turtlemq.index.columns import as_batch
 from turtlemq.index.validate import check_batch
 from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, State, StoredMessage
@@ -121,6 +112,7 @@ class Engine:
 
     def topic(self, name: str, create: bool = False) -> Topic:
         """An open topic. Raises `UnknownTopic`, or with `create` creates it."""
+        self.folder.refuse_if_lost()
         if name not in self.topics:
             self._check_name(name)
         topic = self.topics.get(name)
@@ -132,6 +124,7 @@ class Engine:
 
     def configure(self, name: str, **changes: Any) -> Settings:
         """Change settings of a topic, which is created if it does not exist. Returns all of them."""
+        self.folder.refuse_if_lost()
         self._check_name(name)
         unknown = sorted(set(changes) - set(Settings.__dataclass_fields__))
         if unknown:
@@ -170,6 +163,7 @@ class Engine:
 
     def drop_topic(self, name: str) -> None:
         """Remove a topic and all its messages, also if it cannot be opened."""
+        self.folder.refuse_if_lost()
         if name in self.topics or name not in self.trouble:
             self.topic(name).close()
             del self.topics[name]
@@ -397,7 +391,7 @@ class Engine:
                 topic.sync_now(now_ms)
                 self._wake_queue.schedule_earlier(name, now_ms)
         self._ticked_ms = now_ms
-        first = self._wake_queue.first
+        first = None if self.folder.is_lost(now_ms) else self._wake_queue.first
         if first is None or first > now_ms:
             self.woken = NO_TOPICS
             return first
@@ -437,6 +431,9 @@ class Engine:
 
     def close(self) -> None:
         """Sync and close all topics, and write the clean-shutdown mark. Raises the first error; the other topics are closed."""
+        if self.folder.lost is not None:
+            self.folder.close(None)  # the files may belong to another process: nothing is written
+            return
         marks: dict[str, Any] = {}
         failed: list[Exception] = []
         for name, topic in self.topics.items():

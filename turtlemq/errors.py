@@ -112,6 +112,10 @@ class Locked(TurtleError):
     code, status = "UNAVAILABLE", 503
 
 
+class LockLost(Unavailable):
+    """The file LOCK of the data folder was removed or replaced, so that another process may write there: this one ends."""
+
+
 class Corrupt(TurtleError):
     """A file does not hold what was written to it."""
 

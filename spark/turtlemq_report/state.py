@@ -65,8 +65,8 @@ class ReportState:
 def locked(out: Path) -> Iterator[None]:
     """Lock the folder within a block. Raises `Busy` if another run holds the lock."""
     folder = out / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

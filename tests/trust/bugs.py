@@ -627,6 +627,20 @@ BUGS = (
         "data_folder",
     ),
     Bug(
+        "a server does not notice that its lock is gone",
+        "storage/lock.py",
+        "    return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)\n",
+        "    return True\n",
+        "data_folder",
+    ),
+    Bug(
+        "new files can be read by every user",
+        "storage/door.py",
+        "folder_mode: int = 0o700",
+        "folder_mode: int = 0o755",
+        "data_folder",
+    ),
+    Bug(
         "an unforeseen error in one topic takes the wake-ups of others",
         "engine.py",
         "            except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",

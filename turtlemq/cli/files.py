@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,9 +34,12 @@ _FLAGS = "JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID EXPIRES HEADERS MO
 def _open_engine(data: Path) -> Iterator[Engine]:
     from turtlemq.engine import Engine
     from turtlemq.errors import TurtleError
+    from turtlemq.storage.door import Door
 
     try:
-        engine = Engine.open(_data_folder(data))
+        mode = _data_folder(data).stat().st_mode & 0o755 | 0o700  # new files are as readable as those of the server
+        os.umask(0o777 & ~mode)
+        engine = Engine.open(data, door=Door(folder_mode=mode))
     except (TurtleError, OSError) as error:
         fail(str(error))
     try:

@@ -74,7 +74,7 @@ def _run_report(options: ReportOptions) -> Report:
 
     try:
         check(options)
-        options.out.mkdir(parents=True, exist_ok=True)
+        options.out.mkdir(0o700, parents=True, exist_ok=True)
         with _step_progress(STEPS + 1) as step:
             with _redirect_stderr(options.out / LOG):
                 session = turtlemq_session("turtlemq report", conf=_spark_conf(options.data))
@@ -108,7 +108,7 @@ def _spark_conf(data: Path) -> dict[str, str]:
 @contextmanager
 def _redirect_stderr(path: Path) -> Iterator[None]:
     """Send stderr to a file, also that of processes that are started meanwhile."""
-    stderr, log = os.dup(2), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    stderr, log = os.dup(2), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.dup2(log, 2)
     try:
         yield

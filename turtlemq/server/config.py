@@ -38,6 +38,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     Limits and descriptions are also the source of the example file and the table in docs/CONFIGURATION.md."""
 
     data: Annotated[str, Meta(min_length=1)] = "data"
+    data_mode: Annotated[
+        Literal["0700", "0750", "0755"], Meta(description='of its folders; "0750": the group of the server may read')
+    ] = "0700"
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any that is free")] = 8878
     allowed_hosts: Annotated[

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from turtlemq.server.app import make_app
 from turtlemq.server.config import Config
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
 from turtlemq.server.service import Service
+from turtlemq.storage.door import Door
 from turtlemq.storage.process_worker import ProcessWorker
 
 GC_THRESHOLDS = 20_000, 50, 50  # a batch makes thousands of objects, none of them in reference cycles
@@ -42,6 +44,7 @@ def serve(config: Config) -> int:
     logs.set_up(config.log_format, config.log_level)
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     _keep_memory()
+    os.umask(0o777 & ~int(config.data_mode, 8))  # that of the shell would forbid what `data_mode` allows
     try:
         import uvloop
 
@@ -75,6 +78,7 @@ async def _serve(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service, worker = Service(config.tick_ms), ProcessWorker()
+    service.on_failure = stop.set
     runner = runner_for(make_app(service, config), DRAIN_S)
     await runner.setup()
     try:
@@ -100,7 +104,11 @@ async def _until_stopped(
     flusher = ThreadPoolExecutor(1, "flush")
 
     def opened() -> Engine:
-        engine = Engine.open(Path(config.data), worker=worker, flusher=flusher, settings=config.topic_defaults())
+        door = Door(folder_mode=int(config.data_mode, 8))
+        engine = Engine.open(Path(config.data), door=door, worker=worker, flusher=flusher, settings=config.topic_defaults())
+        if not door.set_mode(engine.root):
+            hint = f"it belongs to another user, and its mode is not {config.data_mode}"
+            logs.warning("data_folder_open", folder=config.data, hint=hint)
         engine.folder.leftovers |= backup.prepare_pins(engine.door, engine.root)
         return engine
 
@@ -128,7 +136,7 @@ async def _until_stopped(
     flusher.shutdown()
     await asyncio.get_running_loop().run_in_executor(None, _end, worker)
     logs.info("stopped")
-    return 0
+    return 0 if service.failed is None else 1
 
 
 def _end(worker: ProcessWorker) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.errors import TurtleError, Unavailable, describe
+from turtlemq.errors import LockLost, TurtleError, Unavailable, describe
 from turtlemq.server import logs
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
@@ -49,6 +49,8 @@ class Service:
         self.turns = FairTurns()
         self.polls, self.polls_max = 0, 15_000  # long polls, those included whose answer is about to be sent
         self.connections: Callable[[], int] = int  # the number of open connections; set by `listen`
+        self.failed: LockLost | None = None  # why the process must end
+        self.on_failure: Callable[[], object] = int  # called then; set by `run`
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
         self._next_tick: asyncio.Handle | None = None
@@ -73,6 +75,8 @@ class Service:
             raise Unavailable("the server is starting: it reads its files. Try again in a moment.")
         if self.stopping:
             raise Unavailable("the server is stopping.")
+        if self._engine.folder.is_lost(now_ms()):
+            self._engine.folder.refuse_if_lost()
         return self._engine
 
     @property
@@ -163,7 +167,11 @@ class Service:
             return
         now = now_ms()
         begun = time.perf_counter()
-        engine, fetches = self.engine, self.fetches
+        try:
+            engine, fetches = self.engine, self.fetches
+        except LockLost as error:
+            self._fail(error)
+            return
         try:
             fetches.tick(now)
             self._report_trouble()
@@ -172,6 +180,12 @@ class Service:
             logs.error("tick_failed", error)
         self.meter.tick.add(time.perf_counter() - begun)
         self._set_timer(engine.next_wake(), fetches)
+
+    def _fail(self, error: LockLost) -> None:
+        """End the process: another one may write to the data folder."""
+        logs.error("lock_lost", error=error)
+        self.failed = error
+        self.on_failure()
 
     def _set_timer(self, when: int | None, fetches: Fetches) -> None:
         """Tick again at `when`, or when a delivery rate allows the next message; at once if long polls are to be looked after."""

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from turtlemq.storage import names
+from turtlemq.storage import lock, names
 from turtlemq.storage.door import Door
 
 _COPY = ".own"
@@ -65,7 +65,15 @@ class CopyOnWriteDoor(Door):
     def lock(self, path: Path) -> int:
         """Lock the original folder, shared with other readers but not with a server."""
         own = self.source / names.LOCK
-        return self._hold(own, os.open(own, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH) if own.exists() else super().lock(path)
+        if not own.exists():
+            return super().lock(path)
+        fd = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
+        lock.hold(own, fd, fcntl.LOCK_SH)
+        return fd
+
+    def holds(self, path: Path, fd: int) -> bool:
+        """True: a copy belongs to this process alone."""
+        return True
 
     def open_write(self, path: Path) -> int:
         if not path.is_symlink():

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from turtlemq.errors import DiskFull, Locked, OutOfFiles, TurtleError
-from turtlemq.storage import file_budget, names
+from turtlemq.storage import file_budget, lock, names
 from turtlemq.storage.file_budget import FileBudget
 from turtlemq.storage.mapping import map_file
 
 T = TypeVar("T")
 _IOV_MAX = 512
+_LOCK_TRIES = 100
 _CLOSED_AT_ONCE = 8  # logs, when the system has no descriptor left: each may need a sync
-_MODE = 0o644  # of new files
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OPENING = ("open", "listdir", "mmap")  # calls that need a descriptor, or a mapping, and change nothing without
@@ -50,8 +50,9 @@ class Door:
 
     keeps_room = True  # whether `ballast` reserves space on this disk
 
-    def __init__(self, budget: FileBudget = file_budget.DEFAULT) -> None:
+    def __init__(self, budget: FileBudget = file_budget.DEFAULT, *, folder_mode: int = 0o700) -> None:
         self.budget = budget
+        self.folder_mode, self.file_mode = folder_mode, folder_mode & 0o666  # of new folders and files, less the umask
         self._readers: OrderedDict[str, int] = OrderedDict()
         self._kept: dict[KeptOpen, None] = {}  # in the order in which they were opened
 
@@ -76,7 +77,7 @@ class Door:
 
     def fresh(self) -> Door:
         """A Door for another thread or process, without the descriptors of this one."""
-        return Door()
+        return Door(folder_mode=self.folder_mode)
 
     # Folders and names
 
@@ -87,9 +88,9 @@ class Door:
         self.make_folder(path.parent, durable=durable)
         if durable:
             with self.durable_names(path.parent):
-                self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
+                self._do("mkdir", path, lambda: path.mkdir(self.folder_mode, exist_ok=True))
         else:
-            self._do("mkdir", path, lambda: path.mkdir(exist_ok=True))
+            self._do("mkdir", path, lambda: path.mkdir(self.folder_mode, exist_ok=True))
 
     def names(self, folder: Path) -> list[str]:
         """Sorted names in a folder; empty if there is no such folder."""
@@ -115,6 +116,16 @@ class Door:
     def target(self, path: Path) -> str:
         """The absolute path to which a symbolic link leads."""
         return str(self._do("stat", path, os.path.realpath, path))
+
+    def set_mode(self, folder: Path) -> bool:
+        """Give an existing folder the mode of new ones. Returns whether it has it: only its owner may change it."""
+        if self._do("stat", folder, os.stat, folder).st_mode & 0o777 == self.folder_mode:
+            return True
+        try:
+            self._do("chmod", folder, os.chmod, folder, self.folder_mode)
+        except PermissionError:
+            return False
+        return True
 
     def size(self, path: Path) -> int:
         return self._do("stat", path, os.stat, path).st_size
@@ -194,7 +205,7 @@ class Door:
     def read_all(self, path: Path) -> bytes:
         return self.read(path, 0, self.size(path))
 
-    def replace(self, path: Path, data: bytes, *, durable: bool = True, mode: int = _MODE) -> None:
+    def replace(self, path: Path, data: bytes, *, durable: bool = True, mode: int | None = None) -> None:
         """Replace a whole file: a crash leaves the old or the new one. Without `durable` it may leave a torn one, too: only for
         caches, which have a checksum."""
         tmp = path.with_name(path.name + ".tmp")
@@ -213,7 +224,7 @@ class Door:
 
     # Files that are written
 
-    def create(self, path: Path, mode: int = _MODE) -> int:
+    def create(self, path: Path, mode: int | None = None) -> int:
         """Create a file for writing. A file of that name is unlinked, not cut: a reader that has it mapped would get SIGBUS."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._forget(path)
@@ -226,8 +237,8 @@ class Door:
     def open_write(self, path: Path) -> int:
         return self._open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def _open(self, path: Path, flags: int, mode: int = _MODE) -> int:
-        return self._do("open", path, os.open, path, flags, mode)
+    def _open(self, path: Path, flags: int, mode: int | None = None) -> int:
+        return self._do("open", path, os.open, path, flags, self.file_mode if mode is None else mode)
 
     def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         """Write all buffers at `offset`. Returns the number of bytes. On failure the file is cut back to `offset`."""
@@ -316,33 +327,37 @@ class Door:
     # Locks, space, closing
 
     def lock(self, path: Path) -> int:
-        """Lock a file for this process. Raises `Locked`, with the id of the process that holds it. The kernel releases the lock
-        when the process ends, even if it is killed."""
+        """Lock a file for this process. Raises `Locked`, with the process that holds it. The kernel releases the lock when the
+        process ends, even if it is killed. The process must look from time to time whether it still `holds` it."""
+        for _ in range(_LOCK_TRIES):
+            fd = self._open_lock(path)
+            lock.hold(path, fd, fcntl.LOCK_EX)
+            if self.holds(path, fd):
+                self._note_process(fd)
+                return fd
+            os.close(fd)  # it was removed, or replaced, after it was opened
+        raise Locked(f"{path} is removed again and again. Find out which program does that.")
+
+    def holds(self, path: Path, fd: int) -> bool:
+        """Is the locked file still the one behind its name? If not, another process may have locked that one."""
+        return self._do("stat", path, lock.is_behind, path, fd)
+
+    def _open_lock(self, path: Path) -> int:
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fd = self._do("open", path, os.open, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return self._do("open", path, os.open, path, flags | os.O_RDWR | os.O_CREAT, self.file_mode)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EROFS) or not os.path.exists(path):
                 raise
-            fd = self._do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC)  # enough for a lock
-        self._hold(path, fd, fcntl.LOCK_EX)
+            return self._do("open", path, os.open, path, flags | os.O_RDONLY)  # enough for a lock
+
+    def _note_process(self, fd: int) -> None:
+        """Write the process id into a lock file, for people. A full disk may have no room for it."""
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         except OSError:
-            return fd  # the process id is only for the error message; a full disk may have no room for it
-        return fd
-
-    def _hold(self, path: Path, fd: int, how: int) -> int:
-        try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
-            raise Locked(f"{path.parent} is in use by process {holder}. Stop it, or give another folder.") from None
-        except OSError:
-            os.close(fd)
-            raise
-        return fd
+            return
 
     def random_bytes(self, count: int) -> bytes:
         """Random bytes of the system, good enough for secrets. Tests that must repeat give others."""
