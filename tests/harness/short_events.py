@@ -7,11 +7,16 @@ from contextlib import contextmanager
 from random import Random
 from unittest.mock import patch
 
-from turtlemq.broker import events
+from turtlemq.broker import events, failures
 
 
 @contextmanager
 def short_events(seed: int) -> Iterator[None]:
-    """Meanwhile most events and checkpoints of journals are split; for some seeds none is."""
-    with patch.object(events, "EVENT_BYTES", Random(seed).choice([100, 300, 1_000, events.EVENT_BYTES])):
+    """Meanwhile most events and checkpoints of journals are split, and deliveries end a few at a time; for some seeds neither."""
+    chance = Random(seed)
+    with (
+        patch.object(events, "EVENT_BYTES", chance.choice([100, 300, 1_000, events.EVENT_BYTES])),
+        patch.object(failures, "SLICE_MESSAGES", chance.choice([1, 3, failures.SLICE_MESSAGES])),
+        patch.object(failures, "SLICE_BYTES", chance.choice([1, 500, failures.SLICE_BYTES])),
+    ):
         yield

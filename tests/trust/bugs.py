@@ -132,16 +132,8 @@ BUGS = (
     Bug(
         "a long back-off is noted as moved before it sleeps",
         "broker/failures.py",
-        (
-            "            self._schedule_retries(self._ended(group, messages, error, when_ms.tolist()))\n"
-            "        except Exhausted:\n"
-            "            return False\n"
-        ),
-        (
-            "            self._ended(group, messages, error, when_ms.tolist())\n"
-            "        except Exhausted:\n"
-            "            return False\n"
-        ),
+        ("            self._schedule_retries(_ended(group, messages, read, error, when_ms[at].tolist()))\n"),
+        ("            _ended(group, messages, read, error, when_ms[at].tolist())\n"),
         f"{_SIM}",
     ),
     # Split events
@@ -172,6 +164,27 @@ BUGS = (
         "        return self.size + size <= 2 * self._state_end\n",
         "        return False\n",
         "bounded_events",
+    ),
+    Bug(
+        "a fetch limited by bytes passes over a message",
+        "broker/ready_log.py",
+        "            if full:\n                break\n",
+        "",
+        "ended_deliveries",
+    ),
+    Bug(
+        "messages are buried again and again if the note of it fails",
+        "broker/failures.py",
+        "                self._logs.stop_journals(error)\n",
+        "",
+        "ended_deliveries",
+    ),
+    Bug(
+        "a tick ends all leases at once",
+        "broker/broker.py",
+        "                rows = np.flatnonzero(lease.open)[:left]\n",
+        "                rows = np.flatnonzero(lease.open)\n",
+        "ended_deliveries",
     ),
     # Errors
     Bug(
@@ -256,8 +269,8 @@ BUGS = (
     Bug(
         "a lease that ends now is kept",
         "broker/group.py",
-        "lease.left and lease.until_ms <= now_ms]",
-        "lease.left and lease.until_ms < now_ms]",
+        "return None if due is None or due > now_ms else self.leases[",
+        "return None if due is None or due >= now_ms else self.leases[",
         f"groups {_SIM}",
     ),
     Bug(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.broker import check, delivery, events, lookup, retention, save, settling
+from turtlemq.broker import check, delivery, events, failures, lookup, retention, save, settling
 from turtlemq.broker.delivery import Picked, Piece
 from turtlemq.broker.failures import LEASE_EXPIRED, Failures
 from turtlemq.broker.group import NO_EVENT, NO_MESSAGES, Group, Lease, MessageColumns
@@ -37,10 +37,10 @@ LEASE_MESSAGES_MAX = 100_000  # of one fetch, so that its event stays below `eve
 class Broker:
     """Due messages of one topic and its consumer groups. Made by `opening.open_broker`."""
 
-    def __init__(self, state: BrokerState, failures: Failures) -> None:
+    def __init__(self, state: BrokerState, failing: Failures) -> None:
         self._state, self._logs, self._visibility = state, state.logs, state.visibility
         self._ready_log, self._groups = state.logs.ready, state.groups
-        self._failures = failures
+        self._failures = failing
         self.ready = ReadyView(state)  # for reading the ready log
         self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, over all groups
         self.cancel_count = 0  # ready messages cancelled since the topic was opened
@@ -222,12 +222,15 @@ class Broker:
 
     # Time
 
-    def tick(self, now_ms: int) -> int | None:
-        """End leases that have run out. Returns when to call this again; None: never. Messages to be fetched do not count."""
+    def tick(self, now_ms: int) -> None:
+        """End leases that have run out, one slice of messages. `next_wake` tells when to call this again: at once if there are
+        more."""
+        left = failures.SLICE_MESSAGES
         for group in self._groups.values():
-            for lease in group.expired_leases(now_ms):
-                self._failures.fail(group, lease, np.flatnonzero(lease.open), 0, LEASE_EXPIRED, now_ms)
-        return self.next_wake(now_ms)
+            while left > 0 and (lease := group.expired_lease(now_ms)) is not None:
+                rows = np.flatnonzero(lease.open)[:left]
+                self._failures.fail(group, lease, rows, 0, LEASE_EXPIRED, now_ms)
+                left -= len(rows)
 
     def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
         """When the next lease ends or the next back-off is over, in all groups or in one. No lists: called for each fetch."""
@@ -348,8 +351,7 @@ class Broker:
 
     def refuse_if_journals_stopped(self) -> None:
         """Raise `Stopped` if the journals accept no more events."""
-        for journal in self._logs.journals:
-            journal.refuse_if_stopped()
+        self._logs.refuse_if_journals_stopped()
 
     def stop_journals(self, error: BaseException) -> None:
         """Accept no more events until the topic is opened again: it is unknown whether another store took messages over."""

@@ -19,10 +19,12 @@ from turtlemq.broker.state import BrokerState
 from turtlemq.errors import Exhausted
 from turtlemq.model import I64
 from turtlemq.segment import format as f
+from turtlemq.segment.log import Documents
 
 RAM_BACKOFF_MS = 30_000  # a longer back-off sleeps in the Index
 RAM_RETRIES_MAX = 50_000  # of one group; a retry above this number sleeps in the Index, too
-_SLEEP_BATCH = 2_000  # messages put to sleep with one sync: each is decoded, and takes 2 kB until then
+SLICE_MESSAGES = 1_000  # whose deliveries end in one step: 20 ms and a sync, if all die or sleep
+SLICE_BYTES = 8 << 20  # of documents that another store takes over with one sync
 FULL_RETRY_MS = 1_000  # delay of a message that finds no room on the disk
 LEASE_EXPIRED = "lease expired"
 EXPIRED = "expired"
@@ -58,32 +60,42 @@ class Failures:
 
     def fail(self, group: Group, lease: Lease, which: I64, delay_ms: int | None, error: str, now_ms: int) -> tuple[int, int]:
         """End deliveries of one lease that failed. `delay_ms`: instead of the back-off. Returns how many messages are retried and
-        how many are dead."""
-        messages = lease.messages.pick(which)
+        how many are dead.
+
+        Works in slices, each stored, journaled and closed before the next: an error costs one slice."""
+        dead = 0
+        for rows in np.split(which, range(SLICE_MESSAGES, len(which), SLICE_MESSAGES)):
+            dead += self._fail(group, lease, rows, delay_ms, error, now_ms)
+        return len(which) - dead, dead
+
+    def _fail(self, group: Group, lease: Lease, rows: I64, delay_ms: int | None, error: str, now_ms: int) -> int:
+        """End one slice. Returns how many messages are dead."""
+        rows = rows[np.argsort(lease.messages.offsets[rows], kind="stable")]
+        messages = lease.messages.pick(rows)
+        when = now_ms + self._delays(messages, delay_ms)
+        far = when - now_ms > RAM_BACKOFF_MS
+        far[max(0, RAM_RETRIES_MAX - len(group.retries)) :] = True
+        dying = messages.attempts >= self._state.settings.max_attempts
         if error is LEASE_EXPIRED:
             group.tally.timed_out += len(messages)
         else:
             group.tally.failed += len(messages)
-        dying = messages.attempts >= self._state.settings.max_attempts
-        when = now_ms + self._delays(messages, delay_ms)
-        far = when - now_ms > RAM_BACKOFF_MS
-        far[max(0, RAM_RETRIES_MAX - len(group.retries)) :] = True
-        dead = np.flatnonzero(dying)
-        if len(dead) and not self._bury(group, messages.pick(dead), lease.reserved_ms, events.DEAD, error, now_ms):
-            messages.attempts[dead] -= 1  # the delivery does not count, so that the message dies when there is room
-            when[dead], dying = now_ms + FULL_RETRY_MS, np.zeros(len(messages), np.bool_)
-            far[dead] = False
-        group.close([(lease, which[dying])])
-        sleeping = np.flatnonzero(~dying & far)
-        for batch in np.split(sleeping, range(_SLEEP_BATCH, len(sleeping), _SLEEP_BATCH)):
-            if len(batch) and not self._sleep(group, messages.pick(batch), when[batch], error, now_ms):
-                far[batch] = False
-        group.close([(lease, which[~dying & far])])
-        soon = np.flatnonzero(~dying & ~far)
-        if len(soon):
-            self.retry(group, messages.pick(soon), when[soon], error, now_ms)
-            group.close([(lease, which[soon])])
-        return len(messages) - int(dying.sum()), int(dying.sum())
+        last, sleepers = np.flatnonzero(dying), np.flatnonzero(~dying & far)
+        dead = self._bury(group, lease, rows[last], events.DEAD, error, now_ms)
+        asleep = self._sleep(group, lease, rows[sleepers], when[sleepers], error, now_ms)
+        soon = np.append(np.flatnonzero(~dying & ~far), sleepers[asleep:])
+        self._retry(group, lease, rows[soon], when[soon], error, now_ms)
+        left = rows[last[dead:]]  # their delivery does not count, so that they die when there is room
+        self._retry(group, lease, left, np.full(len(left), now_ms + FULL_RETRY_MS), error, now_ms, counted=False)
+        return dead
+
+    def _retry(
+        self, group: Group, lease: Lease, rows: I64, when_ms: I64, error: str, now_ms: int, *, counted: bool = True
+    ) -> None:
+        """Let messages of a lease wait in memory, and end their deliveries."""
+        if len(rows):
+            self.retry(group, lease.messages.pick(rows), when_ms, error, now_ms, counted=counted)
+            group.close([(lease, rows)])
 
     def retry(
         self, group: Group, messages: MessageColumns, when_ms: I64, error: str, now_ms: int, *, counted: bool = True
@@ -98,9 +110,9 @@ class Failures:
         """Messages that were not delivered before they expire become dead letters. Required: the journal has a lease of them that
         ends at once, so that a crash in between loses none."""
         lease = group.lease(messages, now_ms, now_ms, "")
-        if not self._bury(group, messages, now_ms, events.EXPIRED, EXPIRED, now_ms):
-            self.retry(group, messages, np.full(len(messages), now_ms + FULL_RETRY_MS), EXPIRED, now_ms)
-        group.close([(lease, np.arange(len(messages)))])
+        rows = np.argsort(messages.offsets, kind="stable")
+        left = rows[self._bury(group, lease, rows, events.EXPIRED, EXPIRED, now_ms) :]
+        self._retry(group, lease, left, np.full(len(left), now_ms + FULL_RETRY_MS), EXPIRED, now_ms)
 
     def _delays(self, messages: MessageColumns, delay_ms: int | None) -> I64:
         if delay_ms is not None:
@@ -108,38 +120,57 @@ class Failures:
         numbered = zip(messages.ids, messages.attempts.tolist(), strict=True)
         return np.array([backoff_ms(self._state.settings, id_, attempt) for id_, attempt in numbered], np.int64)
 
-    def _sleep(self, group: Group, messages: MessageColumns, when_ms: I64, error: str, now_ms: int) -> bool:
-        """Put messages to sleep in the Index. Returns False, and changes nothing, if the disk is full or no file opens."""
-        self._logs.secure_leases()
-        try:
-            self._schedule_retries(self._ended(group, messages, error, when_ms.tolist()))
-        except Exhausted:
-            return False
-        self._logs.write_or_defer(self._logs.reserve, now_ms, group.name, events.moved(group, messages))
-        return True
+    def _sleep(self, group: Group, lease: Lease, rows: I64, when_ms: I64, error: str, now_ms: int) -> int:
+        """Put messages to sleep in the Index. Returns how many of them, from the first on: fewer if there is no room."""
 
-    def _bury(self, group: Group, messages: MessageColumns, reserved_ms: int, outcome: str, error: str, now_ms: int) -> bool:
-        """Store messages as dead letters. Returns False, and changes nothing, if the disk is full or no file opens."""
-        self._logs.secure_leases()
-        try:
-            letters = self._ended(group, messages, error, [now_ms] * len(messages))
-            new = len(letters) - self._store_dead(letters)
-        except Exhausted:
-            return False
-        reserved = np.full(len(messages), reserved_ms)
-        self._state.bury(group, messages, reserved, outcome, error, now_ms, replaced=len(messages) - new)
-        return True
+        def store(messages: MessageColumns, read: Documents, at: slice) -> Callable[[], None]:
+            self._schedule_retries(_ended(group, messages, read, error, when_ms[at].tolist()))
+            return lambda: self._logs.write_or_defer(self._logs.reserve, now_ms, group.name, events.moved(group, messages))
 
-    def _ended(self, group: Group, messages: MessageColumns, error: str, when_ms: Sequence[int]) -> list[EndedDelivery]:
-        """Messages with their documents; damaged ones are left out."""
-        order = np.argsort(messages.offsets, kind="stable")
-        read, _ = self._logs.ready.read(messages.offsets[order])
-        out = []
-        for k, i in enumerate(order.tolist()):
-            if read.good[k]:
-                attempt, due_ms, offset = (int(c[i]) for c in (messages.attempts, messages.due_ms, messages.offsets))
-                original = read.decode(k)
-                out.append(
-                    EndedDelivery(group.name, messages.ids[i], original, attempt, error, when_ms[i], due_ms, offset, group.epoch)
-                )
-        return out
+        return self._hand_over(group, lease, rows, store)
+
+    def _bury(self, group: Group, lease: Lease, rows: I64, outcome: str, error: str, now_ms: int) -> int:
+        """Store messages as dead letters. Returns how many of them, from the first on: fewer if there is no room."""
+
+        def store(messages: MessageColumns, read: Documents, _: slice) -> Callable[[], None]:
+            letters = _ended(group, messages, read, error, [now_ms] * len(messages))
+            replaced = len(messages) - len(letters) + self._store_dead(letters)
+            reserved = np.full(len(messages), lease.reserved_ms)
+            return lambda: self._state.bury(group, messages, reserved, outcome, error, now_ms, replaced)
+
+        return self._hand_over(group, lease, rows, store)
+
+    def _hand_over(
+        self, group: Group, lease: Lease, rows: I64, store: Callable[[MessageColumns, Documents, slice], Callable[[], None]]
+    ) -> int:
+        """Let another store take over messages of a lease, a batch of bounded size at a time, and end their deliveries. `store`
+        stores a batch durably and returns a function that journals it; it changes nothing if the disk is full or no file opens.
+        Required: the offsets of `rows` rise. Returns how many were taken over, from the first on."""
+        done, offsets = 0, lease.messages.offsets[rows]
+        while done < len(rows):
+            self._logs.refuse_if_journals_stopped()  # before another store takes messages over
+            self._logs.secure_leases()
+            read, _ = self._logs.ready.read(offsets[done:], SLICE_BYTES)
+            batch = slice(done, done + len(read.starts))
+            try:
+                note = store(lease.messages.pick(rows[batch]), read, batch)
+            except Exhausted:
+                break
+            try:
+                note()
+            except BaseException as error:  # nothing more is journaled: else the messages are stored again and again
+                self._logs.stop_journals(error)
+                raise
+            group.close([(lease, rows[batch])])
+            done = batch.stop
+        return done
+
+
+def _ended(group: Group, messages: MessageColumns, read: Documents, error: str, when_ms: Sequence[int]) -> list[EndedDelivery]:
+    """Messages with their documents; damaged ones are left out."""
+    columns = (messages.attempts.tolist(), when_ms, messages.due_ms.tolist(), messages.offsets.tolist(), read.good.tolist())
+    return [
+        EndedDelivery(group.name, messages.ids[i], read.decode(i), attempt, error, when, due_ms, offset, group.epoch)
+        for i, (attempt, when, due_ms, offset, good) in enumerate(zip(*columns, strict=True))
+        if good
+    ]

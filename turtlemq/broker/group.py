@@ -327,13 +327,10 @@ class Group:
                 self.close([(lease, which)])
                 self.lease(messages, lease.reserved_ms, until_ms, lease.consumer, lease.event)
 
-    def expired_leases(self, now_ms: int) -> list[Lease]:
-        """Leases that have ended, oldest first. They stay until they are closed."""
+    def expired_lease(self, now_ms: int) -> Lease | None:
+        """The lease that ended first; None: none has ended. It stays until it is closed."""
         due = self.next_deadline()
-        if due is None or due > now_ms:
-            return []
-        out = [lease for lease in self.leases.values() if lease.left and lease.until_ms <= now_ms]
-        return sorted(out, key=lambda lease: (lease.until_ms, lease.number))
+        return None if due is None or due > now_ms else self.leases[self._deadlines[0][1]]
 
     def next_deadline(self) -> int | None:
         """When the next lease ends, at the earliest."""

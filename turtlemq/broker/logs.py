@@ -55,16 +55,12 @@ class Logs:
 
     def write_or_defer(self, journal: Journal, now_ms: int, name: str, pieces: Sequence[Fields]) -> None:
         """Write an event that cannot be undone, since another store has taken the messages over; `pieces`: as it was split. If
-        the disk is full, or no file can be opened, the event is kept in memory and written by `write_deferred`. After any other
-        error the journals accept no more events: without this one the messages would be taken over again and again."""
+        the disk is full, or no file can be opened, the event is kept in memory and written by `write_deferred`."""
         try:
             self.write_deferred()
             journal.append(now_ms, name, *pieces)
         except Exhausted:
             self._deferred.append((journal, now_ms, name, pieces))
-        except BaseException as error:
-            self.stop_journals(error)
-            raise
 
     def write_deferred(self) -> None:
         """Write the deferred events. Required before a handoff and before a checkpoint. Raises `Exhausted` if some are left."""
@@ -115,6 +111,11 @@ class Logs:
     def stopped(self) -> BaseException | None:
         """The error after which one of the logs accepts no more writes, if there was one."""
         return next((log.stopped for log in self.all if log.stopped is not None), None)
+
+    def refuse_if_journals_stopped(self) -> None:
+        """Raise `Stopped` if the journals accept no more events."""
+        for journal in self.journals:
+            journal.refuse_if_stopped()
 
     def stop_journals(self, error: BaseException) -> None:
         """Accept no more events until the topic is opened again: it is unknown whether another store took messages over."""

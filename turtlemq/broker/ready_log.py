@@ -227,9 +227,13 @@ class ReadyLog(log.OpenLog):
         size = 0
         for segment, table, ordinals in self._split(offsets):
             begin, end = self.tail.spans_of(ordinals) if table is None else table.spans_of(ordinals)
+            full = False
             if bytes_max is not None:
                 fits = max(not size, int(np.searchsorted(np.cumsum(end - begin), bytes_max - size, side="right")))
+                full = fits < len(ordinals)  # the next part may have documents that fit, but none is passed over
                 begin, end, ordinals = begin[:fits], end[:fits], ordinals[:fits]
+                if not fits:
+                    break
             read = log.read_documents(self.door, segment.path, begin, end)
             np.logical_and(
                 read.good, (read.heads["flags"] & f.HANDOFF) == 0, out=read.good
@@ -241,7 +245,7 @@ class ReadyLog(log.OpenLog):
             good.append(read.good)
             times.append(self.tail.ready_times(ordinals) if table is None else _ready_times(table, ordinals))
             size += len(read.buffer)
-            if bytes_max is not None and size >= bytes_max:
+            if full:
                 break
         if len(buffers) == 1:
             return log.Documents(buffers[0], starts[0], heads[0], good[0]), times[0]

@@ -215,19 +215,23 @@ class Topic:
         Raises the first `Exhausted` at the end: the rest of the work may make room."""
         self.stores.refuse_if_stopped()
         full = self._hand_off(now_ms)
-        before = self._broker.event_count
-        wake = self._broker.tick(now_ms)
-        if self._broker.event_count > before or self._broker.has_deferred:
-            self._checkpoints.due_soon(now_ms)
         retain = partial(self._retention.run_if_due, waiting=waiting)
-        for work in (self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
+        for work in (self._end_leases, self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
             try:
                 work(now_ms)
             except Exhausted as error:
                 full = full or error
         if full is not None:
             raise full
-        return self._wake(wake)
+        return self.next_wake(now_ms)
+
+    def _end_leases(self, now_ms: int) -> None:
+        before = self._broker.event_count
+        try:
+            self._broker.tick(now_ms)
+        finally:
+            if self._broker.event_count > before or self._broker.has_deferred:
+                self._checkpoints.due_soon(now_ms)
 
     def _hand_off(self, now_ms: int) -> Exhausted | None:
         """Nothing is handed off before superseded documents are removed and the recovered state is saved. Returns the error if

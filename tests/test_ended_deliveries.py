@@ -1,0 +1,144 @@
+"""Deliveries that end without an ack, very many at once: they end in slices, and an error costs no more than one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.harness.broker_insides import logs_of
+from tests.harness.engine_disk import abandon, messages, start
+from turtlemq.broker import delivery, failures
+from turtlemq.broker.journal import Journal
+from turtlemq.engine import Engine
+from turtlemq.errors import Stopped
+from turtlemq.model import Message
+from turtlemq.topic.dead_letters import DeadLetters, Filter
+
+SLICE = 30
+COUNT = 100
+
+
+@pytest.fixture(autouse=True)
+def _small_slices() -> Iterator[None]:
+    with patch.object(failures, "SLICE_MESSAGES", SLICE):
+        yield
+
+
+def in_flight(tmp_path: Path, sizes: list[int], **settings: Any) -> Engine:
+    engine = start(tmp_path, segment_bytes=1 << 20, **settings)
+    engine.submit("t", [Message(b"x" * size, 10, id=f"m{n}") for n, size in enumerate(sizes)], 0)
+    engine.tick(10)
+    while engine.reserve("t", "g", COUNT, 20).ids:
+        pass
+    return engine
+
+
+def counts(engine: Engine) -> tuple[int, int, int]:
+    """Messages in flight; dead letters, as the topic and as its group count them."""
+    stats = engine.stats("t")
+    return stats.reserve, stats.dead, engine.groups("t")["g"].dead
+
+
+@pytest.mark.parametrize("backoff_ms", [10, 60_000], ids=["retried soon", "put to sleep"])
+@pytest.mark.parametrize("max_attempts", [1, 2], ids=["dead", "retried"])
+def test_a_tick_ends_one_slice_and_asks_for_the_next(tmp_path: Path, max_attempts: int, backoff_ms: int) -> None:
+    engine = in_flight(tmp_path, [10] * COUNT, max_attempts=max_attempts, backoff_base_ms=backoff_ms)
+    left = COUNT
+    while left:
+        wake = engine.tick(2_000)
+        assert counts(engine)[0] == max(0, left - SLICE)
+        left = counts(engine)[0]
+        assert not left or (wake is not None and wake <= 2_000)
+    stats = engine.stats("t")
+    assert stats.dead + stats.ready + stats.sleep == COUNT
+    assert engine.check() == []
+    engine.close()
+
+
+def test_slices_are_bounded_by_bytes(tmp_path: Path) -> None:
+    engine = in_flight(tmp_path, [1_000] * 20, max_attempts=1)
+    stored: list[int] = []
+    store = DeadLetters.store
+
+    def counted(self: DeadLetters, ended: Any) -> int:
+        stored.append(len(ended))
+        return store(self, ended)
+
+    with patch.object(failures, "SLICE_BYTES", 5_000), patch.object(DeadLetters, "store", counted):
+        engine.tick(2_000)
+    assert stored == [4] * 5
+    assert counts(engine) == (0, 20, 20)
+    engine.close()
+
+
+@pytest.mark.parametrize("journal", ["history", "reserve"])
+def test_an_error_behind_the_store_takes_no_message_over_again(tmp_path: Path, journal: str) -> None:
+    """The messages were stored, but the event that says so was not written: nothing goes on until the topic is opened again."""
+    dead = journal == "history"
+    engine = in_flight(tmp_path, [10] * COUNT, max_attempts=1 if dead else 2, backoff_base_ms=60_000)
+    append, asked = Journal.append_many, 0
+
+    def broken(self: Journal, *args: Any) -> None:
+        nonlocal asked
+        if self is getattr(logs_of(engine), journal):
+            asked += 1
+            if asked == 2:
+                raise ValueError("made to fail")
+        append(self, *args)
+
+    with patch.object(Journal, "append_many", broken):
+        fail_all(engine, dead)
+        for _ in range(5):
+            fail_all(engine, dead)
+        stats = engine.stats("t")
+        assert (stats.dead if dead else stats.sleep) == 2 * SLICE, "one slice was noted, one was not"
+        assert asked == 2
+    abandon(engine)
+    engine = Engine.open(tmp_path / "data", settings=engine.settings)
+    stats = engine.stats("t")
+    assert (stats.dead if dead else stats.sleep) == 2 * SLICE
+    assert counts(engine)[0] == COUNT - 2 * SLICE
+    assert engine.groups("t")["g"].dead == stats.dead
+    assert engine.check() == []
+    engine.close()
+
+
+def fail_all(engine: Engine, dead: bool) -> None:
+    """All deliveries fail: their leases end, or the consumer says so."""
+    try:
+        if dead:
+            engine.tick(2_000)
+            engine.tick(2_000)
+        else:
+            engine.ack("t", "g", [f"-m{n}" for n in range(COUNT)], 30)
+    except (ValueError, Stopped):
+        return
+
+
+def test_fetch_of_limited_bytes_passes_over_no_message(tmp_path: Path) -> None:
+    """A document that does not fit ends the fetch, even if those behind it, which another table covers, would fit."""
+    engine = start(tmp_path, run_messages=50, ttr_ms=100_000)
+    sizes = [10] * 49 + [900] + [10] * 50
+    for n, size in enumerate(sizes):
+        engine.submit("t", [Message(b"x" * size, 10, id=f"m{n}")], 0)
+        engine.tick(10 + n)
+    fetched: list[tuple[str, str]] = []
+    with patch.object(delivery, "FETCH_BYTES_MAX", 5_200):
+        while (out := engine.reserve("t", "g", 80, 200)).ids:
+            fetched += [(id_, document.id) for id_, document in zip(out.ids, out.documents(), strict=True)]
+    assert fetched == [(f"m{n}", f"m{n}") for n in range(100)]
+    assert engine.check() == []
+    engine.close()
+
+
+def test_letters_of_all_slices_are_there(tmp_path: Path) -> None:
+    engine = in_flight(tmp_path, [10] * COUNT, max_attempts=1)
+    for _ in range(COUNT // SLICE + 1):
+        engine.tick(2_000)
+    letters = engine.topic("t").view.dead_letters.all(Filter())
+    assert sorted(letter.id for letter in letters) == sorted(message.id or "" for message in messages(COUNT))
+    engine.close()
