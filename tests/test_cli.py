@@ -423,7 +423,7 @@ def test_inspect_shows_for_whom_a_cancel_was(tmp_path: Path) -> None:
     engine.cancel("t", ["a", "b"], 11)
     engine.close()
     (event,) = Line("").json("inspect", str(tmp_path / "topic" / "t" / "history_0000000000.bson"))
-    assert (event["event"]["unfetched"], event["event"]["naps"]) == ({"g": [1]}, {"g": ["a"]})
+    assert (event["event"]["unfetched"], event["event"]["naps"]) == ({"g": 1}, {"g": ["a"]})
 
 
 def test_compact(data: Path) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from turtlemq.broker import delivery, events
+from turtlemq.broker.ready_log import ReadyLog
+from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.model import Message
+from turtlemq.model import I64, Message, Priority
+from turtlemq.storage.door import Door
+from turtlemq.topic.dead_letters import Filter
 
 FEW, MANY, IDS = 10, 60, 200
 HOUR_MS = 3_600_000
@@ -58,6 +65,15 @@ def _settled(folder: Path, groups: int) -> Engine:
     return engine
 
 
+def _retried(folder: Path, groups: int) -> Engine:
+    """Retries of ten messages sleep for each of ten groups; as many other groups as asked have none."""
+    engine = _ready(folder, groups)
+    for i in range(10):
+        ids = engine.reserve(TOPIC, f"g{i}", 10, 2).ids
+        engine.ack(TOPIC, f"g{i}", [f"-{id_}" for id_ in ids], 2)
+    return engine
+
+
 def _listing(state: str) -> Callable[[Engine], Any]:
     return lambda engine: engine.topic(TOPIC).view.messages(state, limit=IDS)
 
@@ -68,6 +84,7 @@ OPERATIONS: dict[str, tuple[Callable[[Path, int], Engine], Callable[[Engine], An
     "list history": (_ready, _listing("history")),
     "cancel unknown": (_ready, lambda engine: engine.cancel(TOPIC, UNKNOWN, 2)),
     "view settled": (_settled, lambda engine: engine.message(TOPIC, "m0")),
+    "hand off retries": (_retried, lambda engine: engine.tick(2 + HOUR_MS)),
     "cancel ready": (_ready, lambda engine: engine.cancel(TOPIC, [f"m{i}" for i in range(IDS)], 2)),
 }
 
@@ -83,6 +100,101 @@ def test_view_tells_how_each_group_settled_the_message(tmp_path: Path) -> None:
         *((2, "reserved", f"g{i}") for i in range(3)),
         *((3, "acked", f"g{i}") for i in range(3)),
     ]
+    engine.close()
+
+
+class Syncs(Door):
+    """Counts syncs by the kind of file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def sync(self, fd: int, path: Path) -> None:
+        self.count[path.name.partition("_")[0]] += 1
+        super().sync(fd, path)
+
+
+def _with_letters(folder: Path, groups: int, door: Door) -> Engine:
+    """A dead letter of m0 in each group."""
+    engine = Engine.open(folder, door=door)
+    engine.configure(TOPIC, max_attempts=1)
+    engine.submit(TOPIC, [Message(b"", 0, id="m0")], 0)
+    engine.tick(1)
+    for i in range(groups):
+        engine.reserve(TOPIC, f"g{i}", 1, 2)
+        engine.ack(TOPIC, f"g{i}", ["-m0"], 2)
+    return engine
+
+
+@pytest.mark.parametrize("requeued", [True, False], ids=["requeue", "delete"])
+def test_removal_of_letters_of_many_groups_is_synced_once(tmp_path: Path, requeued: bool) -> None:
+    door = Syncs()
+    engine = _with_letters(tmp_path / "d", 20, door)
+    letters = list(engine.topic(TOPIC).view.dead_letters.all(Filter()))
+    door.count.clear()
+    count = engine.requeue(TOPIC, letters, 3) if requeued else engine.delete_dead(TOPIC, letters, 3)
+    assert (count, door.count["history"]) == (20, 1)
+    engine.close()
+    again = Engine.open(tmp_path / "d")
+    assert again.check() == []
+    assert (again.stats(TOPIC).dead, again.stats(TOPIC).sleep) == (0, 20 if requeued else 0)
+    again.close()
+
+
+@pytest.mark.parametrize("old_form", [False, True])
+def test_recovery_counts_cancelled_messages_of_each_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_form: bool
+) -> None:
+    """The event tells how many messages each group had still to fetch; older versions listed their offsets."""
+    if old_form:
+        made = events._cancel
+
+        def older(*args: Any) -> events.Fields:
+            fields = made(*args)
+            return fields | {"unfetched": {name: events.pack([0] * count) for name, count in fields["unfetched"].items()}}
+
+        monkeypatch.setattr(events, "_cancel", older)
+    engine = _ready(tmp_path / "d", 2)
+    assert engine.reserve(TOPIC, "g0", 3, 2).ids == ["m0", "m1", "m2"]
+    engine.topic(TOPIC).checkpoint()
+    assert {*engine.cancel(TOPIC, ["m5", "m6", "m7"], 3).values()} == {"cancelled"}
+    shutil.copytree(tmp_path / "d", tmp_path / "killed")
+    engine.close()
+    again = Engine.open(tmp_path / "killed")
+    assert {name: group.ready for name, group in again.groups(TOPIC).items()} == {"g0": IDS - 6, "g1": IDS - 3}
+    assert again.check() == []
+    again.close()
+
+
+@pytest.mark.parametrize("levels", [False, True], ids=["plain", "priorities"])
+def test_fetch_skips_a_bounded_number_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels: bool) -> None:
+    monkeypatch.setattr(delivery, "SKIPPED_MAX", 8)
+    monkeypatch.setattr(delivery, "_SCAN", 4)
+    engine = _engine(tmp_path / "d")
+    engine.submit(TOPIC, [Message(b"", 0, id=f"m{i}") for i in range(60)], 0)
+    engine.tick(1)
+    assert len(engine.reserve(TOPIC, "other", 60, 1)) == 60
+    engine.move_group(TOPIC, "g", "latest", 1)
+    engine.ack(TOPIC, "other", [f"-m{i}" for i in range(60)], 1)
+    engine.tick(1 + HOUR_MS)
+    engine.submit(TOPIC, [Message(b"", 0, id="last", priority=Priority.LOW if levels else Priority.NORMAL)], 1 + HOUR_MS)
+    engine.tick(2 + HOUR_MS)
+    read, count = ReadyLog.read, 0
+
+    def counting(self: ReadyLog, offsets: I64, bytes_max: int | None = None) -> Any:
+        nonlocal count
+        count += len(offsets)
+        return read(self, offsets, bytes_max)
+
+    monkeypatch.setattr(ReadyLog, "read", counting)
+    fetches = list[Reserved]()
+    while not fetches or (not len(fetches[-1]) and fetches[-1].more):
+        count = 0
+        fetches.append(engine.reserve(TOPIC, "g", 1, 3 + HOUR_MS))
+        assert count <= 8 + 4 * (6 if levels else 1)
+    assert fetches[-1].ids == ["last"]
+    assert len(fetches) > 2
     engine.close()
 
 

@@ -25,10 +25,11 @@ from turtlemq.broker.lookup import Settlement
 from turtlemq.broker.ready_view import ReadyView
 from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Extended, Reserved
 from turtlemq.broker.state import BrokerState
-from turtlemq.broker.visibility import visible
+from turtlemq.broker.visibility import retries_by_group, visible
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import I64, U64, Damage, Due, Progress
 from turtlemq.segment import format as f
+from turtlemq.segment import log
 from turtlemq.settings import Settings
 
 LEASE_MESSAGES_MAX = 100_000  # of one fetch, so that its event stays below `events.EVENT_BYTES`
@@ -71,10 +72,17 @@ class Broker:
         self._ready_log.accept(raw, starts, progress, now_ms, hashes)
         restricted = self._visibility.note_arrivals(raw, starts, heads, flags)
         unrestricted = len(starts) if restricted is None else len(starts) - len(restricted[1])
-        for name, group in self._groups.items():
+        for group in self._groups.values():
             group.unfetched += unrestricted
-            if restricted is not None:
-                group.unfetched += int(visible(self._ready_log, name, group, *restricted, frozenset()).sum())
+        if restricted is not None:
+            self._count_retries(*restricted)
+
+    def _count_retries(self, read: log.Documents, offsets: I64) -> None:
+        """Count retries that came due for their groups."""
+        for name, rows in retries_by_group(read).items():
+            if name in self._groups:
+                group, own = self._groups[name], log.Documents(read.buffer, read.starts[rows], read.heads[rows], read.good[rows])
+                group.unfetched += int(visible(self._ready_log, name, group, own, offsets[rows], frozenset()).sum())
 
     # Groups
 
@@ -116,7 +124,7 @@ class Broker:
             group.credits = picked.credits
             return Reserved(idle=known is not None)
         out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces])
-        out.more = not picked.pieces and picked.is_full
+        out.more = not picked.pieces and picked.is_cut_short
         messages = MessageColumns.join([piece.messages for piece in picked.pieces])
         expired = MessageColumns.join(picked.expired) if picked.expired else NO_MESSAGES
         until = out.until_ms[0] if len(out.until_ms) == 1 else np.concatenate([np.empty(0, np.int64), *out.until_ms])
@@ -268,10 +276,10 @@ class Broker:
         """Names of groups that have dead letters, also of groups that were deleted."""
         return [name for name, count in self._state.dead_counts.items() if count > 0]
 
-    def note_dead_removed(self, name: str, removals: Sequence[DeadRemoval], now_ms: int, *, withdrawn: bool = False) -> None:
+    def note_dead_removed(self, removals: Sequence[DeadRemoval], now_ms: int, *, withdrawn: bool = False) -> None:
         """Journal, durably, that dead letters of a group are about to be removed, so that recovery can finish it; or that this is
         `withdrawn`, since the disk was full."""
-        self._state.note_dead_removed(name, removals, now_ms, withdrawn)
+        self._state.note_dead_removed(removals, now_ms, withdrawn)
 
     def count_dead(self, name: str, change: int) -> None:
         """Correct the number of a group's dead letters."""

@@ -27,8 +27,8 @@ EXPIRED_MAX = 1_000  # expired messages that one fetch makes dead letters: each 
 _LEVELS = tuple(int(level) for level in LEVELS)
 _NORMAL = int(Priority.NORMAL)
 _NOT_PLAIN = RESTRICTED | f.EXPIRES  # flags of documents that must be looked into
-_SCAN = 4096  # offsets read in one step when priorities are in use
-_SCAN_STEPS = 16  # steps after which a priority waits for the next fetch, if there is a message to deliver already
+_SCAN = 4096  # offsets read in one step when priorities are in use, or documents are skipped
+SKIPPED_MAX = 16_384  # documents that one fetch skips, nearly: of other groups or priorities, cancelled or damaged. 1 µs each
 
 
 @dataclass(slots=True)
@@ -51,6 +51,7 @@ class Picked:
     expired: list[MessageColumns] = field(default_factory=list)  # not delivered in time; `attempts` are the deliveries so far
     passed: int = 0  # unfetched messages of the group that its cursors pass
     bytes: int = 0
+    skipped: int = 0  # documents on the way that are not for this fetch
 
     def __len__(self) -> int:
         return sum(len(piece.which) for piece in self.pieces)
@@ -64,6 +65,11 @@ class Picked:
     def is_full(self) -> bool:
         """Enough for one fetch, even if the consumer asked for more."""
         return self.bytes >= FETCH_BYTES_MAX or sum(map(len, self.expired)) >= EXPIRED_MAX
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the next fetch may find messages that this one did not come to."""
+        return self.is_full or self.skipped >= SKIPPED_MAX
 
 
 def pick(visibility: Visibility, group: Group, count: int, now_ms: int) -> Picked:
@@ -149,8 +155,8 @@ def _pick_from_cursor(
     cursor = max(picked.cursors[_NORMAL if level is None else int(level)], ready.first_offset)
     taken = steps = 0
     while cursor < ready.next_offset and taken < count and not picked.is_full:
-        if level is not None and steps >= _SCAN_STEPS and len(picked):
-            break
+        if steps and picked.skipped >= SKIPPED_MAX:
+            break  # the cursor stands behind them: the next fetch goes on there
         step = _SCAN if level is not None or steps else count
         offsets = np.arange(cursor, min(cursor + step, ready.next_offset))
         read, times = ready.read(offsets, FETCH_BYTES_MAX - picked.bytes)
@@ -168,6 +174,7 @@ def _pick_from_cursor(
         seen[stop:] = False
         picked.passed += int(seen.sum())
         taken += _take(group, read, offsets, times, seen & read.good, picked, None, now_ms)
+        picked.skipped += stop - int(seen[:stop].sum())
         cursor += stop
         steps += 1
     return cursor

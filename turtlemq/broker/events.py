@@ -78,7 +78,7 @@ def _size(fields: Fields) -> int:
     size = 0
     for value in fields.values():
         if isinstance(value, dict):
-            size += sum(len(name) + len(column) for name, column in value.items())
+            size += sum(len(name) + (len(entry) if isinstance(entry, bytes) else 8) for name, entry in value.items())
         elif isinstance(value, bytes | str):
             size += len(value)
     return size
@@ -161,14 +161,14 @@ def settle(of: Group, messages: MessageColumns, reserved_ms: I64, outcome: str, 
 
 
 def cancel(
-    offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, list[int]], sleeping: Mapping[str, Sequence[str]]
+    offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, int], sleeping: Mapping[str, Sequence[str]]
 ) -> list[Fields]:
-    """`retries`: offsets of retries of one group alone. `unfetched`: by group, the offsets that its cursors had not passed.
+    """`retries`: offsets of retries of one group alone. `unfetched`: by group, how many of them its cursors had not passed.
     `sleeping`: by group, the ids whose retries sleep in the Index."""
     event = _cancel(offsets, seqs, retries, unfetched, sleeping)
     if _size(event) <= EVENT_BYTES:
         return [event]
-    ahead = [(name, offset) for name, of_group in unfetched.items() for offset in of_group]
+    ahead = list(unfetched.items())
     asleep = [(name, id_) for name, of_group in sleeping.items() for id_ in of_group]
 
     def encode(rows: slice) -> Fields:
@@ -176,20 +176,20 @@ def cancel(
 
     return [
         *_split(len(offsets), encode),
-        *_split(len(ahead), lambda rows: _cancel(_NONE, _NONE, set(), _by_group(ahead[rows]), {})),
+        *_split(len(ahead), lambda rows: _cancel(_NONE, _NONE, set(), dict(ahead[rows]), {})),
         *_split(len(asleep), lambda rows: _cancel(_NONE, _NONE, set(), {}, _by_group(asleep[rows]))),
     ]
 
 
 def _cancel(
-    offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, list[int]], sleeping: Mapping[str, Sequence[str]]
+    offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, int], sleeping: Mapping[str, Sequence[str]]
 ) -> Fields:
     return {
         "event": CANCEL,
         "offsets": pack(offsets),
         "seqs": pack(seqs),
         "again": pack(sorted(retries)),
-        "unfetched": {name: pack(offsets) for name, offsets in unfetched.items()},
+        "unfetched": {name: Int64(count) for name, count in unfetched.items()},
         "naps": {name: join_ids(ids) for name, ids in sleeping.items()},
     }
 

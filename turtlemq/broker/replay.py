@@ -213,9 +213,9 @@ class Replay:
         self._note_lost(lost)
         saved.cancelled |= set(offsets[there].tolist())
         saved.cancelled_retries |= set(event.array("again").tolist()) & saved.cancelled
-        for name, packed in event.fields["unfetched"].items():
-            if name in saved.groups:
-                saved.groups[name].unfetched -= len(packed) // 8
+        for name, count in event.fields["unfetched"].items():
+            if name in saved.groups:  # older versions wrote the offsets themselves
+                saved.groups[name].unfetched -= len(count) // 8 if isinstance(count, bytes) else int(count)
         for name, ids in event.fields["naps"].items():
             self.interrupted.cancelled_retry_ids.setdefault(name, []).extend(e.split_ids(ids))
 

@@ -102,24 +102,28 @@ class BrokerState:
         self.logs.history.append(now_ms, "", *events.cancel(offsets, seqs, {*retries}, unfetched, sleeping))
         self.logs.sync()
         self.visibility.cancel(ended, {*retries})
-        for name, ahead in unfetched.items():
-            self.groups[name].unfetched -= len(ahead)
+        for name, count in unfetched.items():
+            self.groups[name].unfetched -= count
         for group in self.groups.values():
             for offset in ended & group.retries.keys():
                 del group.retries[offset]
 
-    def _unfetched(self, documents: Sequence[int], retries: Mapping[int, str]) -> dict[str, list[int]]:
-        """The offsets that each group has not fetched yet, of messages and of its own retries."""
+    def _unfetched(self, documents: Sequence[int], retries: Mapping[int, str]) -> Counter[str]:
+        """By group, how many of these messages and of its own retries it has not fetched yet."""
         groups, offsets = list(self.groups.values()), np.array(sorted(documents), np.int64)
-        ahead = self.visibility.are_unfetched(groups, offsets)
-        unfetched = {groups[j].name: offsets[ahead[:, j]].tolist() for j in np.flatnonzero(ahead.any(axis=0)).tolist()}
+        counts = self.visibility.are_unfetched(groups, offsets).sum(axis=0).tolist()
+        unfetched = Counter({group.name: count for group, count in zip(groups, counts, strict=True) if count})
         for offset, name in retries.items():
-            if self.visibility.is_unfetched(self.groups[name], offset):
-                unfetched.setdefault(name, []).append(offset)
+            unfetched[name] += self.visibility.is_unfetched(self.groups[name], offset)
         return unfetched
 
-    def note_dead_removed(self, name: str, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool) -> None:
-        """Journal, durably, that dead letters of a group are about to be removed; or that this is `withdrawn`."""
-        self.logs.history.append(now_ms, name, *events.remove_dead(removals, withdrawn))
+    def note_dead_removed(self, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool) -> None:
+        """Journal, durably, that dead letters are about to be removed; or that this is `withdrawn`. All of it or nothing."""
+        by_group: dict[str, list[DeadRemoval]] = {}
+        for removal in removals:
+            by_group.setdefault(removal.group, []).append(removal)
+        pieces = [(name, fields) for name, own in by_group.items() for fields in events.remove_dead(own, withdrawn)]
+        self.logs.history.append_many(now_ms, pieces)
         self.logs.history.sync()
-        self.dead_counts[name] += len(removals) if withdrawn else -len(removals)
+        for name, own in by_group.items():
+            self.dead_counts[name] += len(own) if withdrawn else -len(own)

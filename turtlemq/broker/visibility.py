@@ -20,6 +20,7 @@ from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.segment.buffers import windows
 
 RESTRICTED = f.META | f.NOTICE  # flags of documents that not every group sees
 _STEP = 65_536  # documents that are read at once to count them
@@ -59,11 +60,22 @@ def restricted_for_others(name: str, position: Position, read: log.Documents) ->
     """Which undamaged documents of a read are notices, retries of other groups, or void retries."""
     flags, prefix = read.heads["flags"], name.encode() + b"/"
     out: Mask = read.good & ((flags & RESTRICTED) != 0)
-    for i in np.flatnonzero(out).tolist():
-        at = int(read.starts[i]) + f.PREFIX_BYTES
-        own = not flags[i] & f.NOTICE and bytes(read.buffer[at : at + len(prefix)]) == prefix
-        out[i] = not own or _is_void(position, read, i)
+    retries = np.flatnonzero(out & ((flags & f.NOTICE) == 0) & (read.heads["idlen"] > len(prefix)))
+    if len(retries):
+        beginnings = windows(read.buffer, len(prefix))[read.starts[retries] + f.PREFIX_BYTES]
+        for i in retries[beginnings == np.void(prefix)].tolist():
+            out[i] = _is_void(position, read, i)
     return out
+
+
+def retries_by_group(read: log.Documents) -> dict[str, I64]:
+    """The undamaged retries of a read: by group, their positions in it."""
+    rows: dict[str, list[int]] = {}
+    for i in np.flatnonzero(read.good & ((read.heads["flags"] & f.META) != 0)).tolist():
+        at = int(read.starts[i]) + f.PREFIX_BYTES
+        id_ = bytes(read.buffer[at : at + int(read.heads["idlen"][i]) - 1])
+        rows.setdefault(id_.partition(b"/")[0].decode(), []).append(i)
+    return {name: np.array(own) for name, own in rows.items()}
 
 
 def _is_void(position: Position, read: log.Documents, i: int) -> bool:

@@ -219,6 +219,9 @@ class Service:
     async def fetch(self, fetch: FetchRequest, wait_s: float) -> Reserved:
         """Reserve ready messages; if there are none, wait up to `wait_s` for the first. Raises `Overloaded` if too many wait."""
         messages = self.fetches.fetch(fetch, now_ms(), time.monotonic())
+        while messages.more:  # so many documents were skipped that others get their turn first
+            await self.turns.turn()
+            messages = self.fetches.fetch(fetch, now_ms(), time.monotonic())
         if not messages.idle:
             self._tick_if_sooner(self.engine)
         if len(messages) or wait_s <= 0:

@@ -118,26 +118,17 @@ def _still_dead(stores: Stores, letters: Sequence[DeadLetter]) -> list[DeadLette
     return [replace(letter, document=still[i]) for i, letter in enumerate(given.values()) if i in still]
 
 
-def _note_removal(
-    stores: Stores, letters: Sequence[DeadLetter], now_ms: int, requeued_seqs: Sequence[int]
-) -> dict[str, list[DeadRemoval]]:
-    """Journal that letters are about to be removed; returns them by group. `requeued_seqs`: of the documents as which they sleep
-    again, 0 for those that are deleted."""
-    removals: dict[str, list[DeadRemoval]] = {}
-    for letter, seq in zip(letters, requeued_seqs, strict=True):
-        removals.setdefault(letter.group, []).append(DeadRemoval(letter.group, letter.id, letter.document.seq, seq))
-    noted: dict[str, list[DeadRemoval]] = {}
-    try:
-        for group, of_group in removals.items():
-            stores.broker.note_dead_removed(group, of_group, now_ms)
-            noted[group] = of_group
-    except Exhausted:
-        _undo_removal(stores, noted, now_ms)
-        raise
+def _note_removal(stores: Stores, letters: Sequence[DeadLetter], now_ms: int, requeued_seqs: Sequence[int]) -> list[DeadRemoval]:
+    """Journal that letters are about to be removed, all of them with one sync. `requeued_seqs`: of the documents as which they
+    sleep again, 0 for those that are deleted."""
+    pairs = zip(letters, requeued_seqs, strict=True)
+    removals = [DeadRemoval(letter.group, letter.id, letter.document.seq, seq) for letter, seq in pairs]
+    if removals:
+        stores.broker.note_dead_removed(removals, now_ms)
     return removals
 
 
-def _undo_removal(stores: Stores, noted: dict[str, list[DeadRemoval]], now_ms: int) -> None:
+def _undo_removal(stores: Stores, noted: Sequence[DeadRemoval], now_ms: int) -> None:
     """Journal that letters stay after all."""
-    for group, of_group in noted.items():
-        stores.broker.note_dead_removed(group, of_group, now_ms, withdrawn=True)
+    if noted:
+        stores.broker.note_dead_removed(noted, now_ms, withdrawn=True)
