@@ -23,7 +23,7 @@ NAMES = [found["operationId"] for _, _, found in OPERATIONS]
 
 
 def test_routes_and_paths_are_the_same() -> None:
-    here = {(route.method, route.path) for route in routes()}
+    here = {(route.method, route.path.replace(":[^/]+}", "}")) for route in routes()}
     there = {(method.upper(), path) for path, method, _ in OPERATIONS}
     assert here - there == set(), "routes that the document leaves out"
     assert there - here == set(), "operations that no route serves"

@@ -31,7 +31,7 @@ from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import DataFolder, read_settings, write_settings
 from turtlemq.errors import Corrupt, Exhausted, InvalidArgument, TurtleError, Unavailable, UnknownGroup, UnknownTopic, describe
 from turtlemq.index.columns import as_batch
-from turtlemq.index.validate import check_batch
+from turtlemq.index.validate import CheckedBatch, check_batch
 from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, State, StoredMessage
 from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
@@ -183,7 +183,7 @@ class Engine:
     def stage(self, topic: str, batch: Batch, now_ms: int) -> tuple[Topic, Receipt]:
         """The part of `submit` before the commit. The receipt is true once `Topic.pending_commit` has landed, even if all
         messages are duplicates: the originals may be in that commit."""
-        if topic not in self.topics:
+        if topic not in self.topics and not isinstance(batch, CheckedBatch):
             check_batch(batch)  # a refused batch creates no topic
         self.ballast.refuse_producers()
         opened = self.topic(topic, create=True)

@@ -122,11 +122,15 @@ def _ready(server: Server) -> None:
 
 
 @contextmanager
-def running(data: Path, *args: str, group: bool = False, tls: ssl.SSLContext | None = None, **env: str) -> Iterator[Server]:
-    """A server for a while; it must end well, unless the test has ended it. `group`: as the head of a process group."""
+def running(
+    data: Path, *args: str, group: bool = False, tls: ssl.SSLContext | None = None, files: int = 0, **env: str
+) -> Iterator[Server]:
+    """A server for a while; it must end well, unless the test has ended it. `group`: as the head of a process group; `files`:
+    so many that it may have open, 0 for as many as the system allows."""
+    limits = ["prlimit", f"--nofile={files}:{files}"] if files else []
     with (data.parent / "server.log").open("ab") as log:
         process = subprocess.Popen(
-            [*PROGRAM, "serve", "--data", str(data), "--port", "0", *args],
+            [*limits, *PROGRAM, "serve", "--data", str(data), "--port", "0", *args],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

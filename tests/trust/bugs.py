@@ -558,8 +558,8 @@ BUGS = (
     Bug(
         "messages in BSON that could not be sent are not given back",
         "server/handlers/consume.py",
-        "        return Reply(fetched_bson(messages), 200, BSON, undo, messages.lease)\n",
-        "        return Reply(fetched_bson(messages), 200, BSON, None, messages.lease)\n",
+        "        return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, undo, messages.lease)\n",
+        "        return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, None, messages.lease)\n",
         "server_time",
     ),
     Bug(

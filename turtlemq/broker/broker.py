@@ -123,7 +123,7 @@ class Broker:
         if picked.is_empty and picked.cursors == group.cursors:
             group.credits = picked.credits
             return Reserved(idle=known is not None)
-        out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces])
+        out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces], picked.bytes)
         out.more = not picked.pieces and picked.is_cut_short
         messages = MessageColumns.join([piece.messages for piece in picked.pieces])
         expired = MessageColumns.join(picked.expired) if picked.expired else NO_MESSAGES

@@ -48,6 +48,7 @@ class Reserved:
 
     pieces: list[Piece] = field(default_factory=list)
     until_ms: list[I64] = field(default_factory=list)  # end of each lease, by piece
+    bytes: int = 0  # of the documents
     lease: str = ""  # the token of the leases; empty: no message is leased
     more: bool = False  # empty only because so much was skipped: fetch again at once
     idle: bool = False  # empty, and nothing has changed

@@ -25,14 +25,13 @@ from turtlemq.index.columns import (
     as_batch,
     batch_columns,
     may_repeat,
-    number_column,
     stored_message,
     tombstones,
 )
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
-from turtlemq.index.validate import check_batch
+from turtlemq.index.validate import CheckedBatch, check_batch, with_due_column
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import (
@@ -162,9 +161,9 @@ class Index:
         """Check a batch, leave out duplicates, and stage the rest for the next commit. `known_elsewhere`: ids that count as
         duplicates although the Index does not hold them."""
         count = len(batch.bodies)
-        if count >= small_batches.DOCUMENTS and isinstance(batch.due_ms, list):
-            batch = replace(batch, due_ms=number_column(batch.due_ms))
-        check_batch(batch)
+        if not isinstance(batch, CheckedBatch):
+            batch = with_due_column(batch)
+            check_batch(batch)
         seq = self._writer.next_seq(now_ms)
         if batch.ids is None:
             given: Any = server_id_rows(seq, count) if count >= small_batches.DOCUMENTS else server_ids(seq, count)

@@ -6,6 +6,7 @@ Whole columns are checked at once; only a bad one is searched for its first bad 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidArgument, InvalidFireAt, InvalidId, InvalidMessage, TooLarge
+from turtlemq.index.columns import number_column
 from turtlemq.message_fields import FIELDS, NAMES, Kind, OptionalField
 from turtlemq.model import (
     BATCH_BYTES_MAX,
@@ -31,6 +33,25 @@ _TEXT_BYTES = 7  # that BSON adds to a name and its value: a thousand tiny heade
 _MAY_BE_NONE = attrgetter("ids", "ttr_ms", *NAMES)
 _NOTHING_ELSE = (None,) * len(("ids", "ttr_ms", *NAMES))
 _GOOD_FLAGS = frozenset(flag for flag in range(f.USER_FLAGS + 1) if flag & f.PRIORITY != f.PRIORITY)
+
+
+class CheckedBatch(Batch):
+    """A batch that `check_batch` has accepted."""
+
+
+def checked(batch: Batch) -> CheckedBatch:
+    """A checked batch, which `Index.stage` need not check again. Raises as `check_batch` does. Up to 2 µs a message; pure, so the
+    server calls it on a thread for a large batch."""
+    batch = with_due_column(batch)
+    check_batch(batch)
+    return CheckedBatch(**{column.name: getattr(batch, column.name) for column in fields(batch)})
+
+
+def with_due_column(batch: Batch) -> Batch:
+    """The batch with its due times as an array, unless it is small."""
+    if len(batch.bodies) >= small_batches.DOCUMENTS and isinstance(batch.due_ms, list):
+        return replace(batch, due_ms=number_column(batch.due_ms))
+    return batch
 
 
 def check_batch(batch: Batch) -> None:
@@ -119,7 +140,8 @@ def _plain_ids(ids: Sequence[Any]) -> bool:
     except TypeError:
         return False
     apart = text.count("/") == len(ids) - 1 and "//" not in text and not text.startswith(("/", "-")) and not text.endswith("/")
-    return bool(text) and apart and "/-" not in text and text.isprintable() and max(map(len, ids)) <= ID_BYTES_MAX // 4
+    longest = ID_BYTES_MAX if text.isascii() else ID_BYTES_MAX // 4
+    return bool(text) and apart and "/-" not in text and text.isprintable() and max(map(len, ids)) <= longest
 
 
 def check_ids(ids: Sequence[Any]) -> None:

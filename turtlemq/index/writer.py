@@ -30,6 +30,7 @@ from turtlemq.index.segments import KIND, Segment, Segments
 from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.segment.buffers import Buffer
 from turtlemq.segment.ids import hash_any
 from turtlemq.segment.table import Damaged
 from turtlemq.settings import Settings
@@ -38,6 +39,7 @@ from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Job, Worker
 
 _BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # of a document without id and body
+_LARGE = 10_000  # documents of a batch that the commit encodes: up to 150 ms, on its thread instead of the event loop
 _POSITION_MAX = (1 << 32) - 1  # tables keep positions in 32 bits
 
 
@@ -59,9 +61,10 @@ class CommitGroup:
     fd: int
     path: Path
     offset: int
-    buffers: list[bytes | bytearray | memoryview] = field(default_factory=list)
+    buffers: list[Buffer | Callable[[], Buffer]] = field(default_factory=list)  # a large batch is encoded by `run`
     batches: list[_Batch] = field(default_factory=list)
     ids: list[list[bytes]] = field(default_factory=list)  # producers' own ids, by batch
+    bytes: int = 0  # written by `run`
     error: BaseException | None = None  # why nothing of it was stored, for its callers
     failure: BaseException | None = None  # the error of the run, as it came
     wait: Callable[[], object] | None = None  # blocks until the run is over, if it runs on another thread
@@ -84,8 +87,10 @@ class CommitGroup:
             call()
 
     def _write(self, sync: bool) -> None:
+        buffers = [buffer() if callable(buffer) else buffer for buffer in self.buffers]
+        self.bytes = sum(map(len, buffers))
         try:
-            self.door.write(self.fd, self.path, self.offset, self.buffers)
+            self.door.write(self.fd, self.path, self.offset, buffers)
         except DiskFull:  # the truncation must be durable, or a power cut could bring the bytes back
             self.door.sync(self.fd, self.path)
             raise
@@ -128,12 +133,17 @@ class Writer(log.OpenLog):
             columns.flags[0] |= f.BARRIER
         count = len(columns.bodies)
         seqs = range(first_seq, first_seq + count) if count < small_batches.DOCUMENTS else np.arange(first_seq, first_seq + count)
-        data, lengths = f.encode(
-            columns.ids, columns.bodies, columns.due_ms, first_seq, columns.ttr_ms, columns.flags, columns.extras
+        encode = partial(
+            f.encode, columns.ids, columns.bodies, columns.due_ms, first_seq, columns.ttr_ms, columns.flags, columns.extras
         )
+        if count < _LARGE:
+            data, lengths = encode()
+            group.buffers.append(data)
+        else:
+            lengths = f.lengths_of(columns.ids, columns.bodies, columns.extras)
+            group.buffers.append(lambda: encode()[0])
         starts = _starts(lengths, self._end)
-        group.buffers.append(data)
-        self._end += len(data)
+        self._end += sum(lengths) if isinstance(lengths, list) else int(lengths.sum())
         self._documents += count
         self.last_seq = first_seq + count - 1
         group.batches.append(_Batch(seqs, columns, starts, self._end))

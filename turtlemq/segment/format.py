@@ -132,6 +132,17 @@ def encode(
     return data, lengths
 
 
+def lengths_of(ids: Sequence[bytes] | U8, bodies: Sequence[bytes], extras: Sequence[bytes] | None) -> I64:
+    """The length of each document that `encode` makes of these columns."""
+    count = len(bodies)
+    lengths = np.fromiter(map(len, bodies), np.int64, count) + (PREFIX_BYTES + _MIDDLE.size + 1)
+    lengths += ids.shape[1] if isinstance(ids, np.ndarray) else np.fromiter(map(len, ids), np.int64, count)
+    if extras is not None:
+        lengths += np.fromiter(map(len, extras), np.int64, count)
+    _check_length(int(lengths.max()))
+    return lengths
+
+
 def _matrix(texts: Sequence[bytes], width: int) -> U8:
     return np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), width)
 

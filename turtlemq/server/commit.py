@@ -114,7 +114,7 @@ class Committer:
         self._loop.call_soon(self._report, topic, group, seconds)  # later, so that waiting requests are answered first
 
     def _report(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
-        self._observe(seconds, sum(map(len, group.buffers)))
+        self._observe(seconds, group.bytes)
         self._changed(topic)
 
 
