@@ -95,7 +95,7 @@ def test_names_of_the_command_line_are_not_settings_of_the_server() -> None:
     [
         ("prot = 1", "did you mean port?"),
         ("allowed_host = []", "did you mean allowed_hosts?"),
-        ("colour = 1", "there are: data, host"),
+        ("colour = 1", "there are: data, data_mode"),
         ("[defaults]\nttr_ms = 5", "did you mean ttr?"),
         ("[defaults]\nbackof = {}", "did you mean backoff?"),
         ("[defaults.rate]\nproduce = 5", "rate: unknown setting 'produce'; did you mean produce_per_s?"),

@@ -390,3 +390,35 @@ def test_a_folder_of_another_user_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "data").chmod(0o755)
     with running(tmp_path / "data", PYTHONPATH=f"{code}:{ROOT}") as server:
         assert "event=data_folder_open" in server.log
+
+
+def test_restore_follows_no_link_of_a_damaged_backup(tmp_path: Path) -> None:
+    data, secret = tmp_path / "data", tmp_path / "secret"
+    for name in "tuv":
+        engine = Engine.open(data)
+        engine.submit(name, [Message(b"x", 10_000, id="m")], 0)
+        engine.close()
+    assert run("backup", str(tmp_path / "backups"), "--data", str(data)).returncode == 0
+    (made,) = (path for path in (tmp_path / "backups").iterdir() if path.is_dir())
+    secret.mkdir()
+    (secret / "key").write_text("private")
+    (secret / "delay_0000000000.bson").write_text("private")
+    segment = made / "topic" / "t" / "delay_0000000000.bson"
+    segment.unlink()
+    segment.symlink_to(secret / "key")
+    (made / "topic" / "u").rename(tmp_path / "moved")
+    (made / "topic" / "u").symlink_to(secret)
+    pipe = made / "topic" / "v" / "delay_0000000000.bson"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    refused = run("restore", str(tmp_path / "backups"), "--data", str(tmp_path / "restored"))
+    assert refused.returncode == 1
+    assert f"{segment.relative_to(made)}: is no regular file" in refused.stderr
+    assert f"{pipe.relative_to(made)}: is no regular file" in refused.stderr
+    with umask(0):
+        saved = run("restore", str(tmp_path / "backups"), "--data", str(tmp_path / "restored"), "--damaged-too")
+    assert saved.returncode == 1
+    files = [path for path in (tmp_path / "restored").rglob("*") if path.is_file()]
+    assert files
+    assert not any(b"private" in path.read_bytes() for path in files)
+    assert modes(tmp_path / "restored") == {"folders": {0o700}, "files": {0o600}}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -241,7 +241,7 @@ def _add_file(
         before is not None
         and entry is not None
         and _is_unchanged(door, file, entry)
-        and _mismatch(door, before / path, entry) is None
+        and _mismatch(door, before, path, entry) is None
     ):
         try:  # a file that has rotted in the last backup is copied again, while the source is whole
             door.link(before / path, tmp / path)
@@ -340,7 +340,7 @@ def verify(door: Door, folder: Path, progress: Progress = _no_progress) -> list[
     """Read every byte of a backup and compare it with the manifest. Returns a line for each file that differs."""
     manifest, problems = load(door, folder), []
     for path, entry in manifest.files.items():
-        mismatch = _mismatch(door, folder / path, entry)
+        mismatch = _mismatch(door, folder, path, entry)
         if mismatch is not None:
             problems.append(f"{path}: {mismatch}")
         progress(path, entry.bytes)
@@ -357,10 +357,19 @@ def _walk(door: Door, folder: Path, base: Path = Path()) -> Iterator[Path]:
             yield from _walk(door, folder / name, base / name)
 
 
-def _mismatch(door: Door, path: Path, entry: Entry) -> str | None:
+def _is_plain(door: Door, folder: Path, path: str) -> bool:
+    """Is this a regular file of a backup, and no link on the way to it? Anything else is not read: it may lead out of there."""
+    way = [folder.joinpath(*Path(path).parts[: n + 1]) for n in range(len(Path(path).parts))]
+    return door.is_file(folder / path) and not any(door.is_link(each) for each in way)
+
+
+def _mismatch(door: Door, folder: Path, name: str, entry: Entry) -> str | None:
     """How a file of a backup differs from its entry; None if it does not. Reads all of it."""
+    path = folder / name
     if not door.exists(path):
         return "is missing"
+    if not _is_plain(door, folder, name):
+        return "is no regular file, or lies behind a link"
     size, digest, at = door.size(path), hashlib.sha256(), 0
     if size != entry.bytes:
         return f"has {size:,} bytes instead of {entry.bytes:,}"
@@ -371,23 +380,22 @@ def _mismatch(door: Door, path: Path, entry: Entry) -> str | None:
     return None if digest.hexdigest() == entry.sha256 else "its SHA-256 does not match"
 
 
-def restore(
-    door: Door, folder: Path, target: Path, *, leave_out: Sequence[str] = (), progress: Progress = _no_progress
-) -> Manifest:
-    """Copy a backup into a new data folder. Requires: it was verified; `leave_out` are files to skip. `topic` gets its name last:
-    an unfinished restore shows as `topic.tmp`."""
+def restore(door: Door, folder: Path, target: Path, *, progress: Progress = _no_progress) -> Manifest:
+    """Copy a backup into a new data folder. Requires: it was verified. Files that are missing, or links, are left out. `topic`
+    gets its name last: an unfinished restore shows as `topic.tmp`."""
     if door.names(target):
         raise InvalidArgument(f"{target} is not empty. Restore into a new folder, then let the server use that.")
     manifest = load(door, folder)
     check_format(door, folder)
     door.make_folder(target)
+    door.set_mode(target)
     if (missing := manifest.bytes - door.free_bytes(target)) > 0:
         raise InvalidArgument(f"there is no room for the backup in {target}: {missing:,} bytes are missing")
     unnamed = target / (names.TOPICS + names.TMP)
     door.make_folder(unnamed)
     folders = {unnamed}
     for path, entry in manifest.files.items():
-        if path in leave_out or path == names.FORMAT:
+        if path == names.FORMAT or not _is_plain(door, folder, path):
             continue
         parts = Path(path).parts
         place = unnamed.joinpath(*parts[1:]) if parts[0] == names.TOPICS else target / path

@@ -188,9 +188,8 @@ def restore(
                 console(stderr=True).print(f"turtlemq: {printable(line)}", style="red")
             if problems and not damaged_too:
                 fail(f"{folder} is damaged: nothing was written. Take an older backup, or what is left with --damaged-too.")
-            missing = [line.split(":")[0] for line in problems if line.endswith("is missing")]
             shown.update(task, description="restore")
-            manifest = b.restore(door, folder, data, leave_out=missing, progress=lambda what, n: shown.update(task, advance=n))
+            manifest = b.restore(door, folder, data, progress=lambda what, n: shown.update(task, advance=n))
     if as_json:
         sizes = {"files": len(manifest.files), "bytes": manifest.bytes}
         print_json({"backup": str(folder), "data": str(data), **sizes, "problems": problems})
