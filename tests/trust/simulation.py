@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 from tests.harness.short_events import short_events
+from tests.harness.weak_hashes import weak_hashes
 from tests.trust.model import Figures, Part
 from tests.trust.simulation_reach import STORIES_MIN, counting, reached
 from tests.trust.simulation_scenes import StoryWithScenes
@@ -24,8 +25,9 @@ def run(cases: range, folder: Path) -> Figures:
 
 def tell(case: int, root: Path) -> Figures:
     """One story."""
-    with short_events(case):
+    with short_events(case), weak_hashes(case) as variants:
         seen = StoryWithScenes(root, f"seed {case}", case).tell(steps_of(case))
+    seen.update(variants)
     shutil.rmtree(root)
     return seen
 
