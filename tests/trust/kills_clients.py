@@ -34,6 +34,7 @@ class Client:
         self.mine: list[str] = []  # messages that sleep far in the future
         self.soon: list[str] = []  # some that come any moment
         self.unsure: list[Callable[[], None]] = []  # questions for the next start
+        self.spent: list[tuple[str, list[str], str]] = []  # group, ids and lease of deliveries whose end was answered
         self.count = 0
         self.port = 0
         self._connection: http.client.HTTPConnection | None = None
@@ -76,6 +77,7 @@ class Client:
     def work(self, port: int) -> None:
         """Do this and that until the server is gone."""
         deeds = [self.put] * 3 + [self.consume] * 3 + [self.cancel, self.cancel_soon, self.move, self.compact, self.drop]
+        deeds.append(self.be_late)
         with contextlib.suppress(Gone):
             self.come_back(port)
             while True:
@@ -198,25 +200,42 @@ class Client:
     def consume(self) -> None:
         group, asked_s = self.dice.choice(GROUPS), time.monotonic()
         asked = {"max": self.dice.choice([1, 20, 100]), "wait": self.dice.choice([0, 0.05]), "ttr": self.dice.choice(LEASES_S)}
-        found = self.call("POST", f"/groups/{group}/fetch", asked)["messages"]
-        got_ms = now_ms()
+        fetched = self.call("POST", f"/groups/{group}/fetch", asked)
+        found, lease, got_ms = fetched["messages"], fetched.get("lease"), now_ms()
+        if (lease is not None) != bool(found):
+            raise Broken(f"{len(found)} messages under the lease {lease}")
         with self.model.lock:
             for message in found:
                 self.model.delivered(group, message, asked_s, got_ms)
         ids = [message["id"] for message in found if self.dice.random() < 0.95]  # the others' leases end
         if ids and self.dice.random() < 0.1:
-            self.call("POST", f"/groups/{group}/extend", {"ids": ids, "ttr": 1})
+            self.call("POST", f"/groups/{group}/extend", {"ids": ids, "ttr": 1, "lease": lease})
         if ids:
-            self._ack(group, [id_ if self.dice.random() < 0.8 else f"-{id_}" for id_ in ids])
+            named = lease if self.dice.random() < 0.8 else None
+            self._ack(group, [id_ if self.dice.random() < 0.8 else f"-{id_}" for id_ in ids], named)
+            self.spent = [*self.spent, (group, ids, str(lease))][-20:]
 
-    def _ack(self, group: str, acks: list[str]) -> None:
+    def _ack(self, group: str, acks: list[str], lease: str | None) -> None:
         good = {id_ for id_ in acks if not id_.startswith("-")}
         with self.model.lock:
             self.model.maybe_acked[group] |= good - self.model.acked[group].keys()
-        answer = self.call("POST", f"/groups/{group}/ack", acks)
+        answer = self.call("POST", f"/groups/{group}/ack", acks if lease is None else {"acks": acks, "lease": lease})
         with self.model.lock:
             self.model.settled(group, acks, answer)
-            self.model.maybe_acked[group] -= set(answer["unknown"])  # others have settled those, or will
+            self.model.maybe_acked[group] -= {*answer["unknown"], *answer.get("late", [])}  # others have settled those, or will
+
+    def be_late(self) -> None:
+        """Answer once more for deliveries that are over: nothing happens to the messages, in any hands."""
+        if not self.spent:
+            return
+        group, ids, lease = self.dice.choice(self.spent)
+        acks = [id_ if self.dice.random() < 0.5 else f"-{id_}" for id_ in ids]
+        answer = self.call("POST", f"/groups/{group}/ack", {"acks": acks, "lease": lease})
+        longer = self.call("POST", f"/groups/{group}/extend", {"ids": ids, "ttr": 1, "lease": [lease] * len(ids)})
+        with self.model.lock:
+            self.model.late += len(answer["late"])
+        if answer["acked"] or answer["failed"] or answer["dead"] or longer["extended"]:
+            raise Broken(f"a late holder changes nothing: {acks} of {group} under {lease}: {answer}, {longer}")
 
     def drop(self) -> None:
         """A topic of one's own comes and goes, whole."""

@@ -62,6 +62,7 @@ class Model:
     texts: list[str] = field(default_factory=list)  # about the faults
     deliveries: int = 0
     halves: int = 0  # answers of which a part came
+    late: int = 0  # acks of holders whose lease was over, of messages that another one held
 
     def fault(self, kind: str, text: str) -> None:
         """Write it down; `verdict` raises it, with all others."""
@@ -100,7 +101,8 @@ class Model:
 
     def settled(self, group: str, acks: list[str], answer: dict[str, Any]) -> None:
         """An ack was answered."""
-        good = [id_ for id_ in acks if not id_.startswith("-") and id_ not in answer["unknown"]]
+        left_alone = {*answer["unknown"], *answer.get("late", [])}
+        good = [id_ for id_ in acks if not id_.startswith("-") and id_ not in left_alone]
         if answer["acked"] != len(good):
             raise Broken(f"{len(good)} were acknowledged, and {answer['acked']} counted")
         for id_ in good:
@@ -147,6 +149,7 @@ class Model:
                 "deliveries": self.deliveries,
                 "acknowledged": sum(map(len, self.acked.values())),
                 "cancelled": sum(note.cancelled == "yes" for note in self.notes.values()),
+                "late acks told so": self.late,
             }
         )
         done.update(self.faults)

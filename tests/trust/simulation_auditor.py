@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from tests.trust.simulation_ledger import DONE, FRESH, OVER, At, Ledger, Sent, Side, Version
-from turtlemq.broker.results import Acked
+from turtlemq.broker.results import Acked, Extended
 from turtlemq.settings import Settings
 
 
@@ -27,6 +27,7 @@ class Got:
     body: bytes
     headers: dict[str, str]
     until_ms: int
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Auditor(Ledger):
         self.forgetful = settings.history_hours < 1  # messages that every group has settled may be gone
         self.seen: Counter[str] = Counter()
         self._ticks, self._arrivals = 0, count(1)
+        self._leases: set[str] = set()  # names of leases so far
 
     # Producing
 
@@ -174,12 +176,23 @@ class Auditor(Ledger):
             self.fail("no more than was asked for", asked, len(got))
         before = {id_ for id_, sent in self.sent.items() if self._must_come(asked.group, sent)}
         held = sum(self.may_be(asked.group, id_, "leased") for id_ in self.groups[asked.group].at)
+        self._name_lease(asked, {one.lease for one in got})
         for one in got:
             self._delivered(asked, one)
         left = before - {one.id for one in got}
         late = any(sent.expires_ms is not None and sent.expires_ms <= self.now for sent in self.sent.values())
         if left and len(got) < min(asked.count, self.settings.max_in_flight - held) and not (more or late):
             self.fail("what is ready is delivered", asked, len(got), sorted(left))
+
+    def _name_lease(self, asked: Fetch, names: set[str]) -> None:
+        if len(names) > 1 or (names and asked.auto == any(names)) or names & self._leases:
+            self.fail("each fetch that leases messages has a lease of its own", asked, names)
+        self._leases |= names - {""}
+
+    def cut(self) -> None:
+        """A power cut may take the last leases with their names."""
+        super().cut()
+        self._leases = set()
 
     def _must_come(self, group: str, sent: Sent) -> bool:
         """Is it ready for a fetch in every possible state?"""
@@ -219,7 +232,7 @@ class Auditor(Ledger):
         if asked.auto:
             self.set(group, one.id, [DONE], durable=True)
         else:
-            self.set(group, one.id, [At("leased", one.attempt, one.until_ms, since=self.moment)])
+            self.set(group, one.id, [At("leased", one.attempt, one.until_ms, since=self.moment, lease=one.lease)])
         self.seen["deliveries"] += 1
         self.seen["of them again"] += one.attempt > 1
 
@@ -253,17 +266,24 @@ class Auditor(Ledger):
         attempt = self._may_come(at)
         return At("leased", attempt - 1 + counted, until, since=self.moment) if attempt else None
 
-    def acked(self, group: str, acks: Sequence[str], delay: int | None, told: Acked | None) -> None:
+    def acked(
+        self, group: str, acks: Sequence[str], delay: int | None, told: Acked | None, leases: Sequence[str] | None = None
+    ) -> None:
+        """`leases`: those that the request named, one for each ack; a late ack changes nothing."""
         counted: Counter[str] = Counter()
-        for ack in acks:
+        for ack, lease in zip(acks, leases or [""] * len(acks), strict=True):
             id_, failed = ack.removeprefix("-"), ack[0] == "-"
             if told is None:
-                self.widen(group, id_, lambda at, f=failed: self._answered(at, f, delay))  # type: ignore[misc]
+                step = lambda at, f=failed, n=lease: self._answered(at, f, delay) if _held(at, n) else None  # noqa: E731
+                self.widen(group, id_, step)
+            elif id_ in told.late:
+                self._late(group, id_, lease)
             elif id_ in told.unknown:
                 self._unheld(group, id_)
             else:
                 counted["failed" if failed else "acked"] += 1
-                left = self.narrow(group, id_, lambda at: at.kind == "leased", "only what is reserved can be acknowledged")
+                promise = "only what is reserved, under the named lease, can be acknowledged"
+                left = self.narrow(group, id_, lambda at, n=lease: _held(at, n), promise)  # type: ignore[misc]
                 after = {self._answered(at, failed, delay) for at in left}
                 counted["dead"] += {at.kind for at in after if at} == {"dead"}
                 self.set(group, id_, [at for at in after if at], durable=self.settings.ack_durability == "fsync")
@@ -271,6 +291,7 @@ class Auditor(Ledger):
             if (told.acked, told.failed + told.dead) != (counted["acked"], counted["failed"]) or told.dead < counted["dead"]:
                 self.fail("an acknowledgement is counted once", group, acks, told, counted)
             self.seen["acknowledged"] += told.acked
+            self.seen["late acks told so"] += len(told.late)
             self.seen["died"] += told.dead
 
     def _answered(self, at: At, failed: bool, delay: int | None) -> At | None:
@@ -292,24 +313,47 @@ class Auditor(Ledger):
         if len(left) < len(self.groups[group].known(id_)):
             self.groups[group].at[id_] = frozenset(left)
 
-    def extended(self, group: str, ids: Sequence[str], ttr_ms: int, told: tuple[int, list[str]] | None) -> None:
+    def _late(self, group: str, id_: str, lease: str) -> None:
+        """An answer says that the group holds it under another lease than this one."""
+        fits = lambda at: at.kind == "leased" and (not at.lease or at.lease != lease)  # noqa: E731
+        left = self.narrow(group, id_, fits, "late is what another lease holds")
+        self.groups[group].at[id_] = frozenset(left)
+
+    def extended(
+        self, group: str, ids: Sequence[str], ttr_ms: int, told: Extended | None, leases: Sequence[str] | None = None
+    ) -> None:
+        """`leases`: those that the request named, one for each id."""
         until, since = self.now + ttr_ms, self.moment
-        self._moved_on(group, ids, told, lambda at: At("leased", at.attempt, until, since=since))
+        named = dict(zip(ids, leases or [""] * len(ids), strict=True))
+        for id_ in told.late if told is not None else ():
+            self._late(group, id_, named.pop(id_))
+        for id_, lease in named.items():
+            step = lambda at: At("leased", at.attempt, until, since=since, lease=at.lease)  # noqa: E731
+            answer = None if told is None else (int(id_ not in told.unknown), told.unknown)
+            self._moved_on(group, [id_], answer, step, lease)
+        if told is not None and told.extended != len(set(named) - set(told.unknown)):
+            self.fail("each is counted once", group, ids, told)
 
     def given_back(self, group: str, ids: Sequence[str], told: tuple[int, list[str]] | None) -> None:
         now, since = self.now, self.moment
         self._moved_on(group, ids, told, lambda at: At("waits", at.attempt, now, now, since, there=True))
 
-    def _moved_on(self, group: str, ids: Sequence[str], told: tuple[int, list[str]] | None, step: Callable[[At], At]) -> None:
+    def _moved_on(
+        self, group: str, ids: Sequence[str], told: tuple[int, list[str]] | None, step: Callable[[At], At], lease: str = ""
+    ) -> None:
         for id_ in ids:
             if told is None:
-                self.widen(group, id_, lambda at: step(at) if at.kind == "leased" else None)
+                self.widen(group, id_, lambda at: step(at) if _held(at, lease) else None)
             elif id_ in told[1]:
                 self._unheld(group, id_)
             else:
-                left = self.narrow(
-                    group, id_, lambda at: at.kind == "leased", "only what is reserved is held longer or given back"
-                )
+                promise = "only what is reserved, under the named lease, is held longer or given back"
+                left = self.narrow(group, id_, lambda at: _held(at, lease), promise)
                 self.set(group, id_, map(step, left))
         if told is not None and told[0] != len(set(ids) - set(told[1])):
             self.fail("each is counted once", group, ids, told)
+
+
+def _held(at: At, lease: str) -> bool:
+    """Is it in a consumer's hands, under the named lease if one was named? The name of some leases is unknown."""
+    return at.kind == "leased" and (not lease or at.lease in (lease, ""))

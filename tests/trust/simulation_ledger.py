@@ -35,6 +35,7 @@ class At:
     hi: int = 0
     since: int = 0  # the clock's reading when this began: a place in `Ledger.clocks`
     there: bool = False  # a tick has seen that `hi` is over
+    lease: str = ""  # its name, if the answer to the fetch has told it
 
 
 Known = frozenset[At]

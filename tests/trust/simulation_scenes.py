@@ -89,7 +89,8 @@ def slow_consumer(story: Story, name: str, audit: Review) -> None:
     other = story.fetch_so(name, audit, Fetch(group, 50, None, False)) if chance.random() < 0.8 else None
     theirs = [] if other is None else list(other.ids)
     late = story.some(ids, 5)
-    if story.ack_so(name, audit, group, [f"-{id_}" if chance.random() < 0.4 else id_ for id_ in late]):
+    acks, lease = [f"-{id_}" if chance.random() < 0.4 else id_ for id_ in late], first.lease
+    if story.ack_so(name, audit, group, acks, [lease] * len(late) if chance.random() < 0.5 else None):
         seen["late acks"] += len(late)
         seen["of them for another's lease"] += len(set(late) & set(theirs))
     if theirs:

@@ -69,6 +69,7 @@ class Story:
         self.groups = self.chance.sample(["default", "g", "h"], self.chance.choice([1, 2, 2, 3]))
         self.levels = self.chance.random() < 0.3
         self.count = 0  # messages sent
+        self.leases: dict[tuple[str, str, str], list[str]] = {}  # by topic, group and id: the names that a client has heard
         self.unanswered: dict[str, list[list[Sent]]] = {name: [] for name in self.topics}
         self.seen: Counter[str] = Counter()
         self.ends = 0.0  # how often the process is about to end
@@ -109,6 +110,7 @@ class Story:
             self.seen["kills"] -= 1
             self.seen["power cuts"] += 1
             self.drive.cut(self.chance)
+            self.now, self.steady = self.now + 1, self.steady + 1  # a machine does not start in no time
             for audit in self.topics.values():
                 audit.cut()
 
@@ -281,11 +283,22 @@ class Story:
         self.fetch_so(name, audit, asked)
 
     def fetch_so(self, name: str, audit: Review, asked: Fetch) -> Reserved | None:
-        return self.ask(
+        out = self.ask(
             audit,
             lambda: self.engine.reserve(name, asked.group, asked.count, self.now, ttr_ms=asked.ttr_ms, auto=asked.auto),
             lambda out: audit.fetched(asked, None if out is None else got(out), out is not None and out.more),
         )
+        for id_ in out.ids if out is not None and out.lease else ():
+            self.leases.setdefault((name, asked.group, id_), []).append(out.lease)  # type: ignore[union-attr]
+        return out
+
+    def names(self, name: str, group: str, ids: Sequence[str]) -> list[str] | None:
+        """The leases that a request about these messages names: mostly the last one, now and then one that is over. None: the
+        request names none, or a client has not heard of one."""
+        known = [self.leases.get((name, group, id_), []) for id_ in ids]
+        if not known or not all(known) or self.chance.random() < 0.5:
+            return None
+        return [leases[-1] if self.chance.random() < 0.7 else self.chance.choice(leases) for leases in known]
 
     def held(self, audit: Review) -> tuple[str, list[str]]:
         """A group, and messages that some consumer of it believes to hold."""
@@ -299,20 +312,23 @@ class Story:
         acks = [f"-{i}" if self.chance.random() < 0.3 else i for i in (*ids, *self.some(settled, 2))]
         self.ack_so(name, audit, group, acks)
 
-    def ack_so(self, name: str, audit: Review, group: str, acks: list[str]) -> Acked | None:
+    def ack_so(self, name: str, audit: Review, group: str, acks: list[str], leases: list[str] | None = None) -> Acked | None:
         delay = self.chance.choice([None, None, 0, 100, 40_000])
+        names = self.names(name, group, [ack.removeprefix("-") for ack in acks]) if leases is None else leases
+        asked = names[0] if names and len(set(names)) == 1 else names
         return self.ask(
             audit,
-            lambda: self.engine.ack(name, group, acks, self.now, retry_delay_ms=delay, error="no"),
-            lambda told: audit.acked(group, acks, delay, told),
+            lambda: self.engine.ack(name, group, acks, self.now, leases=asked, retry_delay_ms=delay, error="no"),
+            lambda told: audit.acked(group, acks, delay, told, names),
         )
 
     def extend(self, name: str, audit: Review) -> None:
         (group, ids), ttr = self.held(audit), self.chance.choice([10, 500, 10_000])
+        names = self.names(name, group, ids)
         self.ask(
             audit,
-            lambda: self.engine.extend(name, group, ids, ttr, self.now),
-            lambda told: audit.extended(group, ids, ttr, None if told is None else (told.extended, told.unknown)),
+            lambda: self.engine.extend(name, group, ids, ttr, self.now, names),
+            lambda told: audit.extended(group, ids, ttr, told, names),
         )
 
     def give_back(self, name: str, audit: Review) -> None:
@@ -457,5 +473,5 @@ def got(out: Reserved) -> list[Got]:
         rows = zip(held.ids, held.attempts.tolist(), held.due_ms.tolist(), until.tolist(), strict=True)
         for id_, attempt, due, end in rows:
             document = next(documents)
-            got.append(Got(id_, attempt, due, document.body, dict(document.headers), end))
+            got.append(Got(id_, attempt, due, document.body, dict(document.headers), end, out.lease))
     return got
