@@ -483,8 +483,8 @@ BUGS = (
     Bug(
         "many sleepers are found by the hashes of their ids alone",
         "index/lookup.py",
-        "            for k, id_ in enumerate(read.ids()):\n",
-        "            for k, id_ in enumerate(ids[: len(chosen)]):\n",
+        "zip(read.ids(), *fields, chosen.tolist(), strict=True)",
+        "zip(ids, *fields, chosen.tolist(), strict=False)",
         "engine_trust",
     ),
     Bug(

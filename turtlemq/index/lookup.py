@@ -38,12 +38,16 @@ class Hit(NamedTuple):
 class Place(NamedTuple):
     """The place of a document that was found, and its fixed fields."""
 
-    id: str
+    raw_id: bytes
     due_ms: int
     seq: int
     flags: int
     part: Part
     ordinal: int
+
+    @property
+    def id(self) -> str:
+        return self.raw_id.decode()
 
 
 def find(segments: Segments, id_: str) -> Hit | None:
@@ -106,10 +110,10 @@ def find_many(segments: Segments, ids: Sequence[bytes], hashes: U64, after_seq: 
             _refuse_flooded(segments, part, len(candidates), len(query))
         wanted, ordinals = wanted or set(ids), np.unique(candidates)
         for chosen, read in segments.read_slices(part, ordinals[part.alive(ordinals)]):
-            for k, id_ in enumerate(read.ids()):
-                if id_ in wanted and (id_ not in places or places[id_].seq < read.heads["seq"][k]):
-                    due_ms, seq, flags = (int(read.heads[name][k]) for name in ("due", "seq", "flags"))
-                    places[id_] = Place(id_.decode(), due_ms, seq, flags, part, int(chosen[k]))
+            fields = (read.heads[name].tolist() for name in ("due", "seq", "flags"))
+            for id_, due_ms, seq, flags, ordinal in zip(read.ids(), *fields, chosen.tolist(), strict=True):
+                if id_ in wanted and (id_ not in places or places[id_].seq < seq):
+                    places[id_] = Place(id_, due_ms, seq, flags, part, ordinal)
         if len(places) == len(wanted):
             break
     return {i: places[id_] for i, id_ in enumerate(ids) if id_ in places} if places else {}
@@ -123,7 +127,7 @@ def find_any(segments: Segments, ids: Sequence[str]) -> dict[str, Place]:
         if not id_.isprintable() or server_seq(id_) is not None or len(ids) == 1:
             if (hit := find(segments, id_)) is not None:
                 document = hit.document
-                places[id_] = Place(id_, document.due_ms, document.seq, document.flags, hit.part, hit.ordinal)
+                places[id_] = Place(id_.encode(), document.due_ms, document.seq, document.flags, hit.part, hit.ordinal)
         else:
             own.append(id_.encode())
     if own:
