@@ -175,7 +175,7 @@ def under_way(delivered: DataFrame) -> DataFrame:
 
 
 def unclaimed(settled: DataFrame, leases: DataFrame) -> DataFrame:
-    """Settlements without their leases, saved for the next run: the history is pinned a moment after the journal of leases."""
+    """Settlements without their leases, saved for the next run, as a crash that took the end of one journal may leave them."""
     keys = ["topic", "group", "offset", "reserved_ms"]
     seen = leases.groupBy("topic").agg(F.max("at_ms").alias("seen_ms"))
     young = settled.where("event = 'settle'").join(F.broadcast(seen), ["topic"], "left")

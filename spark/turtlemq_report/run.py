@@ -140,9 +140,8 @@ class _Run:
             "consumer": jobs.consumer_partial(delivered),
         }
         if saved.tables:
-            partials = {
-                kind: jobs.merged(partial.union(self._small(saved.tables[kind])), kind) for kind, partial in partials.items()
-            }
+            known = {kind: self._small(saved.tables[kind]) for kind in partials}  # in another order of columns, by `merged`
+            partials = {kind: jobs.merged(partial.unionByName(known[kind]), kind) for kind, partial in partials.items()}
         partials |= {"leases": jobs.under_way(delivered), "settled": jobs.unclaimed(settled, leases)}
         with _conf(spark, _HASH_AGGREGATION):
             saved.tables = self._collect(partials)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.harness.engine_disk import abandon
 from turtlemq.engine import Engine
 from turtlemq.model import Message
+from turtlemq.settings import Settings
+from turtlemq.topic.dead_letters import Filter
 
 T = 1_789_999_200_000  # 2026-09-21 14:00:00 UTC
 HOUR, DAY = 3_600_000, 86_400_000
@@ -44,3 +47,75 @@ def second_half(engine: Engine) -> None:
     engine.ack("shop", "default", ["b1", "b2"], T + 60_130)
     engine.tick(T + 61_050)
     assert engine.reserve("shop", "audit", 1, T + 62_000, consumer="x").ids == ["d1"]
+
+
+PERIOD = 7 * 60_000  # longer than a bucket of the report
+
+
+class Years:
+    """Topics that live on, period after period. `keeps` tells whether everything is kept; otherwise the history is removed after
+    each report, segments are compacted, and the engine is restarted or killed; messages live on as with everything kept."""
+
+    def __init__(self, root: Path, *, keeps: bool) -> None:
+        self.root, self.keeps, self.now, self.number = root, keeps, T, 0
+        self.settings = Settings(
+            max_attempts=2,
+            backoff_base_ms=1_000,
+            backoff_jitter="none",
+            ttr_ms=60_000,
+            segment_bytes=4_096,
+            compact_live_ratio=0.3,
+        )
+        self.engine = Engine.open(root, settings=self.settings)
+
+    def live(self) -> None:
+        """One period."""
+        n, self.now = self.number, T + self.number * PERIOD
+        for topic in ["first", *(["second"] if n >= 2 else []), *(["again"] if n != 3 else [])]:
+            self._topic(topic, n)
+        if n == 3:
+            self.engine.drop_topic("again")  # and it is made anew in the next period
+        self.number += 1
+
+    def _topic(self, topic: str, n: int) -> None:
+        engine, now = self.engine, self.now
+        ids = [f"{n}-{i}" for i in range(10)]  # few enough for exact percentiles
+        if n == 5:
+            engine.move_group(topic, "other", "latest", now)  # dropped in the period before
+        engine.submit(topic, [Message(b"x" * 100, now + i * 100, id_) for i, id_ in enumerate(ids)], now)
+        engine.submit(topic, [Message(b"x", now + PERIOD + HOUR, f"{n}-later"), Message(b"x", now + DAY, f"{n}-off")], now)
+        engine.cancel(topic, [f"{n}-off"], now + 5)
+        engine.tick(now + 2_000 + n)
+        for group, consumer in (("g", "w1"), ("g", "w2"), ("other", "x")):
+            held = engine.reserve(topic, group, 5, now + 2_050 + n, consumer=consumer).ids
+            fresh = [id_ for id_ in held if id_ in ids]
+            engine.ack(topic, group, [id_ for id_ in held if id_ not in fresh], now + 2_100)
+            engine.ack(topic, group, fresh[:2], now + 2_100 + n)
+            engine.ack(topic, group, [f"-{id_}" for id_ in fresh[2:3]], now + 2_200, error=f"KeyError: {n}")
+            engine.ack(topic, group, [f"-{id_}" for id_ in fresh[3:4]], now + 2_300, error="slow", retry_delay_ms=PERIOD)
+        engine.tick(now + 4_000)
+        again = engine.reserve(topic, "g", 2, now + 4_100, consumer="w2").ids
+        engine.ack(topic, "g", [f"-{id_}" for id_ in again], now + 4_200, error="again")  # some die
+        if n == 2:
+            engine.move_group(topic, "other", "latest", now + 4_300)
+        if n == 4:
+            engine.drop_group(topic, "other", now + 4_300)
+        if n == 5:
+            letters = list(engine.topic(topic).view.dead_letters.all(Filter()))
+            engine.requeue(topic, letters[:2], now + 4_400)
+        engine.reserve(topic, "g", 3, now + 4_500, consumer="w1")  # held until the next period, or until they run out
+
+    def after_the_report(self) -> None:
+        """Remove, compact, restart, unless everything is kept."""
+        if self.keeps:
+            return
+        for topic in sorted(self.engine.topics):
+            self.engine.configure(topic, history_hours=0, history_bytes=0)
+            self.engine.compact(topic)
+            self.engine.topic(topic).stores.broker.retain(self.now + 10_000)
+            self.engine.configure(topic, history_hours=168, history_bytes=1 << 40)
+        if self.number % 3 == 0:
+            abandon(self.engine)
+        else:
+            self.engine.close()
+        self.engine = Engine.open(self.root, settings=self.settings)

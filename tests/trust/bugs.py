@@ -824,6 +824,13 @@ BUGS = (
         "spark_moments trust:moments",
     ),
     Bug(
+        "a report joins its saved results by position",
+        "../spark/turtlemq_report/run.py",
+        "partial.unionByName(known[kind])",
+        "partial.union(known[kind])",
+        "report",
+    ),
+    Bug(
         "a read takes a batch whose end is missing",
         "../spark/pyspark_turtlemq/parts.py",
         "view, whole = file.map(), clean or not last",
