@@ -20,7 +20,7 @@ from tests.trust.powercuts_ledger import Key, Ledger, audit
 from tests.trust.powercuts_story import STEPS, Story
 from tests.trust.refusals_server import NO_DISK, full_disk, rotten_sync
 from turtlemq.engine import Engine
-from turtlemq.errors import Exhausted, Stopped
+from turtlemq.errors import Exhausted, OutOfFiles, Stopped
 from turtlemq.model import Message
 
 HOWS = ("EIO", "ENOSPC", "EMFILE", "short", "half", "wedged", "gone")
@@ -98,6 +98,12 @@ class Tale(Story):
         before, self.together, self.step = self.ledger.copy(), [], step.__name__
         try:
             step()
+        except OutOfFiles as error:
+            if step.__name__ != "cancel":
+                self._refuse(before, step)
+            else:  # its sleepers may be cancelled already, and only the lookup of the others was refused
+                self.ledger, self.error = before, error
+                self._end()
         except Exhausted:
             self._refuse(before, step)
         except (Stopped, OSError) as error:
@@ -130,7 +136,7 @@ class Tale(Story):
     def _end(self) -> None:
         """An error that is not for want of room. If it was a sync of a log, there is no writing there any more."""
         failed = self.door.failed
-        if failed is None or self.door.how == "EMFILE":
+        if failed is None or (self.door.how == "EMFILE" and not isinstance(self.error, OutOfFiles)):
             raise Broken(f"no write has failed, but {self.error}") from self.error
         self.door.heal()
         if self.step not in ("_open", "reopen", "power_cut"):
