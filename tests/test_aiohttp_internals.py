@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -20,7 +20,10 @@ from aiohttp.test_utils import make_mocked_request
 
 import turtlemq
 from turtlemq.server import aiohttp_internals as internals
+from turtlemq.server.accept import Listener, Policy, bind
 from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Dispatcher
+from turtlemq.server.descriptors import Shares
+from turtlemq.server.metrics.meter import SocketFigures
 
 PACKAGE = Path(turtlemq.__file__).parent
 ALLOWED = {"server/aiohttp_internals.py", "client/aio.py: _retry_connection"}
@@ -42,6 +45,12 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 async def _hello(request: web.Request) -> web.Response:
     return web.Response(text=request.match_info["name"])
+
+
+async def listener(factory: Callable[[], asyncio.Protocol]) -> Listener:
+    """Listens on a free port for a site."""
+    policy = Policy(serve=lambda _: factory(), refuse=lambda _: factory(), tls=None, handshake_s=1, refuse_s=1)
+    return Listener(await bind("127.0.0.1", 0, 7), policy, Shares(9, 1, 9), SocketFigures())
 
 
 def _app() -> web.Application:
@@ -101,7 +110,7 @@ def test_a_connection_calls_its_request_handler_and_reads_only_keep_alive() -> N
 
         site = AiohttpSite(runner, "127.0.0.1", 0)
         dispatcher = Counting(app)
-        await site.listen(lambda: Connection(server, dispatcher, {"access_log": None}), 1)
+        await site.listen(await listener(lambda: Connection(server, dispatcher, {"access_log": None})))
         reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
         for _ in range(2):
             writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -166,9 +175,8 @@ def test_a_site_has_an_address_and_closes_its_socket() -> None:
     async def story() -> None:
         runner = web.AppRunner(_app())
         await runner.setup()
-        site = AiohttpSite(runner, "127.0.0.1", 0, backlog=7)
-        assert (site._host, site._port, site._ssl_context, site._backlog) == ("127.0.0.1", 0, None, 7)
-        await site.listen(asyncio.Protocol, 1)
+        site = AiohttpSite(runner, "127.0.0.1", 0)
+        await site.listen(await listener(asyncio.Protocol))
         assert runner.sites == {site}
         address = runner.addresses[0][:2]
         (await asyncio.open_connection(*address))[1].close()
@@ -176,7 +184,7 @@ def test_a_site_has_an_address_and_closes_its_socket() -> None:
         with pytest.raises(OSError, match=r"refused|Connect call failed"):
             await asyncio.open_connection(*address)
 
-    with contract("TCPSite._host, ._port, ._ssl_context, ._backlog, ._server and BaseSite.start", "connections of our own"):
+    with contract("TCPSite._server and BaseSite.start", "accepting connections with limits"):
         run(story())
 
 

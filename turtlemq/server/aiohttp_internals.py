@@ -8,10 +8,10 @@ Policy does not live here: limits, refusals and byte budgets are in `listen`.
 from __future__ import annotations
 
 import asyncio
-import ssl
+import socket
 from collections.abc import Awaitable, Callable, Sized
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time as http_date
@@ -89,18 +89,18 @@ def open_connections(server: web.Server) -> Sized:
     return server._connections
 
 
-class AiohttpSite(web.TCPSite):
-    """A listening socket that makes its connections with a factory of the caller."""
+class AcceptsConnections(Protocol):
+    """Listening sockets. A runner closes them when it ends."""
 
-    async def listen(self, factory: Callable[[], asyncio.Protocol], tls_handshake_s: float) -> None:
-        """Do what `TCPSite.start` does, but with `factory`, and with a limit on the time of a TLS handshake."""
+    sockets: list[socket.socket]
+
+    def close(self) -> None: ...
+
+
+class AiohttpSite(web.TCPSite):
+    """A site that accepts its connections by a listener of the caller."""
+
+    async def listen(self, listener: AcceptsConnections) -> None:
+        """Do what `TCPSite.start` does, but with `listener`."""
         await web.BaseSite.start(self)
-        tls: ssl.SSLContext | None = self._ssl_context
-        self._server = await asyncio.get_running_loop().create_server(
-            factory,
-            self._host,
-            self._port,
-            ssl=tls,
-            backlog=self._backlog,
-            ssl_handshake_timeout=tls_handshake_s if tls else None,
-        )
+        self._server = cast(asyncio.AbstractServer, listener)

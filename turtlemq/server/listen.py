@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import resource
 import ssl
 import sys
 from collections import Counter
@@ -20,9 +19,11 @@ from aiohttp import HttpVersion11, web
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs, trace
+from turtlemq.server.accept import Listener, Policy, bind
 from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Dispatcher, open_connections
 from turtlemq.server.auth import AUTH, networks_of
 from turtlemq.server.config import Config
+from turtlemq.server.descriptors import shares_of
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.incoming.body import SLOWEST
 from turtlemq.server.media_types import JSON
@@ -37,7 +38,6 @@ ANSWER_S = 30  # time for a client to read a large answer, and a second more for
 ANSWER_SMALL_BYTES = 64 << 10  # a smaller answer fits into the socket's buffers: no timeout, no byte budget
 REFUSE_S = 1  # a refused connection stays open so long, so that its first request can be answered
 HEAD_LINE_BYTES, HEAD_FIELD_BYTES, HEAD_FIELDS = 8_190, 8_190, 100
-FILES_KEPT = 512  # file descriptors that connections leave to segments and tables
 
 
 _LIMITS: dict[str, Any] = {
@@ -87,17 +87,24 @@ def _no_password() -> str:
 class Connection(AiohttpConnection):
     """A client's connection: refuses requests that are no HTTP in the shape of every error, and limits the time of an answer."""
 
-    __slots__ = ("_allows",)
+    __slots__ = ("_allows", "_lost")
 
-    def __init__(self, server: web.Server, dispatcher: Dispatcher, allows: Callable[[str], bool]) -> None:
+    def __init__(
+        self, server: web.Server, dispatcher: Dispatcher, allows: Callable[[str], bool], lost: Callable[[], None]
+    ) -> None:
         super().__init__(server, dispatcher, _LIMITS)
-        self._allows = allows
+        self._allows, self._lost = allows, lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin. A client that is not allowed in gets REFUSE_S to send a request and read its refusal."""
         super().connection_made(transport)
         if not self._allows((transport.get_extra_info("peername") or ("",))[0]):
             asyncio.get_running_loop().call_later(REFUSE_S, transport.close)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End, and give the place to another connection."""
+        super().connection_lost(exc)
+        self._lost()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: Answered, start_time: float | None
@@ -170,8 +177,8 @@ def _refused(request: web.BaseRequest, error: TurtleError, status: int) -> web.R
 class RefusedConnection(asyncio.Protocol):
     """A connection beyond `max_connections`: its first request is answered with 429, then it is closed."""
 
-    def __init__(self, rejected: Counter[str]) -> None:
-        self._rejected = rejected
+    def __init__(self, rejected: Counter[str], lost: Callable[[], None]) -> None:
+        self._rejected, self._lost = rejected, lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -188,42 +195,32 @@ class RefusedConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._lost()
 
 
 class Site(AiohttpSite):
     """The listening socket, with a limit on the number of connections."""
 
     def __init__(self, runner: web.AppRunner, config: Config, tls: ssl.SSLContext | None) -> None:
-        super().__init__(runner, config.host, config.port, ssl_context=tls, backlog=BACKLOG)
-        self._app_runner, self._most, self._allows = runner, connections_of(config), runner.app[AUTH].allows
+        super().__init__(runner, config.host, config.port, ssl_context=tls)
+        self._app_runner, self._config, self._tls, self._allows = runner, config, tls, runner.app[AUTH].allows
         self.dispatcher, self._service = Dispatcher(runner.app), runner.app[SERVICE]
+        self.shares = shares_of(config.max_connections)
 
     async def start(self) -> None:
         """Listen."""
-        server, dispatcher, allows = self._app_runner.server, self.dispatcher, self._allows
+        server, dispatcher, allows, meter = self._app_runner.server, self.dispatcher, self._allows, self._service.meter
         assert server is not None, "the runner is set up"
-        rejected, connections = self._service.meter.rejected, open_connections(server)
-        self._service.connections = connections.__len__
-
-        def admitted() -> asyncio.Protocol:
-            return Connection(server, dispatcher, allows) if len(connections) < self._most else RefusedConnection(rejected)
-
-        await self.listen(admitted, HANDSHAKE_S)
-
-
-def connections_of(config: Config) -> int:
-    """The most connections: `max_connections`, or fewer if the system grants too few open files. Raises the soft limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = config.max_connections + FILES_KEPT
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return config.max_connections
-    allowed = max(soft - FILES_KEPT, soft // 2)
-    logs.info("fewer_connections", max_connections=config.max_connections, open_files=soft, allowed=allowed)
-    return allowed
+        self._service.connections = open_connections(server).__len__
+        policy = Policy(
+            serve=lambda lost: Connection(server, dispatcher, allows, lost),
+            refuse=lambda lost: RefusedConnection(meter.rejected, lost),
+            tls=self._tls,
+            handshake_s=HANDSHAKE_S,
+            refuse_s=REFUSE_S,
+        )
+        sockets = await bind(self._config.host, self._config.port, BACKLOG)
+        await self.listen(Listener(sockets, policy, self.shares, meter.sockets))
 
 
 # Warnings

@@ -29,6 +29,7 @@ from turtlemq.server.config import Config
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
 from turtlemq.server.service import Service
 from turtlemq.storage.door import Door
+from turtlemq.storage.file_budget import FileBudget
 from turtlemq.storage.process_worker import ProcessWorker
 
 GC_THRESHOLDS = 20_000, 50, 50  # a batch makes thousands of objects, none of them in reference cycles
@@ -93,18 +94,19 @@ async def _serve(config: Config) -> int:
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"TurtleMQ listens on {url}, data in {config.data}", flush=True)
         warn_if_open(config, host)
-        return await _until_stopped(config, service, runner, worker, stop)
+        return await _until_stopped(config, service, runner, worker, stop, site.shares.files)
     finally:
         await runner.cleanup()
 
 
 async def _until_stopped(
-    config: Config, service: Service, runner: web.AppRunner, worker: ProcessWorker, stop: asyncio.Event
+    config: Config, service: Service, runner: web.AppRunner, worker: ProcessWorker, stop: asyncio.Event, files: int
 ) -> int:
+    """Serve until `stop` is set. `files`: how many descriptors are for files."""
     flusher = ThreadPoolExecutor(1, "flush")
 
     def opened() -> Engine:
-        door = Door(folder_mode=int(config.data_mode, 8))
+        door = Door(folder_mode=int(config.data_mode, 8), budget=FileBudget.of(files))
         engine = Engine.open(Path(config.data), door=door, worker=worker, flusher=flusher, settings=config.topic_defaults())
         if not door.set_mode(engine.root):
             hint = f"it belongs to another user, and its mode is not {config.data_mode}"

@@ -90,6 +90,19 @@ def server_families(service: Service) -> Iterator[str]:
     yield from family(
         "turtlemq_requests_in_flight", "gauge", "Requests under way, long polls included.", [(none, meter.in_flight)]
     )
+    sockets = meter.sockets
+    for name, kind, text, value in (
+        ("sockets", "gauge", "Accepted sockets: connections, TLS handshakes and refusals.", sockets.open),
+        ("sockets_max", "gauge", "How many may be open; beyond it no connection is accepted.", sockets.most),
+        ("connections_refused_total", "counter", "Connections refused at max_connections.", sockets.refused),
+        (
+            "accept_pauses_total",
+            "counter",
+            "How often accepting was paused, at the limit or without a descriptor.",
+            sockets.pauses,
+        ),
+    ):
+        yield from family(f"turtlemq_{name}", kind, text, [(none, value)])
     counted = sorted(meter.requests.items())
     samples = [({"method": m, "route": r, "status": str(s)}, n) for (m, r, s), n in counted]
     yield from family("turtlemq_requests_total", "counter", "Answered requests.", samples)

@@ -17,6 +17,14 @@ MESSAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100
 BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
 
 
+class SocketFigures:
+    """Accepted sockets: open ones and their limit, and how many were refused and how often accepting was paused since the
+    start."""
+
+    def __init__(self) -> None:
+        self.open = self.most = self.refused = self.pauses = 0
+
+
 class Meter:
     """All counters and histograms of a server since its start."""
 
@@ -25,6 +33,7 @@ class Meter:
         self.durations: dict[str, Histogram] = {}  # by route, in seconds, without the wait of a long poll
         self.rejected: Counter[str] = Counter()  # by error code
         self.in_flight = 0
+        self.sockets = SocketFigures()
         self.produce_batch = Histogram(MESSAGES)
         self.fetch_batch = Histogram(MESSAGES)
         self.ack_batch = Histogram(MESSAGES)
