@@ -18,6 +18,7 @@ from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, Locked, Unavailable
 from turtlemq.model import Message
+from turtlemq.settings import Settings
 from turtlemq.storage.copy_on_write import CopyOnWriteDoor
 
 
@@ -196,3 +197,26 @@ def test_an_interrupted_restore_is_not_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "data" / "topic.tmp").mkdir(parents=True)
     with pytest.raises(Corrupt, match="did not come to its end"):
         Engine.open(tmp_path / "data")
+
+
+def test_settlements_that_retention_removed_are_not_missed(tmp_path: Path) -> None:
+    """The history loses files that are older than leases of the reserve journal, which tell of the same messages."""
+    settings = Settings(segment_bytes=4096, history_hours=0.01)
+    engine = Engine.open(tmp_path, settings=settings)
+    engine.move_group("t", "idle", "earliest", 0)
+    engine.submit("t", [Message(b"", 0, id=f"m{i}") for i in range(32)], 0)
+    engine.tick(0)
+    ids = engine.reserve("t", "g", 31, 1_000).ids
+    for id_ in ids:
+        engine.ack("t", "g", [id_], 1_000)
+    assert engine.reserve("t", "g", 1, 40_000).ids == ["m31"]
+    before = len(list((tmp_path / "topic" / "t").glob("history_*.bson")))
+    engine.tick(61_000)
+    assert len(list((tmp_path / "topic" / "t").glob("history_*.bson"))) < before
+    assert engine.check() == []
+    abandon(engine)
+    (tmp_path / "topic" / "t" / "offset").unlink()
+    engine = Engine.open(tmp_path, settings=settings)
+    assert engine.check() == []
+    assert engine.ack("t", "g", [*ids, "m31"], 62_000).acked == 1
+    engine.close()

@@ -8,7 +8,7 @@ import numpy as np
 
 from turtlemq.broker import checkpoint, events
 from turtlemq.broker.group import Group
-from turtlemq.broker.journal import Journal
+from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.ready_batches import Batches, read_batches
 from turtlemq.broker.ready_log import ReadyLog, Segment, encode_table
 from turtlemq.broker.ready_tail import Rows
@@ -209,14 +209,26 @@ def _replay(state: BrokerState) -> Replay | None:
     reserve.bases, history.bases = list(logs.reserve.bases), list(logs.history.bases)  # `find_files` may remove some
     leases = reserve.open((0, 0))
     saved = checkpoint.Checkpoint(has_restricted=ready.next_offset > 0, has_priorities=ready.next_offset > 0)
-    states = events.find_states([(event.number, event.fields) for event in leases])
-    needed = [state for state in states if not leases[state[0]].at_ms or (state is states[0] and leases[0].number)]
-    if needed:  # retention removed older events, or opening found out more than these tell
-        last = needed[-1]
-        saved = checkpoint.decode(events.join_state([leases[i].fields for i in last]))
+    if (found := _needed(leases, history.bases[0] if history.bases else 0)) is not None:
+        last, saved = found
         saved.numbers, leases = (leases[last[-1]].number + 1, saved.numbers[1]), leases[last.stop :]
     settlements = history.open(saved.history)
     replay = Replay(saved, Visibility(ready), reserve.number)
     replay.run(leases, settlements)
     replay.finish(recount=True)
     return None if replay.torn or reserve.damage or history.damage or ready.damage else replay
+
+
+def _needed(leases: list[Event], history_base: int) -> tuple[range, checkpoint.Checkpoint] | None:
+    """The oldest checkpoint of the reserve journal with a complete record behind it, and its place; None: all events are there.
+    Retention may have removed older events of this journal, or those of the history before `history_base`; and opening writes a
+    checkpoint, without a time, if it has found out more than the events tell."""
+    states = events.find_states([(event.number, event.fields) for event in leases])
+    told = [i for i, state in enumerate(states) if not leases[state[0]].at_ms or (i == 0 and leases[0].number)]
+    if not told and not history_base:
+        return None
+    for state in states[told[-1] if told else 0 :]:
+        saved = checkpoint.decode(events.join_state([leases[i].fields for i in state]))
+        if saved.history[0] >= history_base:
+            return state, saved
+    return None
