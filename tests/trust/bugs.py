@@ -539,7 +539,7 @@ BUGS = (
             "            return Reserved()\n"
             "        return self._reserve(fetch, now_ms, clock)\n"
         ),
-        "fetches trust:simulation",
+        "trust:simulation fetches",
     ),
     Bug(
         "a group expires while a fetch waits for its messages",
@@ -560,14 +560,14 @@ BUGS = (
         "server/fetches.py",
         "        self._end(self._waiting.of_group(topic, group))\n",
         "",
-        "fetches trust:simulation",
+        "trust:simulation fetches",
     ),
     Bug(
         "polls of a deleted topic wait on, and take messages of the next one",
         "server/fetches.py",
         "                self._end(self._waiting.of_topic(topic))\n",
         "                pass\n",
-        "fetches",
+        "fetches trust:simulation",
     ),
     Bug(
         "dead letters go before their time",

@@ -76,6 +76,9 @@ class Side:
     at: dict[str, Known] = field(default_factory=dict)  # messages not listed here are fresh
     last: dict[int, Turn] = field(default_factory=dict)  # of each priority: the turn of the last fresh one that was delivered
     moved: bool = False
+    exists: bool | None = None  # None: unknown
+    used: int = 0  # the (steady) time of the last request about it
+    jumps: int = 0  # as often the clock had been set ahead by then
 
     def known(self, id_: str) -> Known:
         return self.at.get(id_, ONLY_FRESH)

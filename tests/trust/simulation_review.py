@@ -1,11 +1,11 @@
-"""The auditor's judgement of dead letters, of groups that are made or moved, of all that can be looked at, and of the end."""
+"""The auditor's judgement of dead letters, of all that can be looked at, and of the end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.trust.simulation_auditor import Auditor
-from tests.trust.simulation_ledger import FRESH, GONE, OVER, At, Sent, Side
+from tests.trust.simulation_groups import GroupsAuditor
+from tests.trust.simulation_ledger import GONE, OVER, At, Sent
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.message_view import MessageView
 from turtlemq.topic.stats import GroupStats, TopicStats
@@ -13,7 +13,7 @@ from turtlemq.topic.stats import GroupStats, TopicStats
 _AS_TOLD = {"reserve": ("leased",), "ready": ("fresh", "waits"), "sleep": ("fresh", "waits"), "dead": ("dead",)}
 
 
-class Review(Auditor):
+class Review(GroupsAuditor):
     """Of one topic."""
 
     # Dead letters
@@ -62,21 +62,6 @@ class Review(Auditor):
         else:
             self.set(letter.group, letter.id, [after], durable=True)
 
-    # Groups
-
-    def placed(self, group: str, start: str, done: bool) -> None:
-        """A group was made, or moved, to the earliest or the latest message; without `done` that is unknown."""
-        side = self.groups.setdefault(group, Side())
-        for id_, sent in self.sent.items():
-            known = side.known(id_)
-            if any(at.kind == "dead" for at in known):
-                self.stray.add((group, id_))
-            if start == "earliest":
-                self.set(group, id_, {FRESH} if done else {FRESH, *known})
-            elif not self.asleep(sent):
-                self.set(group, id_, {GONE, *known})
-        side.last, side.moved = {}, True
-
     # Looking
 
     def looked(self, id_: str, view: MessageView | None) -> None:
@@ -106,6 +91,7 @@ class Review(Auditor):
 
     def figures(self, stats: TopicStats, groups: dict[str, GroupStats]) -> None:
         """Figures add up, and are right as far as the right values are known."""
+        self.listed(groups)
         for name in ("ready", "reserve", "history"):
             if groups and getattr(stats, name) != sum(getattr(group, name) for group in groups.values()):
                 self.fail(f"figures add up: {name}", stats, groups)
@@ -117,7 +103,7 @@ class Review(Auditor):
             self._count(name, "leased", groups[name].reserve)
             if not self.groups[name].moved:
                 self._count(name, "done", groups[name].history)
-        if groups.keys() == self.groups.keys():
+        if groups and groups.keys() == self.groups.keys():
             self._count_waiting(stats)
 
     def _count(self, group: str, kind: str, told: int) -> None:

@@ -1,7 +1,8 @@
 """Scenes: a few requests in a row that lead where chance alone seldom comes. Each of them may meet the end of the process.
 
 More messages due at one moment than are fired one by one; sleepers of sealed segments that end right before their tombstones are
-sealed in turn; consumers that answer after their lease, when another consumer has the message.
+sealed in turn; consumers that answer after their lease, when another consumer has the message; consumers that ask and wait on a
+quiet topic for longer than an unused group is kept; groups and topics that are deleted while a fetch waits for their messages.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from functools import partial
 
 from tests.trust.simulation_auditor import Fetch
+from tests.trust.simulation_polls import Poll
 from tests.trust.simulation_review import Review
 from tests.trust.simulation_story import Step, Story
 from turtlemq import small_batches
-from turtlemq.topic.maintenance import MAINTENANCE_MS
+from turtlemq.topic.maintenance import MAINTENANCE_MS, RETENTION_MS
 
 _FULL = 14  # messages that fill a segment
 
@@ -21,10 +23,15 @@ class StoryWithScenes(Story):
     """A run in which scenes come between single requests."""
 
     def rare_scenes(self) -> list[Step]:
-        return [partial(ended_sleepers, self), partial(slow_consumer, self)]
+        return [
+            partial(ended_sleepers, self),
+            partial(slow_consumer, self),
+            partial(quiet_consumer, self),
+            partial(drop_group, self),
+        ]
 
     def rarest_scenes(self) -> list[Step]:
-        return [partial(crowd, self)]
+        return [partial(crowd, self), partial(drop_topic, self)]
 
 
 def crowd(story: Story, name: str, audit: Review) -> None:
@@ -95,3 +102,75 @@ def slow_consumer(story: Story, name: str, audit: Review) -> None:
         seen["of them for another's lease"] += len(set(late) & set(theirs))
     if theirs:
         story.ack_so(name, audit, group, story.some(theirs, 50))
+
+
+def quiet_consumer(story: Story, name: str, audit: Review) -> None:
+    """A group has acknowledged everything, and goes on asking, or waits, until it would be forgotten if that were no use."""
+    limit = round(story.settings.group_expire_hours * 3_600_000)
+    if not limit:
+        return
+    chance, group = story.chance, story.chance.choice(story.groups)
+    wait, end = chance.choice([0, 20_000, 3 * limit]), story.steady + 2 * limit + 3 * RETENTION_MS
+    while story.steady < end:
+        if group not in story.polls.groups(name):
+            out = story.poll_so(name, audit, Fetch(group, 50, None, False), wait)
+            if out is None:
+                return
+            if out.ids:
+                story.ack_so(name, audit, group, list(out.ids))
+        story.pass_time(chance.choice([10_000, RETENTION_MS // 2, min(limit // 2, RETENTION_MS)]))
+        story.seen["asked on a quiet topic"] += 1
+    story.look(name, audit)
+
+
+def drop_group(story: Story, name: str, audit: Review) -> None:
+    """A group is deleted. Fetches that wait for its messages are answered, and do not make it anew."""
+    group = story.chance.choice(story.groups)
+    if story.chance.random() < 0.7:
+        story.poll_so(name, audit, Fetch(group, 5, None, False), 60_000)
+    if group not in audit.groups or audit.groups[group].exists is not True:
+        return
+    mine = [poll for poll in story.polls.waiting if (poll.topic, poll.asked.group) == (name, group)]
+
+    def drop() -> bool:
+        story.fetches.drop_group(name, group, story.now)
+        return True
+
+    def heard(told: bool | None) -> None:
+        audit.dropped(group, done=bool(told))
+        _ended(story, audit, mine if told else [])
+
+    story.ask(audit, drop, heard)
+    story.tick()
+    story.look(name, audit)
+
+
+def drop_topic(story: Story, name: str, audit: Review) -> None:
+    """A topic is deleted and created anew. Fetches that wait for its messages are answered, and get nothing from the new one."""
+    if story.chance.random() < 0.7:
+        story.poll_so(name, audit, Fetch(story.chance.choice(story.groups), 5, None, False), 60_000)
+    mine = [poll for poll in story.polls.waiting if poll.topic == name]
+
+    def drop() -> bool:
+        story.fetches.drop_topic(name)
+        return True
+
+    story.ask(audit, drop, lambda told: _ended(story, audit, mine if told else []))
+    if name in story.engine.topics:
+        return  # the process has ended before
+    story.seen += audit.seen
+    story.seen["topics deleted"] += 1
+    fresh = story.topics[name] = story.review(name)
+    story.unanswered[name] = []
+    while name not in story.engine.topics:
+        story.ask(fresh, lambda: story.engine.topic(name, create=True), lambda _: None)
+    story.submit(name, fresh)
+    story.tick()
+
+
+def _ended(story: Story, audit: Review, polls: list[Poll]) -> None:
+    """These fetches were to be answered, without messages."""
+    story.seen["polls of deleted groups"] += len(polls)
+    if any(poll.result is None or poll.result.ids for poll in polls):
+        audit.fail("fetches that wait for messages of a deleted group or topic are answered, without any", polls)
+    story.hear_polls()

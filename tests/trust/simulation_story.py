@@ -17,11 +17,14 @@ from tests.harness.index_world import Later
 from tests.trust.simulation_auditor import Fetch, Got
 from tests.trust.simulation_disk import Crash, Drive, Process
 from tests.trust.simulation_ledger import Sent, Side
+from tests.trust.simulation_polls import Polls, request_of
 from tests.trust.simulation_review import Review
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
 from turtlemq.model import Message, Priority
+from turtlemq.server.fetches import Fetches
+from turtlemq.server.rate_limit import FlowControl
 from turtlemq.settings import Settings
 from turtlemq.storage import file_budget
 from turtlemq.storage.file_budget import FileBudget
@@ -48,6 +51,7 @@ def settings_of(chance: Random) -> Settings:
         ack_durability=pick(["beat", "beat", "fsync"]),
         history_hours=0.01 if retaining else 1000,
         history_bytes=pick([20_000, 1 << 40]) if retaining else 1 << 40,
+        group_expire_hours=pick([0, 0, 0.02, 0.1]),
     )
 
 
@@ -65,7 +69,8 @@ class Story:
         self.worker, self.flusher = (Later() if self.chance.random() < 0.4 else None for _ in range(2))
         self.now, self.steady = _START_MS, 0
         names = self.chance.sample(["a", "b.c", "d-e"], self.chance.choice([1, 1, 2]))
-        self.topics = {name: Review(f"{case}, topic {name}", self.settings) for name in names}
+        self.case = case
+        self.topics = {name: self.review(name) for name in names}
         self.groups = self.chance.sample(["default", "g", "h"], self.chance.choice([1, 2, 2, 3]))
         self.levels = self.chance.random() < 0.3
         self.count = 0  # messages sent
@@ -73,12 +78,19 @@ class Story:
         self.unanswered: dict[str, list[list[Sent]]] = {name: [] for name in self.topics}
         self.seen: Counter[str] = Counter()
         self.ends = 0.0  # how often the process is about to end
+        self.polls = Polls()
         self.begin()
         for name, audit in self.topics.items():
             for group in self.groups:
                 self.engine.move_group(name, group, "earliest", self.now)
+                audit.clock(self.now, self.steady)
                 audit.groups[group] = Side()
+                audit.used(group, made=True)
         self.ends = self.chance.choice([0.0, 0.03, 0.1, 0.2])
+
+    def review(self, name: str) -> Review:
+        """An auditor for a new topic."""
+        return Review(f"{self.case}, topic {name}", self.settings)
 
     # The process
 
@@ -99,6 +111,10 @@ class Story:
                 self.after_the_end()
                 continue
             if not self.process.ended:
+                self.fetches = Fetches(self.engine, FlowControl())
+                for audit in self.topics.values():
+                    audit.clock(self.now, self.steady)
+                    audit.started()
                 return
             self.after_the_end()
 
@@ -114,8 +130,11 @@ class Story:
             for audit in self.topics.values():
                 audit.cut()
 
-    def ask(self, audit: Review, call: Callable[[], T], heard: Callable[[T | None], None]) -> T | None:
-        """One request. If the process ends meanwhile, there is no answer, and it starts again."""
+    def ask(
+        self, audit: Review, call: Callable[[], T], heard: Callable[[T | None], None], may_wake: str | None = None
+    ) -> T | None:
+        """One request. If the process ends meanwhile, there is no answer, and it starts again. `may_wake`: a topic whose long
+        polls the handler of this request looks after."""
         audit.clock(self.now, self.steady)
         self.seen["requests"] += 1
         try:
@@ -129,10 +148,15 @@ class Story:
         if self.process.ended:
             self.seen["unanswered"] += 1
             heard(None)
+            for poll in self.polls.lose():  # messages may have been reserved for it
+                self.topics[poll.topic].clock(self.now, self.steady)
+                self.topics[poll.topic].fetched(poll.asked, None)
             self.after_the_end()
             self.begin()
             return None
         heard(told)
+        if may_wake is not None:
+            self.fetches.look_after(may_wake)
         return told
 
     def stop(self) -> None:
@@ -144,16 +168,19 @@ class Story:
                 audit.durable()
 
         def stop() -> bool:
+            self.fetches.end()
             self.engine.close()
             return True
 
         if self.ask(next(iter(self.topics.values())), stop, stopped):
+            self.hear_polls()
             self.process.die()
             self.seen["proper stops"] += 1
             self.begin()
 
     def end_now(self) -> None:
         """Between two requests."""
+        self.polls.lose()
         self.after_the_end()
         self.begin()
 
@@ -252,8 +279,10 @@ class Story:
     def run_ticks(self) -> None:
         """As long as the engine wants more."""
         audits = list(self.topics.values())
-        for audit in audits:
+        self.polls.end_late(self.fetches, self.steady)
+        for name, audit in self.topics.items():
             audit.clock(self.now, self.steady)
+            audit.waiting = self.polls.groups(name)
         self.ask(audits[0], self._until_rest, self._ticked)
 
     def _until_rest(self) -> bool:
@@ -261,8 +290,10 @@ class Story:
             if later is not None and self.chance.random() < 0.5:
                 later.finish()
         for _ in range(1000):
-            wake = self.engine.tick(self.now)
-            if wake is None or wake > self.now:
+            self.fetches.tick(self.now)
+            self.fetches.answer_polls(self.now, self.steady / 1000)
+            wake = self.engine.next_wake()
+            if (wake is None or wake > self.now) and not self.fetches.has_changed:
                 break
         else:
             raise AssertionError("the engine never comes to rest")
@@ -274,8 +305,35 @@ class Story:
         saved = self.flusher is None or all(job.done() for job in self.flusher.jobs)
         for audit in self.topics.values():
             audit.ticked(bool(told), saved)
+        if told:
+            self.hear_polls()
+            for poll in self.polls.waiting:  # nothing is ready for it
+                self.topics[poll.topic].fetched(poll.asked, [])
 
     # Consumers
+
+    def hear_polls(self) -> None:
+        """Long polls that were answered, or whose time is up."""
+        for poll, out in self.polls.take_answers():
+            if out.ids:
+                self.topics[poll.topic].fetched(poll.asked, got(out), more=True)
+                self.note_leases(poll.topic, poll.asked, out)
+                self.seen["polls woken"] += 1
+
+    def poll(self, name: str, audit: Review) -> None:
+        """A fetch that waits if nothing is ready."""
+        pick = self.chance.choice
+        asked = Fetch(pick(self.groups), pick([1, 5, 50]), pick([None, 30]), self.chance.random() < 0.1)
+        self.poll_so(name, audit, asked, pick([500, 10_000, 60_000]))
+
+    def poll_so(self, name: str, audit: Review, asked: Fetch, wait: int) -> Reserved | None:
+        """Messages that are ready, or a poll that waits for the first; None: the process has ended."""
+        out = self.fetch_so(name, audit, asked)
+        if out is not None and not out.ids:
+            self.polls.add(self.fetches, name, asked, self.steady + wait)
+            self.seen["polls"] += 1
+            self.run_ticks()
+        return out
 
     def fetch(self, name: str, audit: Review) -> None:
         pick = self.chance.choice
@@ -285,12 +343,17 @@ class Story:
     def fetch_so(self, name: str, audit: Review, asked: Fetch) -> Reserved | None:
         out = self.ask(
             audit,
-            lambda: self.engine.reserve(name, asked.group, asked.count, self.now, ttr_ms=asked.ttr_ms, auto=asked.auto),
+            lambda: self.fetches.fetch(request_of(name, asked), self.now, self.steady / 1000),
             lambda out: audit.fetched(asked, None if out is None else got(out), out is not None and out.more),
         )
-        for id_ in out.ids if out is not None and out.lease else ():
-            self.leases.setdefault((name, asked.group, id_), []).append(out.lease)  # type: ignore[union-attr]
+        if out is not None:
+            self.note_leases(name, asked, out)
         return out
+
+    def note_leases(self, name: str, asked: Fetch, out: Reserved) -> None:
+        """A client learns the name of its lease."""
+        for id_ in out.ids if out.lease else ():
+            self.leases.setdefault((name, asked.group, id_), []).append(out.lease)
 
     def names(self, name: str, group: str, ids: Sequence[str]) -> list[str] | None:
         """The leases that a request about these messages names: mostly the last one, now and then one that is over. None: the
@@ -320,6 +383,7 @@ class Story:
             audit,
             lambda: self.engine.ack(name, group, acks, self.now, leases=asked, retry_delay_ms=delay, error="no"),
             lambda told: audit.acked(group, acks, delay, told, names),
+            may_wake=name,
         )
 
     def extend(self, name: str, audit: Review) -> None:
@@ -334,7 +398,10 @@ class Story:
     def give_back(self, name: str, audit: Review) -> None:
         group, ids = self.held(audit)
         self.ask(
-            audit, lambda: self.engine.give_back(name, group, ids, self.now), lambda told: audit.given_back(group, ids, told)
+            audit,
+            lambda: self.engine.give_back(name, group, ids, self.now),
+            lambda told: audit.given_back(group, ids, told),
+            may_wake=name,
         )
 
     def move(self, name: str, audit: Review) -> None:
@@ -345,6 +412,7 @@ class Story:
                 audit,
                 lambda: self.engine.move_group(name, group, start, self.now),
                 lambda told: audit.placed(group, start, told is not None),
+                may_wake=name,
             )
             self.groups = list(dict.fromkeys([*self.groups, group]))
 
@@ -367,6 +435,7 @@ class Story:
             audit,
             lambda: self.engine.requeue(name, letters, self.now, due_ms=due, reset_attempts=reset, per_s=per_s),
             lambda told: audit.requeued(letters, due, spread, reset, told),
+            may_wake=name,
         )
 
     def delete_dead(self, name: str, audit: Review) -> None:
@@ -417,6 +486,7 @@ class Story:
             self.give_back,
             self.requeue,
             self.look,
+            self.poll,
             self.send_again,
         ]
         rare: list[Step] = [self.delete_dead, self.move, self.compact, *self.rare_scenes()]
