@@ -8,7 +8,7 @@
 
 Permitted effects of a strike, by the kind of file (docs/FORMAT.md, the section about batches, barriers and bad bytes):
 
-- tables, dead bits, the checkpoint, CLEAN, LOCK, unfinished files: nothing at all. All of them are made again from the logs.
+- tables, dead bits, the checkpoint, CLEAN, LOCK, HASH_SEED, unfinished files: nothing at all. All of them can be made again.
 - a sleeper's document: that message is lost; a tombstone's: the message it ended may sleep again; a new version's: the older
   one may come, at its own time. The same for dead letters.
 - a document of the ready log: that message is lost; one about a batch, or a note: nothing. Where the end of the log is gone,
@@ -107,7 +107,7 @@ STRIKES: dict[str, Callable[[bytearray, Random], None]] = {
 }
 HOW = (*STRIKES, "missing", "exchanged")
 KINDS_LOGS = ("delay.bson", "ready.bson", "reserve.bson", "history.bson", "dead letters delay.bson")
-KINDS_SINGLE = ("FORMAT", "LOCK", "CLEAN")  # one of each: there is none to exchange it for
+KINDS_SINGLE = ("FORMAT", "LOCK", "CLEAN", "HASH_SEED")  # one of each: there is none to exchange it for
 KINDS_OTHER = (
     *KINDS_SINGLE,
     "topic.toml",

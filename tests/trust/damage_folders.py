@@ -269,5 +269,6 @@ def ready_offsets(folder: Folder, topic: str) -> dict[int, str]:
 def kind_of(name: str) -> str:
     """The kind of a file, in readable words."""
     path = Path(name)
-    stem = path.name.partition("_")[0] if "_" in path.name else path.name
-    return f"{'dead letters ' if path.parent.name == 'dead' else ''}{stem}{path.suffix if '_' in path.name else ''}"
+    if "_" not in path.name or not path.suffix:
+        return path.name
+    return f"{'dead letters ' if path.parent.name == 'dead' else ''}{path.name.partition('_')[0]}{path.suffix}"
