@@ -1,8 +1,9 @@
 """Documents of the delay, ready and dead logs as Arrow columns: numpy reads the fixed prefixes, the rest is cut from the file.
 
-The cost of a read depends on its columns. Metadata columns touch only the first 60 bytes of a document; ids, headers and bodies
-are read only if a column asks for them. A checksum covers the whole document, so it is checked with bodies (`verify=auto`),
-always, or never. Not here: the choice of documents for a task (`plan`), and tables over scanned documents (`parts`).
+The cost of a read depends on its columns. Numbers of the prefix touch only the first 60 bytes of a document; ids, headers and
+bodies are read only if a column asks for them. A checksum covers the whole document: it is checked if a column shows bytes behind
+the prefix (`verify=auto`), always, or never. Not here: the choice of documents for a task (`plan`), and tables over scanned
+documents (`parts`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ _STATES = {  # by code: 0 present, 1 handed off, 2 ended by a tombstone, 3 ended
 _KEY_TIMES = {"delay": "due", "dead": "dropped"}  # the time by which a table's keys are sorted
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _OPTIONAL = {field.element: field for field in FIELDS}
+_IN_PREFIX = frozenset(
+    "topic state due seq ttr priority json segment position offset ready dropped damage".split()
+)  # without _ms
+_IN_META = {"dead": frozenset(("due", "offset"))}  # of those: what these logs keep elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,14 @@ class ReadSpec:
     mode: str = "PERMISSIVE"
     verify: str = "auto"
 
+    def checks_sums(self, log: str) -> bool:
+        """Are checksums checked? With `auto` they are if anything behind the prefix is shown or compared."""
+        needed = {*(name.removesuffix("_ms") for name in self.columns), *(self.predicates.texts.keys() & {"id", "group"})}
+        return self.verify == "always" or (self.verify == "auto" and not needed <= _IN_PREFIX - _IN_META.get(log, frozenset()))
+
     @property
-    def checks_sums(self) -> bool:
-        return self.verify == "always" or (self.verify == "auto" and "body" in self.columns)
+    def reads_ids(self) -> bool:
+        return not {"id", "group"}.isdisjoint(self.columns) or not {"id", "group"}.isdisjoint(self.predicates.texts)
 
 
 def read(split: DocumentSplit, spec: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -146,23 +156,27 @@ class Chunk:
         self.table, self.rows, self.starts, self.heads, self.ordinals = table, rows, starts, heads, ordinals
         if len(rows) < len(heads):
             self._narrow(rows)
-        if spec.checks_sums and len(rows):
-            same = f.checksums_match(view, self.starts, self.heads)
-            if not same.all():
-                self.damage += [(at, "checksum does not match") for at in self.starts[~same].tolist()]
-                self.rows = rows[same]
-                self._narrow(np.flatnonzero(same))
+        if spec.checks_sums(self.log) and len(rows):
+            self._leave_out(~f.checksums_match(view, self.starts, self.heads), "checksum does not match")
+        if spec.reads_ids and len(self.rows):
+            self._leave_out(~bodies.are_text(self.raw_key), "its id is no text")
         for name, column in (("id", self.id), ("group", self.group)):
             if name in spec.predicates.texts:
                 self._keep(pc.is_in(column(), pa.array(sorted(spec.predicates.texts[name]))))
         self.damage_rows = self.damage if DAMAGE in spec.columns and spec.mode == "PERMISSIVE" else []
+
+    def _leave_out(self, broken: Mask, reason: str) -> None:
+        """Note these rows as damage, and drop them."""
+        if broken.any():
+            self.damage += [(at, reason) for at in self.starts[broken].tolist()]
+            self._keep(pa.array(~broken))
 
     def _keep(self, mask: pa.Array) -> None:
         """Keep the rows of a mask, and drop the cached columns of the others."""
         kept = np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))
         self.rows = self.rows[kept]
         self._narrow(kept)
-        for name in ("fields", "metas", "key"):
+        for name in ("fields", "metas", "raw_key", "key"):
             self.__dict__.pop(name, None)
 
     def _narrow(self, kept: I64) -> None:
@@ -368,10 +382,15 @@ class Chunk:
         return self._from_meta("error", pa.string())
 
     @cached_property
-    def key(self) -> pa.Array:
-        """Ids as stored: `group/id` for a message that belongs to one group."""
+    def raw_key(self) -> pa.Array:
+        """The bytes of ids as stored: `group/id` for a message that belongs to one group."""
         first = self.starts + f.PREFIX_BYTES
-        return bodies.range_column(self.view, first, first + self.heads["idlen"] - 1, pa.string())
+        return bodies.range_column(self.view, first, first + self.heads["idlen"] - 1, pa.binary())
+
+    @cached_property
+    def key(self) -> pa.Array:
+        """Ids as stored. Rows whose id is no text were left out."""
+        return bodies.text(self.raw_key)
 
     def _key_part(self, part: int) -> pa.Array:
         """The group (0) or the id (1) of the keys. Keys without meta have no group."""

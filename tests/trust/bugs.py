@@ -831,6 +831,13 @@ BUGS = (
         "report",
     ),
     Bug(
+        "ids are read without a look at checksums",
+        "../spark/pyspark_turtlemq/documents.py",
+        "not needed <= _IN_PREFIX - _IN_META.get(log, frozenset()))",
+        '"body" in needed)',
+        "spark_files",
+    ),
+    Bug(
         "a read takes a batch whose end is missing",
         "../spark/pyspark_turtlemq/parts.py",
         "view, whole = file.map(), clean or not last",
