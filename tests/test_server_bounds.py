@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -111,3 +113,45 @@ def test_leases_extended_together_die_once(tmp_path: Path) -> None:
         assert (stats["reserve"], stats["dead"]) == (0, BATCH)
         letters = sum(file.stat().st_size for file in (server.data / "topic/t/dead").glob("delay_*.bson"))
         assert letters < BATCH * 600, "none was stored twice"
+
+
+def seen_meanwhile(server: Server, work: Callable[[], Any], figure: str) -> list[int]:
+    """The values of a figure of the topic that other clients see while `work` goes on."""
+    seen: list[int] = []
+    thread = Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        seen.append(server.ok("GET", "/v1/topics/t")["stats"][figure])
+    thread.join()
+    return seen
+
+
+@pytest.mark.slow
+def test_a_long_list_of_failures_lets_others_in_between(tmp_path: Path) -> None:
+    count = 3 * FETCH
+    with running(tmp_path / "data") as server:
+        server.ok("PUT", "/v1/topics/t", {"ttr": 3600, "max_attempts": 1})
+        put(server, "t", count)
+        ids = fetch_all(server, "t", "default", count)
+        answers: list[Any] = []
+        acks = [*(f"-{id_}" for id_ in ids), "-m0", "m1", "m1", "-unheard"]
+        seen = seen_meanwhile(server, lambda: answers.append(server.ok("POST", "/v1/topics/t/ack", acks)), "dead")
+        assert (answers[0]["acked"], answers[0]["failed"], answers[0]["dead"]) == (1, 0, count - 1)
+        assert sorted(answers[0]["unknown"]) == ["m0", "m1", "m1", "unheard"]
+        assert len({dead for dead in seen if 0 < dead < count - 1}) >= 2
+        groups = groups_of(server, "t")
+        assert (groups["default"]["dead"], groups["default"]["history"]) == (count - 1, 1)
+
+
+@pytest.mark.slow
+def test_many_deaths_at_once_let_others_in_between(tmp_path: Path) -> None:
+    count = 3 * FETCH
+    with running(tmp_path / "data") as server:
+        server.ok("PUT", "/v1/topics/t", {"ttr": 3600, "max_attempts": 1})
+        put(server, "t", count)
+        ids = fetch_all(server, "t", "default", count)
+        server.ok("POST", "/v1/topics/t/extend", {"ids": ids, "ttr": 0.001})
+        seen: list[int] = []
+        while not seen or seen[-1] < count:
+            seen.append(server.ok("GET", "/v1/topics/t")["stats"]["dead"])
+        assert len({dead for dead in seen if 0 < dead < count}) >= 2

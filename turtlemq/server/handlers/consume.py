@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 from aiohttp import web
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from turtlemq.broker import results
 from turtlemq.broker.results import Reserved
 from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
@@ -19,6 +20,7 @@ from turtlemq.server.errors import InvalidAckList
 from turtlemq.server.incoming.batches import DELAY_S_MAX
 from turtlemq.server.incoming.body import read, read_as
 from turtlemq.server.incoming.decode import decode
+from turtlemq.server.list_slices import ack_slices, extend_slices
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import BSON, JSON
 from turtlemq.server.outgoing.answers import Acked, Extended
@@ -111,14 +113,19 @@ async def ack(request: web.Request) -> Reply:
     topic, group = topic_of(request), group_of(request)
     asked = _parse_acks(await read(request))
     delay_ms = None if asked.retry_delay is None else round(asked.retry_delay * 1000)
-    now = now_ms()
-    if now + (delay_ms or 0) > DUE_MS_MAX:
+    if now_ms() + (delay_ms or 0) > DUE_MS_MAX:
         raise InvalidArgument("retry_delay reaches beyond May 2109")
-    engine, lease = engine_of(request), asked.lease
-    done = engine.ack(topic, group, asked.acks, now, leases=lease, retry_delay_ms=delay_ms, error=asked.error)
-    request.app[SERVICE].meter.ack_batch.add(len(asked.acks))
-    request.app[SERVICE].answer_polls_soon(topic)
-    return Reply.of(Acked(done.acked, done.failed, done.dead, done.unknown, UNSET if lease is None else done.late))
+    service, done = request.app[SERVICE], list[results.Acked]()
+    slices, repeated = ack_slices(asked.acks, asked.lease)
+    for acks, lease in slices:
+        if len(slices) > 1:
+            await service.turns.turn()
+        engine = engine_of(request)
+        done.append(engine.ack(topic, group, acks, now_ms(), leases=lease, retry_delay_ms=delay_ms, error=asked.error))
+        service.answer_polls_soon(topic)
+    service.meter.ack_batch.add(len(asked.acks))
+    acked, failed, dead = (sum(getattr(part, name) for part in done) for name in ("acked", "failed", "dead"))
+    return Reply.of(Acked(acked, failed, dead, _joined(done, "unknown", repeated), _late(asked, done)))
 
 
 def _parse_acks(data: bytes) -> Ack:
@@ -152,8 +159,24 @@ async def extend(request: web.Request) -> web.Response:
     if len(asked.ids) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} leases are extended at once, these are {len(asked.ids):,}")
     _check_lease(asked.lease, asked.ids, InvalidArgument)
-    engine = engine_of(request)
-    ttr_ms = engine.topic(topic).settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
-    done = engine.extend(topic, group, asked.ids, ttr_ms, now_ms(), asked.lease)
-    request.app[SERVICE].tick_soon()
-    return answer(Extended(done.extended, done.unknown, UNSET if asked.lease is None else done.late))
+    settings = engine_of(request).topic(topic).settings
+    ttr_ms = settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
+    service, done = request.app[SERVICE], list[results.Extended]()
+    slices, repeated = extend_slices(asked.ids, asked.lease)
+    for ids, lease in slices:
+        if len(slices) > 1:
+            await service.turns.turn()
+        done.append(engine_of(request).extend(topic, group, ids, ttr_ms, now_ms(), lease))
+        service.tick_soon()
+    extended = sum(part.extended for part in done)
+    return answer(Extended(extended, _joined(done, "unknown", repeated), _late(asked, done)))
+
+
+def _joined(done: Sequence[results.Acked | results.Extended], field: str, more: list[str]) -> list[str]:
+    """A list of ids over all slices of a request."""
+    return [id_ for part in done for id_ in getattr(part, field)] + more
+
+
+def _late(asked: Ack | Extend, done: Sequence[results.Acked | results.Extended]) -> list[str] | UnsetType:
+    """Late ids, if the request named leases."""
+    return UNSET if asked.lease is None else _joined(done, "late", [])
