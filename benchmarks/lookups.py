@@ -33,7 +33,8 @@ def ticks(folder: str, size: dict[str, Any]) -> dict[str, list[float]]:
     """In a child process: seconds per tick, in rounds of a thousand; each tick advances the clock a millisecond."""
     server = SimulatedServer(folder, Size(**size).settings)
     times: dict[str, list[float]] = {}
-    for name, tick in zip(_TICKS, (server.engine.tick, server.topic.tick), strict=True):
+    timed: tuple[Callable[[int], object], ...] = (server.engine.tick, server.topic.tick)
+    for name, tick in zip(_TICKS, timed, strict=True):
         tick(server.now_ms)
         times[name] = [_thousand(server, tick) for _ in range(20)]
     assert server.index.counters.handed_off == 0, "nothing was due"

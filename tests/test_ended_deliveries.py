@@ -142,3 +142,24 @@ def test_letters_of_all_slices_are_there(tmp_path: Path) -> None:
     letters = engine.topic("t").view.dead_letters.all(Filter())
     assert sorted(letter.id for letter in letters) == sorted(message.id or "" for message in messages(COUNT))
     engine.close()
+
+
+def test_topics_take_turns_when_a_tick_must_stop(tmp_path: Path) -> None:
+    """A busy topic does not keep the others waiting: each has had its turn before it has another."""
+    engine = start(tmp_path, max_attempts=1, ttr_ms=10)
+    names = ["a", "b", "c", "t"]
+    for name in names:
+        engine.move_group(name, "g", "earliest", 0)
+        engine.submit(name, messages(COUNT), 0)
+    for name in names:
+        engine.topic(name).tick(10)
+        assert len(engine.reserve(name, "g", COUNT, 20)) == COUNT
+    turns: list[str] = []
+    while sum(engine.stats(name).dead for name in names) < len(names) * COUNT:
+        wake = engine.tick(100 + len(turns), may_go_on=lambda: False)
+        assert len(engine.woken) == 1
+        turns += engine.woken
+        assert wake is not None
+        assert wake <= 100 + len(turns) or len(turns) >= 4 * len(names)
+    assert [sorted(turns[at : at + 4]) for at in range(0, 16, 4)] == [names] * 4
+    engine.close()

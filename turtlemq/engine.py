@@ -20,7 +20,7 @@ topics and decides which of them is due; the work on messages is done by `topic.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -48,7 +48,8 @@ from turtlemq.topic.wake_queue import WakeQueue
 
 GROUP = "default"
 NO_TOPICS: frozenset[str] = frozenset()
-NOTHING: Mapping[str, Collection[str]] = MappingProxyType({})
+Waiting = Mapping[str, Collection[str]]  # by topic: groups for which a fetch waits
+NOTHING: Waiting = MappingProxyType({})
 
 
 class Engine:
@@ -57,7 +58,7 @@ class Engine:
     def __init__(self, root: Path, door: Door, worker: Worker, flusher: Worker, settings: Settings) -> None:
         self.root, self.door, self.settings = root, door, settings
         self.topics: dict[str, Topic] = {}
-        self.woken: Set[str] = NO_TOPICS  # topics that were due at the last tick
+        self.woken: Set[str] = NO_TOPICS  # topics that the last tick has worked on
         self.trouble: dict[str, Exception] = {}  # topics whose last tick failed, or that cannot be opened, with the error
         self.ballast = Ballast(door, root)
         self._worker, self._flusher = worker, flusher
@@ -383,9 +384,9 @@ class Engine:
 
     # Time
 
-    def tick(self, now_ms: int, waiting: Mapping[str, Collection[str]] = NOTHING) -> int | None:
-        """Do the due work of all topics, a slice of each. `waiting`: by topic, the groups for which a fetch waits, which are in
-        use. Returns when to call again: at once if more is due, None for never."""
+    def tick(self, now_ms: int, waiting: Waiting = NOTHING, may_go_on: Callable[[], bool] = lambda: True) -> int | None:
+        """Do the due work of all topics, a slice of each, until `may_go_on` says no. `waiting`: groups that a waiting fetch uses.
+        Returns when to call again: at once if more is due, None for never."""
         if now_ms < self._ticked_ms:  # the clock went back: every scheduled time may lie too far ahead
             for name, topic in self.topics.items():
                 topic.sync_now(now_ms)
@@ -396,16 +397,18 @@ class Engine:
             self.woken = NO_TOPICS
             return first
         self.ballast.load()
-        due = self._wake_queue.due(now_ms)
-        for name in sorted(due):
-            try:
-                self._wake_queue.schedule(name, self.topics[name].tick(now_ms, waiting.get(name, ())))
-                self.trouble.pop(name, None)
-            except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on
-                self.trouble[name] = error
-                self._wake_queue.schedule(name, now_ms + MAINTENANCE_MS)
-        self.woken = due
+        self.woken = self._wake_queue.run(now_ms, lambda name: self._tick_topic(name, now_ms, waiting), may_go_on)
         return self.next_wake()
+
+    def _tick_topic(self, name: str, now_ms: int, waiting: Waiting) -> int | None:
+        """Tick one topic. Returns when to do it again; None: never. An error is kept in `trouble`: the other topics go on."""
+        try:
+            when_ms = self.topics[name].tick(now_ms, waiting.get(name, ()))
+        except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on
+            self.trouble[name] = error
+            return now_ms + MAINTENANCE_MS
+        self.trouble.pop(name, None)
+        return when_ms
 
     def next_wake(self) -> int | None:
         """When to call `tick` again; None for never."""

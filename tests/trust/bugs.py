@@ -186,6 +186,13 @@ BUGS = (
         "                rows = np.flatnonzero(lease.open)\n",
         "ended_deliveries",
     ),
+    Bug(
+        "a busy topic has its next turn before the others",
+        "topic/wake_queue.py",
+        "self.schedule_earlier(topic, max(when_ms, now_ms))",
+        "self.schedule_earlier(topic, when_ms)",
+        "ended_deliveries",
+    ),
     # Errors
     Bug(
         "writing goes on after a failed sync",
@@ -544,8 +551,8 @@ BUGS = (
     Bug(
         "a group expires while a fetch waits for its messages",
         "server/fetches.py",
-        "self._engine.tick(now_ms, self._waiting.groups)",
-        "self._engine.tick(now_ms)",
+        "self._engine.tick(now_ms, self._waiting.groups, may_go_on)",
+        "self._engine.tick(now_ms, may_go_on=may_go_on)",
         "fetches trust:simulation",
     ),
     Bug(
@@ -726,8 +733,8 @@ BUGS = (
     Bug(
         "an unforeseen error in one topic takes the wake-ups of others",
         "engine.py",
-        "            except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",
-        "            except (TurtleError, OSError) as error:\n",
+        "        except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",
+        "        except (TurtleError, OSError) as error:\n",
         "engine_tick",
     ),
     Bug(

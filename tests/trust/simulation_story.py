@@ -290,7 +290,7 @@ class Story:
             if later is not None and self.chance.random() < 0.5:
                 later.finish()
         for _ in range(1000):
-            self.fetches.tick(self.now)
+            self.fetches.tick(self.now, lambda: self.chance.random() < 0.7)
             self.fetches.answer_polls(self.now, self.steady / 1000)
             wake = self.engine.next_wake()
             if (wake is None or wake > self.now) and not self.fetches.has_changed:

@@ -11,6 +11,7 @@ drives it with real time, the simulation of the tests with its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
@@ -77,9 +78,9 @@ class Fetches:
 
     # Time
 
-    def tick(self, now_ms: int) -> None:
-        """Let the engine do its due work. Call `answer_polls` afterwards."""
-        self._engine.tick(now_ms, self._waiting.groups)
+    def tick(self, now_ms: int, may_go_on: Callable[[], bool]) -> None:
+        """Let the engine do its due work; `may_go_on`: see `Engine.tick`. Call `answer_polls` afterwards."""
+        self._engine.tick(now_ms, self._waiting.groups, may_go_on)
         self._changed |= self._engine.woken
 
     def look_after(self, *topics: str) -> None:

@@ -27,6 +27,7 @@ from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.timerfd import WallClockTimer
 from turtlemq.topic.topic import Topic
 
+TICK_S = 0.01  # after this time a tick begins with no further topic: requests are served before the next tick
 TIMER_MS_MAX = 1_000  # the longest sleep of the timer, so that a change of the clock is noticed
 UNCOMMITTED_MAX = 256 << 20  # bytes of requests that may wait for their commit
 # A request of the only connection is synced on the event loop, not on a thread, if it is so small and commits are so fast.
@@ -173,7 +174,7 @@ class Service:
             self._fail(error)
             return
         try:
-            fetches.tick(now)
+            fetches.tick(now, lambda: time.perf_counter() < begun + TICK_S)
             self._report_trouble()
             fetches.answer_polls(now_ms(), time.monotonic())
         except Exception as error:  # noqa: BLE001 - logged; the next tick may do better

@@ -5,6 +5,7 @@ A heap with lazy deletion: a topic that is rescheduled leaves its old entry behi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from heapq import heapify, heappop, heappush
 
 _SLACK = 64  # outdated entries that are tolerated, beyond as many as there are topics
@@ -16,15 +17,16 @@ class WakeQueue:
     >>> queue = WakeQueue()
     >>> queue.schedule("a", 30), queue.schedule("b", 10), queue.schedule("a", 20)
     (None, None, None)
-    >>> queue.first, sorted(queue.due(20)), queue.first
+    >>> queue.first, sorted(queue.run(20, lambda topic: None, lambda: True)), queue.first
     (10, ['a', 'b'], 30)
-    >>> queue.due(30), queue.first
-    (set(), None)
+    >>> sorted(queue.run(30, lambda topic: None, lambda: True)), queue.first
+    ([], None)
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, str]] = []
+        self._heap: list[tuple[int, int, str]] = []  # time, number, topic: of equal times the one that was set first
         self._when: dict[str, int] = {}
+        self._number = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -40,9 +42,10 @@ class WakeQueue:
             self._when.pop(topic, None)
         elif self._when.get(topic) != when_ms:
             self._when[topic] = when_ms
-            heappush(self._heap, (when_ms, topic))
+            self._number += 1
+            heappush(self._heap, (when_ms, self._number, topic))
             if len(self._heap) > 2 * len(self._when) + _SLACK:
-                self._heap = [(when, name) for name, when in self._when.items()]
+                self._heap = [(when, self._number, name) for name, when in self._when.items()]
                 heapify(self._heap)
 
     def schedule_earlier(self, topic: str, when_ms: int) -> None:
@@ -50,12 +53,30 @@ class WakeQueue:
         if when_ms < self._when.get(topic, when_ms + 1):
             self.schedule(topic, when_ms)
 
-    def due(self, now_ms: int) -> set[str]:
-        """Remove and return the topics whose time has come."""
-        topics: set[str] = set()
+    def run(self, now_ms: int, work: Callable[[str], int | None], may_go_on: Callable[[], bool]) -> Set[str]:
+        """Give a turn to each topic whose time has come, those that wait longest first. `work` returns when a topic wants its
+        next turn; None: never. `may_go_on`: asked before each turn but the first; the topics that are left come first when this
+        is called again. Returns the topics that had a turn.
+
+        >>> queue = WakeQueue()
+        >>> queue.schedule("a", 10), queue.schedule("b", 20)
+        (None, None)
+        >>> [*(sorted(queue.run(now, lambda _: 0, lambda: False)) for now in (20, 20, 20, 30))]  # both are always busy
+        [['a'], ['b'], ['a'], ['b']]
+        """
+        wishes: dict[str, int | None] = {}
+        while (not wishes or may_go_on()) and (topic := self._pop(now_ms)) is not None:
+            wishes[topic] = now_ms if topic in wishes else work(topic)  # at most one turn
+        for topic, when_ms in wishes.items():
+            if when_ms is not None:
+                self.schedule_earlier(topic, max(when_ms, now_ms))  # behind topics whose time has come
+        return wishes.keys()
+
+    def _pop(self, now_ms: int) -> str | None:
+        """Remove and return the topic that waits longest of those whose time has come; None: there is none."""
         while self._heap and self._heap[0][0] <= now_ms:
-            when, topic = heappop(self._heap)
+            when, _, topic = heappop(self._heap)
             if self._when.get(topic) == when:
                 del self._when[topic]
-                topics.add(topic)
-        return topics
+                return topic
+        return None
