@@ -196,6 +196,7 @@ def untouched(data: Path, name: str) -> bool:
     left = contents(data)
     left.pop("LOCK")
     left.pop("BALLAST", None)
+    left.pop("RESERVE", None)
     left.pop("HASH_SEED", None)
     return left == contents(GOLDEN / name)
 

@@ -36,7 +36,7 @@ PINNED = "PINNED"  # in a data folder: links that a backup is being made from
 PINS = "PINS.json"
 _VERSION = 1
 _CHUNK = 4 << 20
-_NOT_OURS = (names.LOCK, ballast.FILE, PINNED)
+_NOT_OURS = (names.LOCK, ballast.FILE, ballast.RESERVE, PINNED)
 _BACKUP = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}Z")
 
 Progress = Callable[[str, int], None]  # called with a file, or a step, and the bytes that are done

@@ -170,6 +170,14 @@ def read_settings(door: Door, folder: Path, default: Settings) -> Settings:
         raise Corrupt(f"{names.SETTINGS} of topic {folder.name!r} cannot be read ({error}). Mend or remove that file.") from error
 
 
+def changed_settings(door: Door, folder: Path, default: Settings, changes: dict[str, Any]) -> Settings:
+    """The settings of a topic with these changes. Raises `InvalidArgument` for an unknown name or a wrong value."""
+    unknown = sorted(set(changes) - set(Settings.__dataclass_fields__))
+    if unknown:
+        raise InvalidArgument(f"unknown setting {unknown[0]!r}; there are: {', '.join(Settings.__dataclass_fields__)}")
+    return check_settings(replace(read_settings(door, folder, default), **changes))
+
+
 def write_settings(door: Door, folder: Path, settings: Settings) -> None:
     """Write the settings of a topic, durably."""
     door.make_folder(folder)

@@ -21,15 +21,14 @@ topics and decides which of them is due; the work on messages is done by `topic.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Extended, Reserved
-from turtlemq.data_folder import DataFolder, read_settings, write_settings
-from turtlemq.errors import Corrupt, Exhausted, InvalidArgument, TurtleError, Unavailable, UnknownGroup, UnknownTopic, describe
+from turtlemq.data_folder import DataFolder, changed_settings, read_settings, write_settings
+from turtlemq.errors import Corrupt, Exhausted, TurtleError, Unavailable, UnknownGroup, UnknownTopic, describe
 from turtlemq.index.columns import as_batch
 from turtlemq.index.validate import CheckedBatch, check_batch
 from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, State, StoredMessage
@@ -127,13 +126,14 @@ class Engine:
         """Change settings of a topic, which is created if it does not exist. Returns all of them."""
         self.folder.refuse_if_lost()
         self._check_name(name)
-        unknown = sorted(set(changes) - set(Settings.__dataclass_fields__))
-        if unknown:
-            raise InvalidArgument(f"unknown setting {unknown[0]!r}; there are: {', '.join(Settings.__dataclass_fields__)}")
         folder = self.root / names.TOPICS / name
-        settings = check_settings(replace(read_settings(self.door, folder, self.settings), **changes))
-        write_settings(self.door, folder, settings)
+        settings = changed_settings(self.door, folder, self.settings, changes)
+        if name in self.topics:
+            self.ballast.freeing(lambda: write_settings(self.door, folder, settings))  # the retention may be shorter now
+        else:
+            write_settings(self.door, folder, settings)
         self.topic(name, create=True).configure(settings)
+        self._wake_queue.schedule(name, 0)
         return settings
 
     def _check_name(self, name: str) -> None:
@@ -166,11 +166,11 @@ class Engine:
         """Remove a topic and all its messages, also if it cannot be opened."""
         self.folder.refuse_if_lost()
         if name in self.topics or name not in self.trouble:
-            self.topic(name).close()
+            self.topic(name).discard()
             del self.topics[name]
         self.trouble.pop(name, None)  # a new topic may have the same name
         self._wake_queue.schedule(name, None)
-        self.folder.remove_topic(name)
+        self.ballast.freeing(lambda: self.folder.remove_topic(name))
 
     # Producing
 
@@ -336,7 +336,7 @@ class Engine:
     def delete_dead(self, topic: str, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably."""
         opened = self.topic(topic)
-        count = opened.delete_dead(letters, now_ms)
+        count = self.ballast.freeing(lambda: opened.delete_dead(letters, now_ms))
         if count:
             self._journaled(opened, now_ms)
         return count

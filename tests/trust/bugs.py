@@ -731,6 +731,20 @@ BUGS = (
         "data_folder",
     ),
     Bug(
+        "a deleted topic writes a last checkpoint",
+        "engine.py",
+        "            self.topic(name).discard()\n",
+        "            self.topic(name).close()\n",
+        "full_disk",
+    ),
+    Bug(
+        "the reserve is not filled up again",
+        "storage/ballast.py",
+        "        if self._reserve >= RESERVE_BYTES:\n",
+        "        if True:\n",
+        "full_disk",
+    ),
+    Bug(
         "an unforeseen error in one topic takes the wake-ups of others",
         "engine.py",
         "        except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",

@@ -45,13 +45,12 @@ class Maintenance:
         segments, writer, settings = self._segments, self._writer, self._writer.settings
         if writer.stopped is not None:
             return None, False
-        if policy.should_roll(self._load(segments.active), settings):
-            self.roll()
+        waiting = not self._roll_if_sparse()
         try:
             writer.finish_flush()
         except (OSError, t.Damaged):
             pass  # the memtable serves on
-        waiting, loads = False, []
+        loads = []
         for segment in list(segments.by_base.values()):
             if segment is segments.active or segment.base == busy or self._flushing(segment):  # asked anew: `drop` may roll
                 continue
@@ -70,6 +69,16 @@ class Maintenance:
             self.compact(plan.base, budget)
             return None, True
         return (self.seal_job(plan.base) if busy is None else None), True
+
+    def _roll_if_sparse(self) -> bool:
+        """Close the active segment if hardly any message sleeps in it. Returns False if there is no room for a new one: then
+        other segments come first, whose removal makes room."""
+        if policy.should_roll(self._load(self._segments.active), self._writer.settings):
+            try:
+                self.roll()
+            except Exhausted:
+                return False
+        return True
 
     def roll(self) -> None:
         """Commit everything staged, close the active segment and begin the next one."""

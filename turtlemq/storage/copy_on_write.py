@@ -19,7 +19,7 @@ from turtlemq.storage.door import Door
 
 _COPY = ".own"
 _ENTERED = re.compile(r"topic|topic/[^/.][^/]*|topic/[^/]+/dead")  # folders that may be links to other disks
-_SKIPPED = (names.LOCK, "BALLAST", "PINNED", "READERS")  # they hold no messages
+_SKIPPED = (names.LOCK, "BALLAST", "RESERVE", "PINNED", "READERS")  # they hold no messages
 
 
 class CopyOnWriteDoor(Door):

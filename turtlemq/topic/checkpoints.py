@@ -93,14 +93,14 @@ class Checkpoints:
     # What
 
     def write(self) -> None:
-        """Write a checkpoint and wait for it. If the disk is full, the ballast gives its room; if no file can be opened, others
-        are closed."""
+        """Write a checkpoint and wait for it. If the disk is full, ballast or reserve give their room, since
+        files are removed after it. If no file can be opened, others are closed."""
         self.finish()
         try:
             self._begin(Inline())
             self.finish()
         except Exhausted as error:
-            if not (self._ballast.throw() if isinstance(error, DiskFull) else self._stores.door.close_idle()):
+            if not (self._ballast.release() if isinstance(error, DiskFull) else self._stores.door.close_idle()):
                 raise
             self._begin(Inline())
             self.finish()

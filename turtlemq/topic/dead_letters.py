@@ -17,7 +17,6 @@ from turtlemq.errors import Corrupt
 from turtlemq.index.columns import tombstones
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
-from turtlemq.index.seal import seal
 from turtlemq.model import DUE_MS_MAX, Progress
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
@@ -142,12 +141,6 @@ class DeadLetters:
             return old
         excess = len(self) - self._settings.dead_max_count
         return self.page(Filter(), min(excess, _PAGE))[0] if excess > 0 else []
-
-    def maintain(self) -> None:
-        """One step of compaction, or one seal, after letters were deleted."""
-        job, _ = self.index.maintenance.step(_PAGE, None)
-        if job is not None:
-            self.index.maintenance.adopt(seal(self._door, job))
 
     def close(self) -> int:
         """Close the files. Returns the end of the active segment, for the clean-shutdown mark."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from turtlemq.errors import Exhausted
+from turtlemq.index.index import Index
 from turtlemq.index.seal import Sealed, seal
+from turtlemq.storage.ballast import Ballast
+from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Job, Worker
 from turtlemq.topic import requeue
 from turtlemq.topic.checkpoints import Checkpoints
@@ -21,14 +24,53 @@ RETENTION_MS = 60_000
 STEP_SLEEPERS = 500  # sleepers moved in one step of compaction: about 10 ms
 
 
+class IndexUpkeep:
+    """The maintenance of one Index: the seal under way, if there is one, and the segments that cannot be sealed."""
+
+    def __init__(self, index: Index, door: Door, worker: Worker) -> None:
+        self._index, self._door, self._worker = index, door, worker
+        self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
+        self.sealing: tuple[int, Job] | None = None  # the segment that the worker seals
+
+    def step(self) -> bool:
+        """Do one step. A full disk puts it off. Returns whether there is more to do."""
+        try:
+            if self.sealing is not None and self.sealing[1].done():
+                self._finish_seal(*self.sealing)
+            busy = None if self.sealing is None else self.sealing[0]
+            job, more = self._index.maintenance.step(STEP_SLEEPERS, busy, self.unsealable.keys())
+            if job is not None:
+                self.sealing = job.base, self._worker.submit(seal, self._door.fresh(), job)
+            return more or self.sealing is not None
+        except Exhausted:
+            return True
+
+    def _finish_seal(self, base: int, job: Job) -> None:
+        self.sealing = None
+        try:
+            sealed: Sealed = job.result()
+        except Exhausted:
+            return
+        except Exception as error:  # noqa: BLE001 - after any error the segment serves on unsealed
+            self.unsealable[base] = str(error)
+            return
+        if not self._index.maintenance.adopt(sealed):
+            self.unsealable[base] = "what it wrote is damaged, or lacks messages that sleep"
+
+
 class Maintenance:
-    """The seal under way, if there is one, and the time of the next step. Called by one thread."""
+    """The maintenance of sleepers and of dead letters, and the time of the next step. Called by one thread."""
 
     def __init__(self, stores: Stores, worker: Worker) -> None:
-        self._stores, self._worker = stores, worker
+        self._stores = stores
         self.due_ms: int | None = 0  # None: nothing to do
-        self.unsealable: dict[int, str] = {}  # segments whose seal failed, and why
-        self._sealing: tuple[int, Job] | None = None  # the segment that the worker seals
+        self._sleepers = IndexUpkeep(stores.index, stores.door, worker)
+        self._letters = IndexUpkeep(stores.dead_letters.index, stores.door, worker)
+
+    @property
+    def unsealable(self) -> dict[int, str]:
+        """Segments of sleepers whose seal failed, and why."""
+        return self._sleepers.unsealable
 
     def due_soon(self, now_ms: int) -> None:
         """The Index has changed, so there may be work."""
@@ -41,42 +83,25 @@ class Maintenance:
             self.due_ms = now_ms + MAINTENANCE_MS if self.step() else None
 
     def step(self) -> bool:
-        """Do one step. A full disk puts it off. Returns whether there is more to do."""
-        try:
-            if self._sealing is not None and self._sealing[1].done():
-                self._finish_seal(*self._sealing)
-            busy = None if self._sealing is None else self._sealing[0]
-            job, more = self._stores.index.maintenance.step(STEP_SLEEPERS, busy, self.unsealable.keys())
-            if job is not None:
-                self._sealing = job.base, self._worker.submit(seal, self._stores.door.fresh(), job)
-            return more or self._sealing is not None
-        except Exhausted:
-            return True
-
-    def _finish_seal(self, base: int, job: Job) -> None:
-        self._sealing = None
-        try:
-            sealed: Sealed = job.result()
-        except Exhausted:
-            return
-        except Exception as error:  # noqa: BLE001 - after any error the segment serves on unsealed
-            self.unsealable[base] = str(error)
-            return
-        if not self._stores.index.maintenance.adopt(sealed):
-            self.unsealable[base] = "what it wrote is damaged, or lacks messages that sleep"
+        """Do one step for sleepers and one for dead letters. Returns whether there is more to do."""
+        more = self._sleepers.step()
+        return self._letters.step() or more
 
     def run(self) -> None:
         """Take steps until one changes nothing."""
-        index, before = self._stores.index, object()
-        while before != (before := (index.stats(), index.counters.moved, self._sealing)):
+        before: object = None
+        while before != (before := [self._progress(index) for index in (self._stores.index, self._stores.dead_letters.index)]):
             self.step()
+
+    def _progress(self, index: Index) -> object:
+        return index.stats(), index.counters.moved, self._sleepers.sealing, self._letters.sealing
 
 
 class Retention:
     """The time of the next removal of old history, dead letters and groups."""
 
-    def __init__(self, stores: Stores, checkpoints: Checkpoints) -> None:
-        self._stores, self._checkpoints = stores, checkpoints
+    def __init__(self, stores: Stores, checkpoints: Checkpoints, maintenance: Maintenance, ballast: Ballast) -> None:
+        self._stores, self._checkpoints, self._maintenance, self._ballast = stores, checkpoints, maintenance, ballast
         self.due_ms = 0
 
     @property
@@ -88,7 +113,7 @@ class Retention:
         """`waiting`: groups for which a fetch waits."""
         if not now_ms < self.due_ms <= now_ms + RETENTION_MS:
             self.due_ms = now_ms + RETENTION_MS
-            self._run(now_ms, waiting)
+            self._ballast.freeing(lambda: self._run(now_ms, waiting))
 
     def _run(self, now_ms: int, waiting: Collection[str]) -> None:
         """Requires a checkpoint that needs none of the files to be removed, so it writes one first."""
@@ -101,7 +126,7 @@ class Retention:
         if letters:
             requeue.delete(self._stores, letters, now_ms)
             dead_letters.dropped += len(letters)
-            dead_letters.maintain()
+            self._maintenance.due_soon(now_ms)
             self.due_ms = now_ms  # there may be more
         if removed or letters:
             self._checkpoints.due_soon(now_ms)

@@ -58,7 +58,7 @@ class Topic:
         self._checkpoints = Checkpoints(self.stores, flusher, ballast, slots)
         self._handoff = Handoff(self.stores, ballast)
         self._maintenance = Maintenance(self.stores, worker)
-        self._retention = Retention(self.stores, self._checkpoints)
+        self._retention = Retention(self.stores, self._checkpoints, self._maintenance, ballast)
         self.view = TopicView(self.stores, self._handoff, self._maintenance)
         odd = recover.resolve(self.stores, opened)
         if odd or opened.behind:
@@ -71,6 +71,7 @@ class Topic:
     def configure(self, settings: Settings) -> None:
         """Use these settings from now on."""
         self.stores.configure(settings)
+        self._retention.due_ms = 0  # they may keep less
 
     # Producing: staged documents become durable and visible with the next commit
 
@@ -199,6 +200,7 @@ class Topic:
 
     def delete_dead(self, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably. Returns how many."""
+        self._maintenance.due_soon(now_ms)
         return requeue.delete(self.stores, letters, now_ms)
 
     # Time
@@ -288,6 +290,17 @@ class Topic:
         """Maintenance until nothing is left to do."""
         self._checkpoints.write()
         self._maintenance.run()
+
+    def discard(self) -> None:
+        """Close the files of a topic that is about to be removed. Needs no room on the disk: nothing is written but messages that
+        are staged already, and their requests hear how that ended."""
+        self._checkpoints.abandon()
+        self._broker.close()
+        for close in (self._index.commit, self._index.close, self.stores.dead_letters.close):
+            try:
+                close()
+            except (TurtleError, OSError):
+                continue
 
     def close(self) -> dict[str, Any]:
         """Sync and close. Returns the mark of this topic for the clean-shutdown file."""
