@@ -109,7 +109,7 @@ class Server:
         return self.process.wait(10)
 
 
-def _ready(server: Server) -> None:
+def until_ready(server: Server) -> None:
     """Wait until it serves."""
     assert server.process.stdout is not None
     line = server.process.stdout.readline()
@@ -140,7 +140,7 @@ def running(
         )
     server = Server(process, 0, data, tls)
     try:
-        _ready(server)
+        until_ready(server)
         yield server
         if process.poll() is None:
             assert server.stop() == 0, server.log

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -244,7 +243,7 @@ def warn_if_open(config: Config, host: str) -> None:
         "Make tokens with `turtlemq token NAME`, or listen on 127.0.0.1. See docs/CONFIGURATION.md.",
     )
     bar = "!" * 100
-    print(bar, *(f"!!  {line}" for line in lines), bar, sep="\n", file=sys.stderr, flush=True)
+    logs.plain("\n".join([bar, *(f"!!  {line}" for line in lines), bar]))
 
 
 def _is_loopback(host: str) -> bool:

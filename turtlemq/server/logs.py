@@ -1,4 +1,4 @@
-"""The log: one line for each event, as `event=name key=value …` or as a JSON object, on standard error.
+"""The log: one line for each event, as `event=name key=value …` or as a JSON object, on standard error (`log_writer`).
 
 Lines hold names, counts, times and reasons; never a message's body, never a token. Values from outside are quoted and cut, so
 that a client cannot forge a line. docs/OBSERVE.md lists the events.
@@ -12,6 +12,8 @@ import re
 import sys
 import time
 from typing import Any
+
+from turtlemq.server.log_writer import LogWriter
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 VALUE_CHARS_MAX = 4_000
@@ -129,10 +131,45 @@ def _json(value: Any) -> Any:
     return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "…"
 
 
+# Output
+
+
 def set_up(shape: str = "text", level: str = "info") -> None:
-    """Send all log records of the process to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter(shape))
+    """Send all log records of the process to standard error, by a thread."""
+    formatter = Formatter(shape)
+
+    def note_dropped(count: int) -> str:
+        return formatter.format(
+            _log.makeRecord(_log.name, logging.WARNING, "", 0, f"event=log_lines_dropped count={count}", (), None)
+        )
+
+    handler = LogWriter(sys.stderr.fileno(), note_dropped)
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
+
+
+def _writer() -> LogWriter | None:
+    return next((handler for handler in logging.getLogger().handlers if isinstance(handler, LogWriter)), None)
+
+
+def plain(text: str) -> None:
+    """Write text for people to standard error, among the lines of the log."""
+    writer = _writer()
+    if writer is None:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        writer.write(text)
+
+
+def dropped() -> int:
+    """Lines that were dropped since the start, because standard error took no more."""
+    writer = _writer()
+    return 0 if writer is None else writer.dropped
+
+
+def drain(timeout_s: float = 1.0) -> None:
+    """Wait until the lines so far are written, no longer than `timeout_s`."""
+    if (writer := _writer()) is not None:
+        writer.drain(timeout_s)

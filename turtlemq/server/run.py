@@ -52,8 +52,11 @@ def serve(config: Config) -> int:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     except ImportError:
         runner = asyncio.Runner()
-    with runner:
-        return runner.run(_serve(config))
+    try:
+        with runner:
+            return runner.run(_serve(config))
+    finally:
+        logs.drain()
 
 
 def _keep_memory() -> None:

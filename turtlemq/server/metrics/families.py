@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from turtlemq import __version__
 from turtlemq.lifecycle import STATES
+from turtlemq.server import logs
 from turtlemq.server.metrics import exposition
 from turtlemq.server.metrics.collect import GROUP_STATES, TopicFigures
 from turtlemq.server.metrics.exposition import Labels
@@ -101,6 +102,7 @@ def server_families(service: Service) -> Iterator[str]:
             "How often accepting was paused, at the limit or without a descriptor.",
             sockets.pauses,
         ),
+        ("log_lines_dropped_total", "counter", "Lines of the log that standard error did not take in time.", logs.dropped()),
     ):
         yield from family(f"turtlemq_{name}", kind, text, [(none, value)])
     counted = sorted(meter.requests.items())
