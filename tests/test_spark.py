@@ -27,6 +27,7 @@ from pyspark_turtlemq.table import read_table  # noqa: E402
 from tests.harness.doc_pages import blocks  # noqa: E402
 from tests.harness.server_process import ROOT, running  # noqa: E402
 from tests.harness.spark_data import NOW, lived, messages  # noqa: E402
+from tests.harness.spark_live import Clients, rows_of  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 
@@ -118,6 +119,16 @@ def test_one_moment_for_many_reads_of_a_live_server(spark: Any, tmp_path: Path) 
             assert {row.id for row in frame.where("state = 'sleep'").collect()} == {f"a{n}" for n in range(300)}
         now = reading(spark, server.data, columns="id,state").where("state = 'sleep'")
         assert now.count() == 310
+
+
+def test_spark_reads_whole_batches_of_a_busy_server(spark: Any, tmp_path: Path) -> None:
+    with running(tmp_path / "data") as server, Clients(server) as clients:
+        seen: Counter[str] = Counter()
+        for _ in range(5):
+            seen += clients.judge(
+                lambda: rows_of(reading(spark, server.data, kind="messages", columns="id,group,state").collect())
+            )
+    assert seen["reads"] == 5
 
 
 # Streams

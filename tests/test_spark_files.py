@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +35,6 @@ from tests.harness.spark_data import NOW, lived, messages, rows, sleepers  # noq
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
-from turtlemq.segment import format as f  # noqa: E402
 from turtlemq.topic.dead_letters import Filter  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
@@ -210,62 +208,6 @@ def test_a_flipped_byte_under_a_table_is_found(life: tuple[Engine, Path], tmp_pa
     assert "rich" not in {row["id"] for row in found}
     assert "rich" not in {row["id"] for row in rows(root, topic="life", columns="id")}
     assert "rich" in {row["id"] for row in rows(root, topic="life", columns="id", verify="never")}
-
-
-def covered(root: Path) -> Path:
-    """The folder of a stopped engine: sleepers in a sealed segment and under runs, and three dead letters."""
-    engine = Engine.open(root)
-    engine.configure("t", segment_messages=100, run_messages=20, max_attempts=1)
-    engine.submit("t", [Message(b"", NOW, f"d{n}") for n in range(3)], NOW)
-    engine.tick(NOW)
-    engine.ack("t", "default", [f"-{id_}" for id_ in engine.reserve("t", "default", 9, NOW).ids], NOW)
-    for n in range(0, 300, 10):
-        engine.submit("t", messages(10, n), NOW)
-    engine.compact("t")
-    engine.close()
-    return root
-
-
-@pytest.mark.parametrize("id_", ["m105", "m285"])
-@pytest.mark.parametrize("kind", ["delay", "messages"])
-def test_a_flipped_bit_is_no_other_id(tmp_path: Path, kind: str, id_: str) -> None:
-    root = covered(tmp_path / "data")
-    before = Counter(row["id"] for row in rows(root, kind=kind, columns="id"))
-    assert flipped(root, f"\0{id_}\0".encode(), f"\0{id_[:-1]}4\0".encode()) == 1
-    found = Counter(row["id"] for row in rows(root, kind=kind, columns="id"))
-    assert (before - found, found - before) == (Counter([id_]), Counter())
-
-
-@pytest.mark.parametrize("forged", [False, True], ids=["flipped", "with a checksum"])
-def test_an_id_that_is_no_text_is_damage(tmp_path: Path, forged: bool) -> None:
-    """Of an id of a sleeper, and of the group of a dead letter."""
-    root = covered(tmp_path / "data")
-    assert flipped(root, b"\0m105\0", b"\0m\xff05\0", sums=forged) == 1
-    assert flipped(root / "topic" / "t" / "dead", b"\0default/d1", b"\0def\xffult/d1", sums=forged) == 1
-    for kind in ("delay", "dead"):
-        (damage,) = [row["damage"] for row in rows(root, kind=kind, columns="id,group,damage") if row["damage"]]
-        assert (damage == "its id is no text") == forged
-    lives = {row["id"] for row in rows(root, kind="messages") if row["state"] in ("sleep", "dead")}
-    assert lives == {f"m{n}" for n in range(300) if n != 105} | {"d0", "d2"}
-    unchecked = rows(root, columns="id,damage", verify="never")
-    assert [row["damage"] for row in unchecked if row["damage"]] == ["its id is no text"]
-
-
-def flipped(folder: Path, old: bytes, new: bytes, *, sums: bool = False) -> int:
-    """Change bytes in all segments of the delay log; with `sums`, give their documents the checksums of the new bytes. Returns
-    the number of changed places."""
-    count = 0
-    for path in folder.rglob("delay_*.bson"):
-        data = bytearray(path.read_bytes())
-        at = -1
-        while (at := data.find(old, at + 1)) >= 0:
-            data[at : at + len(new)] = new
-            start, count = at + 1 - f.PREFIX_BYTES, count + 1
-            length = int.from_bytes(data[start : start + 4], "little")
-            if sums:
-                data[start + 9 : start + 13] = zlib.crc32(data[start + 13 : start + length]).to_bytes(4, "little")
-        path.write_bytes(data)
-    return count
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:

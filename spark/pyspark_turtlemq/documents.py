@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,18 @@ import pyarrow.compute as pc
 
 from pyspark_turtlemq import bodies
 from pyspark_turtlemq.kinds import DAMAGE, KINDS, TIMES
-from pyspark_turtlemq.parts import EndedDocuments, Part
+from pyspark_turtlemq.ordinals import batch_end, ordinals_by_due
+from pyspark_turtlemq.part import Part
+from pyspark_turtlemq.parts import EndedDocuments
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.table_repair import PartTable
 from turtlemq.errors import Corrupt
 from turtlemq.message_fields import FIELDS, Kind, OptionalField
-from turtlemq.model import DUE_MS_MAX, I64, ORDINAL_BITS, SEQ_COUNTER_BITS, Mask, Progress
+from turtlemq.model import I64, SEQ_COUNTER_BITS, Mask, Progress
 from turtlemq.segment import fields as v
 from turtlemq.segment import format as f
 from turtlemq.segment import table as t
 
-ROWS = 1 << 14  # in an Arrow batch: their prefixes, 1 MB, stay in the processor's cache
-_BYTES = 64 << 20  # of documents in an Arrow batch
 _PRIORITIES = pa.array(["normal", "high", "low", "normal"])
 _DEAD = KINDS["dead"].states
 _STATES = {  # by code: 0 present, 1 handed off, 2 ended by a tombstone, 3 ended by a newer version; ready: 0 message, 1 notice
@@ -38,7 +39,6 @@ _STATES = {  # by code: 0 present, 1 handed off, 2 ended by a tombstone, 3 ended
     "dead": pa.array([_DEAD[0], *_DEAD]),  # dead letters are never handed off
     "ready": pa.array(KINDS["ready"].states),
 }
-_KEY_TIMES = {"delay": "due", "dead": "dropped"}  # the time by which a table's keys are sorted
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _OPTIONAL = {field.element: field for field in FIELDS}
 _IN_PREFIX = frozenset(
@@ -81,58 +81,32 @@ class ReadSpec:
 
 def read(split: DocumentSplit, spec: ReadSpec, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The matching rows of a split."""
-    view, table = split.part.file.map(), split.part.open()
+    view, table = split.part.file.map(), PartTable(split.part)
     ordinals = np.arange(split.first, split.last)
-    selected = ordinals_by_due(split.part, table, spec.predicates)
+    selected = table.use(partial(ordinals_by_due, split.part, predicates=spec.predicates))
     if selected is not None:
         ordinals = selected[np.searchsorted(selected, split.first) : np.searchsorted(selected, split.last)]
     damaged = at = 0
     while at < len(ordinals):
-        last = _batch_end(table, ordinals, at)
-        chunk = Chunk(split, table, view, ordinals[at:last], spec)
-        if chunk.damage:
-            damaged += len(chunk.damage)
-            _fail_fast(split, spec, chunk.damage)
-        if len(chunk.rows) or chunk.damage_rows:
-            yield chunk.batch(schema)
+        last = table.use(partial(batch_end, ordinals=ordinals, first=at))
+        damage, batch = table.use(partial(_read_batch, split, view, ordinals[at:last], spec, schema))
+        if damage:
+            damaged += len(damage)
+            _fail_fast(split, spec, damage)
+        if batch is not None:
+            yield batch
         at = last
     if damaged:
         name, topic = split.part.file.name, split.part.topic
         print(f"turtlemq: {topic}/{name}: {damaged} damaged documents were left out ({spec.mode})", file=sys.stderr)
 
 
-def due_ranks(part: Part, table: t.Table, predicates: Predicates) -> tuple[int, int] | None:
-    """Ranks [first, last) of the table's keys whose time is in the range of the predicates; None if it is not limited."""
-    low, high = predicates.range(_KEY_TIMES.get(part.log, ""))
-    if low <= 0 and high >= DUE_MS_MAX:
-        return None
-    edges = (min(max(due, 0), DUE_MS_MAX + 1) << ORDINAL_BITS for due in (low, high + 1))
-    first, last = (table.rank(edge) for edge in edges)
-    return first, last
-
-
-def ordinals_by_due(part: Part, table: t.Table, predicates: Predicates) -> I64 | None:
-    """Ordinals, sorted, of the documents in a growing segment whose time can match, by its table; None if all must be read.
-
-    Documents without a key (tombstones, and those that had ended when the table was made) can always match."""
-    ranks = None if part.sealed else due_ranks(part, table, predicates)
-    if ranks is None:
-        return None
-    ordinals = f.key_ordinals(table.slice(*ranks))
-    if len(table) < table.cover.documents:
-        keyless = np.ones(table.cover.documents, np.bool_)
-        keyless[f.key_ordinals(table.slice(0, len(table)))] = False
-        ordinals = np.concatenate((ordinals, np.flatnonzero(keyless)))
-    return np.sort(ordinals)
-
-
-def _batch_end(table: t.Table, ordinals: I64, first: int) -> int:
-    """The end of a batch that begins at index `first`: limited by rows and bytes, one document at least."""
-    last = min(first + ROWS, len(ordinals))
-    begin = table.span_of(int(ordinals[first]))[0]
-    while last - first > 1 and table.span_of(int(ordinals[last - 1]))[1] - begin > _BYTES:
-        last = first + (last - first) // 2
-    return last
+def _read_batch(
+    split: DocumentSplit, view: memoryview, ordinals: I64, spec: ReadSpec, schema: pa.Schema, table: t.Table
+) -> tuple[list[tuple[int, str]], pa.RecordBatch | None]:
+    """The damage among these documents, and their matching rows; None if there are none."""
+    chunk = Chunk(split, table, view, ordinals, spec)
+    return chunk.damage, chunk.batch(schema) if len(chunk.rows) or chunk.damage_rows else None
 
 
 def _fail_fast(split: DocumentSplit, spec: ReadSpec, damage: list[tuple[int, str]]) -> None:

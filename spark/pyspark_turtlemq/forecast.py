@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pyspark_turtlemq.index_view import opened_parts
-from pyspark_turtlemq.parts import LogSnapshot, Part
+from pyspark_turtlemq.index_view import with_parts
+from pyspark_turtlemq.part import Part
+from pyspark_turtlemq.parts import LogSnapshot
 from turtlemq.index.parts import Cursor, TablePart
 from turtlemq.model import I64, U64, Progress
 from turtlemq.segment import format as f
@@ -35,8 +36,11 @@ def forecast_split(topic: str, log: LogSnapshot, bucket_ms: int) -> ForecastSpli
 
 def count_buckets(split: ForecastSplit) -> tuple[I64, I64]:
     """Due times at which non-empty buckets begin, sorted, and the number of sleepers in each."""
-    with opened_parts(split.topic, split.parts, split.progress) as tables:
-        counted = [_count_cursor(table, cursor, split.bucket_ms) for table in tables for cursor in table.cursors]
+
+    def count(tables: list[TablePart]) -> list[tuple[I64, I64]]:
+        return [_count_cursor(table, cursor, split.bucket_ms) for table in tables for cursor in table.cursors]
+
+    counted = with_parts(split.topic, split.parts, split.progress, count)
     buckets = np.concatenate([_EMPTY, *(numbers for numbers, _ in counted)])
     counts = np.concatenate([_EMPTY, *(sleepers for _, sleepers in counted)])
     numbers, which = np.unique(buckets, return_inverse=True)

@@ -6,15 +6,19 @@ only to set cursors (handoffs) and to find the targets of tombstones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from pyspark_turtlemq.parts import Part
+from pyspark_turtlemq.part import Part
+from pyspark_turtlemq.table_repair import sound_parts
 from turtlemq.index.parts import TablePart
 from turtlemq.index.segments import Segments
 from turtlemq.model import Damage, Progress
+from turtlemq.segment.table import Damaged
 from turtlemq.storage.door import Door
+
+R = TypeVar("R")
 
 
 class ReadOnlySegments(Segments):
@@ -24,9 +28,16 @@ class ReadOnlySegments(Segments):
         self.counters.damage.append(damage)
 
 
-@contextmanager
-def opened_parts(topic: str, parts: Sequence[Part], progress: Progress) -> Iterator[list[TablePart]]:
-    """The engine's parts for these, in the same order, with cursors and ended bits set."""
+def with_parts(topic: str, parts: Sequence[Part], progress: Progress, action: Callable[[list[TablePart]], R]) -> R:
+    """The result of `action` for the engine's parts of these, in the same order, with cursors and ended bits set. If it meets a
+    damaged table, it is run again with a new one."""
+    try:
+        return _with_parts(topic, parts, progress, action)
+    except Damaged:
+        return _with_parts(topic, sound_parts(parts), progress, action)
+
+
+def _with_parts(topic: str, parts: Sequence[Part], progress: Progress, action: Callable[[list[TablePart]], R]) -> R:
     door = Door()
     try:
         segments = ReadOnlySegments(door, Path(), topic, progress)
@@ -35,6 +46,6 @@ def opened_parts(topic: str, parts: Sequence[Part], progress: Progress) -> Itera
         for table in tables:
             segments.set_cursors(table)
         segments.apply_ends(segments.parts)
-        yield tables
+        return action(tables)
     finally:
         door.shut()

@@ -15,8 +15,9 @@ import bson
 import numpy as np
 import pyarrow as pa
 
-from pyspark_turtlemq.documents import ROWS, ReadSpec
+from pyspark_turtlemq.documents import ReadSpec
 from pyspark_turtlemq.kinds import DAMAGE, TIMES
+from pyspark_turtlemq.ordinals import ROWS
 from pyspark_turtlemq.snapshot_files import File
 from turtlemq.broker import events as kinds
 from turtlemq.errors import Corrupt

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_turtlemq import documents, journals
+from pyspark_turtlemq import journals
 from pyspark_turtlemq.group_marks import Event, events
 from pyspark_turtlemq.message_facts import TopicFacts
+from pyspark_turtlemq.ordinals import ROWS
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.snapshot_files import TopicFiles
 from turtlemq import standing
@@ -206,7 +207,7 @@ class Joiner:
                 arrays.append(_one(columns[column.name]).cast(column.type))
             else:
                 arrays.append(pa.nulls(count, column.type))
-        yield from pa.Table.from_arrays(arrays, schema=schema).to_batches(max_chunksize=documents.ROWS)
+        yield from pa.Table.from_arrays(arrays, schema=schema).to_batches(max_chunksize=ROWS)
 
 
 def _one(values: Any) -> pa.Array:

@@ -20,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from pyspark_turtlemq.part import Part, bare_table, ready_table
 from pyspark_turtlemq.snapshot_files import File, TopicFiles
+from pyspark_turtlemq.table_repair import PartTable
 from turtlemq.broker.ready_readonly import FIRST_BYTES, CleanEnd, ReadSegment, check_clean_end, first_offset, read_segment
-from turtlemq.errors import Corrupt, NotOurs, TurtleError
-from turtlemq.model import I64, SEGMENT_MESSAGES_MAX, U64, Damage, Progress
+from turtlemq.errors import NotOurs, TurtleError
+from turtlemq.model import I64, SEGMENT_MESSAGES_MAX, Damage, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
@@ -42,29 +44,7 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 _NONE: I64 = np.empty(0, np.int64)
-_NO_HASHES: U64 = np.empty(0, np.uint64)
 _ENDING_DOCUMENTS = 1 << 16  # read at once
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Documents [0, documents) by ordinal, with one table: its path, or its bytes if no file could be written."""
-
-    topic: str
-    log: str
-    file: File
-    sealed: bool
-    table: str | bytes
-    cover: t.Cover
-
-    def open(self) -> t.Table:
-        """The table, mapped."""
-        if isinstance(self.table, bytes):
-            return t.parse_table(Path(self.file.name), memoryview(self.table))
-        table = t.open_table(Door(), Path(self.table))
-        if table is None:
-            raise Corrupt(f"{self.table} is gone: the snapshot was released while it was being read. Run the query again.")
-        return table
 
 
 @dataclass(slots=True)
@@ -97,16 +77,6 @@ class LogSnapshot:
         """Note damage, each position of a file once."""
         known = {(damage.file, damage.position) for damage in self.damage}
         self.damage += [damage for damage in found if damage is not None and (damage.file, damage.position) not in known]
-
-
-def bare_table(cover: t.Cover, keys: U64, positions: I64, ending: I64) -> bytes:
-    """A table without ids, which no reader here looks up. `keys` are sorted; `ending`: ordinals of documents that end others."""
-    return b"".join(t.build(cover, keys, np.append(positions, cover.end), _NO_HASHES, _NONE, ending))
-
-
-def ready_table(cover: t.Cover, positions: I64, ready_ms: I64) -> bytes:
-    """A bare table over documents of the ready log: its keys are ready times."""
-    return bare_table(cover, f.packed_keys(ready_ms, np.arange(len(positions))), positions, _NONE)
 
 
 class TopicLogs:
@@ -216,10 +186,9 @@ class TopicLogs:
         The engine marks them in the ended bits of its parts; here parts of one log are read by different tasks."""
         seqs, dues, replaced = [_NONE], [_NONE], [_NONE]
         for part in snapshot.parts:
-            table = part.open()
-            ending = table.ending_ordinals()
-            for i in range(0, len(ending), _ENDING_DOCUMENTS):
-                starts, ends = table.spans_of(ending[i : i + _ENDING_DOCUMENTS])
+            starts_of, ends_of = PartTable(part).use(lambda table: table.spans_of(table.ending_ordinals()))
+            for i in range(0, len(starts_of), _ENDING_DOCUMENTS):
+                starts, ends = starts_of[i : i + _ENDING_DOCUMENTS], ends_of[i : i + _ENDING_DOCUMENTS]
                 read = log.read_documents(self.door, Path(part.file.path), starts, ends)
                 heads = read.heads[read.good]
                 of, due = f.ended_seqs(read.buffer, read.starts[read.good], heads) if len(heads) else (_NONE, _NONE)

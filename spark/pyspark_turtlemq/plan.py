@@ -6,17 +6,21 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pyspark_turtlemq import pins
-from pyspark_turtlemq.documents import DocumentSplit, due_ranks
+from pyspark_turtlemq.documents import DocumentSplit
 from pyspark_turtlemq.forecast import forecast_split
 from pyspark_turtlemq.journals import JournalSplit
 from pyspark_turtlemq.kinds import KINDS
 from pyspark_turtlemq.message_states import MessagesSplit
 from pyspark_turtlemq.options import Options
-from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, Part, TopicLogs
+from pyspark_turtlemq.ordinals import due_ranks
+from pyspark_turtlemq.part import Part
+from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, TopicLogs
 from pyspark_turtlemq.predicates import Predicates
 from pyspark_turtlemq.splits import Split
+from pyspark_turtlemq.table_repair import PartTable
 from turtlemq.backup import check_format
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, ORDINAL_BITS
@@ -92,14 +96,14 @@ def _topic_splits(logs: TopicLogs, options: Options, predicates: Predicates, pla
     if options.kind == "forecast":
         return [forecast_split(topic, log, options.bucket_ms)] if log.parts else []
     plan.damage += [f"{topic}/{d.file}: {d.length} bytes at position {d.position}: {d.reason}" for d in log.damage]
-    return [split for part in log.parts if (split := _document_split(part, log, predicates)) is not None]
+    splits = (PartTable(part).use(partial(_document_split, part, log, predicates)) for part in log.parts)
+    return [split for split in splits if split is not None]
 
 
-def _document_split(part: Part, log: LogSnapshot, predicates: Predicates) -> DocumentSplit | None:
+def _document_split(part: Part, log: LogSnapshot, predicates: Predicates, table: t.Table) -> DocumentSplit | None:
     """The documents of a part that can match: a contiguous range in a sealed segment and in the ready log, else the whole part
     at the cost of the matching documents. None if no document can match."""
     first, last = 0, part.cover.documents
-    table = part.open()
     if part.log == "ready":
         first, last = _ready_range(part, table, predicates)
     elif (ranks := due_ranks(part, table, predicates)) is not None:
@@ -167,7 +171,10 @@ def _cut(split: Split, room: int) -> tuple[Split, Split | None]:
     """Cut a document split at about `room` bytes, after one document at least. Other splits stay whole."""
     if split.bytes <= room + _SPLIT_BYTES_MIN // 4 or not isinstance(split, DocumentSplit):
         return split, None
-    table = split.part.open()
+    return PartTable(split.part).use(partial(_cut_documents, split, room))
+
+
+def _cut_documents(split: DocumentSplit, room: int, table: t.Table) -> tuple[DocumentSplit, DocumentSplit | None]:
     begin, end = table.span_of(split.first)[0], table.span_of(split.last - 1)[1]
     scale = split.bytes / (end - begin)  # below 1 if not all documents are read
     low, high = split.first + 1, split.last

@@ -29,8 +29,9 @@ from pyspark_turtlemq.documents import DocumentSplit
 from pyspark_turtlemq.journals import JournalSplit
 from pyspark_turtlemq.kinds import KINDS
 from pyspark_turtlemq.options import Options
+from pyspark_turtlemq.part import Part, ready_table
 from pyspark_turtlemq.partition import Partition, arrow_schema
-from pyspark_turtlemq.parts import EndedDocuments, Part, ready_table
+from pyspark_turtlemq.parts import EndedDocuments
 from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.predicates import Predicates
 from pyspark_turtlemq.snapshot_files import File, TopicFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from pyspark_turtlemq.index_view import opened_parts
+from pyspark_turtlemq.index_view import with_parts
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.snapshot_files import LOGS, TopicFiles
 from turtlemq.settings import Settings
@@ -50,9 +50,12 @@ def _compact_live_ratio(files: TopicFiles) -> float:
 def _counts(logs: TopicLogs) -> dict[int, tuple[int, int, bool]]:
     """By the base of each segment of the delay log: documents, live sleepers among them, and whether it is sealed."""
     parts = logs.delay_log().parts
+    progress = logs.ready_log().progress
+    figures = with_parts(
+        logs.files.topic, parts, progress, lambda tables: [(each.documents, each.count_live()) for each in tables]
+    )
     counts: dict[int, tuple[int, int, bool]] = {}
-    with opened_parts(logs.files.topic, parts, logs.ready_log().progress) as tables:
-        for part, table in zip(parts, tables, strict=True):
-            documents, live, _ = counts.get(part.cover.base, (0, 0, False))
-            counts[part.cover.base] = (documents + table.documents, live + table.count_live(), part.sealed)
+    for part, (of_part, live_of_part) in zip(parts, figures, strict=True):
+        documents, live, _ = counts.get(part.cover.base, (0, 0, False))
+        counts[part.cover.base] = (documents + of_part, live + live_of_part, part.sealed)
     return counts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, TopicLogs
 from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.snapshot_files import File
 from pyspark_turtlemq.splits import Split
+from pyspark_turtlemq.table_repair import PartTable
 from turtlemq.model import Progress
+from turtlemq.segment import table as t
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,12 +119,17 @@ def _add_ready(into: Increment, logs: TopicLogs, log: LogSnapshot, begin: ReadPo
         cover = part.cover
         first = max(0, begin.number - cover.first_seq)
         if first < cover.documents:
-            table = part.open()
-            size = cover.end - table.span_of(first)[0]
+            start, last = PartTable(part).use(partial(_starts, (first, cover.documents - 1)))
+            size = cover.end - start
             into.splits["ready"].append(DocumentSplit(part, first, cover.documents, size, EndedDocuments(), Progress()))
-            last = table.span_of(cover.documents - 1)[0]
             end = ReadPosition(cover.base, cover.end, cover.first_seq + cover.documents, last, _checksum(part.file, last))
     return end
+
+
+def _starts(ordinals: tuple[int, int], table: t.Table) -> tuple[int, int]:
+    """The bytes at which two documents begin."""
+    first, last = (table.span_of(ordinal)[0] for ordinal in ordinals)
+    return first, last
 
 
 def _add_journal(into: Increment, logs: TopicLogs, log: str, begin: ReadPosition) -> ReadPosition:

@@ -856,7 +856,7 @@ BUGS = (
         "../spark/pyspark_turtlemq/documents.py",
         "not needed <= _IN_PREFIX - _IN_META.get(log, frozenset()))",
         '"body" in needed)',
-        "spark_files",
+        "spark_damage",
     ),
     Bug(
         "a read takes a batch whose end is missing",
