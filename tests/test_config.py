@@ -50,6 +50,7 @@ def test_every_setting_can_be_told_by_the_environment() -> None:
         "host": "h",
         "port": 1,
         "allowed_hosts": "10.0.0.0/8, ::1",
+        "host_names": "a.example, b.example",
         "tls_cert": "c",
         "tls_key": "k",
         "tokens": json.dumps([token]),

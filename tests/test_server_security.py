@@ -122,6 +122,34 @@ def test_a_page_of_a_foreign_domain_reads_nothing(narrow: Server) -> None:
         assert (answer.status, answer.status == 403 and answer.code) == (status, status == 403 and "FORBIDDEN")
 
 
+def hosts_served(server: Server, source: str | None) -> list[str]:
+    """Which of these names in the Host header, as a browser sends it, are answered."""
+    hosts = ("evil.example", f"evil.example:{server.port}", "mq.shop.example", "10.0.0.7", "[fd00::7]:80", "queue", "a.localhost")
+    return [host for host in hosts if server.call("GET", "/v1/topics", headers={"Host": host}, source=source).status == 200]
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+def test_a_browser_of_an_allowed_host_is_no_way_in(tmp_path: Path, source: str) -> None:
+    own = ["10.0.0.7", "[fd00::7]:80", "queue", "a.localhost"]
+    with running(tmp_path / "data", TURTLEMQ_ALLOWED_HOSTS="*") as server:
+        assert hosts_served(server, source) == own
+        page = {"Host": "evil.example", "Origin": "http://evil.example"}
+        refused = server.call("POST", "/v1/topics/t/messages", {"body": 1}, headers=page, source=source)
+        assert (refused.status, refused.code) == (403, "FORBIDDEN")
+        assert "host_names" in refused.json["error"]["message"]
+    with running(tmp_path / "data", TURTLEMQ_ALLOWED_HOSTS="*", TURTLEMQ_HOST_NAMES="MQ.shop.example") as server:
+        assert hosts_served(server, source) == ["mq.shop.example", *own]
+    with running(tmp_path / "data", TURTLEMQ_ALLOWED_HOSTS="*", TURTLEMQ_HOST_NAMES="*") as server:
+        assert "evil.example" in hosts_served(server, source)
+
+
+def test_host_names_do_not_matter_with_tokens_or_tls() -> None:
+    """A page of another site knows no token, and its name is not in the certificate."""
+    for auth, allowed in ((Auth(("*",)), False), (Auth(("*",), tls=True), True), (Auth(("*",), TOKENS.values()), True)):
+        assert auth.answers_to("evil.example") is allowed
+    assert Auth(("*",)).answers_to(""), "HTTP/1.0, which no browser speaks"
+
+
 def test_one_client_is_an_address_or_a_network_of_ipv6() -> None:
     assert client_network("10.0.0.1") == client_network("::ffff:10.0.0.1") != client_network("10.0.0.2")
     assert client_network("2001:db8::1") == client_network("2001:db8::ffff:1") != client_network("2001:db8:0:1::1")

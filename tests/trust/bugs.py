@@ -745,6 +745,13 @@ BUGS = (
         "full_disk",
     ),
     Bug(
+        "pages of foreign domains may ask a server without tokens",
+        "server/auth.py",
+        "        return self._any_name or is_own_name(",
+        "        return True or is_own_name(",
+        "server_security",
+    ),
+    Bug(
         "an unforeseen error in one topic takes the wake-ups of others",
         "engine.py",
         "        except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",

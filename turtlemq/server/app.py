@@ -43,7 +43,7 @@ def make_app(service: Service, config: Config) -> web.Application:
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.extend((service.meter.loop.measure, EventLog(service)))
-    app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS)
+    app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS, config.host_names, bool(config.tls_cert))
     service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.polls_max = config.max_waiting
     app.add_routes(routes())

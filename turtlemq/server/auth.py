@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import re
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from time import monotonic
@@ -37,7 +38,6 @@ _TOKEN = re.compile(r"tmq_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _HASH = re.compile(r"sha256:([0-9a-f]{16}):([0-9a-f]{64})")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,200}")
 _NO_DIGEST = "0" * 64  # compared with the token of an unknown ID
-_LOOPBACK_ADDRESSES = ("127.0.0.1", "::1")
 
 # The access right that an operation requires. Rights are those of a token on the topic in the path, one of them is enough;
 # `admin` includes `produce` and `consume`.
@@ -141,18 +141,22 @@ def plain_address(text: str) -> Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-@lru_cache(1_000)
-def is_own_name(host: str) -> bool:
-    """Whether the Host header can belong to this server when a browser on this machine sends it.
+def host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets, in lower case.
 
-    Against DNS rebinding: a foreign domain that resolves to 127.0.0.1 would let its pages read this server. Addresses, localhost
-    and names without a dot cannot be foreign domains.
-
-    >>> [is_own_name(host) for host in ("127.0.0.1:8878", "[::1]:8878", "localhost", "turtle:80", "evil.example:8878")]
-    [True, True, True, True, False]
+    >>> [host_name(host) for host in ("127.0.0.1:8878", "[::1]:8878", "MQ.Example.:80")]
+    ['127.0.0.1', '::1', 'mq.example']
     """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.strip("[]").rstrip(".").lower()
+    return name.strip("[]").rstrip(".").lower()
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a name can belong to this server alone: addresses, localhost and names without a dot cannot be foreign domains.
+
+    >>> [is_own_name(name) for name in ("127.0.0.1", "::1", "localhost", "turtle", "evil.example")]
+    [True, True, True, True, False]
+    """
     if "." not in name or name.endswith(".localhost"):
         return True
     try:
@@ -175,7 +179,12 @@ class Auth:
     """The checks that every request passes, with the tokens and networks of a server."""
 
     def __init__(
-        self, allowed_hosts: Iterable[str] = LOOPBACK, tokens: Iterable[Token] = (), access: Mapping[str, Access] | None = None
+        self,
+        allowed_hosts: Iterable[str] = LOOPBACK,
+        tokens: Iterable[Token] = (),
+        access: Mapping[str, Access] | None = None,
+        host_names: Iterable[str] = (),
+        tls: bool = False,
     ) -> None:
         self._access = access or {}  # by method and path; a route that it lacks needs ADMIN
         self._networks = networks_of(allowed_hosts)
@@ -187,6 +196,9 @@ class Auth:
             self._fits[token.name] = pattern_of(token.topics)
         self._log_limiter = logs.LogLimiter()
         self.allows = lru_cache(10_000)(self._allows)
+        self._host_names = {host_name(name) for name in (*host_names, socket.gethostname())}
+        self._any_name = bool(self._tokens) or tls or "*" in self._host_names
+        self.answers_to = lru_cache(1_000)(self._answers_to)
 
     def _allows(self, remote: str) -> bool:
         """Whether `allowed_hosts` admits this address."""
@@ -195,6 +207,14 @@ class Auth:
         except ValueError:
             return False
         return any(address in network for network in self._networks)
+
+    def _answers_to(self, host: str) -> bool:
+        """Whether the Host header of a request can name this server.
+
+        Against DNS rebinding: a foreign domain that resolves to the address of this server would let its pages, in the browser of
+        an allowed host, read and write here. With tokens they cannot, since they know none; nor with TLS, since the certificate
+        has another name. Only browsers are meant, and they always send the header."""
+        return self._any_name or is_own_name(host_name(host)) or host_name(host) in self._host_names
 
     def admit(self, request: web.Request) -> None:
         """Return if a request is allowed; log and raise if not. O(1): a look-up, and with tokens one hash."""
@@ -214,8 +234,8 @@ class Auth:
         if not self.allows(remote):
             raise HostNotAllowed(f"clients of {remote or 'no address'} are not served here; allowed_hosts says which are")
         resource = request.match_info.route.resource
-        if not self._tokens and remote in _LOOPBACK_ADDRESSES and not is_own_name(request.host):
-            raise Forbidden(f"a page of {request.host!r:.80} cannot be one of this server; use http://127.0.0.1 or localhost")
+        if not self.answers_to(host := request.headers.get("Host", "")):
+            raise Forbidden(f"a page of {host!r:.80} cannot be one of this server; use its address, or name it in host_names")
         if not self._tokens or resource is None:
             return
         method = "GET" if request.method == "HEAD" else request.method

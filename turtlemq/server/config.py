@@ -47,6 +47,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(max_length=HOSTS_MAX, description='clients that are served: addresses, networks, "*" for all'),
     ] = LOOPBACK
+    host_names: Annotated[
+        tuple[str, ...],
+        Meta(max_length=HOSTS_MAX, description="domain names by which clients call a server without tokens and TLS; see below"),
+    ] = ()
     tls_cert: Annotated[str, Meta(description="PEM files of a certificate with its chain, and of its key: https")] = ""
     tls_key: str = ""
     tokens: Annotated[tuple[Token, ...], Meta(max_length=TOKENS_MAX, description="see below; none")] = ()
@@ -153,7 +157,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
 
 def _parsed(name: str, text: str, key: str) -> Any:
     """The value of a variable: a list has commas, a table is JSON. Numbers and booleans are left as text for `_typed`."""
-    if name == "allowed_hosts":
+    if name in ("allowed_hosts", "host_names"):
         return [one.strip() for one in text.split(",") if one.strip()]
     if name not in ("tokens", "defaults"):
         return text
