@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.harness.server_process import Server, running
 from turtlemq.errors import InvalidId, TooLarge
 from turtlemq.index import writer
 from turtlemq.index.recover import open_index
 from turtlemq.index.validate import checked
 from turtlemq.model import Batch, Progress
 from turtlemq.segment import format as f
+from turtlemq.server.incoming import large_batches
 from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
 
@@ -66,3 +70,44 @@ def test_long_ids_are_checked_together_and_refused_by_index() -> None:
         with pytest.raises(InvalidId) as refused:
             checked(Batch([b""] * 3, [1] * 3, [*ids, bad]))
         assert refused.value.details["index"] == 2
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("large") / "data") as one:
+        yield one
+
+
+def produce(server: Server, messages: list[dict[str, Any]]) -> Any:
+    return server.ok("POST", "/v1/topics/t/messages", {"messages": messages})
+
+
+def _message(n: int, many: int) -> dict[str, Any]:
+    """The last five have the ids of the first five; every third has none."""
+    own_id = {"id": f"n{n % (many - 5)}"} if n % 3 else {}
+    return {"body": n} | own_id | ({"headers": {"n": str(n)}} if n % 2 else {})
+
+
+def test_duplicates_in_large_batches_are_left_out(server: Server) -> None:
+    """Known ids, sleeping and ready; ids twice in one batch, far from each other; messages without an id."""
+    many = large_batches.LARGE + 10
+    known = [{"id": f"k{n}", "body": n, "delay": 3_600 * (n % 2)} for n in range(many)]
+    assert produce(server, known)["created"] == many
+    assert produce(server, known) == {"ids": [m["id"] for m in known], "created": 0, "duplicates": many, "durable": "fsync"}
+    mixed = [_message(n, many) for n in range(many)]
+    mixed[7]["id"] = "k7"
+    answer = produce(server, mixed)
+    twice = [n for n in range(many - 5, many) if "id" in mixed[n] and "id" in mixed[n - many + 5]]
+    assert answer["duplicates"] == len(twice) + 1
+    assert [given for given, message in zip(answer["ids"], mixed, strict=True) if given != message.get("id", given)] == []
+    assert len(set(answer["ids"])) == many - len(twice)
+    view = server.ok("GET", f"/v1/topics/t/messages/{answer['ids'][9]}")
+    assert (view["body"], view["headers"]) == (9, {"n": "9"})
+
+
+def test_a_bad_message_in_a_large_batch_is_named_and_nothing_stored(server: Server) -> None:
+    many = large_batches.LARGE
+    messages: list[dict[str, Any]] = [{"body": n} for n in range(many)]
+    refused = server.call("POST", "/v1/topics/u/messages", {"messages": [*messages, {"body": 1, "id": "a/b"}]})
+    assert (refused.status, refused.code, refused.json["error"]["index"]) == (400, "INVALID_ID", many)
+    assert server.call("GET", "/v1/topics/u").status == 404

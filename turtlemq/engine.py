@@ -30,8 +30,8 @@ from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import DataFolder, changed_settings, read_settings, write_settings
 from turtlemq.errors import Corrupt, Exhausted, TurtleError, Unavailable, UnknownGroup, UnknownTopic, describe
 from turtlemq.index.columns import as_batch
-from turtlemq.index.validate import CheckedBatch, check_batch
-from turtlemq.model import DUE_MS_MAX, Batch, Damage, Forecast, Message, Receipt, State, StoredMessage
+from turtlemq.index.validate import check_batch
+from turtlemq.model import DUE_MS_MAX, Batch, CheckedBatch, Damage, Forecast, Message, Receipt, State, StoredMessage
 from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast

@@ -84,6 +84,13 @@ class Batch(OptionalColumns):
 
 
 @dataclass(slots=True)
+class CheckedBatch(Batch):
+    """A batch within all limits, with its optional fields encoded: see `turtlemq.index.validate.checked`."""
+
+    elements: tuple[list[int], list[bytes]] | None = None  # flags and elements of each message; None: no optional fields
+
+
+@dataclass(slots=True)
 class Receipt:
     """The answer to a batch, in the order of its messages."""
 

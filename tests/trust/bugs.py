@@ -383,8 +383,8 @@ BUGS = (
     Bug(
         "an id that is ready already is taken for a new one",
         "topic/topic.py",
-        "        known = partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None\n",
-        "        known = None\n",
+        "        return partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None\n",
+        "        return None\n",
         f"{_SIM} server",
     ),
     Bug(

@@ -14,7 +14,7 @@ import numpy as np
 from turtlemq import small_batches
 from turtlemq.index.parts import Part
 from turtlemq.message_fields import NAMES, flags_of, optional_of
-from turtlemq.model import I64, U8, U32, U64, Batch, Message, State, StoredMessage
+from turtlemq.model import I64, U8, U32, U64, Batch, CheckedBatch, Message, State, StoredMessage
 from turtlemq.segment import format as f
 
 UNHASHED: Sequence[int] = ()  # as `Columns.hashes`: the writer hashes all ids
@@ -113,19 +113,29 @@ def batch_columns(batch: Batch, ids: Any, hashes: list[int] | U64 | None, indexe
         flags = np.full(count, every, np.uint32) if given is None else np.array(given, np.uint32) | np.uint32(every)
     if isinstance(hashes, list) and 0 in hashes:
         flags = [flag if hashes[i] else flag | f.SERVER_ID for flag, i in zip(flags, indexes, strict=True)]
-    optional, extras = {}, None
-    for name in NAMES:
-        if (column := getattr(batch, name)) is not None and _has_values(column):
-            optional[name] = column
-    if optional:
-        rows = [_row(optional, i) for i in indexes]
-        flags = [flag | flags_of(row) for flag, row in zip(flags, rows, strict=True)]
-        extras = [f.extra_elements(**row) for row in rows]
+    extras, elements = None, batch.elements if isinstance(batch, CheckedBatch) else optional_elements(batch, indexes)
+    if elements is not None:
+        if isinstance(batch, CheckedBatch) and count < len(batch.bodies):
+            elements = [elements[0][i] for i in indexes], [elements[1][i] for i in indexes]
+        flags = [flag | more for flag, more in zip(flags, elements[0], strict=True)]
+        extras = elements[1]
     if count >= small_batches.DOCUMENTS:
         flags = np.asarray(flags, np.uint32)
     flags[-1] ^= f.CONTINUES
     ids, bodies, due_ms, ttr_ms, hashes = columns
     return Columns(ids, bodies, due_ms, 0 if ttr_ms is None else ttr_ms, flags, extras, hashes)
+
+
+def optional_elements(batch: Batch, indexes: Sequence[int]) -> tuple[list[int], list[bytes]] | None:
+    """Flags and encoded elements of the optional fields of these messages. None if no message of the batch has any."""
+    optional = {}
+    for name in NAMES:
+        if (column := getattr(batch, name)) is not None and _has_values(column):
+            optional[name] = column
+    if not optional:
+        return None
+    rows = [_row(optional, i) for i in indexes]
+    return [flags_of(row) for row in rows], [f.extra_elements(**row) for row in rows]
 
 
 def _has_values(column: Sequence[object]) -> bool:

@@ -31,13 +31,14 @@ from turtlemq.index.columns import (
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
-from turtlemq.index.validate import CheckedBatch, check_batch, with_due_column
+from turtlemq.index.validate import check_batch, with_due_column
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import (
     DUE_MS_MAX,
     U64,
     Batch,
+    CheckedBatch,
     Counters,
     Damage,
     Due,
@@ -173,7 +174,7 @@ class Index:
         self._filters.step(self._writer.flusher)
         new = self._all_new(batch.ids, known_elsewhere)
         if new is not None:
-            self._reserve_ids(self._writer.stage(batch_columns(batch, *new), seq), new[0])
+            self._writer.reserve_ids(self._writer.stage(batch_columns(batch, *new), seq), new[0])
             return Receipt(cast("list[str]", list(batch.ids)), [True] * count)
         raw, hashes, new_indexes = self._without_duplicates(batch.ids, seq, known_elsewhere)
         for i, id_ in zip(new_indexes, server_ids(seq, len(new_indexes)), strict=True):
@@ -181,15 +182,19 @@ class Index:
                 raw[i] = id_.encode()
         if new_indexes:
             group = self._writer.stage(batch_columns(batch, raw, hashes, new_indexes), seq)
-            self._reserve_ids(group, [raw[i] for i in new_indexes if hashes[i]])
+            self._writer.reserve_ids(group, [raw[i] for i in new_indexes if hashes[i]])
         stored = set(new_indexes)
         self._segments.counters.duplicates += count - len(new_indexes)
         return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
 
-    def _reserve_ids(self, group: CommitGroup, own: list[bytes]) -> None:
-        """Producers' own ids count as held as soon as they are staged."""
-        group.ids.append(own)
-        self._writer.staged_ids.update(own)
+    @repairing_method
+    def held(self, ids: Sequence[str | None], now_ms: int, known_elsewhere: KnownIds | None = None) -> set[int]:
+        """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
+        if self._all_new(ids, known_elsewhere) is not None:
+            return set()
+        new = self._without_duplicates(ids, self._writer.next_seq(now_ms), known_elsewhere)[2]
+        self._segments.counters.duplicates += len(ids) - len(new)
+        return set(range(len(ids))).difference(new)
 
     def _all_new(self, given: Sequence[str | None], known_elsewhere: KnownIds | None) -> tuple[list[bytes], U64] | None:
         """Fast path without a loop: ids as bytes, and their hashes. None unless every message has an id, and each is new and
@@ -199,7 +204,8 @@ class Index:
         except TypeError:  # a message without id
             return None
         hashes = hash_texts(raw, self._segments.seed)
-        if SERVER_ID_BYTES in set(map(len, raw)) or may_repeat(raw, hashes):
+        like_given = SERVER_ID_BYTES in set(map(len, raw)) and any(server_seq(r.decode()) is not None for r in raw)
+        if like_given or may_repeat(raw, hashes):
             return None
         staged = self._writer.staged_ids
         if (staged and not staged.isdisjoint(raw)) or lookup.find_many(self._segments, raw, hashes):
@@ -368,7 +374,7 @@ class Index:
         columns.extras = [f.extra_elements((old.seq, old.due_ms), old.arrived, meta=old.meta, **optional)]
         columns.purpose = "rescheduled"
         columns.ends, columns.seen = [(old.seq, old.due_ms)], [(place.part, place.ordinal)]  # no read can fail after the commit
-        self._reserve_ids(self._writer.stage(columns, seq), [id_.encode()])  # else a put of this id would find it ended
+        self._writer.reserve_ids(self._writer.stage(columns, seq), [id_.encode()])  # else a put of this id would find it ended
         headers = message.headers or {}
         return stored_message(
             replace(old, seq=seq, due_ms=message.due_ms, flags=columns.flags[0], body=message.body, headers=headers), State.SLEEP

@@ -151,6 +151,11 @@ class Writer(log.OpenLog):
             self.staged_ends.update(seq for seq, _ in columns.ends)
         return group
 
+    def reserve_ids(self, group: CommitGroup, own: list[bytes]) -> None:
+        """Producers' own ids count as held as soon as they are staged."""
+        group.ids.append(own)
+        self.staged_ids.update(own)
+
     def stop(self, error: BaseException) -> Stopped:
         """Accept no more writes until the topic is opened again. Returns the error to raise."""
         return error if isinstance(error, Stopped) else super().stop(error)

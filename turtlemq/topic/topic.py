@@ -8,7 +8,7 @@ One thread, no clock: time is an argument, and `tick` returns when it wants to b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.writer import CommitGroup
-from turtlemq.model import Batch, Receipt, State, StoredMessage
+from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
 from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
@@ -77,10 +77,17 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        known = partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None
-        receipt = self._index.stage(batch, now_ms, known)
+        receipt = self._index.stage(batch, now_ms, self._known_elsewhere())
         self._maintenance.due_soon(now_ms)
         return receipt
+
+    def held(self, ids: Sequence[str | None], now_ms: int) -> set[int]:
+        """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
+        return self._index.held(ids, now_ms, self._known_elsewhere())
+
+    def _known_elsewhere(self) -> Callable[[Sequence[bytes], U64], set[int]] | None:
+        """Finds the ids that count as held although the Index does not hold them; None if there is none."""
+        return partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None
 
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
         """End sleepers with the next commit. When it lands, the ready log learns their ids in the same step, so that a lookup

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 
 import numpy as np
 from aiohttp import web
 
-from turtlemq.index.validate import checked
 from turtlemq.model import Batch, Receipt
+from turtlemq.server.incoming import large_batches
 from turtlemq.server.incoming.batches import TYPES, decode_slices
 from turtlemq.server.incoming.body import read
 from turtlemq.server.outgoing.reply import Reply, encode
 from turtlemq.server.request import SERVICE, check_deadline, due_rules, throttle, topic_of
 from turtlemq.server.service import now_ms
 
-LARGE = 5_000  # messages of a batch that is checked on a thread: up to 2 µs each
 HEAVY_BYTES = 16 << 10  # a larger body takes more than a fraction of a millisecond, so its work waits for its turn
 
 
@@ -34,10 +32,12 @@ async def produce(request: web.Request) -> Reply:
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
         check_deadline(request)
-    if len(batch) >= LARGE:
-        batch = await asyncio.to_thread(checked, batch)
+    large = await large_batches.prepare(service, topic, batch, now) if len(batch) >= large_batches.LARGE else None
     topic_of(request, may_create=True)  # again: topics may have been created or deleted meanwhile
-    staged_in, receipt = service.engine.stage(topic, batch, now)
+    if large is None:
+        staged_in, receipt = service.engine.stage(topic, batch, now)
+    else:
+        staged_in, receipt = large_batches.stage(service, topic, large, now)
     await service.commit(staged_in, len(data))
     service.meter.produce_batch.add(len(receipt))
     return Reply(_receipt_json(receipt), 201)
