@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HANDLED_MAX = 20_000  # entries of a slice without failures: about 20 ms
+HANDLED_MAX = 10_000  # entries of a slice without failures: about 10 ms
 FAILED_MAX = 1_000  # failures of a slice: as long, if all of them die
 
 Leases = str | list[str] | None  # tokens: one for all entries, or one for each
@@ -37,7 +37,7 @@ def extend_slices(ids: list[str], leases: Leases) -> tuple[list[Slice], list[str
     """Slices of a list of ids, and the ids that are listed again.
 
     >>> [len(ids) for ids, _ in extend_slices(["x", *map(str, range(30_000)), "x"], None)[0]]
-    [20000, 10001]
+    [10000, 10000, 10000, 1]
     """
     if len(ids) <= HANDLED_MAX:
         return [(ids, leases)], []
