@@ -38,6 +38,7 @@ from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Worker
 from turtlemq.topic.checkpoints import SaveSlots
+from turtlemq.topic.closing import close_topics
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.maintenance import MAINTENANCE_MS
 from turtlemq.topic.message_view import MessageView
@@ -432,18 +433,13 @@ class Engine:
         """Free all disk space that can be freed, now: a checkpoint, then maintenance until nothing is left to do."""
         self.topic(topic).compact()
 
-    def close(self) -> None:
-        """Sync and close all topics, and write the clean-shutdown mark. Raises the first error; the other topics are closed."""
+    def close(self, worker: Worker | None = None) -> None:
+        """Sync and close all topics, and write the clean-shutdown mark. Raises the first error; the other topics are closed.
+        `worker` writes the last checkpoints, and may use several threads."""
         if self.folder.lost is not None:
             self.folder.close(None)  # the files may belong to another process: nothing is written
             return
-        marks: dict[str, Any] = {}
-        failed: list[Exception] = []
-        for name, topic in self.topics.items():
-            try:
-                marks[name] = topic.close()
-            except (TurtleError, OSError) as error:
-                failed.append(error)
+        marks, failed = close_topics(self.topics, worker or Inline(), self.door.budget.saves)
         clean = not failed and not any(topic.stopped for topic in self.topics.values())
         self.folder.close(marks if clean else None)
         if failed:

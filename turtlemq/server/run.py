@@ -37,6 +37,7 @@ SWITCH_S = 0.001  # of the interpreter: a committer thread that has synced must 
 DRAIN_S = 1.5  # time for requests under way, once the server stops
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
 KEPT_BYTES, LARGE_BYTES = 16 << 20, 4 << 20  # free memory that malloc keeps; buffers from this size on are mapped instead
+STOP_THREADS = 16  # that sync the topics, once the server stops: a sync mostly waits for the disk
 WORKER_S = 1.5  # time for a seal under way, once the server stops; an interrupted one is repeated at the next start
 
 
@@ -137,7 +138,8 @@ async def _until_stopped(
     service.drain()
     await runner.cleanup()
     service.close()
-    engine.close()
+    with ThreadPoolExecutor(STOP_THREADS, "stop") as stopper:
+        engine.close(stopper)
     flusher.shutdown()
     await asyncio.get_running_loop().run_in_executor(None, _end, worker)
     logs.info("stopped")

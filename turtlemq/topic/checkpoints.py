@@ -64,6 +64,7 @@ class Checkpoints:
         self._saving: tuple[Save, Job] | None = None  # the checkpoint under way
         self._begun_ms = self._poll_ms = 0  # when it began, and when to poll it
         self._recovered_unsaved = False  # recovery found a state that the journals alone do not tell
+        self._begun_at = self._saved_at = (-1, -1)  # events and documents up to the checkpoint under way, and to the last one
 
     # When
 
@@ -120,10 +121,42 @@ class Checkpoints:
             self._finish_if_done()
         self._poll_ms = now_ms + max(POLL_MS, min(now_ms - self._begun_ms, POLL_MS_MAX))
 
+    def begin_last(self, worker: Worker) -> None:
+        """Let `worker` write a checkpoint before the topic is closed, unless it would be the same as the last one."""
+        self.finish()
+        if self._has_changed:
+            self._begin(worker)
+
+    def write_last(self) -> None:
+        """Wait for the checkpoint of `begin_last`, and write it again if that failed for want of room or descriptors."""
+        try:
+            self.finish()
+        except Exhausted:
+            self.write()
+        if self._has_changed:
+            self.write()
+
+    def note_opened(self) -> None:
+        """The topic was opened with the state of its last checkpoint: there is nothing behind it."""
+        self._saved_at = self._position
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        """How many events the journals have had, and documents the ready log."""
+        return self._stores.broker.event_count, self._stores.broker.ready.next_offset
+
+    @property
+    def _has_changed(self) -> bool:
+        """Was anything written since the last checkpoint, or is there something to be written?"""
+        stores = self._stores
+        waits = stores.has_superseded or stores.broker.has_deferred or self._recovered_unsaved
+        return waits or self.is_needed or self._saved_at != self._position
+
     def _begin(self, worker: Worker) -> None:
         self.leave_queue()
         try:
             self._stores.remove_superseded()
+            self._begun_at = self._position
             save = self._stores.broker.begin_save()
         except BaseException:
             self._give_slot()
@@ -149,6 +182,7 @@ class Checkpoints:
         try:
             job.result()
             stores.broker.end_save(save)
+            self._saved_at = self._begun_at
         except BaseException as error:
             self._due_ms = 0  # overdue until there is room, or for good
             if isinstance(error, OutOfFiles):

@@ -63,6 +63,8 @@ class Topic:
         odd = recover.resolve(self.stores, opened)
         if odd or opened.behind:
             self._checkpoints.save_recovered(odd)
+        else:
+            self._checkpoints.note_opened()
 
     @property
     def settings(self) -> Settings:
@@ -285,9 +287,14 @@ class Topic:
         """The clock went back: the next checkpoint is due."""
         self._checkpoints.due_now(now_ms)
 
-    def checkpoint(self) -> None:
-        """Make handoffs and journals durable, and write a checkpoint. Waits for it."""
-        self._checkpoints.write()
+    def checkpoint(self, worker: Worker | None = None) -> None:
+        """Make handoffs and journals durable, and write a checkpoint. Waits for it; or lets `worker` write it, if anything was
+        written since the last one, and `close` waits for that."""
+        if worker is None:
+            self._checkpoints.write()
+        elif self.stopped is None:
+            self._index.commit()  # its consequences are in the checkpoint
+            self._checkpoints.begin_last(worker)
 
     def maintain(self) -> bool:
         """One step of maintenance: a seal, or a slice of a compaction. Returns whether there is more to do."""
@@ -316,7 +323,7 @@ class Topic:
         if self._index.stopped is None:
             self._index.commit()  # its consequences are written, too
         if broker.stopped is None:
-            self._checkpoints.write()
+            self._checkpoints.write_last()
         else:
             self._checkpoints.abandon()
         ends, dead, end = broker.close(), self.stores.dead_letters.close(), self._index.close()
