@@ -781,6 +781,20 @@ BUGS = (
     ),
     # Standing: where a message is for a group
     Bug(
+        "a message is not found in the groups that retry it",
+        "segment/ids.py",
+        "        hashes[rows] = np.maximum(shared | hashes[rows] & _GROUP, np.uint64(1))\n",
+        "        hashes[rows] = np.maximum(hashes[rows], np.uint64(1)) | shared & 0\n",
+        "group_ids many_groups standing_cases",
+    ),
+    Bug(
+        "an ack of unknown ids makes a checkpoint due",
+        "engine.py",
+        "        if out.acked or out.failed or out.dead:\n",
+        "        if out is not None:\n",
+        "many_topics",
+    ),
+    Bug(
         "a retry that a move of its group made void still counts",
         "standing.py",
         "    return epoch < born or any(order <= seq and first <= left for seq, first in moves)\n",

@@ -14,7 +14,7 @@ Not here: the batches on disk (`ready_batches`), opening after a crash (`ready_r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from turtlemq import small_batches
 from turtlemq.broker.ready_batches import KIND, encode_head, read_batches
 from turtlemq.broker.ready_cache import RecentDocuments
-from turtlemq.broker.ready_lookup import READ_BYTES, Lookup
+from turtlemq.broker.ready_lookup import PAIRS_MAX, READ_BYTES, GroupLookup, Lookup
 from turtlemq.broker.ready_tail import Rows, Tail, owner_hash
 from turtlemq.errors import DiskFull, Exhausted, TurtleError
 from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Mask, Progress
@@ -371,6 +371,21 @@ class ReadyLog(log.OpenLog):
             for table in segment.tables:
                 if lookup.ask(table, at) and table.seed != self.seed:
                     raise t.Damaged(f"{table.path.name}: too many ids have one hash. {t.Damaged.__doc__}", table=table)
+                at += table.cover.documents
+        return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0])
+
+    @repairing
+    def find_of_groups(self, ids: Sequence[bytes], names: Collection[str]) -> dict[str, int]:
+        """The newest retries of messages in all groups, as group/id → offset. `names`: groups that may have retries; others may
+        be missing from the answer."""
+        lookup = GroupLookup(ids, names)
+        lookup.ask(self.tail, self.next_offset - self.tail.count)
+        for segment in self.segments:
+            at = segment.first_offset
+            for table in segment.tables:
+                if not table.seed and self.seed and lookup.pairs > PAIRS_MAX:
+                    raise t.Damaged(f"{table.path.name}: it was made for few groups. {t.Damaged.__doc__}", table=table)
+                lookup.ask(table, at)
                 at += table.cover.documents
         return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0])
 

@@ -6,17 +6,18 @@ once for all wanted ids, in slices of bounded size: costs stay linear if many id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from turtlemq.model import I64, U64, Mask
-from turtlemq.segment.ids import hash_any
+from turtlemq.segment.ids import hash_any, hash_group_ids
 from turtlemq.segment.log import Documents
 
 READ_BYTES = 4 << 20  # of documents read at once
 _READ_DOCUMENTS = 4_096  # read at once
+PAIRS_MAX = 20_000  # of group and id for which a table without a seed is asked at once: 10 ms
 _FLOODED = 64  # documents for each id: more are a sign of ids that were made to share a hash
 
 
@@ -27,6 +28,45 @@ class HasIds(Protocol):
     def seed(self) -> int: ...
     def may_hold(self, hashes: U64, /) -> Mask: ...
     def find(self, hash_: int, /) -> list[int]: ...
+    def find_groups(self, shared: U64, /) -> list[int]: ...
+
+
+class GroupLookup:
+    """One lookup of documents of one group alone (id: group/id) for many ids in all groups. `names`: groups that may have such
+    documents, for parts without a seed: these are asked for each group and id."""
+
+    def __init__(self, ids: Sequence[bytes], names: Collection[str]) -> None:
+        self._ids, self._names = ids, names
+        self._shared: dict[int, U64] = {}  # bits of the hashes, by seed
+        self._offsets: list[int] = []
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of group and id a part without a seed is asked for."""
+        return len(self._ids) * len(self._names)
+
+    def ask(self, part: HasIds, first: int) -> None:
+        """Note the candidates of a part whose first document has offset `first`."""
+        if not part.seed:
+            ids = [f"{name}/".encode() + id_ for name in self._names for id_ in self._ids]
+            hashes = hash_any(ids, part.seed)
+            ordinals = [ordinal for hash_ in np.unique(hashes[part.may_hold(hashes)]).tolist() for ordinal in part.find(hash_)]
+        else:
+            if part.seed not in self._shared:
+                self._shared[part.seed] = hash_group_ids(self._ids, part.seed)
+            ordinals = part.find_groups(self._shared[part.seed])
+        self._offsets += [first + ordinal for ordinal in ordinals]
+
+    def newest(self, read: Callable[[I64], Documents]) -> dict[str, int]:
+        """The newest offset of each group/id. `read`: documents at rising offsets, perhaps only the first."""
+        newest: dict[bytes, int] = {}
+        offsets, wanted = np.unique(np.array(self._offsets, np.int64)), set(self._ids)
+        while len(offsets):
+            documents = read(offsets[:_READ_DOCUMENTS])
+            rows = zip(offsets.tolist(), documents.ids(), strict=False)
+            newest |= {id_: offset for offset, id_ in rows if id_.partition(b"/")[2] in wanted}  # offsets rise
+            offsets = offsets[len(documents.good) :]
+        return {id_.decode(): offset for id_, offset in newest.items()}
 
 
 class Lookup:

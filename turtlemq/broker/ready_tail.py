@@ -17,7 +17,7 @@ import xxhash
 from turtlemq.model import I64, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.id_map import IdMap
-from turtlemq.segment.ids import hash_ids, hash_seqs
+from turtlemq.segment.ids import ID_MASK, hash_ids, hash_seqs
 
 _PENDING_BYTES_MAX = 64 << 10  # of batches that are entered together
 _PENDING_MAX = 256  # of these batches
@@ -160,6 +160,14 @@ class Tail:
         Candidates: the id must be compared."""
         newest = self._ids.find(self.hashes, hash_)
         return [] if newest is None else sorted({newest, *self._ids.older.get(hash_, ())}, reverse=True)
+
+    def find_groups(self, shared: U64) -> list[int]:
+        """Ordinals of the documents of one group alone whose hashes agree with one of these under ID_MASK. Requires: a tail with
+        a seed. Candidates: the id must be compared."""
+        self.enter_pending()
+        ordinals = np.array(self.restricted, np.int64)
+        hits: list[int] = ordinals[np.isin(self.hashes[ordinals] & ID_MASK, shared)].tolist()
+        return hits
 
 
 def document_hashes(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any, np.dtype[Any]], seed: int) -> U64:

@@ -13,6 +13,7 @@ from turtlemq.broker.group import Group
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import is_void
 from turtlemq.model import I64, U64, Mask
+from turtlemq.segment import format as f
 from turtlemq.segment.log import Documents
 
 
@@ -61,9 +62,19 @@ class ReadyView:
         if not self._visibility.has_restricted:
             return {}
         retries: dict[tuple[str, str], int] = {}
-        for key, offset in self.find_ids([f"{name}/{id_}" for name in self._groups for id_ in ids]).items():
+        usable = [id_.encode() for id_ in ids if id_.isprintable()]
+        newest = self._log.find_of_groups(usable, self._groups)
+        offsets = np.array(sorted(newest.values()), np.int64)
+        heads = self._visibility.heads(offsets)
+        seqs = np.where(heads["flags"] & f.MOVED, 0, heads["seq"].astype(np.int64))  # copies by compaction: look at each
+        written = dict(zip(offsets.tolist(), seqs.tolist(), strict=True))
+        for key, offset in newest.items():
             name, _, id_ = key.partition("/")
-            valid = self._newest_valid(self._groups[name], key, offset)
+            group = self._groups.get(name)
+            if group is None:
+                continue
+            moved = not group.moves or written[offset] <= group.moves[-1][0]  # perhaps since the retry was written
+            valid = self._newest_valid(group, key, offset) if moved else offset
             if valid is not None and valid not in self._visibility.cancelled:
                 retries[name, id_] = valid
         return retries

@@ -7,7 +7,7 @@ Not here: encoding and commit (`writer`), lookup (`segments`), firing (`firing`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -18,16 +18,7 @@ from turtlemq import lifecycle, small_batches
 from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
 from turtlemq.index import build, check, firing, lookup, repair
 from turtlemq.index.browse import browse, forecast
-from turtlemq.index.columns import (
-    UNHASHED,
-    Columns,
-    Ended,
-    as_batch,
-    batch_columns,
-    may_repeat,
-    stored_message,
-    tombstones,
-)
+from turtlemq.index.columns import UNHASHED, Columns, Ended, as_batch, batch_columns, may_repeat, stored_message, tombstones
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
@@ -51,7 +42,7 @@ from turtlemq.model import (
     StoredMessage,
 )
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_texts, server_id_rows, server_ids, server_seq
+from turtlemq.segment.ids import SERVER_ID_BYTES, hash_any, hash_id, hash_texts, server_id_rows, server_ids, server_seq
 from turtlemq.segment.table import Damaged
 from turtlemq.settings import Settings
 from turtlemq.storage.workers import Worker
@@ -289,8 +280,15 @@ class Index:
         Requires: ids unlike server-given ones, such as group/id. `after_seq`: parts without a newer document are skipped, so
         older documents may be missing."""
         raw = [id_.encode() for id_ in ids]
-        places = lookup.find_many(self._segments, raw, hash_texts(raw, self._segments.seed), after_seq)
+        places = lookup.find_many(self._segments, raw, hash_any(raw, self._segments.seed), after_seq)
         return lookup.read_places(self._segments, places)
+
+    @repairing_method
+    def find_of_groups(self, ids: Sequence[str], names: Collection[str]) -> list[f.Document]:
+        """The newest documents of one group alone, whose id is group/id, for these ids and all groups. `names`: the groups that
+        may have such documents; others may be missing from the answer."""
+        raw = [id_.encode() for id_ in ids if id_.isprintable()]
+        return list(lookup.read_places(self._segments, lookup.find_of_groups(self._segments, raw, names)).values())
 
     def get(self, id_: str) -> StoredMessage | None:
         """A message that sleeps, or that was handed off and whose document is not dropped yet."""

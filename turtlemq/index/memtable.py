@@ -6,6 +6,7 @@ producers' own ids. 40 B a document, and 20 B more for an own id, for at most `r
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from turtlemq.index.parts import Cursor, IdQuery, KeyArray, KeyList, KeyListCurs
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.id_map import IdMap
+from turtlemq.segment.ids import ID_MASK
 from turtlemq.storage.door import Door
 
 _MERGED_MAX = 1 << 15  # keys of a run that is not merged again: publishing would wait for it
@@ -36,6 +38,7 @@ class Memtable(Part):
         self.ids = IdMap()  # of producers' own ids, over `hashes`
         self.live = 0
         self._ending: list[int] = []  # ordinals of documents that end others
+        self._of_groups = array("Q")  # ordinals of documents of one group alone
         self._room = _ROOM
         self.seq: I64 = np.empty(_ROOM, np.int64)
         self.due: I64 = np.empty(_ROOM, np.int64)
@@ -81,6 +84,7 @@ class Memtable(Part):
             return self._add_small(first, dues, flags)
         marked = self.flags[first:last]
         self._ending += (first + np.flatnonzero(marked & f.ENDS)).tolist()
+        self._of_groups.extend((first + np.flatnonzero(marked & f.META)).tolist())
         sleepers = np.flatnonzero((marked & f.TOMBSTONE) == 0)
         keys = np.sort(f.packed_keys(self.due[first + sleepers], first + sleepers))
         self.live += len(keys)
@@ -92,6 +96,8 @@ class Memtable(Part):
         for ordinal, (due, flag) in enumerate(zip(dues, flags, strict=True), first):
             if flag & f.ENDS:
                 self._ending.append(ordinal)
+            if flag & f.META:
+                self._of_groups.append(ordinal)
             if not flag & f.TOMBSTONE:
                 insort(keys, int(due) << ORDINAL_BITS | ordinal)
                 self.live += 1
@@ -175,6 +181,11 @@ class Memtable(Part):
         if not self.ids.older:
             return list(np.unique(newest[hits]).tolist())
         return [ordinal for hash_ in np.unique(query.hashes[hits]).tolist() for ordinal in self.find(hash_)]
+
+    def find_groups(self, shared: U64) -> list[int]:
+        ordinals = np.array(self._of_groups, np.int64)
+        hits: list[int] = ordinals[np.isin(self.hashes[ordinals] & ID_MASK, shared)].tolist()
+        return hits
 
     def find_seq(self, seq: int) -> int | None:
         """The ordinal of the document with this seq. O(log n)."""

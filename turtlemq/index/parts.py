@@ -208,6 +208,11 @@ class Part:
         """Ordinals of documents whose id has one of these hashes, each once. Candidates: ids must be compared."""
         raise NotImplementedError
 
+    def find_groups(self, shared: U64) -> list[int]:
+        """Ordinals of candidates for documents of one group alone, of any group: their hashes agree with one of `shared` under
+        ID_MASK. Requires: a part with a seed."""
+        raise NotImplementedError
+
     def locate(self, door: Door, due_ms: int, seq: int) -> int | None:
         """The ordinal of the document with this due time and seq."""
         raise NotImplementedError
@@ -310,6 +315,9 @@ class TablePart(Part):
         if hashes is None:
             hashes = np.unique(query.hashes[self.table.may_hold(query.hashes)]).tolist()
         return [ordinal for hash_ in hashes for ordinal in find(hash_)]
+
+    def find_groups(self, shared: U64) -> list[int]:
+        return self.table.find_groups(shared)
 
     def count_live(self) -> int:
         if not (self.sealed and self.ended is not None and len(self.cursors) == 1):

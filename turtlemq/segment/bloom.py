@@ -9,11 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from turtlemq.model import I64, U64
+from turtlemq.segment.ids import GROUP_BITS
 
 _BITS = 16  # per id
 # For each of the four bits: the position of its five bits in the hash, and the half of the word that they choose from. They lie
 # above the ordinal and, up to 67 million ids, below the bits that choose the word.
 _PROBES = ((22, 0), (27, 0), (32, 32), (37, 32))
+_PROBES_OF_ID = tuple((shift, low) for shift, low in _PROBES if shift >= GROUP_BITS)
 
 
 class BloomFilter:
@@ -25,8 +27,13 @@ class BloomFilter:
 
     def may_hold(self, hashes: U64) -> I64:
         """Indexes of the hashes whose ids may be held."""
-        mask = _mask(hashes)
+        mask = _mask(hashes, _PROBES)
         return np.flatnonzero(self._words[_word(hashes, len(self._words))] & mask == mask)
+
+    def may_hold_groups(self, shared: U64) -> I64:
+        """Indexes of the hashes such that one that agrees in all but its low GROUP_BITS may be held. 5 % of others pass."""
+        mask = _mask(shared, _PROBES_OF_ID)
+        return np.flatnonzero(self._words[_word(shared, len(self._words))] & mask == mask)
 
     def may_hold_one(self, hash_: int) -> bool:
         """May the id with this hash be held? False is certain."""
@@ -49,7 +56,7 @@ def enter(hashes: U64, into: U64, first: int, words: int) -> None:
     if len(hashes):
         at = _word(hashes, words) - first
         starts = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
-        into[at[starts]] |= np.bitwise_or.reduceat(_mask(hashes), starts)
+        into[at[starts]] |= np.bitwise_or.reduceat(_mask(hashes, _PROBES), starts)
 
 
 def _word(hashes: U64, words: int) -> I64:
@@ -57,8 +64,8 @@ def _word(hashes: U64, words: int) -> I64:
     return (((hashes >> np.uint64(32)) * np.uint64(words)) >> np.uint64(32)).astype(np.int64)
 
 
-def _mask(hashes: U64) -> U64:
+def _mask(hashes: U64, probes: tuple[tuple[int, int], ...]) -> U64:
     mask = np.zeros(len(hashes), np.uint64)
-    for shift, low in _PROBES:
+    for shift, low in probes:
         mask |= np.uint64(1 << low) << (hashes >> np.uint64(shift) & np.uint64(31))
     return mask

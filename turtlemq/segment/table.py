@@ -31,9 +31,11 @@ import numpy as np
 from bson.int64 import Int64
 from zlib_ng.zlib_ng import crc32
 
+from turtlemq import small_batches
 from turtlemq.errors import Corrupt
 from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment.ids import GROUP_BITS
 from turtlemq.storage.door import Door
 
 BLOCK = 4096
@@ -277,6 +279,26 @@ class Table:
         if i == last or self._print_item[i] != print_:
             return []
         return self._with_mark(hash_, print_, i, last)
+
+    def find_groups(self, shared: U64) -> list[int]:
+        """Ordinals of the documents whose hashes agree with one of these in all but the low GROUP_BITS: of ids like group/id, for
+        any group. Requires: a table with a seed. Candidates: the id must be compared."""
+        if len(shared) >= small_batches.DOCUMENTS:  # all bits that choose bucket and fingerprint are shared
+            shared = shared[self.may_hold(shared)]
+        return [ordinal for hash_ in np.unique(shared).tolist() for ordinal in self._find_shared(hash_)]
+
+    def _find_shared(self, shared: int) -> list[int]:
+        bucket, print_, low = shared >> self._bucket_shift, shared >> self._print_shift & 0xFFFF, self._ordinal_bits
+        if not self._prints_verified:
+            self._ensure_bucket_verified(bucket)
+        first, last = self._bucket_item[bucket], self._bucket_item[bucket + 1]
+        first, last = bisect_left(self._print_item, print_, first, last), bisect_right(self._print_item, print_, first, last)
+        if first == last:
+            return []
+        self._ensure_verified("ordinals", first, last, 4)
+        other = max(0, GROUP_BITS - (self._print_shift - 32 + low))  # bits of the mark that depend on the group
+        mark, ordinals = self._mark(shared) >> other, self._ordinal_item
+        return [ordinals[i] & (1 << low) - 1 for i in range(first, last) if ordinals[i] >> low + other == mark]
 
     def holds(self, hash_: int, ordinal: int) -> bool:
         """Is this ordinal one of `find`? 1 µs, however many ids have this hash."""

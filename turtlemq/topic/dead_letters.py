@@ -8,7 +8,7 @@ requeue and delete, which the Broker journals, are in `requeue`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +94,12 @@ class DeadLetters:
         if not pairs or not len(self):
             return {}
         return self.index.find_many([f"{group}/{id_}" for group, id_ in pairs])
+
+    def find_of_groups(self, ids: Sequence[str], names: Collection[str]) -> dict[tuple[str, str], f.Document]:
+        """The documents of all letters of these messages, as (group, id) → document. `names`: the groups that have letters."""
+        documents = self.index.find_of_groups(ids, names) if names else []
+        pairs = [document.id.partition("/") for document in documents]
+        return {(group, id_): document for (group, _, id_), document in zip(pairs, documents, strict=True)}
 
     def get(self, group: str, id_: str) -> DeadLetter | None:
         """The letter of one message and group."""

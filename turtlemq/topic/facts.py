@@ -34,10 +34,9 @@ def gather(stores: Stores, ids: Sequence[str]) -> Gathered:
 def dead_letters(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
     """The dead letters of messages, also those of groups that are gone; without letters that were requeued and whose removal
     waits for room on the disk."""
-    pairs = [(name, id_) for name in stores.broker.groups_with_dead_letters for id_ in ids]
     requeued = {document.seq for document in stores.requeued_letters}
-    held = stores.dead_letters.find_many(pairs)
-    return {pairs[i]: letter for i, letter in held.items() if letter.seq not in requeued}
+    letters = stores.dead_letters.find_of_groups(ids, stores.broker.groups_with_dead_letters)
+    return {pair: letter for pair, letter in letters.items() if letter.seq not in requeued}
 
 
 def facts_of(stores: Stores, ids: Sequence[str], gathered: Gathered, cancelled: Set[str] = frozenset()) -> Facts:

@@ -7,7 +7,6 @@ decides the states, as for the view of one message (`message_view`); figures are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 
 import numpy as np
 
@@ -78,7 +77,7 @@ def _browse_ready(
     if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         raise InvalidArgument(f"{cursor!r} is no cursor of this listing")
     ready, (first, last) = stores.broker.ready, _range(stores, state)
-    at, page = max(first, int(cursor or 0)), list[MessageView]()
+    at, page, states = max(first, int(cursor or 0)), list[MessageView](), States(stores, first)
     stop = min(last, at + _READ_MAX)
     while at < stop:
         offsets = np.arange(at, min(at + _READ_STEP, stop))
@@ -86,7 +85,7 @@ def _browse_ready(
         at += len(read.starts)
         due, own = read.heads["due"], (read.heads["flags"] & f.META) != 0  # the due time of a retry is not that of its message
         chosen = np.flatnonzero(read.good & (own | ((due >= from_ms) & (due <= to_ms)))).tolist()
-        for offset, view in _views(stores, {int(offsets[i]): read.decode(i) for i in chosen}, first):
+        for offset, view in states.views({int(offsets[i]): read.decode(i) for i in chosen}):
             if view.state == state and from_ms <= view.due_ms <= to_ms:
                 page.append(view)
                 if len(page) == limit:
@@ -105,22 +104,30 @@ def _range(stores: Stores, state: str) -> tuple[int, int]:
     return first, last
 
 
-def _views(stores: Stores, documents: dict[int, f.Document], first: int) -> Iterator[tuple[int, MessageView]]:
-    """Messages at ready offsets, each with its state over all groups, in that order. A message is listed at its own document; if
-    that lies before `first` or is removed, at the first of its groups' valid retries."""
-    ids = {offset: document.id.partition("/")[2] or document.id for offset, document in documents.items()}
-    gathered = facts.gather(stores, list(dict.fromkeys(ids.values())))
-    places: dict[str, int] = {}
-    for (_, id_), offset in gathered.located.retries.items():
-        if offset >= first:
-            places[id_] = min(offset, places.get(id_, offset))
-    places |= {id_: offset for id_, offset in gathered.located.documents.items() if offset >= first}
-    listed = {ids[offset]: offset for offset in documents if places.get(ids[offset]) == offset}
-    cancelled = {
-        id_
-        for id_, offset in listed.items()
-        if stores.broker.ready.is_cancelled_ready(gathered.located.documents.get(id_, -1)) or documents[offset].flags & f.NOTICE
-    }
-    states = facts.states(facts.facts_of(stores, list(ids.values()), gathered, cancelled))
-    for id_, offset in sorted(listed.items(), key=itemgetter(1)):
-        yield offset, view_of(documents[offset], states[id_])
+class States:
+    """The states of messages over all groups, for one page: each message is looked up once, however many retries it has there."""
+
+    def __init__(self, stores: Stores, first: int) -> None:
+        self._stores, self._first = stores, first  # offsets before `first` are not listed
+        self._places: dict[str, int] = {}  # id → offset at which the message is listed
+        self._states: dict[str, str] = {}
+
+    def views(self, documents: dict[int, f.Document]) -> Iterator[tuple[int, MessageView]]:
+        """Messages at ready offsets, each with its state, in that order. A message is listed at its own document; if that lies
+        before the first offset or is removed, at the first of its groups' valid retries."""
+        ids = {offset: document.id.partition("/")[2] or document.id for offset, document in documents.items()}
+        self._look_up([id_ for id_ in dict.fromkeys(ids.values()) if id_ not in self._states])
+        for offset, document in sorted(documents.items()):
+            if self._places.get(ids[offset]) == offset:
+                yield offset, view_of(document, self._states[ids[offset]])
+
+    def _look_up(self, ids: list[str]) -> None:
+        gathered = facts.gather(self._stores, ids)
+        for (_, id_), offset in gathered.located.retries.items():
+            if offset >= self._first:
+                self._places[id_] = min(offset, self._places.get(id_, offset))
+        own = gathered.located.documents
+        self._places |= {id_: offset for id_, offset in own.items() if offset >= self._first}
+        ended = self._stores.broker.ready.cancelled_among(own.values())
+        cancelled = {id_ for id_, offset in own.items() if offset in ended}
+        self._states |= facts.states(facts.facts_of(self._stores, ids, gathered, cancelled))

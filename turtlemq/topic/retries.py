@@ -16,10 +16,12 @@ from turtlemq.topic.stores import Stores
 
 def sleeping(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
     """The valid sleeping retries of these messages in all groups, as (group, id) → document."""
-    pairs = [(name, id_) for name in stores.broker.groups for id_ in ids]
-    documents = stores.index.find_many([f"{name}/{id_}" for name, id_ in pairs])
-    asleep = {pairs[i]: document for i, document in documents.items() if not stores.index.is_handed_off(document)}
-    return {pair: document for pair, document in asleep.items() if not is_void(stores.broker.groups[pair[0]], document)}
+    asleep: dict[tuple[str, str], f.Document] = {}
+    for document in stores.index.find_of_groups(ids, stores.broker.groups):
+        if not stores.index.is_handed_off(document) and is_valid(stores, document):
+            name, _, id_ = document.id.partition("/")
+            asleep[name, id_] = document
+    return asleep
 
 
 def sleeping_for(stores: Stores, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:

@@ -5,11 +5,13 @@ The questions are answered by the modules of this package that read the stores: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turtlemq.histogram import GroupTally, Histogram
 from turtlemq.model import DUE_MS_MAX, Damage, Forecast, StoredMessage
 from turtlemq.topic import listing, message_view, stats
 from turtlemq.topic.check import check_topic
-from turtlemq.topic.dead_letters import DeadLetter, DeadLetters
+from turtlemq.topic.dead_letters import DeadLetter, DeadLetters, read_letter
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance
 from turtlemq.topic.message_view import MessageView
@@ -69,10 +71,17 @@ class TopicView:
         """The dead letters, for reading: changes go through `Topic.requeue` and `Topic.delete_dead`, which journal them."""
         return self._stores.dead_letters
 
-    def letters_of(self, id_: str, group: str | None = None) -> list[DeadLetter]:
-        """The dead letters of a message: of one group, or of all."""
-        names = self._broker.groups_with_dead_letters if group is None else [group]
-        return [letter for name in names if (letter := self.dead_letters.get(name, id_)) is not None]
+    def letters_of(self, ids: Sequence[str], group: str | None = None) -> dict[str, list[DeadLetter]]:
+        """The dead letters of messages, by id: of one group, or of all, also of groups that are gone."""
+        letters: dict[str, list[DeadLetter]] = {id_: [] for id_ in ids}
+        if group is not None:
+            documents = list(self.dead_letters.find_many([(group, id_) for id_ in letters]).values())
+        else:
+            documents = list(self.dead_letters.find_of_groups(ids, self._broker.groups_with_dead_letters).values())
+        for document in documents:
+            letter = read_letter(document)
+            letters[letter.id].append(letter)
+        return letters
 
     @property
     def dead_group_count(self) -> int:

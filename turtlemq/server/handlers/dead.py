@@ -24,6 +24,7 @@ from turtlemq.server.service import now_ms
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 PAGE = 500  # letters
+LETTERS_MAX = 4_000  # read at once: a message may have one in each group
 
 
 class DeadFilter(Struct, forbid_unknown_fields=True):
@@ -135,11 +136,18 @@ def _chosen(request: web.Request, topic: str, asked: DeadChoice, unknown: list[s
 async def _by_id(
     request: web.Request, topic: str, ids: list[str], group: str | None, unknown: list[str]
 ) -> AsyncIterator[list[DeadLetter]]:
-    for at in range(0, len(ids), PAGE):
-        found = engine_of(request).topic(topic)
-        letters = {id_: found.view.letters_of(id_, group) for id_ in ids[at : at + PAGE]}
-        unknown += [id_ for id_, of_groups in letters.items() if not of_groups]
-        yield [letter for of_groups in letters.values() for letter in of_groups]
+    at = 0
+    while at < len(ids):
+        view = engine_of(request).topic(topic).view
+        groups = 1 if group is not None else max(1, view.dead_group_count)
+        following = at + max(1, min(PAGE, LETTERS_MAX // groups))
+        by_id = view.letters_of(ids[at:following], group)
+        at = following
+        unknown += [id_ for id_, of_groups in by_id.items() if not of_groups]
+        letters = [letter for of_groups in by_id.values() for letter in of_groups]
+        for first in range(0, len(letters), PAGE):
+            yield letters[first : first + PAGE]
+            await asyncio.sleep(0)
         await asyncio.sleep(0)
 
 
