@@ -26,7 +26,7 @@ from pyspark_turtlemq import java, pin_owners, pins  # noqa: E402 - only where S
 from pyspark_turtlemq.parts import TopicLogs  # noqa: E402
 from pyspark_turtlemq.session import QUIET, environment, turtlemq_session  # noqa: E402
 from pyspark_turtlemq.snapshot_files import LOGS  # noqa: E402
-from tests.harness.report_data import DAY, HOUR, NOW, T, Years, first_half, opened, second_half  # noqa: E402
+from tests.harness.report_data import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
 from tests.harness.server_process import PROGRAM, running  # noqa: E402
 from turtlemq.cli import report as verb  # noqa: E402
 from turtlemq.cli.verbs import command_line  # noqa: E402
@@ -233,30 +233,6 @@ def test_a_second_run_reads_only_new_data_and_agrees(spark: Any, tmp_path: Path,
     assert again.read_bytes == 0
     assert told(again) == told(made)
     assert not (root / pin_owners.FOLDER).exists()
-
-
-def test_many_runs_agree_with_one_report_over_everything(spark: Any, tmp_path: Path) -> None:
-    """Seven periods with restarts, a kill, retention, compaction, topics that come, go and come again. The report after each
-    reads only new data; the last one is that of a folder that was kept whole and is reported on once."""
-    lost, kept = Years(tmp_path / "data", keeps=False), Years(tmp_path / "kept", keeps=True)
-    removed, reports = set[str](), list[Report]()
-    for _ in range(7):
-        for years in (lost, kept):
-            years.live()
-        reports.append(report(spark, ReportOptions(lost.root, tmp_path / "report"), now_ms=lost.now + 5_000))
-        before = {str(path) for path in lost.root.glob("topic/*/*.bson")}
-        lost.after_the_report()
-        removed |= before - {str(path) for path in lost.root.glob("topic/*/*.bson")}
-    whole = report(spark, ReportOptions(kept.root, tmp_path / "whole"), now_ms=kept.now + 5_000)
-    for log in ("ready", "reserve", "history"):
-        assert any(log in path for path in removed), f"{log}: retention had something to do"
-    assert [made.first for made in reports] == [True] + [False] * 6
-    assert [line for line in reports[-1].missed if "checkpoints among them" not in line] == reports[-1].damage == []
-    last, once = told(reports[-1]), told(whole)
-    assert {name: last[name] for name in last if name != "storage"} == {name: once[name] for name in once if name != "storage"}
-    assert sum(made.read_bytes for made in reports[:3]) > 0
-    lost.engine.close()
-    kept.engine.close()
 
 
 def planned(root: Path, known: dict[str, Any]) -> increments.Increment:

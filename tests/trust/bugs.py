@@ -870,7 +870,7 @@ BUGS = (
         "../spark/turtlemq_report/run.py",
         "partial.unionByName(known[kind])",
         "partial.union(known[kind])",
-        "report",
+        "report_years",
     ),
     Bug(
         "ids are read without a look at checksums",

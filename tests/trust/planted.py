@@ -16,7 +16,7 @@ from tests.trust.bugs import BUGS, Bug
 from tests.trust.model import Broken, Figures, Part, figures
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "results", "node_modules", "data")
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "results", "node_modules")
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "120")
 _FAILED = 1  # exit code of pytest and the trust suite when something failed; anything else is no verdict
 _SECONDS_MAX = 900
@@ -57,7 +57,7 @@ def _caught(bug: Bug, folder: Path) -> str | None:
     """The finder of a bug: a hand-written test, another part of this suite, or nothing."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(ROOT, copy, ignore=_LEFT_OUT)
+    shutil.copytree(ROOT, copy, ignore=_left_out)
     path = copy / "turtlemq" / bug.file
     sound = path.read_text(encoding="utf-8")
     path.write_text(planted(bug, sound), encoding="utf-8")
@@ -71,6 +71,11 @@ def _caught(bug: Bug, folder: Path) -> str | None:
             _control(copy, failed, bug)
             return part if trust else "tests"
     return None
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """Names that a copy does not need. Of the folders named `data`, golden files of tests are needed, a server's data is not."""
+    return {*_LEFT_OUT(folder, names), *(["data"] if Path(folder) == ROOT else [])}
 
 
 def _which(name: str) -> tuple[str, ...]:
