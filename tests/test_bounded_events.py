@@ -213,3 +213,26 @@ def test_file_without_events_is_used_by_the_next_roll(tmp_path: Path) -> None:
     assert len(reserve_files(tmp_path)) == count, "no second file"
     assert engine.check() == []
     engine.close()
+
+
+def test_checkpoint_is_of_the_moment_at_which_it_was_captured(tmp_path: Path) -> None:
+    """It is encoded later, on another thread, while consumers go on."""
+    engine = in_flight(tmp_path, 3 * COUNT, backoff_base_ms=20_000)
+    ids = [f"m{n}" for n in range(3 * COUNT)]
+    for _ in range(2):
+        engine.reserve("t", "g", COUNT, 20, consumer="c")
+    engine.ack("t", "g", [*ids[:10], *(f"-{id_}" for id_ in ids[10:20]), *ids[COUNT : COUNT + 5]], 30, error="why")
+    broker = engine.topic("t").stores.broker
+    now, later = broker.begin_save(), broker.begin_save()
+    for save in (now, later):
+        for _, fd, _ in save.syncs:
+            engine.door.close(fd)
+    expected = now.encode()
+    engine.ack("t", "g", [*ids[20:30], *(f"-{id_}" for id_ in ids[30:40])], 40, error="other")
+    engine.extend("t", "g", ids[COUNT + 5 : 2 * COUNT], 5_000_000, 40)
+    engine.cancel("t", [ids[10], ids[-1]], 40)
+    engine.reserve("t", "g", 20, 40_000)
+    engine.move_group("t", "h", "earliest", 50)
+    assert later.encode() == expected
+    assert len(events.unpack(expected["groups"]["g"]["offsets"])) == 2 * COUNT - 25
+    abandon(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -300,7 +301,7 @@ def test_a_checkpoint_empties_the_cache_and_the_disk_agrees(tmp_path: Path) -> N
     assert ready.recent.find(0, 1) is None
     again = engine.reserve("t", "h", 5, 11)
     assert first.documents() == again.documents()
-    assert fetched_json(first) == fetched_json(again)
+    assert json.loads(fetched_json(first))["messages"] == json.loads(fetched_json(again))["messages"]
     engine.close()
 
 

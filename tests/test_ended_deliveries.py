@@ -12,6 +12,7 @@ import pytest
 from tests.harness.broker_insides import logs_of
 from tests.harness.engine_disk import abandon, messages, start
 from turtlemq.broker import delivery, failures
+from turtlemq.broker.events import SETTLE
 from turtlemq.broker.journal import Journal
 from turtlemq.engine import Engine
 from turtlemq.errors import Stopped
@@ -162,4 +163,45 @@ def test_topics_take_turns_when_a_tick_must_stop(tmp_path: Path) -> None:
         assert wake is not None
         assert wake <= 100 + len(turns) or len(turns) >= 4 * len(names)
     assert [sorted(turns[at : at + 4]) for at in range(0, 16, 4)] == [names] * 4
+    engine.close()
+
+
+def test_leases_of_many_fetches_end_with_one_sync(tmp_path: Path) -> None:
+    engine = start(tmp_path, max_attempts=1)
+    engine.submit("t", messages(SLICE), 0)
+    engine.tick(10)
+    for n in range(SLICE):
+        assert engine.reserve("t", "g", 1, 20 + n, consumer=f"c{n}").ids == [f"m{n}"]
+    with patch.object(DeadLetters, "store", autospec=True, side_effect=DeadLetters.store) as store:
+        engine.tick(2_000)
+    assert store.call_count == 1
+    assert counts(engine) == (0, SLICE, SLICE)
+    settled = next(event for event in logs_of(engine).history.events() if event.fields["event"] == SETTLE)
+    assert settled.array("reserved").tolist() == [20 + n for n in range(SLICE)], "each its own"
+    engine.close()
+
+
+def test_lease_extended_twice_to_one_moment_ends_once(tmp_path: Path) -> None:
+    engine = in_flight(tmp_path, [10] * 5)
+    for _ in range(2):
+        assert engine.extend("t", "g", [f"m{n}" for n in range(5)], 500, 30).extended == 5
+    engine.tick(2_000)
+    stats = engine.stats("t")
+    assert (stats.reserve, stats.ready) == (0, 5)
+    assert engine.check() == []
+    engine.close()
+
+
+def test_two_letters_of_one_id_are_stored_one_after_the_other(tmp_path: Path) -> None:
+    """A requeued letter and its message, after the group was moved back, are in flight together: the later letter replaces."""
+    engine = in_flight(tmp_path, [10], max_attempts=1)
+    engine.tick(2_000)
+    letters = list(engine.topic("t").view.dead_letters.all(Filter()))
+    assert engine.requeue("t", letters, 2_000) == 1
+    engine.tick(2_000)
+    engine.move_group("t", "g", "earliest", 2_000)
+    out = engine.reserve("t", "g", 5, 2_010).ids
+    engine.tick(20_000)
+    assert counts(engine) == (0, 1, 1), out
+    assert engine.check() == []
     engine.close()

@@ -132,8 +132,8 @@ BUGS = (
     Bug(
         "a long back-off is noted as moved before it sleeps",
         "broker/failures.py",
-        ("            self._schedule_retries(_ended(group, messages, read, error, when_ms[at].tolist()))\n"),
-        ("            _ended(group, messages, read, error, when_ms[at].tolist())\n"),
+        ("            self._schedule_retries(_ended(batch, read, error, when_ms[at].tolist()))\n"),
+        ("            _ended(batch, read, error, when_ms[at].tolist())\n"),
         f"{_SIM}",
     ),
     # Split events
@@ -182,8 +182,8 @@ BUGS = (
     Bug(
         "a tick ends all leases at once",
         "broker/broker.py",
-        "                rows = np.flatnonzero(lease.open)[:left]\n",
-        "                rows = np.flatnonzero(lease.open)\n",
+        "group.expired(now_ms, left)",
+        "group.expired(now_ms, 1_000_000)",
         "ended_deliveries",
     ),
     Bug(
@@ -192,6 +192,20 @@ BUGS = (
         "self.schedule_earlier(topic, max(when_ms, now_ms))",
         "self.schedule_earlier(topic, when_ms)",
         "ended_deliveries",
+    ),
+    Bug(
+        "a checkpoint has settlements that came after it was captured",
+        "broker/checkpoint.py",
+        "{i: lease.open.copy() for i, lease",
+        "{i: lease.open for i, lease",
+        "bounded_events",
+    ),
+    Bug(
+        "a checkpoint has retries that came after it was captured",
+        "broker/checkpoint.py",
+        "dict(group.retries)\n",
+        "group.retries\n",
+        "bounded_events",
     ),
     # Errors
     Bug(
@@ -276,8 +290,8 @@ BUGS = (
     Bug(
         "a lease that ends now is kept",
         "broker/group.py",
-        "return None if due is None or due > now_ms else self.leases[",
-        "return None if due is None or due >= now_ms else self.leases[",
+        "is not None and due <= now_ms:\n            _, number",
+        "is not None and due < now_ms:\n            _, number",
         f"groups {_SIM}",
     ),
     Bug(

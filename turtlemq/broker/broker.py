@@ -235,10 +235,9 @@ class Broker:
         more."""
         left = failures.SLICE_MESSAGES
         for group in self._groups.values():
-            while left > 0 and (lease := group.expired_lease(now_ms)) is not None:
-                rows = np.flatnonzero(lease.open)[:left]
-                self._failures.fail(group, lease, rows, 0, LEASE_EXPIRED, now_ms)
-                left -= len(rows)
+            if leased := group.expired(now_ms, left):
+                self._failures.fail(group, leased, 0, LEASE_EXPIRED, now_ms)
+                left -= sum(len(rows) for _, rows in leased)
 
     def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
         """When the next lease ends or the next back-off is over, in all groups or in one. No lists: called for each fetch."""

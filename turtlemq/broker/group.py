@@ -102,12 +102,29 @@ class Lease:
     open: Mask  # messages that are still in flight
     left: int  # how many these are
     event: int = NO_EVENT  # number of the event that journaled the fetch
+    _first: int | None = None  # see `first`
+
+    @property
+    def first(self) -> int:
+        """The lowest offset of an open message. Remembered: a group may have 100,000 leases."""
+        if self._first is None:
+            self._first = int(self.messages.offsets[self.open].min())
+        return self._first
+
+    def close(self, which: I64) -> None:
+        """These messages are not in flight any more."""
+        self.open[which] = False
+        self.left -= len(which)
+        self._first = None
 
     @property
     def token(self) -> str:
         """The name of the fetch, for its consumer; empty if it is unknown. A power cut may take the last events, and others get
         their numbers then: hence the time."""
         return lease_token(self.event, self.reserved_ms)
+
+
+Leased = Sequence[tuple[Lease, I64]]  # messages in flight, as rows of leases
 
 
 @dataclass(slots=True)
@@ -168,7 +185,7 @@ class Group:
     @property
     def committed(self) -> int:
         """The offset before which every message is settled. O(in flight)."""
-        open_ = [int(lease.messages.offsets[lease.open].min()) for lease in self.leases.values() if lease.left]
+        open_ = [lease.first for lease in self.leases.values() if lease.left]
         return min([*self.cursors.values(), *open_, *self.retries])
 
     @property
@@ -183,7 +200,10 @@ class Group:
         of them in flight."""
         number = self._next_lease
         self._next_lease += 1
-        made = Lease(number, messages, now_ms, until_ms, consumer, np.ones(len(messages), np.bool_), len(messages), event)
+        offsets = messages.offsets
+        first = min(offsets.tolist()) if len(offsets) < small_batches.DOCUMENTS else int(offsets.min())
+        is_open = np.ones(len(messages), np.bool_)
+        made = Lease(number, messages, now_ms, until_ms, consumer, is_open, len(messages), event, first)
         self.leases[number] = made
         if messages.ids[0] in self._unentered:
             self._enter()
@@ -289,8 +309,7 @@ class Group:
         for lease, which in leased:
             if len(which):
                 self._drop_ids(lease, which)
-            lease.open[which] = False
-            lease.left -= len(which)
+            lease.close(which)
             self.in_flight -= len(which)
             if not lease.left:
                 self.leases.pop(lease.number, None)
@@ -327,10 +346,19 @@ class Group:
                 self.close([(lease, which)])
                 self.lease(messages, lease.reserved_ms, until_ms, lease.consumer, lease.event)
 
-    def expired_lease(self, now_ms: int) -> Lease | None:
-        """The lease that ended first; None: none has ended. It stays until it is closed."""
-        due = self.next_deadline()
-        return None if due is None or due > now_ms else self.leases[self._deadlines[0][1]]
+    def expired(self, now_ms: int, count: int) -> list[tuple[Lease, I64]]:
+        """Up to `count` messages of leases that have ended, those that ended first, as rows of leases. They stay until they are
+        closed."""
+        leased: dict[int, tuple[Lease, I64]] = {}
+        while count > 0 and (due := self.next_deadline()) is not None and due <= now_ms:
+            _, number = heappop(self._deadlines)
+            if number not in leased:  # else it was extended to the same time twice
+                lease = self.leases[number]
+                leased[number] = lease, np.flatnonzero(lease.open)[:count]
+                count -= len(leased[number][1])
+        for lease, _ in leased.values():
+            heappush(self._deadlines, (lease.until_ms, lease.number))
+        return list(leased.values())
 
     def next_deadline(self) -> int | None:
         """When the next lease ends, at the earliest."""

@@ -5,6 +5,7 @@ A checkpoint must never run ahead of its data, so the syncs come first, and a fa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def state_for_journal(state: BrokerState) -> dict[str, Any]:
     """A checkpoint for the reserve journal, after a sync of the logs that it speaks of."""
     state.logs.ready.sync()
     state.logs.history.sync()
-    return _encode(state)
+    return _capture(state)()
 
 
 @dataclass(slots=True)
@@ -38,14 +39,14 @@ class Save:
     """A checkpoint on its way to the disk: `run` may be called on any thread, while the Broker goes on."""
 
     path: Path
-    data: bytes
+    encode: Callable[[], dict[str, Any]]  # the fields of the checkpoint: 100 ms and more if very many messages are in flight
     syncs: list[tuple[str, int, Path]]  # kind of log, a descriptor for this sync only, file
     ready: tuple[Progress, int]  # of the ready log, when the checkpoint was made
     numbers: tuple[int, int]  # of the next events, then
     failed: dict[str, OSError] = field(default_factory=dict)  # by kind of log
 
     def run(self, door: Door) -> None:
-        """Sync the logs, then replace the checkpoint file. Touches nothing but files."""
+        """Sync the logs, then replace the checkpoint file. Touches nothing but files and the captured state."""
         for kind, fd, path in self.syncs:
             try:
                 if not self.failed:
@@ -55,7 +56,7 @@ class Save:
             finally:
                 door.close(fd)
         if not self.failed:
-            door.replace(self.path, self.data)
+            door.replace(self.path, f.encode_checked(self.encode()))
 
 
 def begin_save(state: BrokerState) -> Save:
@@ -63,11 +64,12 @@ def begin_save(state: BrokerState) -> Save:
     logs = state.logs
     for log in logs.all:
         log.refuse_if_stopped()
-    data = f.encode_checked({"topic": logs.ready.topic, **_encode(state)})
+    encode = _capture(state)
     syncs = _sync_targets(logs)
     numbers = (logs.reserve.number, logs.history.number)
     logs.note_saved()
-    return Save(logs.ready.folder / c.FILE, data, syncs, (logs.ready.progress, logs.ready.next_offset), numbers)
+    durable = (logs.ready.progress, logs.ready.next_offset)
+    return Save(logs.ready.folder / c.FILE, lambda: {"topic": logs.ready.topic, **encode()}, syncs, durable, numbers)
 
 
 def _sync_targets(logs: Logs) -> list[tuple[str, int, Path]]:
@@ -100,7 +102,8 @@ def save(state: BrokerState) -> None:
     end_save(state, saving)
 
 
-def _encode(state: BrokerState) -> dict[str, Any]:
+def _capture(state: BrokerState) -> Callable[[], dict[str, Any]]:
+    """The state of this moment, and the positions of the logs; the function encodes it, on any thread."""
     logs, visibility = state.logs, state.visibility
     checkpoint = c.Checkpoint(
         reserve=logs.reserve.position,
@@ -115,4 +118,4 @@ def _encode(state: BrokerState) -> dict[str, Any]:
         cancelled_retries=visibility.cancelled_retries,
         dead_counts=state.dead_counts,
     )
-    return c.encode(checkpoint, state.groups)
+    return c.capture(checkpoint, state.groups)

@@ -59,8 +59,7 @@ def ack(
     if not failed and not unknown and not fsync:
         return Acked(acked, 0, 0, unknown, late)
     leased, missing = group.locate(failed)
-    outcomes = [failures.fail(group, lease, which, retry_delay_ms, error, now_ms) for lease, which in leased]
-    retried, dead = sum(n for n, _ in outcomes), sum(n for _, n in outcomes)
+    retried, dead = failures.fail(group, leased, retry_delay_ms, error, now_ms)
     if fsync and acked + retried + dead:
         state.logs.sync()
     return Acked(acked, retried, dead, unknown + missing, late)

@@ -102,9 +102,9 @@ def topic_totals(stores: Stores) -> TopicTotals:
 def group_stats(stores: Stores) -> dict[str, GroupStats]:
     """Figures of every group."""
     end = stores.broker.ready.next_offset
+    dead = stores.broker.dead_counts
     return {
-        name: GroupStats(
-            g.ready, g.in_flight, g.settled, stores.broker.dead_counts[name], g.committed, end - g.committed, g.changed_ms
-        )
-        for name, g in stores.broker.groups.items()
+        name: GroupStats(group.ready, group.in_flight, group.settled, dead[name], done, end - done, group.changed_ms)
+        for name, group in stores.broker.groups.items()
+        for done in [group.committed]
     }
