@@ -3,7 +3,6 @@ checkpoints."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from tests.harness.index_world import Later
 from tests.trust.powercuts_disk import Disk as Remembering
 from tests.trust.powercuts_disk import all_lost, fill
 from turtlemq.engine import Engine
+from turtlemq.errors import InvalidFireAt
 from turtlemq.model import Message
 from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import Filter
@@ -42,7 +42,11 @@ def again(engine: Engine, settings: Settings = SETTINGS) -> Engine:
 # Expiry
 
 
-@pytest.mark.parametrize("how", ["rescheduled", "compacted", "tried before"])
+def errors_of_the_dead(engine: Engine) -> list[tuple[str, int]]:
+    return [(letter.error, letter.attempts) for letter in engine.topic("t").view.dead_letters.all(Filter())]
+
+
+@pytest.mark.parametrize("how", ["rescheduled", "compacted", "given back"])
 def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: Path, how: str) -> None:
     engine = start(tmp_path)
     engine.submit("t", [Message(b"", 10, id="a", expires_ms=50_000)], 0)
@@ -54,11 +58,55 @@ def test_a_message_expires_also_when_it_is_another_version_of_itself(tmp_path: P
         assert index.maintenance.compact(0, 10) == 1
     else:
         engine.tick(10)
-        assert engine.reserve("t", "g", 1, 10).ids == ["a"]
-        assert engine.ack("t", "g", ["-a"], 20, retry_delay_ms=60_000).failed == 1
+        assert engine.give_back("t", "g", engine.reserve("t", "g", 1, 10).ids, 11)[0] == 1
     engine.tick(70_000)
-    assert engine.reserve("t", "g", 1, 70_000).ids == [], "nobody wants it any more"
-    assert Counter(letter.error for letter in engine.topic("t").view.dead_letters.all(Filter())) == {"expired": 1}
+    assert engine.reserve("t", "g", 1, 70_000).ids == []
+    assert errors_of_the_dead(engine) == [("expired", 0)]
+    assert engine.check() == []
+    engine.close()
+
+
+@pytest.mark.parametrize("delay", [0, 60_000])
+def test_a_retry_does_not_expire(tmp_path: Path, delay: int) -> None:
+    """It waits in memory, or sleeps in the Index; a restart changes nothing."""
+    engine = start(tmp_path)
+    engine.configure("t", max_attempts=2)
+    engine.submit("t", [Message(b"", 10, id="a", expires_ms=50_000)], 0)
+    engine.tick(10)
+    assert engine.reserve("t", "g", 1, 10).ids == ["a"]
+    assert engine.ack("t", "g", ["-a"], 20, retry_delay_ms=delay, error="one").failed == 1
+    engine = again(engine)
+    engine.tick(70_000)
+    assert engine.reserve("t", "g", 1, 70_000).ids == ["a"]
+    assert engine.give_back("t", "g", ["a"], 70_001) == (1, []), "that is another attempt, and not the first one"
+    assert engine.reserve("t", "g", 1, 70_002).ids == ["a"]
+    assert engine.ack("t", "g", ["-a"], 70_003, error="two").dead == 1
+    assert errors_of_the_dead(engine) == [("two", 2)]
+    engine.close()
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("expires_ms", [None, 90_000])
+def test_a_requeued_letter_has_its_new_expiry_or_none(tmp_path: Path, reset: bool, expires_ms: int | None) -> None:
+    engine = start(tmp_path)
+    engine.configure("t", max_attempts=1)
+    engine.submit("t", [Message(b"", 10, id=id_, expires_ms=50_000) for id_ in ("tried", "late")], 0)
+    engine.tick(10)
+    assert engine.ack("t", "g", [f"-{id_}" for id_ in engine.reserve("t", "g", 1, 10).ids], 11).dead == 1
+    assert engine.reserve("t", "g", 9, 60_000).ids == []
+    letters = list(engine.topic("t").view.dead_letters.all(Filter()))
+    with pytest.raises(InvalidFireAt, match="expires_ms"):
+        engine.requeue("t", letters, 60_001, per_s=1, expires_ms=61_001)
+    assert engine.requeue("t", letters, 60_001, reset_attempts=reset, expires_ms=expires_ms) == 2
+    engine.tick(60_001)
+    given = engine.reserve("t", "g", 1, 60_002)
+    assert engine.give_back("t", "g", given.ids, 60_003) == (1, [])
+    engine.tick(95_000)
+    out = engine.reserve("t", "g", 9, 95_000)
+    if expires_ms is None:
+        assert sorted(out.ids) == ["late", "tried"]
+    else:
+        assert (out.ids, {error for error, _ in errors_of_the_dead(engine)}) == ([], {"expired"})
     assert engine.check() == []
     engine.close()
 

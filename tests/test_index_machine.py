@@ -45,7 +45,7 @@ def rich_batches(draw: st.DrawFn) -> Batch:
         ids=column(ids),  # type: ignore[arg-type]
         ttr_ms=column(st.integers(0, 99)),  # type: ignore[arg-type]
         flags=column(st.sampled_from([0, 1, 2, f.JSON, f.JSON | 1])),  # type: ignore[arg-type]
-        expires_ms=column(st.one_of(st.none(), st.integers(0, 99))),  # type: ignore[arg-type]
+        expires_ms=column(st.one_of(st.none(), st.integers(4 * 10**12, 4 * 10**12 + 99))),  # type: ignore[arg-type]
         headers=column(st.one_of(st.none(), st.just({}), st.just({"k": "v"}))),  # type: ignore[arg-type]
     )
 

@@ -30,7 +30,7 @@ from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import DataFolder, changed_settings, read_settings, write_settings
 from turtlemq.errors import Corrupt, Exhausted, TurtleError, Unavailable, UnknownGroup, UnknownTopic, describe
 from turtlemq.index.columns import as_batch
-from turtlemq.index.validate import check_batch
+from turtlemq.index.validate import check_batch, check_expiry
 from turtlemq.model import DUE_MS_MAX, Batch, CheckedBatch, Damage, Forecast, Message, Receipt, State, StoredMessage
 from turtlemq.settings import Settings, check_settings
 from turtlemq.storage import names
@@ -185,8 +185,10 @@ class Engine:
     def stage(self, topic: str, batch: Batch, now_ms: int) -> tuple[Topic, Receipt]:
         """The part of `submit` before the commit. The receipt is true once `Topic.pending_commit` has landed, even if all
         messages are duplicates: the originals may be in that commit."""
-        if topic not in self.topics and not isinstance(batch, CheckedBatch):
-            check_batch(batch)  # a refused batch creates no topic
+        if topic not in self.topics:  # a refused batch creates no topic
+            if not isinstance(batch, CheckedBatch):
+                check_batch(batch)
+            check_expiry(batch, now_ms)
         self.ballast.refuse_producers()
         opened = self.topic(topic, create=True)
         return opened, opened.stage(batch, now_ms)
@@ -272,13 +274,7 @@ class Engine:
         return out
 
     def extend(
-        self,
-        topic: str,
-        group: str,
-        ids: Sequence[str],
-        ttr_ms: int,
-        now_ms: int,
-        leases: str | Sequence[str] | None = None,
+        self, topic: str, group: str, ids: Sequence[str], ttr_ms: int, now_ms: int, leases: str | Sequence[str] | None = None
     ) -> Extended:
         """Extend leases to `ttr_ms` from now. `leases`: as for `ack`."""
         opened = self.topic(topic)
@@ -324,11 +320,12 @@ class Engine:
         due_ms: int | None = None,
         reset_attempts: bool = True,
         per_s: float | None = None,
+        expires_ms: int | None = None,
     ) -> int:
         """Let dead letters sleep again, for their groups, until `due_ms` (default: now). Durable. `per_s`: spread them over time,
-        so many each second. Returns how many were requeued."""
+        so many each second. `expires_ms`: as of a new message (default: never). Returns how many were requeued."""
         opened = self.topic(topic)
-        count = opened.requeue(letters, now_ms, due_ms, reset_attempts, per_s)
+        count = opened.requeue(letters, now_ms, due_ms, reset_attempts, per_s, expires_ms)
         if count:
             self.changed(opened, now_ms)
             self._journaled(opened, now_ms)

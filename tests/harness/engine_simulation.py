@@ -30,8 +30,13 @@ class Sim(Ground):
         again = {i for i, at in story.at.items() if at.kind == "wait" and at.when <= self.now}
         again |= {i for i, at in story.at.items() if at.kind == "nap" and (at.when, name, i) not in asleep}
         again |= {i for i, at in story.at.items() if at.kind == "ready" and at.left >= 0}
-        late = {i for i in (*fresh, *again) if (end := self.msgs[i].expires_ms) is not None and end <= self.now}
+        late = {i for i in (*fresh, *again) if self._is_late(i, story.at[i])}
         return fresh, again, late
+
+    def _is_late(self, id_: str, at: At) -> bool:
+        """Was it not delivered for the first time before it expired?"""
+        end = self.msgs[id_].expires_ms
+        return end is not None and end <= self.now and at.attempt == 1 and not at.lasting
 
     def reserve(self) -> None:
         name = self.chance.choice(list(self.groups))
@@ -77,7 +82,7 @@ class Sim(Ground):
             story.at[id_] = At("acked")
             story.acks += 1
         else:
-            story.at[id_] = At("reserve", attempt, end, offset)
+            story.at[id_] = At("reserve", attempt, end, offset, at.lasting)
 
     def _bury_late(self, name: str, late: set[str]) -> None:
         for id_ in late:
@@ -127,7 +132,7 @@ class Sim(Ground):
         assert self.engine.give_back(TOPIC, name, [*ids, "zz"], self.now) == (len(ids), ["zz"])
         for id_ in ids:
             at = story.at[id_]
-            story.at[id_] = At("wait", at.attempt, self.now, at.left)
+            story.at[id_] = At("wait", at.attempt, self.now, at.left, at.lasting)
 
     # Groups
 
@@ -174,7 +179,7 @@ class Sim(Ground):
         if done:
             del self.letters[letter.group][letter.id]
             attempt = 1 if reset else letter.attempts + 1
-            self.groups[letter.group].at[letter.id] = At("nap", attempt, due, int(letter.document.meta["offset"]))
+            self.groups[letter.group].at[letter.id] = At("nap", attempt, due, int(letter.document.meta["offset"]), True)
             self.naps.append((due, letter.group, letter.id))
 
     def delete_dead(self) -> None:
@@ -275,9 +280,9 @@ class Sim(Ground):
                     lease, i = self.broker.groups[name].lease_of(id_)
                     offset = int(lease.messages.offsets[i])
                     story.docs.setdefault((id_, offset), (int(str(told["attempt"])), at.left))
-                    story.at[id_] = At("reserve", int(str(told["attempt"])), lease.until_ms, offset)
+                    story.at[id_] = At("reserve", int(str(told["attempt"])), lease.until_ms, offset, at.lasting)
                 case "ready" if "due_ms" in told:
-                    story.at[id_] = At("wait", int(str(told["attempt"])) + 1, int(str(told["due_ms"])), at.left)
+                    story.at[id_] = At("wait", int(str(told["attempt"])) + 1, int(str(told["due_ms"])), at.left, at.lasting)
                 case "sleep":
                     if at.kind != "nap":
                         found = self.engine.topic(TOPIC).stores.index.find(f"{name}/{id_}")

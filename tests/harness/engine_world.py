@@ -88,6 +88,7 @@ class At:
     attempt: int = 1
     when: int = 0  # end of the lease, of the back-off or of the nap
     left: int = -1  # the ready offset that it left for a nap
+    lasting: bool = False  # it was requeued, and does not expire any more
 
 
 @dataclass
@@ -196,6 +197,8 @@ class Ground:
         ids = self.some(list(self.msgs), 1)
         for id_ in ids:
             msg, due = self.msgs[id_], self.now + self.chance.choice([0, 10, 500])
+            if msg.expires_ms is not None:
+                due = min(due, msg.expires_ms - 1)  # a later one is refused
             if msg.state == "sleep":
                 self.pending = partial(self._rescheduled, id_, due)
                 self.engine.reschedule(TOPIC, id_, self.now, due_ms=due)

@@ -154,8 +154,11 @@ class Walk:
         id_ = self.chance.choice(self._ids())
         view = self.before.views.get(id_)
         allowed = view is not None and view.state == "sleep" and not view.groups
+        due = self.now + self.chance.choice([0, 50_000])
+        if view is not None and view.optional.expires_ms is not None:
+            due = min(due, view.optional.expires_ms - 1)  # a later one is refused
         try:
-            self.engine.reschedule(TOPIC, id_, self.now, due_ms=self.now + self.chance.choice([0, 50_000]))
+            self.engine.reschedule(TOPIC, id_, self.now, due_ms=due)
             must(allowed, "rescheduled", id_, view)
         except (Conflict, UnknownMessage) as error:
             must(not allowed and isinstance(error, UnknownMessage) == (view is None), "not rescheduled", id_, view, error)

@@ -388,6 +388,20 @@ BUGS = (
         "leases trust:simulation",
     ),
     Bug(
+        "a message that was delivered in time expires at its retry",
+        "broker/delivery.py",
+        "        waits = first is not None and (attempts is None or attempts[i] == first)\n",
+        "        waits = True\n",
+        f"engine_trust server_expiry {_SIM}",
+    ),
+    Bug(
+        "a requeued letter keeps its old expiry",
+        "topic/requeue.py",
+        "            _expiring(letter.document, expires_ms),\n",
+        "            letter.document,\n",
+        f"engine_trust server_expiry {_SIM}",
+    ),
+    Bug(
         "retention drops what a group has not settled",
         "broker/retention.py",
         "following.first_offset <= settled",

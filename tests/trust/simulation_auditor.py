@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from tests.trust.simulation_ledger import DONE, FRESH, OVER, At, Ledger, Sent, Side, Version
@@ -154,14 +154,14 @@ class Auditor(Ledger):
 
     def _arrived(self, at: At) -> At:
         if at.kind == "waits" and at.hi <= self.now:
-            return At("waits", at.attempt, at.lo, at.hi, at.since, there=True)
+            return replace(at, there=True)
         return at
 
     def _failed(self, at: At, lo: int, hi: int, there: bool = False) -> At:
         """A delivery that did not succeed: it comes again, or it is dead."""
         if at.attempt >= self.settings.max_attempts:
             return At("dead", at.attempt)
-        return At("waits", at.attempt + 1, lo, hi, self.moment, there)
+        return At("waits", at.attempt + 1, lo, hi, self.moment, there, first=at.first, expires=at.expires)
 
     # Consuming
 
@@ -177,10 +177,11 @@ class Auditor(Ledger):
         before = {id_ for id_, sent in self.sent.items() if self._must_come(asked.group, sent)}
         held = sum(self.may_be(asked.group, id_, "leased") for id_ in self.groups[asked.group].at)
         self._name_lease(asked, {one.lease for one in got})
+        known = self.groups[asked.group].known
+        late = any(self._is_late(sent, at) for id_, sent in self.sent.items() for at in known(id_))
         for one in got:
             self._delivered(asked, one)
         left = before - {one.id for one in got}
-        late = any(sent.expires_ms is not None and sent.expires_ms <= self.now for sent in self.sent.values())
         if left and len(got) < min(asked.count, self.settings.max_in_flight - held) and not (more or late):
             self.fail("what is ready is delivered", asked, len(got), sorted(left))
 
@@ -221,18 +222,19 @@ class Auditor(Ledger):
         sent.versions = {(one.due_ms, one.body)}
         if one.due_ms > self.latest(sent.since):
             self.fail("never early", one, sent)
-        if sent.expires_ms is not None and sent.expires_ms <= self.now:
-            self.fail("nothing is delivered after it has expired", one, sent)
         until_ms = 0 if asked.auto else self.now + (asked.ttr_ms or sent.ttr_ms or self.settings.ttr_ms)
         if one.until_ms != until_ms:
             self.fail("a lease lasts as long as was asked for", asked, one, sent)
         promise = "one delivery at a time, none after an answered acknowledgement, and attempts count"
         left = self.narrow(group, one.id, lambda at: self._may_come(at) == one.attempt, f"{promise}; now {one}")
+        if all(self._is_late(sent, at) for at in left):
+            self.fail("nothing is delivered for the first time after it has expired", one, sent)
         self._in_turn(group, sent, left)
         if asked.auto:
             self.set(group, one.id, [DONE], durable=True)
         else:
-            self.set(group, one.id, [At("leased", one.attempt, one.until_ms, since=self.moment, lease=one.lease)])
+            given = At("leased", one.attempt, one.until_ms, since=self.moment, lease=one.lease)
+            self.set(group, one.id, [replace(given, first=at.first, expires=at.expires) for at in left])
         self.seen["deliveries"] += 1
         self.seen["of them again"] += one.attempt > 1
 
@@ -248,8 +250,12 @@ class Auditor(Ledger):
     def _bury_late(self, group: str) -> None:
         """A fetch that comes to a message which has expired sends it to the dead."""
         for id_, sent in self.sent.items():
-            if sent.expires_ms is not None and sent.expires_ms <= self.now:
-                self.widen(group, id_, lambda at: At("dead", -1) if self._may_come(at) else None)
+            self.widen(group, id_, lambda at, s=sent: At("dead", -1) if self._is_late(s, at) else None)  # type: ignore[misc]
+
+    def _is_late(self, sent: Sent, at: At) -> bool:
+        """Was it not delivered in time? Only a first delivery can be late."""
+        attempt, end = self._may_come(at), at.expires or sent.expires_ms
+        return bool(attempt) and attempt == at.first and end is not None and end <= self.now
 
     def _maybe_fetched(self, asked: Fetch) -> None:
         for id_, sent in self.sent.items():
@@ -257,14 +263,15 @@ class Auditor(Ledger):
                 continue
             until = self.now + (asked.ttr_ms or sent.ttr_ms or self.settings.ttr_ms)
             self.widen(asked.group, id_, lambda at, u=until: self._leased(at, u))  # type: ignore[misc]
-            if sent.expires_ms is not None and sent.expires_ms <= self.now:  # it was on its way to the dead, undelivered
-                self.widen(asked.group, id_, lambda at: self._leased(at, self.now, counted=0))
+            late = lambda at, s=sent: self._leased(at, self.now, counted=0) if self._is_late(s, at) else None  # noqa: E731
+            self.widen(asked.group, id_, late)  # it was on its way to the dead, undelivered
             if asked.auto:
                 self.widen(asked.group, id_, lambda at: DONE if at.kind == "leased" or self._may_come(at) else None)
 
     def _leased(self, at: At, until: int, counted: int = 1) -> At | None:
         attempt = self._may_come(at)
-        return At("leased", attempt - 1 + counted, until, since=self.moment) if attempt else None
+        after = At("leased", attempt - 1 + counted, until, since=self.moment, first=at.first, expires=at.expires)
+        return after if attempt else None
 
     def acked(
         self, group: str, acks: Sequence[str], delay: int | None, told: Acked | None, leases: Sequence[str] | None = None
@@ -328,7 +335,7 @@ class Auditor(Ledger):
         for id_ in told.late if told is not None else ():
             self._late(group, id_, named.pop(id_))
         for id_, lease in named.items():
-            step = lambda at: At("leased", at.attempt, until, since=since, lease=at.lease)  # noqa: E731
+            step = lambda at: replace(at, lo=until, since=since)  # noqa: E731
             answer = None if told is None else (int(id_ not in told.unknown), told.unknown)
             self._moved_on(group, [id_], answer, step, lease)
         if told is not None and told.extended != len(set(named) - set(told.unknown)):
@@ -336,7 +343,8 @@ class Auditor(Ledger):
 
     def given_back(self, group: str, ids: Sequence[str], told: tuple[int, list[str]] | None) -> None:
         now, since = self.now, self.moment
-        self._moved_on(group, ids, told, lambda at: At("waits", at.attempt, now, now, since, there=True))
+        step = lambda at: replace(at, kind="waits", lo=now, hi=now, since=since, there=True, lease="")  # noqa: E731
+        self._moved_on(group, ids, told, step)
 
     def _moved_on(
         self, group: str, ids: Sequence[str], told: tuple[int, list[str]] | None, step: Callable[[At], At], lease: str = ""

@@ -8,7 +8,7 @@ is left, a promise was broken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from tests.trust.model import Broken
@@ -36,6 +36,8 @@ class At:
     since: int = 0  # the clock's reading when this began: a place in `Ledger.clocks`
     there: bool = False  # a tick has seen that `hi` is over
     lease: str = ""  # its name, if the answer to the fetch has told it
+    first: int = 1  # the attempt that must come before the message expires; 0: it does not expire any more
+    expires: int = 0  # when it does so, if a requeue has said so; 0: as its producer said
 
 
 Known = frozenset[At]
@@ -187,8 +189,8 @@ class Ledger:
                 self.stray.add((group, id_))
         for side in self.groups.values():  # the end of a lease is only noted with the next consumer's request, and seen again
             for id_, known in side.at.items():
-                over = {At("leased", at.attempt - 1, at.lo, since=at.since) for at in known if at.kind == "waits" and at.there}
-                side.at[id_] = known | over
+                waited = [at for at in known if at.kind == "waits" and at.there]
+                side.at[id_] = known | {replace(at, kind="leased", attempt=at.attempt - 1, hi=0, there=False) for at in waited}
         for _, id_ in self._handed:
             sent = self.sent[id_]
             sent.ready, sent.turn, sent.arrival = False, None, None

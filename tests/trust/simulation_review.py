@@ -42,10 +42,14 @@ class Review(GroupsAuditor):
         mine = [letter for letter in listed if (letter.group, letter.id) not in self.stray]
         return [letter for letter in mine if self.is_(letter.group, letter.id, "dead")]
 
-    def requeued(self, letters: Sequence[DeadLetter], due: int, spread: int, reset: bool, count: int | None) -> None:
-        """They come again from `due` on, the last one `spread` later."""
+    def requeued(
+        self, letters: Sequence[DeadLetter], due: int, spread: int, reset: bool, expires: int | None, count: int | None
+    ) -> None:
+        """They come again from `due` on, the last one `spread` later, and expire anew, or not any more."""
         for letter in letters:
-            again = At("waits", 1 if reset else letter.attempts + 1, due, due + spread, self.moment)
+            attempt = 1 if reset else letter.attempts + 1
+            first = 0 if expires is None else attempt
+            again = At("waits", attempt, due, due + spread, self.moment, first=first, expires=expires or 0)
             self._left(letter, again, count)
         if count is not None and count != len(letters):
             self.fail("all are requeued", letters, count)

@@ -246,6 +246,8 @@ class Story:
         ((_, body), *others) = audit.sent[id_].versions
         if others:
             return
+        if (end := audit.sent[id_].expires_ms) is not None:
+            due = min(due, end - 1)  # a later one is refused
         changes: dict[str, object] = {"due_ms": due}
         if self.chance.random() < 0.3:
             changes["body"] = body = self.chance.randbytes(20)
@@ -431,10 +433,13 @@ class Story:
         letters, due = self.letters(name, audit), self.now + self.chance.choice([0, 50, 90_000])
         reset, per_s = self.chance.random() < 0.5, self.chance.choice([None, 10.0])
         spread = 100 * len(letters) if per_s else 0
+        expires = self.chance.choice([None, None, due + spread + 10, due + spread + 5_000])
         self.ask(
             audit,
-            lambda: self.engine.requeue(name, letters, self.now, due_ms=due, reset_attempts=reset, per_s=per_s),
-            lambda told: audit.requeued(letters, due, spread, reset, told),
+            lambda: self.engine.requeue(
+                name, letters, self.now, due_ms=due, reset_attempts=reset, per_s=per_s, expires_ms=expires
+            ),
+            lambda told: audit.requeued(letters, due, spread, reset, expires, told),
             may_wake=name,
         )
 

@@ -211,20 +211,31 @@ def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64
     return MessageColumns(offsets, heads["seq"].astype(np.int64), due_ms, times, counted, ids)
 
 
-def _expired(read: log.Documents, chosen: Mask, now_ms: int) -> Mask:
-    """Which of the documents `chosen` were not delivered in time."""
+def _expired(read: log.Documents, chosen: Mask, attempts: I64 | None, now_ms: int) -> Mask:
+    """Which of the documents `chosen` were not delivered in time. `attempts`: the number of each one's next delivery; None: they
+    come from a cursor."""
     late = np.zeros(len(chosen), np.bool_)
     for i in np.flatnonzero(chosen & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
-        expires_ms = read.decode(i).expires_ms
-        late[i] = expires_ms is not None and expires_ms <= now_ms
+        document = read.decode(i)
+        first = first_attempt(document)
+        waits = first is not None and (attempts is None or attempts[i] == first)
+        late[i] = waits and document.expires_ms is not None and document.expires_ms <= now_ms
     return late
+
+
+def first_attempt(document: f.Document) -> int | None:
+    """The number of the delivery that must be in time. None: there was one already, as of a sleeping retry; a dead letter that
+    was requeued with a new expiry has another first one."""
+    if not document.flags & f.META:
+        return 1
+    return int(document.meta["attempt"]) if document.meta.get("renewed") else None
 
 
 def _take(
     group: Group, read: log.Documents, offsets: I64, times: I64, chosen: Mask, picked: Picked, attempts: I64 | None, now_ms: int
 ) -> int:
     """Deliver the documents `chosen` of a read, except expired ones. Returns how many are delivered."""
-    late = _expired(read, chosen, now_ms)
+    late = _expired(read, chosen, attempts, now_ms)
     for expired, which in ((True, np.flatnonzero(late)), (False, np.flatnonzero(chosen & ~late))):
         if not len(which):
             continue

@@ -88,6 +88,7 @@ def requeue(
     delay: Annotated[float | None, duration_option("Seconds to sleep first.")] = None,
     per_s: Annotated[float | None, typer.Option(help="Spread them: so many a second.", show_default=False)] = None,
     keep_attempts: Annotated[bool, typer.Option("--keep-attempts", help="Do not count from 1 again.")] = False,
+    expires: Annotated[int | None, time_option("Not delivered by then, they are dead again; without, they never expire.")] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -96,7 +97,8 @@ def requeue(
     turtlemq dead requeue orders --error "no connection" --delay 5m --per-s 100
     """
     request_fields = _selection(ids, group, error, everything) | {"reset_attempts": not keep_attempts}
-    request_fields |= {name: value for name, value in (("delay", delay), ("per_s", per_s)) if value is not None}
+    given = {"delay": delay, "per_s": per_s, "expires_ms": expires}
+    request_fields |= {name: value for name, value in given.items() if value is not None}
     answer = call(url, "POST", path(topic, "dead", "requeue"), request_fields)
     print_json(answer) if as_json else print(f"{answer['requeued']} requeued")
     raise typer.Exit(1 if answer["unknown"] else 0)

@@ -98,8 +98,10 @@ def requeue_dead(
     due: int | datetime | None = None,
     per_s: float | None = None,
     reset_attempts: bool = True,
+    expires: int | datetime | None = None,
 ) -> Call[int]:
-    """Let dead letters sleep and be delivered again, spread to `per_s` a second. Returns their number.
+    """Let dead letters sleep and be delivered again, spread to `per_s` a second, and expire at `expires` (None: never). Returns
+    their number.
 
     >>> _ = client.configure("jobs", max_attempts=1)
     >>> _ = client.put("jobs", b"?", id="j4")
@@ -109,7 +111,8 @@ def requeue_dead(
     >>> client.requeue_dead("jobs", ["j4"], delay=3600)
     1
     """
-    fields = without_none(due_ms=to_ms(due), per_s=per_s, reset_attempts=reset_attempts) | _filter(group, from_, to, error)
+    fields = without_none(due_ms=to_ms(due), per_s=per_s, reset_attempts=reset_attempts, expires_ms=to_ms(expires))
+    fields |= _filter(group, from_, to, error)
     return delayed_call(
         delay,
         lambda left: _request(topic, "requeue", ids, everything, **fields, **without_none(delay=left)),

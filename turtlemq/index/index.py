@@ -22,7 +22,7 @@ from turtlemq.index.columns import UNHASHED, Columns, Ended, as_batch, batch_col
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
-from turtlemq.index.validate import check_batch, with_due_column
+from turtlemq.index.validate import check_batch, check_expiry, check_new_due, with_due_column
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import (
@@ -156,6 +156,7 @@ class Index:
         if not isinstance(batch, CheckedBatch):
             batch = with_due_column(batch)
             check_batch(batch)
+        check_expiry(batch, now_ms)
         seq = self._writer.next_seq(now_ms)
         if batch.ids is None:
             given: Any = server_id_rows(seq, count) if count >= small_batches.DOCUMENTS else server_ids(seq, count)
@@ -365,6 +366,7 @@ class Index:
             **optional_of(old) | ({} if headers is None else {"headers": headers}),
         )
         check_batch(as_batch([message]))
+        check_new_due(message, due_ms, now_ms)
         seq = self._writer.next_seq(now_ms)
         columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, UNHASHED)
         kept, optional = old.flags & (f.PRIORITY | f.META), optional_of(message)

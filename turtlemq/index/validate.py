@@ -27,6 +27,7 @@ from turtlemq.model import (
     TTR_MS_MAX,
     Batch,
     CheckedBatch,
+    Message,
 )
 from turtlemq.segment import format as f
 
@@ -174,6 +175,28 @@ def _check_optional(row: OptionalField, column: Sequence[Any]) -> int:
     low, high = (0, DUE_MS_MAX) if row.kind is Kind.TIME else (-SEQ_MAX, SEQ_MAX)
     _check_range([0 if value is None else value for value in column], low, high, InvalidMessage, row.name)
     return 0
+
+
+def check_expiry(batch: Batch, now_ms: int) -> None:
+    """Refuse a message that sleeps until it has expired: it could only die. One whose due time has come is only late."""
+    if batch.expires_ms is None:
+        return
+    column = batch.expires_ms
+    expires = column if isinstance(column, np.ndarray) else np.array([DUE_MS_MAX + 1 if at is None else at for at in column])
+    due = np.asarray(batch.due_ms)
+    if (wrong := (due > now_ms) & (expires <= due)).any():
+        i = int(wrong.argmax())
+        raise InvalidMessage(
+            f"message {i}: expires_ms {expires[i]} is not after its due time, {due[i]}: it could only die", index=i
+        )
+
+
+def check_new_due(message: Message, due_ms: int | None, now_ms: int) -> None:
+    """Refuse another due time for a message that has expired by then. None: it keeps the one that it has."""
+    if due_ms is not None and message.expires_ms is not None and now_ms < due_ms >= message.expires_ms:
+        raise InvalidFireAt(
+            f"{message.id!r} has expires_ms {message.expires_ms}, and would be due at {due_ms}: it could only die"
+        )
 
 
 def _check_texts(field: str, texts: Any, i: int) -> int:

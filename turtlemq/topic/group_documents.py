@@ -20,17 +20,24 @@ from turtlemq.segment import format as f
 _NONE: Mapping[int, f.Document] = MappingProxyType({})
 
 
-def retry_columns(ended: Sequence[EndedDelivery], attempts: Sequence[int]) -> Columns:
-    """Retries that sleep until `when_ms`, one batch: all are stored or none."""
-    return _columns(ended, attempts, _NONE, "retried")
+def retry_columns(ended: Sequence[EndedDelivery], attempts: Sequence[int], renewed: bool = False) -> Columns:
+    """Retries that sleep until `when_ms`, one batch: all are stored or none. `renewed`: their expiry is a new one and
+    applies to their next delivery, see `delivery.first_attempt`."""
+    return _columns(ended, attempts, _NONE, "retried", {"renewed": True} if renewed else {})
 
 
 def letter_columns(ended: Sequence[EndedDelivery], older: Mapping[int, f.Document]) -> Columns:
     """Dead letters of messages that died at `when_ms`, one batch. `older`: by index, the letters that they replace."""
-    return _columns(ended, [e.attempt for e in ended], older, "appended")
+    return _columns(ended, [e.attempt for e in ended], older, "appended", {})
 
 
-def _columns(ended: Sequence[EndedDelivery], attempts: Sequence[int], older: Mapping[int, f.Document], purpose: str) -> Columns:
+def _columns(
+    ended: Sequence[EndedDelivery],
+    attempts: Sequence[int],
+    older: Mapping[int, f.Document],
+    purpose: str,
+    noted: dict[str, Any],
+) -> Columns:
     ids = [f"{e.group}/{e.id}" for e in ended]
     keep = f.USER_FLAGS | f.OPTIONAL
     flags = [e.document.flags & keep | f.META | f.CONTINUES for e in ended]
@@ -38,7 +45,7 @@ def _columns(ended: Sequence[EndedDelivery], attempts: Sequence[int], older: Map
     extras = []
     for i, (e, attempt) in enumerate(zip(ended, attempts, strict=True)):
         meta: dict[str, Any] = {"attempt": attempt, "due": Int64(e.due_ms), "error": e.error}
-        meta |= {"offset": Int64(e.offset), "epoch": Int64(e.epoch)}
+        meta |= {"offset": Int64(e.offset), "epoch": Int64(e.epoch), **noted}
         of = (older[i].seq, older[i].due_ms) if i in older else None
         flags[i] |= f.REPLACES if i in older else 0
         extras.append(f.extra_elements(of, e.document.arrived, None, meta, **optional_of(e.document)))

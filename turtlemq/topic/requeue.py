@@ -13,6 +13,7 @@ from turtlemq.broker.failures import EndedDelivery
 from turtlemq.broker.results import DeadRemoval
 from turtlemq.errors import Exhausted, InvalidFireAt
 from turtlemq.model import DUE_MS_MAX
+from turtlemq.segment import format as f
 from turtlemq.standing import is_pending
 from turtlemq.topic import facts
 from turtlemq.topic.dead_letters import DeadLetter
@@ -21,9 +22,16 @@ from turtlemq.topic.stores import Stores
 
 
 def requeue(
-    stores: Stores, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
+    stores: Stores,
+    letters: Sequence[DeadLetter],
+    now_ms: int,
+    due_ms: int | None,
+    reset_attempts: bool,
+    per_s: float | None,
+    expires_ms: int | None = None,
 ) -> int:
-    """Let dead letters sleep until `due_ms` (None: now), `per_s` of them a second (None: all at once). Returns how many left.
+    """Let dead letters sleep until `due_ms` (None: now), `per_s` of them a second (None: all at once). They expire anew at
+    `expires_ms` (None: never): the old expiry would end them at once. Returns how many left.
 
     A letter sleeps, durably, before it is removed: after a crash in between it may be there twice, never not at all. A letter
     whose message its group gets in any case, because it was moved back, is only removed: the group must not have a message
@@ -32,6 +40,7 @@ def requeue(
     last = start + (int(max(0, len(letters) - 1) * 1000 / per_s) if per_s else 0)
     if not 0 <= start <= last <= DUE_MS_MAX:
         raise InvalidFireAt(f"dead letters come again from 0 to {DUE_MS_MAX} (May 2109); these would until {last}")
+    check_new_expiry(expires_ms, last)
     letters = _still_dead(stores, letters)
     _restore_groups(stores, {letter.group for letter in letters}, now_ms)
     pending = _pending(stores, letters)
@@ -41,17 +50,32 @@ def requeue(
         letters = [letter for letter in letters if (letter.group, letter.id) not in pending]
     if letters:
         dues = [start + (int(i * 1000 / per_s) if per_s else 0) for i in range(len(letters))]
-        _sleep(stores, letters, dues, reset_attempts, now_ms)
+        _sleep(stores, letters, dues, reset_attempts, expires_ms, now_ms)
     return len(letters) + len(pending)
 
 
-def _sleep(stores: Stores, letters: Sequence[DeadLetter], dues: Sequence[int], reset_attempts: bool, now_ms: int) -> None:
+def check_new_expiry(expires_ms: int | None, last_due_ms: float) -> None:
+    """Refuse a new expiry that is not after the last due time: such a message could only die."""
+    if expires_ms is not None and not last_due_ms < expires_ms <= DUE_MS_MAX:
+        raise InvalidFireAt(
+            f"expires_ms {expires_ms} is not after the time when the last of them is due, {int(last_due_ms)}, or after May 2109"
+        )
+
+
+def _sleep(
+    stores: Stores,
+    letters: Sequence[DeadLetter],
+    dues: Sequence[int],
+    reset_attempts: bool,
+    expires_ms: int | None,
+    now_ms: int,
+) -> None:
     """Letters become sleeping retries of their groups."""
     ended = [
         EndedDelivery(
             letter.group,
             letter.id,
-            letter.document,
+            _expiring(letter.document, expires_ms),
             letter.attempts,
             letter.error,
             due,
@@ -66,7 +90,7 @@ def _sleep(stores: Stores, letters: Sequence[DeadLetter], dues: Sequence[int], r
         first = stores.index.next_seq(now_ms)
         noted = _note_removal(stores, letters, now_ms, range(first, first + len(letters)))
         try:
-            stores.index.store(retry_columns(ended, attempts), first)
+            stores.index.store(retry_columns(ended, attempts, renewed=expires_ms is not None), first)
         except Exhausted:
             _undo_removal(stores, noted, now_ms)
             raise
@@ -76,6 +100,12 @@ def _sleep(stores: Stores, letters: Sequence[DeadLetter], dues: Sequence[int], r
         stores.remove_superseded()
     except Exhausted:
         pass  # they sleep, and that counts; the letters are removed by a later tick, when there is room
+
+
+def _expiring(document: f.Document, expires_ms: int | None) -> f.Document:
+    """A document with another expiry, or with none."""
+    flag = 0 if expires_ms is None else f.EXPIRES
+    return replace(document, expires_ms=expires_ms, flags=document.flags & ~f.EXPIRES | flag)
 
 
 def _restore_groups(stores: Stores, names: set[str], now_ms: int) -> None:

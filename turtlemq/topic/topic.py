@@ -199,10 +199,16 @@ class Topic:
     # Dead letters
 
     def requeue(
-        self, letters: Sequence[DeadLetter], now_ms: int, due_ms: int | None, reset_attempts: bool, per_s: float | None
+        self,
+        letters: Sequence[DeadLetter],
+        now_ms: int,
+        due_ms: int | None,
+        reset_attempts: bool,
+        per_s: float | None,
+        expires_ms: int | None,
     ) -> int:
         """Let dead letters sleep again, for their groups. Durable. Returns how many."""
-        count = requeue.requeue(self.stores, letters, now_ms, due_ms, reset_attempts, per_s)
+        count = requeue.requeue(self.stores, letters, now_ms, due_ms, reset_attempts, per_s, expires_ms)
         if self.stores.has_superseded:  # the disk is full: the letters are removed when there is room
             self._maintenance.due_soon(now_ms)
         return count

@@ -22,6 +22,7 @@ from turtlemq.server.outgoing.reply import answer, encode
 from turtlemq.server.request import SERVICE, EpochMs, due_rules, engine_of, query, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.topic.dead_letters import DeadLetter, Filter
+from turtlemq.topic.requeue import check_new_expiry
 
 PAGE = 500  # letters
 LETTERS_MAX = 4_000  # read at once: a message may have one in each group
@@ -56,6 +57,7 @@ class DeadRequeue(DeadChoice, forbid_unknown_fields=True):
 
     delay: float | None = None
     due_ms: int | None = None
+    expires_ms: int | None = None
     reset_attempts: bool = True
     per_s: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
 
@@ -165,10 +167,18 @@ async def requeue(request: web.Request) -> web.Response:
         most = min(most, len(asked.ids) * found.view.dead_group_count)
     if not 0 <= start + (most / asked.per_s * 1000 if asked.per_s else 0) <= DUE_MS_MAX:
         raise InvalidFireAt("the last of them would be due after May 2109, or the first before 1970")
+    check_new_expiry(asked.expires_ms, start + (max(0, most - 1) / asked.per_s * 1000 if asked.per_s else 0))
     async for page in pages:
         due_ms = start + int(count * 1000 / asked.per_s) if asked.per_s else start
-        reset = asked.reset_attempts
-        count += engine_of(request).requeue(topic, page, now_ms(), due_ms=due_ms, reset_attempts=reset, per_s=asked.per_s)
+        count += engine_of(request).requeue(
+            topic,
+            page,
+            now_ms(),
+            due_ms=due_ms,
+            reset_attempts=asked.reset_attempts,
+            per_s=asked.per_s,
+            expires_ms=asked.expires_ms,
+        )
         request.app[SERVICE].answer_polls_soon()
     return answer({"requeued": count, "unknown": unknown})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from turtlemq.index.validate import checked, pick
+from turtlemq.index.validate import check_expiry, checked, pick
 from turtlemq.model import Batch, CheckedBatch, Receipt
 from turtlemq.server.service import Service
 from turtlemq.topic.topic import Topic
@@ -19,7 +19,7 @@ SLICE = 2_000  # ids that are looked up at once: 10 ms if all are duplicates
 
 async def prepare(service: Service, topic: str, batch: Batch, now_ms: int) -> tuple[CheckedBatch, list[bool]]:
     """A checked batch, and which of its messages are no duplicates as of now. Raises if anything is wrong with the batch."""
-    whole, created = await asyncio.to_thread(_checked, batch)
+    whole, created = await asyncio.to_thread(_checked, batch, now_ms)
     if whole.ids is None:
         return whole, created
     for at in range(0, len(whole), SLICE):
@@ -31,9 +31,10 @@ async def prepare(service: Service, topic: str, batch: Batch, now_ms: int) -> tu
     return whole, created
 
 
-def _checked(batch: Batch) -> tuple[CheckedBatch, list[bool]]:
+def _checked(batch: Batch, now_ms: int) -> tuple[CheckedBatch, list[bool]]:
     """A checked batch, and which of its messages do not repeat the id of one before."""
     whole, seen, created = checked(batch), set[str](), [True] * len(batch)
+    check_expiry(whole, now_ms)
     for i, id_ in enumerate(whole.ids or ()):
         if id_ is not None:
             created[i] = id_ not in seen
