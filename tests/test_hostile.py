@@ -454,6 +454,9 @@ def test_bombs_stay_small(server: Server, how: str) -> None:
 # JSON
 
 
+LEVELS_MAX = 100  # docs/HTTP.md
+
+
 def nested(opening: bytes, closing: bytes, depth: int) -> bytes:
     return b'{"body":' + opening * depth + b"1" + closing * depth + b"}"
 
@@ -475,6 +478,9 @@ BAD_JSON: dict[str, bytes] = {
     "an escape that is none": b'{"body":"\\q"}',
     "a comment": b'{"body":1/*x*/}',
     "NUL behind": BODY + b"\0",
+    "lists that are a level too deep": nested(b"[", b"]", LEVELS_MAX + 1),
+    "objects that are a level too deep": nested(b'{"a":', b"}", LEVELS_MAX + 1),
+    "900 levels": nested(b"[", b"]", 900),
     "deep lists": nested(b"[", b"]", 100_000),
     "deep objects": nested(b'{"a":', b"}", 100_000),
     "deep and open": b'{"body":' + b"[" * 500_000,
@@ -523,8 +529,8 @@ ODD_BODIES: dict[str, bytes] = {
     "NUL in a name": b'{"a\\u0000b":1}',
     "names of operators": b'{"$oid":"x","$date":1,"a.b":{"$":1}}',
     "an empty name": b'{"":{"":[{}]}}',
-    "depth": b"[" * 900 + b"]" * 900,
-    "deep objects": b'{"a":' * 900 + b"1" + b"}" * 900,
+    "depth": b"[" * LEVELS_MAX + b"]" * LEVELS_MAX,
+    "deep objects": b'{"a":' * LEVELS_MAX + b"1" + b"}" * LEVELS_MAX,
     "width": b"{" + b",".join(b'"k%d":%d' % (i, i) for i in range(20_000)) + b"}",
 }
 
@@ -604,6 +610,8 @@ BAD_BSON: dict[str, bytes] = {
     "an inner document of 4 bytes": document(element(3, b"body", struct.pack("<i", 4))),
     "a truth of 2": document(element(8, b"body", b"\2")),
     "code with a scope that lies": document(element(0x0F, b"body", struct.pack("<i", 100) + text(b"x") + document())),
+    "documents that are a level too deep": nest(LEVELS_MAX, 3),
+    "lists that are a level too deep": nest(LEVELS_MAX, 4),
     "20,000 documents in each other": nest(20_000, 3),
     "20,000 lists in each other": nest(20_000, 4),
 }
@@ -661,7 +669,7 @@ def test_bson_that_is_no_message(server: Server, name: str) -> None:
 
 def test_bson_of_some_depth_is_a_message(server: Server) -> None:
     for kind in (3, 4):
-        data = nest(200, kind)
+        data = nest(LEVELS_MAX - 1, kind)  # the innermost one is a level, too
         answer = server.call("POST", "/v1/topics/taken/messages", data=data, headers={"Content-Type": "application/bson"})
         assert answer.status == 201, answer
 

@@ -780,6 +780,13 @@ BUGS = (
         "server_security",
     ),
     Bug(
+        "brackets in a text count as levels of a body",
+        "server/incoming/depth.py",
+        "            brackets = marks[~(in_text | quotes)] | 0x20\n",
+        "            brackets = marks[~quotes] | 0x20\n",
+        "depth",
+    ),
+    Bug(
         "an unforeseen error in one topic takes the wake-ups of others",
         "engine.py",
         "        except Exception as error:  # noqa: BLE001 - kept in `trouble`: the other topics go on\n",

@@ -19,6 +19,7 @@ from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
+from turtlemq.server.incoming.depth import check_body_depth
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.outgoing.messages import delivered
 from turtlemq.server.outgoing.reply import answer
@@ -107,6 +108,7 @@ async def _add(service: Service, asked: Command) -> CommandAnswer:
         raise InvalidArgument("add needs a body")
     if asked.ttr is not None and not 0 < asked.ttr <= TTR_MS_MAX / 1000:
         raise InvalidArgument(f"TTR is a number of seconds above 0, up to {TTR_MS_MAX // 1000:,}")
+    await in_slices(check_body_depth(bytes(asked.body)))
     now = now_ms()
     batch = Batch(
         bodies=[bytes(asked.body)],

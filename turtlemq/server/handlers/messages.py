@@ -12,8 +12,10 @@ from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.validate import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
+from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
+from turtlemq.server.incoming.depth import check_body_depth
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, EpochMs, due_rules, engine_of, id_of, query, topic_of
@@ -91,6 +93,8 @@ async def patch(request: web.Request) -> web.Response:
     """PATCH /v1/topics/{topic}/messages/{id}"""
     topic, id_ = topic_of(request), id_of(request)
     asked = await read_as(request, Patch)
+    if not isinstance(asked.body, UnsetType):
+        await in_slices(check_body_depth(bytes(asked.body)))
     engine, now = engine_of(request), now_ms()
     changes: dict[str, Any] = {}
     if asked.due_ms is not None or asked.delay is not None:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge
 from turtlemq.message_fields import NAMES
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
-from turtlemq.server.errors import ExceedsMaxDelay
+from turtlemq.server.errors import ExceedsMaxDelay, InvalidBson, InvalidJson
 from turtlemq.server.incoming import bson_messages, json_messages
 from turtlemq.server.incoming.columns import PRIORITIES, Columns, extend
+from turtlemq.server.incoming.depth import check_body_depth, check_depth
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 
 TYPES = (JSON, NDJSON, BSON, "")
@@ -38,9 +40,14 @@ class DueRules:
 def decode_slices(data: bytes, kind: str, now_ms: int, rules: DueRules) -> Generator[None, None, Batch]:
     """Decode a request body of the media type `kind` in steps of about a millisecond. The generator returns the batch."""
     if kind in (JSON, "") and (message := json_messages.single_message(data)) is not None:
-        return _batch_of_one(message, now_ms, rules)
+        batch = _batch_of_one(message, now_ms, rules)
+        if message.body is not UNSET:
+            yield from check_body_depth(batch.bodies[0])
+        return batch
     columns: Columns | None = None
+    too_deep = InvalidBson if kind == BSON else InvalidJson
     for part in _bson(data) if kind == BSON else json_messages.columns(data, kind == NDJSON):
+        yield from check_depth(part.bodies, part.flags, too_deep, 0 if columns is None else len(columns))
         if columns is None:
             columns = part
         else:
