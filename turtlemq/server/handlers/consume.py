@@ -20,7 +20,7 @@ from turtlemq.server.errors import InvalidAckList
 from turtlemq.server.incoming.batches import DELAY_S_MAX
 from turtlemq.server.incoming.body import read, read_as
 from turtlemq.server.incoming.decode import decode
-from turtlemq.server.list_slices import Slice, ack_slices, extend_slices
+from turtlemq.server.list_slices import HANDLED_MAX, Slice, ack_slices, extend_slices
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import BSON, JSON
 from turtlemq.server.outgoing.answers import Acked, Extended
@@ -163,7 +163,8 @@ async def extend(request: web.Request) -> web.Response:
     settings = engine_of(request).topic(topic).settings
     ttr_ms = settings.ttr_ms if asked.ttr is None else max(1, round(asked.ttr * 1000))
     service, done = request.app[SERVICE], list[results.Extended]()
-    slices, repeated = extend_slices(asked.ids, asked.lease)
+    cut = partial(extend_slices, asked.ids, asked.lease)
+    slices, repeated = cut() if len(asked.ids) <= HANDLED_MAX else await asyncio.to_thread(cut)
     for ids, lease in slices:
         if len(slices) > 1:
             await service.turns.turn()
