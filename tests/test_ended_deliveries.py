@@ -15,7 +15,7 @@ from turtlemq.broker import delivery, failures
 from turtlemq.broker.events import SETTLE
 from turtlemq.broker.journal import Journal
 from turtlemq.engine import Engine
-from turtlemq.errors import Stopped
+from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message
 from turtlemq.topic.dead_letters import DeadLetters, Filter
 
@@ -203,5 +203,31 @@ def test_two_letters_of_one_id_are_stored_one_after_the_other(tmp_path: Path) ->
     out = engine.reserve("t", "g", 5, 2_010).ids
     engine.tick(20_000)
     assert counts(engine) == (0, 1, 1), out
+    assert engine.check() == []
+    engine.close()
+
+
+def test_removal_withdrawn_on_a_full_disk_keeps_the_counts(tmp_path: Path) -> None:
+    """There is room for the intent, but neither for the tombstones nor for the event that withdraws it."""
+    engine = in_flight(tmp_path, [10] * 5, max_attempts=1)
+    engine.tick(2_000)
+    letters = list(engine.topic("t").view.dead_letters.all(Filter()))
+    append, asked = Journal.append_many, 0
+
+    def full(self: Journal, *args: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise DiskFull
+        append(self, *args)
+
+    with patch.object(Journal, "append_many", full), patch.object(DeadLetters, "remove", side_effect=DiskFull):
+        with pytest.raises(DiskFull):
+            engine.delete_dead("t", letters, 2_000)
+        assert counts(engine) == (0, 5, 5)
+    engine.topic("t").tick(3_000)  # there is room again
+    abandon(engine)
+    engine = Engine.open(tmp_path / "data", settings=engine.settings)
+    assert counts(engine) == (0, 5, 5)
     assert engine.check() == []
     engine.close()

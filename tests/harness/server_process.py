@@ -22,6 +22,7 @@ from turtlemq.model import Message
 
 PROGRAM = [sys.executable, "-c", "from turtlemq.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60  # for a start, an answer or a stop of a server that has very much to do, on a machine that has, too
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -75,7 +76,7 @@ class Server:
         source: str | None = None,
     ) -> Answer:
         """One request on a connection of its own, from this address of ours."""
-        told: dict[str, Any] = {"timeout": 30, "source_address": None if source is None else (source, 0)}
+        told: dict[str, Any] = {"timeout": PATIENCE_S, "source_address": None if source is None else (source, 0)}
         if self.tls is None:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, **told)
         else:
@@ -106,7 +107,7 @@ class Server:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask it to end, and wait."""
         self.process.send_signal(number)
-        return self.process.wait(10)
+        return self.process.wait(PATIENCE_S)
 
 
 def until_ready(server: Server) -> None:
@@ -115,7 +116,7 @@ def until_ready(server: Server) -> None:
     line = server.process.stdout.readline()
     assert "listens on" in line, (line, server.log)
     server.port = int(line.split(",")[0].rpartition(":")[2])
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while server.call("GET", "/readyz").status != 200:
         assert time.monotonic() < end, server.log
         time.sleep(0.02)

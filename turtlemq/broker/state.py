@@ -118,12 +118,17 @@ class BrokerState:
         return unfetched
 
     def note_dead_removed(self, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool) -> None:
-        """Journal, durably, that dead letters are about to be removed; or that this is `withdrawn`. All of it or nothing."""
+        """Journal, durably, that dead letters are about to be removed. All of it or nothing. `withdrawn`: they stay after all,
+        which is written later if there is no room."""
         by_group: dict[str, list[DeadRemoval]] = {}
         for removal in removals:
             by_group.setdefault(removal.group, []).append(removal)
-        pieces = [(name, fields) for name, own in by_group.items() for fields in events.remove_dead(own, withdrawn)]
-        self.logs.history.append_many(now_ms, pieces)
+        pieces = {name: events.remove_dead(own, withdrawn) for name, own in by_group.items()}
+        if withdrawn:
+            for name, own_pieces in pieces.items():
+                self.logs.write_or_defer(self.logs.history, now_ms, name, own_pieces)
+        else:
+            self.logs.history.append_many(now_ms, [(name, fields) for name, own in pieces.items() for fields in own])
         self.logs.history.sync()
         for name, own in by_group.items():
             self.dead_counts[name] += len(own) if withdrawn else -len(own)
