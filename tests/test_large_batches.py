@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.harness.server_process import Server, running
-from turtlemq.errors import InvalidId, TooLarge
+from turtlemq.engine import Engine
+from turtlemq.errors import DiskFull, InvalidId, TooLarge
 from turtlemq.index import writer
+from turtlemq.index.columns import as_batch
 from turtlemq.index.recover import open_index
 from turtlemq.index.validate import checked
-from turtlemq.model import Batch, Progress
+from turtlemq.model import Batch, Message, Progress, Receipt
 from turtlemq.segment import format as f
 from turtlemq.server.incoming import large_batches
 from turtlemq.settings import Settings
@@ -42,7 +45,7 @@ def test_a_batch_has_the_same_bytes_whoever_encodes_it(
         folder = tmp_path / str(large)
         folder.mkdir()
         index = open_index(Door(), folder, "t", Settings(), Progress())
-        for one in (batch(own_ids, headers), checked(Batch([b"y"] * MANY, [10**12] * MANY))):
+        for one in (batch(own_ids, headers), checked(Batch([b"y"] * MANY, [10**12] * MANY), 0)):
             index.append(one, 5)
         assert index.check() == []
         index.close()
@@ -65,10 +68,10 @@ def test_the_length_of_a_document_is_known_before_it_is_encoded(extras: list[byt
 
 def test_long_ids_are_checked_together_and_refused_by_index() -> None:
     ids = ["a" * 200, "b" * 200]
-    assert checked(Batch([b""] * 2, [1, 1], ids)).ids == ids
+    assert checked(Batch([b""] * 2, [1, 1], ids), 7).ids == ids
     for bad in ("c" * 201, "é" * 101, "d/", "-e", "\n"):
         with pytest.raises(InvalidId) as refused:
-            checked(Batch([b""] * 3, [1] * 3, [*ids, bad]))
+            checked(Batch([b""] * 3, [1] * 3, [*ids, bad]), 7)
         assert refused.value.details["index"] == 2
 
 
@@ -111,3 +114,89 @@ def test_a_bad_message_in_a_large_batch_is_named(server: Server) -> None:
     refused = server.call("POST", "/v1/topics/u/messages", {"messages": [*messages, {"body": 1, "id": "a/b"}]})
     assert (refused.status, refused.code, refused.json["error"]["index"]) == (400, "INVALID_ID", many)
     assert server.call("GET", "/v1/topics/u").status == 404
+
+
+class Stub:
+    """As much of a `Service` as is needed: an engine, and turns between which other requests do something."""
+
+    def __init__(self, folder: Path, meanwhile: Callable[[Engine], object]) -> None:
+        self.engine, self.turns, self._meanwhile, self._turns = Engine.open(folder), self, meanwhile, 0
+
+    async def turn(self) -> None:
+        self._turns += 1
+        if self._turns == 3:
+            self._meanwhile(self.engine)
+
+    def put(self, ids: Sequence[str | None]) -> Receipt:
+        """A large batch, looked up in slices."""
+        batch, service = Batch([b"b"] * len(ids), [10**12] * len(ids), ids), cast(Any, self)
+        prepared = asyncio.run(large_batches.prepare(service, "t", batch, 5))
+        topic, receipt = large_batches.stage(service, "t", prepared, 6)
+        large_batches.finish(prepared)
+        topic.commit()
+        return receipt
+
+
+def one(id_: str) -> Message:
+    return Message(b"other", 10**12, id_)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "known"),
+    [
+        (lambda engine: None, {0, 10}),
+        (
+            lambda engine: engine.submit("t", [one("i25"), one("other")], 5),
+            {0, 10, 25},
+        ),  # will be looked up
+        (lambda engine: engine.submit("t", [one("i1"), one("i99")], 5), {0, 10, 1, 99}),
+        (lambda engine: engine.cancel("t", ["i10"], 5), {0, 10}),
+        (lambda engine: engine.drop_topic("t"), {10}),  # of the batch itself: the id stands in it twice
+    ],
+)
+def test_other_requests_between_two_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Engine], object], known: set[int]
+) -> None:
+    monkeypatch.setattr(large_batches, "SLICE", 10)
+    stub = Stub(tmp_path, meanwhile)
+    stub.engine.submit("t", [one("i0")], 4)
+    ids: list[str | None] = [f"i{n}" for n in range(100)]
+    ids[10], ids[50] = "i9", None
+    receipt = stub.put(ids)
+    assert {i for i, created in enumerate(receipt.created) if not created} == known
+    assert [given for given, id_ in zip(receipt.ids, ids, strict=True) if id_ is not None and given != id_] == []
+    assert stub.engine.check() == []
+    assert all(stub.engine.get("t", id_) is not None for i, id_ in enumerate(receipt.ids) if i != 10)
+    stub.engine.close()
+
+
+def test_a_failed_commit_makes_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another request has staged an id when it is looked up, and its commit fails before the batch is staged."""
+    monkeypatch.setattr(large_batches, "SLICE", 10)
+    monkeypatch.setattr(Door, "write", full := FullOnce(Door.write))
+    stub = Stub(tmp_path, lambda engine: full.strike(engine.topics["t"].commit))
+    stub.engine.submit("t", [one("x")], 4)
+    stub.engine.stage("t", as_batch([one("i3")]), 5)
+    receipt = stub.put([f"i{n}" for n in range(100)])
+    assert all(receipt.created)
+    assert stub.engine.get("t", "i3") is not None
+    stub.engine.close()
+
+
+class FullOnce:
+    """`Door.write` on a disk that is full for one commit."""
+
+    def __init__(self, write: Callable[..., int]) -> None:
+        self._write, self._is_full = write, False
+
+    def __get__(self, door: Door, _: type) -> Callable[..., int]:
+        return lambda *args: self._fail() if self._is_full else self._write(door, *args)
+
+    def _fail(self) -> int:
+        raise DiskFull
+
+    def strike(self, commit: Callable[[], object]) -> None:
+        self._is_full = True
+        with pytest.raises(DiskFull):
+            commit()
+        self._is_full = False

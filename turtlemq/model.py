@@ -85,8 +85,12 @@ class Batch(OptionalColumns):
 
 @dataclass(slots=True)
 class CheckedBatch(Batch):
-    """A batch within all limits, with its optional fields encoded: see `turtlemq.index.validate.checked`."""
+    """A batch within all limits, with ids and optional fields encoded: see `turtlemq.index.validate.checked`."""
 
+    raw_ids: list[bytes] = field(default_factory=list)  # empty for a message without an id
+    hashes: U64 = field(default_factory=lambda: np.empty(0, np.uint64))  # of the ids; 0 for a message without
+    lacks_ids: bool = False  # of some of its messages
+    are_new: bool = False  # no id in it is held, nor stands in it twice
     elements: tuple[list[int], list[bytes]] | None = None  # flags and elements of each message; None: no optional fields
 
 

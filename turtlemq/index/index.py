@@ -7,18 +7,17 @@ Not here: encoding and commit (`writer`), lookup (`segments`), firing (`firing`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-import numpy as np
-
 from turtlemq import lifecycle, small_batches
-from turtlemq.errors import Conflict, InvalidId, TurtleError, UnknownMessage
-from turtlemq.index import build, check, firing, lookup, repair
+from turtlemq.errors import Conflict, TurtleError, UnknownMessage
+from turtlemq.index import build, check, duplicates, firing, lookup, repair
 from turtlemq.index.browse import browse, forecast
-from turtlemq.index.columns import UNHASHED, Columns, Ended, as_batch, batch_columns, may_repeat, stored_message, tombstones
+from turtlemq.index.columns import UNHASHED, Columns, Ended, as_batch, batch_columns, stored_message, tombstones
+from turtlemq.index.duplicates import KnownIds
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
@@ -27,7 +26,6 @@ from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import (
     DUE_MS_MAX,
-    U64,
     Batch,
     CheckedBatch,
     Counters,
@@ -42,12 +40,11 @@ from turtlemq.model import (
     StoredMessage,
 )
 from turtlemq.segment import format as f
-from turtlemq.segment.ids import SERVER_ID_BYTES, hash_any, hash_id, hash_texts, server_id_rows, server_ids, server_seq
+from turtlemq.segment.ids import hash_any, server_id_rows, server_ids
 from turtlemq.segment.table import Damaged
 from turtlemq.settings import Settings
 from turtlemq.storage.workers import Worker
 
-KnownIds = Callable[[Sequence[bytes], U64], Iterable[int]]  # from ids and their hashes to the indexes of known ids
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -164,11 +161,14 @@ class Index:
             self._writer.stage(batch_columns(batch, raw_ids, None), seq)
             return Receipt(given, [True] * count)
         self._filters.step(self._writer.flusher)
-        new = self._all_new(batch.ids, known_elsewhere)
+        staged = self._writer.staged_ids
+        if isinstance(batch, CheckedBatch) and batch.are_new:
+            return self._stage_new(batch, seq)
+        new = duplicates.all_new(self._segments, staged, batch.ids, known_elsewhere)
         if new is not None:
             self._writer.reserve_ids(self._writer.stage(batch_columns(batch, *new), seq), new[0])
             return Receipt(cast("list[str]", list(batch.ids)), [True] * count)
-        raw, hashes, new_indexes = self._without_duplicates(batch.ids, seq, known_elsewhere)
+        raw, hashes, new_indexes = duplicates.leave_out(self._segments, staged, batch.ids, seq, known_elsewhere)
         for i, id_ in zip(new_indexes, server_ids(seq, len(new_indexes)), strict=True):
             if not hashes[i]:
                 raw[i] = id_.encode()
@@ -179,61 +179,34 @@ class Index:
         self._segments.counters.duplicates += count - len(new_indexes)
         return Receipt([r.decode() for r in raw], [i in stored for i in range(count)])
 
+    def _stage_new(self, batch: CheckedBatch, seq: int) -> Receipt:
+        """Stage a batch whose ids are new. Messages without an id get one."""
+        raw, hashes = list(batch.raw_ids), batch.hashes
+        own = raw
+        if batch.lacks_ids:
+            own = [r for r in raw if r]
+            raw = [r or id_.encode() for r, id_ in zip(raw, server_ids(seq, len(raw)), strict=True)]
+            hashes = batch.hashes.tolist()
+        self._writer.reserve_ids(self._writer.stage(batch_columns(batch, raw, hashes), seq), own)
+        return Receipt([r.decode() for r in raw], [True] * len(raw))
+
     @repairing_method
     def held(self, ids: Sequence[str | None], now_ms: int, known_elsewhere: KnownIds | None = None) -> set[int]:
         """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
-        if self._all_new(ids, known_elsewhere) is not None:
+        if duplicates.all_new(self._segments, self._writer.staged_ids, ids, known_elsewhere) is not None:
             return set()
-        new = self._without_duplicates(ids, self._writer.next_seq(now_ms), known_elsewhere)[2]
+        seq, staged = self._writer.next_seq(now_ms), self._writer.staged_ids
+        new = duplicates.leave_out(self._segments, staged, ids, seq, known_elsewhere)[2]
         self._segments.counters.duplicates += len(ids) - len(new)
         return set(range(len(ids))).difference(new)
 
-    def _all_new(self, given: Sequence[str | None], known_elsewhere: KnownIds | None) -> tuple[list[bytes], U64] | None:
-        """Fast path without a loop: ids as bytes, and their hashes. None unless every message has an id, and each is new and
-        unlike a server-given one."""
-        try:
-            raw = list(map(str.encode, cast("Sequence[str]", given)))
-        except TypeError:  # a message without id
-            return None
-        hashes = hash_texts(raw, self._segments.seed)
-        like_given = SERVER_ID_BYTES in set(map(len, raw)) and any(server_seq(r.decode()) is not None for r in raw)
-        if like_given or may_repeat(raw, hashes):
-            return None
-        staged = self._writer.staged_ids
-        if (staged and not staged.isdisjoint(raw)) or lookup.find_many(self._segments, raw, hashes):
-            return None
-        if known_elsewhere is not None and len(list(known_elsewhere(raw, hashes))):
-            return None
-        return raw, hashes
+    def watch_ids(self, seen: set[bytes]) -> None:
+        """Add producers' own ids to a set as they are staged, until `unwatch_ids`."""
+        self._writer.watchers.append(seen)
 
-    def _without_duplicates(
-        self, given: Sequence[str | None], next_seq: int, known_elsewhere: KnownIds | None
-    ) -> tuple[list[bytes], list[int], list[int]]:
-        """Ids as bytes, their hashes (0 for messages without id), and the indexes of messages that are not held yet."""
-        raw = [b"" if id_ is None else id_.encode() for id_ in given]
-        hashes: list[int] = np.where([bool(r) for r in raw], hash_texts(raw, self._segments.seed), np.uint64(0)).tolist()
-        first: dict[bytes, int] = {}
-        held: set[int] = set()
-        for i, r in enumerate(raw):
-            if not r:
-                continue
-            if r in self._writer.staged_ids or first.setdefault(r, i) != i:
-                held.add(i)
-            elif len(r) == SERVER_ID_BYTES and (seq := server_seq(r.decode())) is not None:
-                if seq >= next_seq:
-                    raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
-                hashes[i] = hash_id(r.decode(), self._segments.seed)
-                hit = lookup.find(self._segments, r.decode())
-                if hit is not None and (known_elsewhere is None or not self.is_handed_off(hit.document)):
-                    held.add(i)
-        unsure = [i for i in first.values() if i not in held]
-        texts, numbers = [raw[i] for i in unsure], np.array([hashes[i] for i in unsure], np.uint64)
-        places = lookup.find_many(self._segments, texts, numbers)  # also ids whose end is staged: that may fail
-        if known_elsewhere is not None:  # the receiver of handed-off messages knows their ids as long as they count
-            places = {k: place for k, place in places.items() if not self.is_handed_off(place)}
-            held.update(unsure[k] for k in known_elsewhere(texts, numbers))
-        held.update(unsure[k] for k in places)
-        return raw, hashes, [i for i in range(len(raw)) if i not in held]
+    def unwatch_ids(self, seen: set[bytes]) -> None:
+        """End `watch_ids`."""
+        self._writer.watchers = [watcher for watcher in self._writer.watchers if watcher is not seen]
 
     # Firing
 

@@ -107,6 +107,7 @@ class Writer(log.OpenLog):
         self.flusher: Worker = Inline()
         self.frozen: list[Memtable] = []  # full memtables whose tables are not written yet
         self.staged_ids: set[bytes] = set()
+        self.watchers: list[set[bytes]] = []  # see `Index.watch_ids`
         self.staged_ends: set[int] = set()
         self._group: CommitGroup | None = None
         self._flying: CommitGroup | None = None  # taken, but not landed
@@ -127,11 +128,12 @@ class Writer(log.OpenLog):
         self.refuse_if_stopped()
         if columns.hashes is UNHASHED:
             columns.hashes = hash_any(cast("Sequence[bytes]", columns.ids), self.segments.seed)
-        self._roll_if_full(len(columns.bodies), _size(columns))
+        count = len(columns.bodies)
+        lengths: I64 | list[int] = [] if count < _LARGE else f.lengths_of(columns.ids, columns.bodies, columns.extras)
+        self._roll_if_full(count, _size(columns) if count < _LARGE else int(np.sum(lengths)))
         group = self._open_group()
         if not group.batches and not self._unsynced:
             columns.flags[0] |= f.BARRIER
-        count = len(columns.bodies)
         seqs = range(first_seq, first_seq + count) if count < small_batches.DOCUMENTS else np.arange(first_seq, first_seq + count)
         encode = partial(
             f.encode, columns.ids, columns.bodies, columns.due_ms, first_seq, columns.ttr_ms, columns.flags, columns.extras
@@ -140,7 +142,6 @@ class Writer(log.OpenLog):
             data, lengths = encode()
             group.buffers.append(data)
         else:
-            lengths = f.lengths_of(columns.ids, columns.bodies, columns.extras)
             group.buffers.append(lambda: encode()[0])
         starts = _starts(lengths, self._end)
         self._end += sum(lengths) if isinstance(lengths, list) else int(lengths.sum())
@@ -155,6 +156,8 @@ class Writer(log.OpenLog):
         """Producers' own ids count as held as soon as they are staged."""
         group.ids.append(own)
         self.staged_ids.update(own)
+        for seen in self.watchers:
+            seen.update(own)
 
     def stop(self, error: BaseException) -> Stopped:
         """Accept no more writes until the topic is opened again. Returns the error to raise."""

@@ -87,6 +87,14 @@ class Topic:
         """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
         return self._index.held(ids, now_ms, self._known_elsewhere())
 
+    def watch_ids(self, seen: set[bytes]) -> None:
+        """Add producers' own ids to a set as they are staged, until `unwatch_ids`."""
+        self._index.watch_ids(seen)
+
+    def unwatch_ids(self, seen: set[bytes]) -> None:
+        """End `watch_ids`."""
+        self._index.unwatch_ids(seen)
+
     def _known_elsewhere(self) -> Callable[[Sequence[bytes], U64], set[int]] | None:
         """Finds the ids that count as held although the Index does not hold them; None if there is none."""
         return partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None

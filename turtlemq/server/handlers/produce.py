@@ -32,12 +32,16 @@ async def produce(request: web.Request) -> Reply:
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
         check_deadline(request)
-    large = await large_batches.prepare(service, topic, batch, now) if len(batch) >= large_batches.LARGE else None
-    topic_of(request, may_create=True)  # again: topics may have been created or deleted meanwhile
-    if large is None:
+    if len(batch) < large_batches.LARGE:
+        topic_of(request, may_create=True)  # again: topics may have been created or deleted meanwhile
         staged_in, receipt = service.engine.stage(topic, batch, now)
     else:
-        staged_in, receipt = large_batches.stage(service, topic, large, now)
+        prepared = await large_batches.prepare(service, topic, batch, now)
+        try:
+            topic_of(request, may_create=True)
+            staged_in, receipt = large_batches.stage(service, topic, prepared, now)
+        finally:
+            large_batches.finish(prepared)
     await service.commit(staged_in, len(data))
     service.meter.produce_batch.add(len(receipt))
     return Reply(_receipt_json(receipt), 201)

@@ -1,56 +1,99 @@
 """Staging a large batch without holding the event loop: its checks run on a thread, its ids are looked up in slices.
 
-An id that is known when its slice is looked up is a duplicate, even if the other message is removed afterwards. An id that is
-new then is looked up once more when the rest of the batch is staged, all at once, which is fast as long as all are new.
+An id that is known when its slice is looked up is a duplicate, even if the other message is removed afterwards; but the commit
+that is to store the other one must not fail. Ids that other requests stage meanwhile are looked up once more at the end. If the
+topic was deleted meanwhile, or a commit failed, the whole batch is looked up at once: slow, rare and right.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field, replace
 
-from turtlemq.index.validate import check_expiry, checked, pick
+from turtlemq.errors import InvalidId
+from turtlemq.index.validate import checked, pick
+from turtlemq.index.writer import CommitGroup
 from turtlemq.model import Batch, CheckedBatch, Receipt
 from turtlemq.server.service import Service
 from turtlemq.topic.topic import Topic
 
 LARGE = 5_000  # messages of a batch that is staged in this way
-SLICE = 2_000  # ids that are looked up at once: 10 ms if all are duplicates
+SLICE = 1_000  # ids that are looked up at once: 10 ms if all are duplicates
 
 
-async def prepare(service: Service, topic: str, batch: Batch, now_ms: int) -> tuple[CheckedBatch, list[bool]]:
-    """A checked batch, and which of its messages are no duplicates as of now. Raises if anything is wrong with the batch."""
-    whole, created = await asyncio.to_thread(_checked, batch, now_ms)
-    if whole.ids is None:
-        return whole, created
-    for at in range(0, len(whole), SLICE):
-        await service.turns.turn()
-        opened = service.engine.topics.get(topic)
-        if opened is not None:
-            for i in opened.held(whole.ids[at : at + SLICE], now_ms):
-                created[at + i] = False
-    return whole, created
+@dataclass(slots=True)
+class Prepared:
+    """A checked batch, and the findings about its ids."""
+
+    batch: CheckedBatch
+    is_new: list[bool]  # by message: its id is not known, and stands at no message before it
+    topic: Topic | None  # in which the ids were looked up
+    commits: list[CommitGroup] = field(default_factory=list)  # under way during the look-ups
+    seen: set[bytes] = field(default_factory=set)  # ids that other requests have staged since
 
 
-def _checked(batch: Batch, now_ms: int) -> tuple[CheckedBatch, list[bool]]:
+async def prepare(service: Service, topic: str, batch: Batch, now_ms: int) -> Prepared:
+    """Check a batch and look up its ids, in turns with other requests. Raises if anything is wrong with the batch. The caller
+    calls `finish` when the batch was staged or refused."""
+    seed = service.engine.folder.seed
+    whole, is_new = await asyncio.to_thread(_checked, batch, seed)
+    prepared = Prepared(whole, is_new, service.engine.topics.get(topic) if whole.ids is not None else None)
+    if prepared.topic is not None:
+        prepared.topic.watch_ids(prepared.seen)
+        try:
+            await _look_up(service, prepared, prepared.topic, now_ms)
+        except BaseException:
+            finish(prepared)
+            raise
+    return prepared
+
+
+def _checked(batch: Batch, seed: int) -> tuple[CheckedBatch, list[bool]]:
     """A checked batch, and which of its messages do not repeat the id of one before."""
-    whole, seen, created = checked(batch), set[str](), [True] * len(batch)
-    check_expiry(whole, now_ms)
-    for i, id_ in enumerate(whole.ids or ()):
-        if id_ is not None:
-            created[i] = id_ not in seen
-            seen.add(id_)
-    return whole, created
+    whole, met = checked(batch, seed), set[bytes]()
+    is_new = [True] * len(batch)
+    for i, raw in enumerate(whole.raw_ids):
+        if raw:
+            is_new[i] = raw not in met
+            met.add(raw)
+    return whole, is_new
 
 
-def stage(service: Service, topic: str, prepared: tuple[CheckedBatch, list[bool]], now_ms: int) -> tuple[Topic, Receipt]:
+async def _look_up(service: Service, prepared: Prepared, topic: Topic, now_ms: int) -> None:
+    ids = prepared.batch.ids or ()
+    for at in range(0, len(ids), SLICE):
+        await service.turns.turn()
+        group = topic.pending_commit
+        if group is not None and (not prepared.commits or prepared.commits[-1] is not group):
+            prepared.commits.append(group)
+        try:
+            held = topic.held(ids[at : at + SLICE], now_ms)
+        except InvalidId as error:
+            raise InvalidId(str(error), index=at + int(str(error.details["index"]))) from None
+        for i in held:
+            prepared.is_new[at + i] = False
+
+
+def finish(prepared: Prepared) -> None:
+    """The batch was staged, or will not be."""
+    if prepared.topic is not None:
+        prepared.topic.unwatch_ids(prepared.seen)
+
+
+def stage(service: Service, topic: str, prepared: Prepared, now_ms: int) -> tuple[Topic, Receipt]:
     """Stage the new messages of a prepared batch. Returns the topic, and the receipt of the whole batch."""
-    whole, created = prepared
-    if all(created):
-        return service.engine.stage(topic, whole, now_ms)
-    given, rows = list(whole.ids or ()), [i for i, new in enumerate(created) if new]
-    opened = service.engine.topic(topic, create=True)
+    whole, engine, looked_up = prepared.batch, service.engine, prepared.topic
+    if looked_up is None or looked_up is not engine.topics.get(topic) or any(group.error for group in prepared.commits):
+        return engine.stage(topic, whole, now_ms)
+    is_new = list(prepared.is_new)
+    unsure = [i for i, raw in enumerate(whole.raw_ids) if raw in prepared.seen and is_new[i]] if prepared.seen else []
+    for k in looked_up.held([whole.ids[i] for i in unsure], now_ms) if whole.ids and unsure else ():
+        is_new[unsure[k]] = False
+    if all(is_new):
+        return engine.stage(topic, replace(whole, are_new=True), now_ms)
+    given, rows = list(whole.ids or ()), [i for i, new in enumerate(is_new) if new]
     if rows:
-        opened, receipt = service.engine.stage(topic, pick(whole, rows), now_ms)
-        for i, id_, new in zip(rows, receipt.ids, receipt.created, strict=True):
-            given[i], created[i] = id_, new
-    return opened, Receipt([id_ or "" for id_ in given], created)
+        _, receipt = engine.stage(topic, replace(pick(whole, rows), are_new=True), now_ms)
+        for i, id_ in zip(rows, receipt.ids, strict=True):
+            given[i] = id_
+    return looked_up, Receipt([id_ or "" for id_ in given], is_new)
