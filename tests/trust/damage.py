@@ -119,6 +119,7 @@ KINDS_OTHER = (
     "ready.run",
     "dead letters delay.run",
     "dead letters delay.dead",
+    "dead letters delay.index",
 )
 WALK = (*KINDS_LOGS, *KINDS_OTHER[:4], *KINDS_LOGS, *KINDS_OTHER[4:8], *KINDS_LOGS, *KINDS_OTHER[8:])  # most is in the logs
 CELLS = tuple(
