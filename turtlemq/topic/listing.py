@@ -20,7 +20,7 @@ from turtlemq.topic.dead_letters import DeadLetter, Filter
 from turtlemq.topic.message_view import MessageView, view_of
 from turtlemq.topic.stores import Stores
 
-_READ_MAX = 4_000  # documents of the ready log that one page reads: 100 ms
+_READ_MAX = 500  # documents of the ready log that one page reads: 12 ms, more if they are retries of many groups
 _READ_STEP = 500
 
 
