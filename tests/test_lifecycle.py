@@ -27,7 +27,8 @@ def engine(tmp_path: Path) -> Engine:
 
 def bring(engine: Engine, state: str) -> None:
     """Put message x and bring it into a state."""
-    engine.submit("t", [Message(b"", 1_000 if state == "sleep" else 10, id="x", expires_ms=400)], 0)
+    due_ms, expires_ms = (1_000, 1_000_000) if state == "sleep" else (10, 400)
+    engine.submit("t", [Message(b"", due_ms, id="x", expires_ms=expires_ms)], 0)
     if state == "cancelled":
         happen(engine, "cancel")
     if state in ("sleep", "cancelled"):

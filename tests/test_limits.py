@@ -249,14 +249,14 @@ def test_headers_count_towards_the_size_of_a_batch() -> None:
 def test_the_largest_message_fits_and_is_found_again(tmp_path: Path) -> None:
     index = open_index(Door(), tmp_path, "t", Settings(), Progress())
     headers = {f"{i:03x}": "v" for i in range(HEADERS_BYTES_MAX // 11)}
-    largest = Batch([LARGE], [DUE_MS_MAX], ["é" * (ID_BYTES_MAX // 2)], [TTR_MS_MAX], [f.JSON | 2])
+    largest = Batch([LARGE], [DUE_MS_MAX - 1], ["é" * (ID_BYTES_MAX // 2)], [TTR_MS_MAX], [f.JSON | 2])
     largest.expires_ms, largest.headers = [DUE_MS_MAX], [headers]
     assert index.append(largest, 1).created == [True]
     index.close()
     again = open_index(Door(), tmp_path, "t", Settings(), Progress())
     found = again.get("é" * (ID_BYTES_MAX // 2))
     assert found is not None
-    assert (found.due_ms, found.ttr_ms, found.expires_ms) == (DUE_MS_MAX, TTR_MS_MAX, DUE_MS_MAX)
+    assert (found.due_ms, found.ttr_ms, found.expires_ms) == (DUE_MS_MAX - 1, TTR_MS_MAX, DUE_MS_MAX)
     assert (found.body, found.headers, found.flags) == (LARGE, headers, f.JSON | 2)
     again.close()
 

@@ -35,5 +35,5 @@ def test_a_number_tells_the_same_story_in_every_process(name: str, seeds: range)
 @pytest.mark.slow
 def test_stories_come_to_all_that_the_simulation_speaks_of() -> None:
     """`make trust` counts over a whole run; a few seeds are enough to see that there is a way."""
-    seen = apart("simulation", 0, PART.chunk)
+    seen = apart("simulation", 0, 3 * PART.chunk)
     assert [place for place in PLACES if not seen[place]] == []

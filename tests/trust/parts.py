@@ -28,6 +28,7 @@ _MODULES = (
     "load",
     "hostile",
     "interface",
+    "limits",
     "drill",
     "planted",
 )

@@ -14,7 +14,7 @@ from tests.trust.powercuts_disk import Disk, Inodes, Tree, cut
 from tests.trust.powercuts_harvest import abandon, run_to_rest
 from tests.trust.powercuts_ledger import ANY, COMES, DEAD, FRESH, GONE, Fate, Key, Ledger, Sent
 from turtlemq.engine import Engine
-from turtlemq.errors import Conflict, UnknownMessage
+from turtlemq.errors import Conflict, InvalidFireAt, UnknownMessage
 from turtlemq.model import Message, Priority
 from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import DeadLetter, Filter
@@ -174,7 +174,7 @@ class Story:
             due, body = self.now + self.chance.choice([0, 60, 9_000]), b"new,%d" % self.count
             try:
                 self.engine.reschedule(topic, id_, self.now, due_ms=due, body=body)
-            except (Conflict, UnknownMessage):
+            except (Conflict, UnknownMessage, InvalidFireAt):  # also if it would be due after its expiry
                 continue
             self.ledger.change(topic, id_, due_ms=due, body=body)
 

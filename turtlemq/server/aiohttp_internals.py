@@ -20,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 __all__ = ["AiohttpConnection", "AiohttpSite", "Dispatcher", "HttpProcessingError", "http_date", "open_connections"]
 
 ROUTES_MAX = 1_000  # paths whose handler is remembered
+PIECE_BYTES = 1 << 20  # of a long answer that are written at once
 JOIN_BYTES = 4 << 10  # a smaller body is copied behind its head, so that both are sent with one system call
 
 
@@ -67,15 +68,22 @@ class AiohttpConnection(web.RequestHandler):
         transport = self.transport
         if transport is None or transport.is_closing():
             return False
+        view = memoryview(body)
         if len(body) < JOIN_BYTES:
             transport.write(head + body)
         else:
-            transport.writelines((head, body))
-        if not self._paused:
+            transport.writelines((head, view[:PIECE_BYTES]))
+        if not self._paused and len(body) <= PIECE_BYTES:
             return True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._drain_helper()
+                for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
+                    await asyncio.sleep(0)  # the system takes a piece in up to 3 ms: other requests go on
+                    if transport.is_closing():
+                        return False
+                    transport.write(view[at : at + PIECE_BYTES])
+                    await self._drain_helper()
             return True
         except TimeoutError:
             transport.abort()  # closing would wait for the rest to be sent
