@@ -206,7 +206,8 @@ class _Run:
         self.report.damage = sorted(damage | {line for line in self.saved.damage if line.partition("/")[0] in self.logs})
         marks = (("ready", "delay_class", jobs.DAMAGED), ("history", "outcome", "damaged"), ("reserve", "event", "damaged"))
         counts = [partials[name].filter(pc.equal(partials[name][column], mark))["messages"] for name, column, mark in marks]
-        self.report.damaged = len(self.report.damage) + sum(int(pc.sum(count).as_py() or 0) for count in counts)
+        named = [line for line in self.report.damage if "/ready_" not in line]  # those of the ready log are rows, too
+        self.report.damaged = len(named) + sum(int(pc.sum(count).as_py() or 0) for count in counts)
 
 
 def _within(table: pa.Table, options: ReportOptions, topics: list[str]) -> pa.Table:
