@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 from turtlemq.storage.door import Door
@@ -25,6 +26,9 @@ class Failing(Door):
     wedged    the disk is full, and the file cannot be cut back either
     gone      nothing can be changed from then on, until `heal`
     EMFILE    no file can be opened from then on, until `heal`
+
+    Random bytes are the same in every run: the secret of the folder decides which reads a filter of ids spares, and call `at`
+    is to be the same call as in the run that it was counted in.
     """
 
     def __init__(self, at: int = -1, how: str = "EIO") -> None:
@@ -33,9 +37,13 @@ class Failing(Door):
         self.calls: list[str] = []
         self.failed: str | None = None  # the call that failed, and its file
         self._then: dict[str, int] = {}
+        self._random = Random(0)
 
     def fresh(self) -> Door:
         return self
+
+    def random_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         self.calls.append("create" if name == "open" and args[1] & os.O_CREAT else name)
