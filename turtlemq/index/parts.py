@@ -337,15 +337,29 @@ class TablePart(Part):
         return int(ordinals[hits[0]]) if len(hits) else None
 
     def locate_many(self, door: Door, dues: I64, seqs: I64) -> I64:
-        """Ordinals of the documents with these due times and seqs. Arrays find those whose due time no other document has."""
-        order = np.argsort(dues)  # so that reads go forward
-        dues, seqs = dues[order], seqs[order]
+        """Ordinals of the documents with these due times and seqs. Those that share a due time are found by one binary search for
+        all of them: a batch of reads a step. A damaged document may mislead it, so misses are searched again one by one."""
         low = dues.astype(np.uint64) << np.uint64(ORDINAL_BITS)
         first, last = self.table.ranks(low), self.table.ranks(low + np.uint64(1 << ORDINAL_BITS))
-        alone, ties = np.flatnonzero(last - first == 1), np.flatnonzero(last - first > 1)
-        ordinals = f.key_ordinals(self.table.keys[first[alone]])
-        known = log.read_prefixes(door, self.path, self.spans_of(ordinals)[0])["seq"] == seqs[alone]
-        return np.concatenate((ordinals[known], super().locate_many(door, dues[ties], seqs[ties])))
+        held = last > first
+        first, last, dues, seqs = first[held], last[held], dues[held], seqs[held]
+        tied = last - first > 1
+        while len(rows := np.flatnonzero(last - first > 1)):
+            middle = (first[rows] + last[rows]) >> 1
+            behind = self._read_seqs(door, middle) > seqs[rows]
+            last[rows[behind]], first[rows[~behind]] = middle[behind], middle[~behind]
+        known = self._read_seqs(door, first) == seqs
+        missed = tied & ~known
+        return np.concatenate(
+            (f.key_ordinals(self.table.keys_at(first[known])), super().locate_many(door, dues[missed], seqs[missed]))
+        )
+
+    def _read_seqs(self, door: Door, ranks: I64) -> I64:
+        """Seqs of the documents whose keys have these ranks, not verified. Each document is read once, in order of position."""
+        ranks, rows = np.unique(ranks, return_inverse=True)
+        ordinals = f.key_ordinals(self.table.keys_at(ranks))
+        seqs: I64 = log.read_prefixes(door, self.path, self.spans_of(ordinals)[0])["seq"][rows]
+        return seqs
 
     def seq_of(self, door: Door, ordinal: int) -> int | None:
         read = self.read(door, np.array([ordinal]))

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -187,13 +187,30 @@ class Segments:
 
     # Ending documents
 
-    def end_document(self, seq: int, due_ms: int, seen: tuple[Part, int] | None = None) -> bool:
-        """End the document with this seq. False if it is gone or was ended before. `seen`: its place, from an earlier lookup."""
-        if seen is not None and not seen[0].gone:
-            return seen[0].mark_ended(seen[1])
-        part = self.part_of(seq)
-        ordinal = None if part is None else part.locate(self.door, due_ms, seq)
-        return ordinal is not None and part is not None and part.mark_ended(ordinal)
+    def end_documents(self, ends: Sequence[tuple[int, int]], seen: Sequence[tuple[Part, int]] = ()) -> None:
+        """End documents, given as seq and due time. Those that are gone are left out. `seen`: the places of all of them from an
+        earlier lookup, or none."""
+        places: list[tuple[Part, int]] = []
+        unseen: dict[Part, list[tuple[int, int]]] = {}
+        for end, place in zip_longest(ends, seen):
+            if place is not None and not place[0].gone:
+                places.append(place)
+            elif (part := self.part_of(end[0])) is not None:
+                unseen.setdefault(part, []).append(end)
+        for part, rows in unseen.items():
+            places += [(part, ordinal) for ordinal in self._locate(part, rows)]
+        for part, ordinal in places:
+            part.mark_ended(ordinal)
+
+    def _locate(self, part: Part, rows: Sequence[tuple[int, int]]) -> list[int]:
+        """Ordinals of documents of a part, given as seq and due time. Those that it does not have are left out."""
+        if len(rows) == 1:  # without arrays
+            ((seq, due_ms),) = rows
+            ordinal = part.locate(self.door, due_ms, seq)
+            return [] if ordinal is None else [ordinal]
+        seqs, dues = np.array(rows, np.int64).T
+        ordinals: list[int] = part.locate_many(self.door, dues, seqs).tolist()
+        return ordinals
 
     def apply_ends(self, targets: Sequence[Part]) -> None:
         """Set ended bits in these parts, from all documents of the Index that end others and are newer than their `ended_by`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
@@ -244,9 +244,9 @@ class Writer(log.OpenLog):
             segments.counters.appended += len(batch.seqs)
         else:
             segments.counters.add(columns.purpose, len(batch.seqs))
-        for (seq, due_ms), seen in zip_longest(columns.ends, columns.seen):
-            repairing(segments, partial(segments.end_document, seq, due_ms, seen))
-            self.staged_ends.discard(seq)
+        if columns.ends:
+            repairing(segments, partial(segments.end_documents, columns.ends, columns.seen))
+            self.staged_ends.difference_update([seq for seq, _ in columns.ends])
             segments.last_ending_seq = int(batch.seqs[-1])
 
     # Flush and roll

@@ -231,6 +231,12 @@ class Table:
             self._ensure_verified("keys", first, last, 8)
         return self.keys[first:last]
 
+    def keys_at(self, ranks: I64) -> U64:
+        """Keys of these ranks, verified."""
+        if len(ranks):
+            self._ensure_verified("keys", int(ranks.min()), int(ranks.max()) + 1, 8)
+        return self.keys[ranks]
+
     def spans_of(self, ordinals: I64) -> tuple[I64, I64]:
         """Byte ranges of documents in the segment: starts and ends. A damaged stretch counts to the document before it."""
         if len(ordinals):
