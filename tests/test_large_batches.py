@@ -13,7 +13,7 @@ import pytest
 from tests.harness.server_process import Server, running
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, InvalidId, TooLarge
-from turtlemq.index import writer
+from turtlemq.index import validate, writer
 from turtlemq.index.columns import as_batch
 from turtlemq.index.recover import open_index
 from turtlemq.index.validate import checked
@@ -73,6 +73,26 @@ def test_long_ids_are_checked_together_and_refused_by_index() -> None:
         with pytest.raises(InvalidId) as refused:
             checked(Batch([b""] * 3, [1] * 3, [*ids, bad]), 7)
         assert refused.value.details["index"] == 2
+
+
+def test_no_step_of_a_check_takes_more_than_a_few_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that joins 100,000 long ids in one bytecode keeps the event loop waiting."""
+    taken: list[int] = []
+    plain = validate._plain_ids
+
+    def watched(ids: Sequence[Any]) -> bool:
+        taken.append(len(ids))
+        return plain(ids)
+
+    monkeypatch.setattr(validate, "_plain_ids", watched)
+    ids: list[str | None] = [f"{n:0200d}" for n in range(10_000)]
+    validate.check_ids(ids)
+    assert sum(taken) == len(ids)
+    assert max(taken) <= 2_048
+    ids[9_000], ids[9_001] = None, "a/b"
+    with pytest.raises(InvalidId) as refused:
+        validate.check_ids(ids)
+    assert refused.value.details["index"] == 9_001
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +200,26 @@ def test_a_failed_commit_makes_no_duplicates(tmp_path: Path, monkeypatch: pytest
     receipt = stub.put([f"i{n}" for n in range(100)])
     assert all(receipt.created)
     assert stub.engine.get("t", "i3") is not None
+    stub.engine.close()
+
+
+def test_staging_copies_no_ids_of_a_large_batch(tmp_path: Path) -> None:
+    """The set of its ids was made on a thread. While it is staged, its ids count as held, also for other large batches."""
+    stub = Stub(tmp_path, lambda engine: None)
+    stub.engine.topic("t", create=True)
+    service, ids = cast(Any, stub), [f"i{n}" for n in range(100)]
+    first, other = (
+        asyncio.run(large_batches.prepare(service, "t", Batch([b"b"] * 100, [10**12] * 100, ids), 5)) for _ in range(2)
+    )
+    topic, receipt = large_batches.stage(service, "t", first, 6)
+    group = topic.pending_commit
+    assert group is not None
+    assert [held is first.batch.own_ids for held in group.ids] == [True]
+    assert stub.engine.stage("t", as_batch([one("i7"), one("x")]), 6)[1].created == [False, True]
+    assert large_batches.stage(service, "t", other, 6)[1].created == [False] * 100
+    assert all(receipt.created)
+    topic.commit()
+    assert stub.engine.submit("t", [one("i7")], 7).created == [False]
     stub.engine.close()
 
 

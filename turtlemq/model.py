@@ -88,6 +88,7 @@ class CheckedBatch(Batch):
     """A batch within all limits, with ids and optional fields encoded: see `turtlemq.index.validate.checked`."""
 
     raw_ids: list[bytes] = field(default_factory=list)  # empty for a message without an id
+    own_ids: frozenset[bytes] = frozenset()  # all but the empty ones
     hashes: U64 = field(default_factory=lambda: np.empty(0, np.uint64))  # of the ids; 0 for a message without
     lacks_ids: bool = False  # of some of its messages
     are_new: bool = False  # no id in it is held, nor stands in it twice

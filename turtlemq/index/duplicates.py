@@ -6,7 +6,7 @@ Nothing is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from turtlemq.errors import InvalidId
 from turtlemq.index import lookup
 from turtlemq.index.columns import may_repeat
 from turtlemq.index.segments import Segments
+from turtlemq.index.staged_ids import StagedIds
 from turtlemq.model import U64
 from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_texts, server_seq
 
@@ -22,7 +23,7 @@ KnownIds = Callable[[Sequence[bytes], U64], Iterable[int]]  # from ids and their
 
 
 def all_new(
-    segments: Segments, staged: Set[bytes], given: Sequence[str | None], known_elsewhere: KnownIds | None
+    segments: Segments, staged: StagedIds, given: Sequence[str | None], known_elsewhere: KnownIds | None
 ) -> tuple[list[bytes], U64] | None:
     """Fast path without a loop: ids as bytes, and their hashes. None unless every message has an id, and each is new and unlike a
     server-given one."""
@@ -42,7 +43,7 @@ def all_new(
 
 
 def leave_out(
-    segments: Segments, staged: Set[bytes], given: Sequence[str | None], next_seq: int, known_elsewhere: KnownIds | None
+    segments: Segments, staged: StagedIds, given: Sequence[str | None], next_seq: int, known_elsewhere: KnownIds | None
 ) -> tuple[list[bytes], list[int], list[int]]:
     """Ids as bytes, their hashes (0 for messages without id), and the indexes of messages that are not held yet."""
     raw = [b"" if id_ is None else id_.encode() for id_ in given]

@@ -21,6 +21,7 @@ from turtlemq.index.duplicates import KnownIds
 from turtlemq.index.filters import Filters
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
+from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.validate import check_batch, check_expiry, check_new_due, with_due_column
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
@@ -181,14 +182,13 @@ class Index:
 
     def _stage_new(self, batch: CheckedBatch, seq: int) -> Receipt:
         """Stage a batch whose ids are new. Messages without an id get one."""
-        raw, hashes = list(batch.raw_ids), batch.hashes
-        own = raw
+        given, raw, hashes = cast("list[str]", list(batch.ids or ())), batch.raw_ids, batch.hashes
         if batch.lacks_ids:
-            own = [r for r in raw if r]
-            raw = [r or id_.encode() for r, id_ in zip(raw, server_ids(seq, len(raw)), strict=True)]
+            given = [id_ or new for id_, new in zip(given, server_ids(seq, len(given)), strict=True)]
+            raw = [r or id_.encode() for r, id_ in zip(raw, given, strict=True)]
             hashes = batch.hashes.tolist()
-        self._writer.reserve_ids(self._writer.stage(batch_columns(batch, raw, hashes), seq), own)
-        return Receipt([r.decode() for r in raw], [True] * len(raw))
+        self._writer.reserve_ids(self._writer.stage(batch_columns(batch, raw, hashes), seq), batch.own_ids)
+        return Receipt(given, [True] * len(raw))
 
     @repairing_method
     def held(self, ids: Sequence[str | None], now_ms: int, known_elsewhere: KnownIds | None = None) -> set[int]:
@@ -200,11 +200,11 @@ class Index:
         self._segments.counters.duplicates += len(ids) - len(new)
         return set(range(len(ids))).difference(new)
 
-    def watch_ids(self, seen: set[bytes]) -> None:
+    def watch_ids(self, seen: StagedIds) -> None:
         """Add producers' own ids to a set as they are staged, until `unwatch_ids`."""
         self._writer.watchers.append(seen)
 
-    def unwatch_ids(self, seen: set[bytes]) -> None:
+    def unwatch_ids(self, seen: StagedIds) -> None:
         """End `watch_ids`."""
         self._writer.watchers = [watcher for watcher in self._writer.watchers if watcher is not seen]
 

@@ -11,7 +11,7 @@ between first waits for the group under way and lands it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -27,6 +27,7 @@ from turtlemq.index.columns import UNHASHED, Columns
 from turtlemq.index.memtable import Memtable
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.segments import KIND, Segment, Segments
+from turtlemq.index.staged_ids import StagedIds
 from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
 from turtlemq.segment import log
@@ -63,7 +64,7 @@ class CommitGroup:
     offset: int
     buffers: list[Buffer | Callable[[], Buffer]] = field(default_factory=list)  # a large batch is encoded by `run`
     batches: list[_Batch] = field(default_factory=list)
-    ids: list[list[bytes]] = field(default_factory=list)  # producers' own ids, by batch
+    ids: list[Collection[bytes]] = field(default_factory=list)  # producers' own ids, by batch
     bytes: int = 0  # written by `run`
     error: BaseException | None = None  # why nothing of it was stored, for its callers
     failure: BaseException | None = None  # the error of the run, as it came
@@ -106,8 +107,8 @@ class Writer(log.OpenLog):
         self.last_seq = last_seq
         self.flusher: Worker = Inline()
         self.frozen: list[Memtable] = []  # full memtables whose tables are not written yet
-        self.staged_ids: set[bytes] = set()
-        self.watchers: list[set[bytes]] = []  # see `Index.watch_ids`
+        self.staged_ids = StagedIds()
+        self.watchers: list[StagedIds] = []  # see `Index.watch_ids`
         self.staged_ends: set[int] = set()
         self._group: CommitGroup | None = None
         self._flying: CommitGroup | None = None  # taken, but not landed
@@ -152,12 +153,12 @@ class Writer(log.OpenLog):
             self.staged_ends.update(seq for seq, _ in columns.ends)
         return group
 
-    def reserve_ids(self, group: CommitGroup, own: list[bytes]) -> None:
-        """Producers' own ids count as held as soon as they are staged."""
+    def reserve_ids(self, group: CommitGroup, own: Collection[bytes]) -> None:
+        """Producers' own ids count as held as soon as they are staged. A frozen set is not copied."""
         group.ids.append(own)
-        self.staged_ids.update(own)
+        self.staged_ids.add(own)
         for seen in self.watchers:
-            seen.update(own)
+            seen.add(own)
 
     def stop(self, error: BaseException) -> Stopped:
         """Accept no more writes until the topic is opened again. Returns the error to raise."""
@@ -229,7 +230,7 @@ class Writer(log.OpenLog):
         if self._group is None:
             self.staged_ids.clear()
         else:
-            self.staged_ids.difference_update(*group.ids)
+            self.staged_ids.remove(group.ids)
         group.finish(None)
         if segments.memtable.count >= self._flush_at or (self._flush is not None and self._flush[1].done()):
             self._flush_if_room()

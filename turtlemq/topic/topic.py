@@ -19,6 +19,7 @@ from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownMessage
+from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
 from turtlemq.settings import Settings
@@ -87,11 +88,11 @@ class Topic:
         """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
         return self._index.held(ids, now_ms, self._known_elsewhere())
 
-    def watch_ids(self, seen: set[bytes]) -> None:
+    def watch_ids(self, seen: StagedIds) -> None:
         """Add producers' own ids to a set as they are staged, until `unwatch_ids`."""
         self._index.watch_ids(seen)
 
-    def unwatch_ids(self, seen: set[bytes]) -> None:
+    def unwatch_ids(self, seen: StagedIds) -> None:
         """End `watch_ids`."""
         self._index.unwatch_ids(seen)
 

@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from turtlemq.errors import InvalidId
+from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.validate import checked, pick
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import Batch, CheckedBatch, Receipt
@@ -28,8 +29,9 @@ class Prepared:
     batch: CheckedBatch
     is_new: list[bool]  # by message: its id is not known, and stands at no message before it
     topic: Topic | None  # in which the ids were looked up
+    fresh: CheckedBatch | None = None  # the new messages, if some are not
     commits: list[CommitGroup] = field(default_factory=list)  # under way during the look-ups
-    seen: set[bytes] = field(default_factory=set)  # ids that other requests have staged since
+    seen: StagedIds = field(default_factory=StagedIds)  # ids that other requests have staged since
 
 
 async def prepare(service: Service, topic: str, batch: Batch, now_ms: int) -> Prepared:
@@ -42,6 +44,8 @@ async def prepare(service: Service, topic: str, batch: Batch, now_ms: int) -> Pr
         prepared.topic.watch_ids(prepared.seen)
         try:
             await _look_up(service, prepared, prepared.topic, now_ms)
+            if not all(prepared.is_new):
+                prepared.fresh = await asyncio.to_thread(_picked, whole, prepared.is_new)
         except BaseException:
             finish(prepared)
             raise
@@ -57,6 +61,11 @@ def _checked(batch: Batch, seed: int) -> tuple[CheckedBatch, list[bool]]:
             is_new[i] = raw not in met
             met.add(raw)
     return whole, is_new
+
+
+def _picked(whole: CheckedBatch, is_new: list[bool]) -> CheckedBatch:
+    """The new messages of a batch."""
+    return pick(whole, [i for i, new in enumerate(is_new) if new])
 
 
 async def _look_up(service: Service, prepared: Prepared, topic: Topic, now_ms: int) -> None:
@@ -85,15 +94,19 @@ def stage(service: Service, topic: str, prepared: Prepared, now_ms: int) -> tupl
     whole, engine, looked_up = prepared.batch, service.engine, prepared.topic
     if looked_up is None or looked_up is not engine.topics.get(topic) or any(group.error for group in prepared.commits):
         return engine.stage(topic, whole, now_ms)
-    is_new = list(prepared.is_new)
-    unsure = [i for i, raw in enumerate(whole.raw_ids) if raw in prepared.seen and is_new[i]] if prepared.seen else []
-    for k in looked_up.held([whole.ids[i] for i in unsure], now_ms) if whole.ids and unsure else ():
-        is_new[unsure[k]] = False
+    is_new, fresh = list(prepared.is_new), prepared.fresh or whole
+    if repeated := prepared.seen.common(whole.own_ids):
+        unsure = [i for i, raw in enumerate(whole.raw_ids) if raw in repeated and is_new[i]]
+        if held := looked_up.held([whole.ids[i] for i in unsure], now_ms) if whole.ids and unsure else set():
+            for k in held:
+                is_new[unsure[k]] = False
+            fresh = _picked(whole, is_new)
+    finish(prepared)  # its own ids are known
     if all(is_new):
         return engine.stage(topic, replace(whole, are_new=True), now_ms)
     given, rows = list(whole.ids or ()), [i for i, new in enumerate(is_new) if new]
     if rows:
-        _, receipt = engine.stage(topic, replace(pick(whole, rows), are_new=True), now_ms)
+        _, receipt = engine.stage(topic, replace(fresh, are_new=True), now_ms)
         for i, id_ in zip(rows, receipt.ids, strict=True):
             given[i] = id_
     return looked_up, Receipt([id_ or "" for id_ in given], is_new)
