@@ -214,22 +214,52 @@ def test_fetch_skips_a_bounded_number_of_documents(tmp_path: Path, monkeypatch: 
     engine.tick(1 + HOUR_MS)
     engine.submit(TOPIC, [Message(b"", 0, id="last", priority=Priority.LOW if levels else Priority.NORMAL)], 1 + HOUR_MS)
     engine.tick(2 + HOUR_MS)
-    read, count = ReadyLog.read, 0
-
-    def counting(self: ReadyLog, offsets: I64, bytes_max: int | None = None) -> Any:
-        nonlocal count
-        count += len(offsets)
-        return read(self, offsets, bytes_max)
-
-    monkeypatch.setattr(ReadyLog, "read", counting)
-    fetches = list[Reserved]()
+    reads, fetches = _counting_reads(monkeypatch), list[Reserved]()
     while not fetches or (not len(fetches[-1]) and fetches[-1].more):
-        count = 0
+        reads.clear()
         fetches.append(engine.reserve(TOPIC, "g", 1, 3 + HOUR_MS))
-        assert count <= 8 + 4 * (6 if levels else 1)
+        assert sum(reads) <= 8 + 4 * (6 if levels else 1)
     assert fetches[-1].ids == ["last"]
     assert len(fetches) > 2
     engine.close()
+
+
+@pytest.mark.parametrize("case", ["one asked", "all asked", "given back"])
+def test_fetch_buries_a_bounded_number_of_expired_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setattr(delivery, "EXPIRED_MAX", 8)
+    engine = _engine(tmp_path / "d")
+    engine.submit(TOPIC, [Message(b"", 0, id=f"m{i}", expires_ms=5) for i in range(60)], 0)
+    engine.submit(TOPIC, [Message(b"", 0, id="last", expires_ms=20)], 0)
+    engine.tick(1)
+    if case == "given back":
+        ids = engine.reserve(TOPIC, "g", 60, 1).ids
+        assert len(ids) == 60
+        engine.give_back(TOPIC, "g", ids, 1)
+    reads = _counting_reads(monkeypatch)
+    got = list[str]()
+    for step in range(1, 9):
+        before = len(reads)
+        fetched = engine.reserve(TOPIC, "g", 1 if case == "one asked" else 100, 10)
+        got += fetched.ids
+        assert engine.stats(TOPIC).dead == min(60, 8 * step)
+        assert len(reads) - before <= 4, "each message is read once to be picked, and once to be buried"
+        assert fetched.more == (not got)
+    assert got == ["last"]
+    assert {letter.error for letter in engine.topic(TOPIC).view.dead_letters.all(Filter())} == {"expired"}
+    assert engine.check() == []
+    engine.close()
+
+
+def _counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of documents in each read of the ready log from now on."""
+    read, counts = ReadyLog.read, list[int]()
+
+    def counting(self: ReadyLog, offsets: I64, bytes_max: int | None = None) -> Any:
+        counts.append(len(offsets))
+        return read(self, offsets, bytes_max)
+
+    monkeypatch.setattr(ReadyLog, "read", counting)
+    return counts
 
 
 def _seeds(engine: Engine) -> set[int]:

@@ -390,9 +390,16 @@ BUGS = (
     Bug(
         "a message that was delivered in time expires at its retry",
         "broker/delivery.py",
-        "        waits = first is not None and (attempts is None or attempts[i] == first)\n",
-        "        waits = True\n",
+        "        late[i] = first is not None and (attempts is None or attempts[i] == first)\n",
+        "        late[i] = True\n",
         f"engine_trust server_expiry {_SIM}",
+    ),
+    Bug(
+        "one fetch buries all messages that have expired",
+        "broker/delivery.py",
+        "min(_end_of(seen & ~late, count - taken), _end_of(late, picked.room_for_expired))",
+        "_end_of(seen & ~late, count - taken)",
+        "many_groups trust:limits",
     ),
     Bug(
         "a requeued letter keeps its old expiry",

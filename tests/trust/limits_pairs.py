@@ -145,7 +145,22 @@ def _topics_times_requests(ground: Ground) -> None:
     ground.server.call("POST", "/v1/command", {"command": "delete", "id": "unknown"})
 
 
+def _expiry_times_fetch(ground: Ground) -> None:
+    """The largest batch expires before any consumer asks for it: the fetches bury it, whether they ask for many or for one."""
+    end = time.time_ns() // 1_000_000 + 4_000
+    groups = {"many": 10_000, "one": 1}
+    for group in groups:
+        ground.ok("POST", f"{_TOPIC}/groups/{group}/fetch", {})
+    ground.put({"body": 1, "expires_ms": end} for _ in range(BATCH_MESSAGES_MAX // 5))
+    time.sleep(max(0.0, end / 1000 - time.time()))
+    for group, count in groups.items():
+        if came := ground.ok("POST", f"{_TOPIC}/groups/{group}/fetch", {"max": count})["messages"]:
+            raise Broken(f"{len(came)} expired messages came to group {group}")
+    _until_dead(ground, len(groups) * BATCH_MESSAGES_MAX // 5)
+
+
 PAIRS = (
+    Limit("expiry × fetch", _expiry_times_fetch, _nothing),
     Limit("deaths × tick", _deaths_times_tick, _nothing),
     Limit("failures × list", _failures_times_list, _nothing),
     Limit("topics × requests", _topics_times_requests, _nothing),

@@ -6,9 +6,10 @@ group, except that due retries are taken from it: a pick counts once the Broker 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +19,12 @@ from turtlemq.broker.policy import shares
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.visibility import RESTRICTED, Visibility, restricted_for_others, visible
 from turtlemq.model import I64, Mask, Priority
+from turtlemq.segment import fields, log
 from turtlemq.segment import format as f
-from turtlemq.segment import log
 from turtlemq.segment.buffers import gather
 
 FETCH_BYTES_MAX = 32 << 20
-EXPIRED_MAX = 1_000  # expired messages that one fetch makes dead letters: each costs 30 µs
+EXPIRED_MAX = 500  # expired messages that one fetch makes dead letters: each costs 30 µs
 _LEVELS = tuple(int(level) for level in LEVELS)
 _NORMAL = int(Priority.NORMAL)
 _NOT_PLAIN = RESTRICTED | f.EXPIRES  # flags of documents that must be looked into
@@ -64,7 +65,12 @@ class Picked:
     @property
     def is_full(self) -> bool:
         """Enough for one fetch, even if the consumer asked for more."""
-        return self.bytes >= FETCH_BYTES_MAX or sum(map(len, self.expired)) >= EXPIRED_MAX
+        return self.bytes >= FETCH_BYTES_MAX or self.room_for_expired <= 0
+
+    @property
+    def room_for_expired(self) -> int:
+        """How many expired messages it may still take."""
+        return EXPIRED_MAX - sum(map(len, self.expired))
 
     @property
     def is_cut_short(self) -> bool:
@@ -124,11 +130,14 @@ def _pick_retries(ready: ReadyLog, group: Group, picked: Picked, now_ms: int) ->
     offsets = np.array([offset for offset, _ in picked.retries])
     attempts = np.array([retry.attempt for _, retry in picked.retries])
     read, times = ready.read(offsets, FETCH_BYTES_MAX)
-    group.return_retries(picked.retries[len(read.starts) :])
-    del picked.retries[len(read.starts) :]
     offsets = offsets[: len(read.starts)]
     chosen = read.good & ~restricted_for_others(group.name, group, read)  # a damaged log may have another document there by now
-    _take(group, read, offsets, times, chosen, picked, attempts, now_ms)
+    late = _expired(read, chosen, attempts, now_ms)
+    stop = _end_of(late, picked.room_for_expired)
+    chosen[stop:] = False
+    group.return_retries(picked.retries[stop:])
+    del picked.retries[stop:]
+    _take(group, read, offsets, times, chosen, late, picked, attempts)
 
 
 def _pick_new(visibility: Visibility, group: Group, count: int, picked: Picked, now_ms: int) -> None:
@@ -169,11 +178,11 @@ def _pick_from_cursor(
         seen = visible(ready, group.name, group, read, offsets, cancelled)
         if level is not None:
             seen &= (read.heads["flags"] & f.PRIORITY) == int(level)
-        rows = np.flatnonzero(seen)
-        stop = int(rows[count - taken]) if len(rows) > count - taken else len(offsets)
+        late = _expired(read, seen & read.good, None, now_ms)
+        stop = min(_end_of(seen & ~late, count - taken), _end_of(late, picked.room_for_expired))
         seen[stop:] = False
         picked.passed += int(seen.sum())
-        taken += _take(group, read, offsets, times, seen & read.good, picked, None, now_ms)
+        taken += _take(group, read, offsets, times, seen & read.good, late, picked, None)
         picked.skipped += stop - int(seen[:stop].sum())
         cursor += stop
         steps += 1
@@ -211,32 +220,42 @@ def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64
     return MessageColumns(offsets, heads["seq"].astype(np.int64), due_ms, times, counted, ids)
 
 
+def _end_of(wanted: Mask, count: int) -> int:
+    """The end of the shortest beginning that has `count` rows of a mask, and those behind them that are not wanted; its length
+    if there are not so many."""
+    rows = np.flatnonzero(wanted)
+    return int(rows[count]) if len(rows) > count else len(wanted)
+
+
 def _expired(read: log.Documents, chosen: Mask, attempts: I64 | None, now_ms: int) -> Mask:
     """Which of the documents `chosen` were not delivered in time. `attempts`: the number of each one's next delivery; None: they
-    come from a cursor."""
+    come from a cursor. Only documents whose time is over are decoded, and of these only retries that slept."""
     late = np.zeros(len(chosen), np.bool_)
-    for i in np.flatnonzero(chosen & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
-        document = read.decode(i)
-        first = first_attempt(document)
-        waits = first is not None and (attempts is None or attempts[i] == first)
-        late[i] = waits and document.expires_ms is not None and document.expires_ms <= now_ms
+    rows = np.flatnonzero(chosen & ((read.heads["flags"] & f.EXPIRES) != 0))
+    if not len(rows):
+        return late
+    found = fields.locate(memoryview(read.buffer), read.starts[rows], read.heads[rows])
+    expires_ms = found.optional["expires"]
+    over = np.flatnonzero((expires_ms != fields.ABSENT) & (expires_ms <= now_ms))
+    for i, meta in zip(rows[over].tolist(), found.meta[over].tolist(), strict=True):
+        first = first_attempt({} if meta == fields.ABSENT else fields.subdocument(memoryview(read.buffer), meta))
+        late[i] = first is not None and (attempts is None or attempts[i] == first)
     return late
 
 
-def first_attempt(document: f.Document) -> int | None:
-    """The number of the delivery that must be in time. None: there was one already, as of a sleeping retry; a dead letter that
-    was requeued with a new expiry has another first one."""
-    if not document.flags & f.META:
+def first_attempt(meta: Mapping[str, Any]) -> int | None:
+    """The number of the delivery that must be in time, from the `meta` of a document. None: there was one already, as of a
+    sleeping retry; a dead letter that was requeued with a new expiry has another first one."""
+    if not meta:
         return 1
-    return int(document.meta["attempt"]) if document.meta.get("renewed") else None
+    return int(meta["attempt"]) if meta.get("renewed") else None
 
 
 def _take(
-    group: Group, read: log.Documents, offsets: I64, times: I64, chosen: Mask, picked: Picked, attempts: I64 | None, now_ms: int
+    group: Group, read: log.Documents, offsets: I64, times: I64, chosen: Mask, late: Mask, picked: Picked, attempts: I64 | None
 ) -> int:
-    """Deliver the documents `chosen` of a read, except expired ones. Returns how many are delivered."""
-    late = _expired(read, chosen, attempts, now_ms)
-    for expired, which in ((True, np.flatnonzero(late)), (False, np.flatnonzero(chosen & ~late))):
+    """Deliver the documents `chosen` of a read, except those that are `late`. Returns how many are delivered."""
+    for expired, which in ((True, np.flatnonzero(chosen & late)), (False, np.flatnonzero(chosen & ~late))):
         if not len(which):
             continue
         messages = columns(group.name, read, offsets, times, which, None if attempts is None else attempts[which])
