@@ -64,6 +64,32 @@ def test_what_waits_for_a_thread_is_written_before_the_threads_end(tmp_path: Pat
     engine.close()
 
 
+def test_a_closed_committer_leaves_topics_to_another_thread(tmp_path: Path) -> None:
+    """Groups that threads have written meanwhile are published by the close of their topic, not on the event loop beside it."""
+    door = Slow()
+
+    async def story() -> None:
+        server = Server(tmp_path / "d", door)
+        tasks = [asyncio.create_task(server.put("a"))]
+        await asyncio.sleep(0.05)
+        tasks.append(asyncio.create_task(server.put("b")))  # gathers behind it
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        threading.Timer(0.1, door.gate.set).start()
+        server.committer.close()
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        assert server.engine.get("t", "a") is None
+        await asyncio.to_thread(server.engine.close)
+
+    asyncio.run(story())
+    engine = Engine.open(tmp_path / "d")
+    assert engine.was_clean
+    assert [engine.get("t", id_) is not None for id_ in "ab"] == [True, True]
+    engine.close()
+
+
 def test_more_topics_than_threads_all_get_their_turn(tmp_path: Path) -> None:
     async def story() -> None:
         server = Server(tmp_path / "d", Door())

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-from tests.harness.server_process import PROGRAM, Server, environment, until_ready
+from tests.harness.pipes import small_pipe
 from turtlemq.server.log_writer import WAITING_BYTES_MAX, LogWriter
-
-F_SETPIPE_SZ = 1031
-
-
-@contextmanager
-def pipe() -> Iterator[tuple[int, int]]:
-    """A pipe that takes 4 KiB."""
-    reader, writer = os.pipe()
-    fcntl.fcntl(writer, F_SETPIPE_SZ, 4096)
-    try:
-        yield reader, writer
-    finally:
-        os.close(reader)
-        os.close(writer)
 
 
 def read_all(fd: int, lines: list[str]) -> None:
@@ -35,7 +15,7 @@ def read_all(fd: int, lines: list[str]) -> None:
 
 
 def test_lines_are_written_in_order() -> None:
-    with pipe() as (reader, writer):
+    with small_pipe() as (reader, writer):
         lines: list[str] = []
         thread = threading.Thread(target=read_all, args=(reader, lines))
         thread.start()
@@ -52,7 +32,7 @@ def test_lines_are_written_in_order() -> None:
 
 
 def test_five_megabytes_without_a_reader_are_dropped_and_counted() -> None:
-    with pipe() as (reader, writer):
+    with small_pipe() as (reader, writer):
         log = LogWriter(os.dup(writer), lambda count: f"dropped {count}")
         line = "x" * 999
         for _ in range(5_000):
@@ -82,25 +62,3 @@ def test_a_reader_that_is_gone_stops_nothing() -> None:
     assert log.drain(20)
     assert log.dropped == 1
     os.close(writer)
-
-
-def test_a_server_whose_standard_error_nothing_reads_goes_on(tmp_path: Path) -> None:
-    with pipe() as (_, writer):
-        program = [*PROGRAM, "serve", "--data", str(tmp_path / "data"), "--port", "0"]
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=writer, text=True, env=environment(), cwd=tmp_path)
-        server = Server(process, 0, tmp_path / "data")
-        try:
-            until_ready(server)
-            for i in range(60):  # each is a line of 300 bytes, written within two seconds
-                server.put(f"{i:0200}", {"body": "x"})
-            for _ in range(60):
-                assert server.call("GET", "/readyz").status == 200
-                threading.Event().wait(0.05)
-            assert json.loads(server.call("GET", f"/v1/topics/{0:0200}").data)["topic"] == f"{0:0200}"
-            assert server.stop() == 0
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()

@@ -65,6 +65,13 @@ class Server:
     def log(self) -> str:
         return (self.data.parent / "server.log").read_text()
 
+    @property
+    def stalls(self) -> int:
+        """How often the event loop was held longer than its budget."""
+        lines = self.call("GET", "/metrics").data.decode().splitlines()
+        (value,) = [line.split()[1] for line in lines if line.startswith("turtlemq_loop_stalls_total")]
+        return int(float(value))
+
     def call(
         self,
         method: str,
@@ -124,16 +131,22 @@ def until_ready(server: Server) -> None:
 
 @contextmanager
 def running(
-    data: Path, *args: str, group: bool = False, tls: ssl.SSLContext | None = None, files: int = 0, **env: str
+    data: Path,
+    *args: str,
+    group: bool = False,
+    tls: ssl.SSLContext | None = None,
+    files: int = 0,
+    stderr: int | None = None,
+    **env: str,
 ) -> Iterator[Server]:
     """A server for a while; it must end well, unless the test has ended it. `group`: as the head of a process group; `files`:
-    so many that it may have open, 0 for as many as the system allows."""
+    so many that it may have open, 0 for as many as the system allows; `stderr`: a descriptor for its log instead of a file."""
     limits = ["prlimit", f"--nofile={files}:{files}"] if files else []
     with (data.parent / "server.log").open("ab") as log:
         process = subprocess.Popen(
             [*limits, *PROGRAM, "serve", "--data", str(data), "--port", "0", *args],
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=log if stderr is None else stderr,
             text=True,
             env=environment(**env),
             cwd=data.parent,

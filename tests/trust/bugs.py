@@ -40,6 +40,20 @@ BUGS = (
         "commit server_kill trust:kills",
     ),
     Bug(
+        "a committer that was closed still publishes, beside the thread that closes the topics",
+        "server/commit.py",
+        "        if self._closed:\n            return\n        self._publish",
+        "        self._publish",
+        "commit",
+    ),
+    Bug(
+        "topics are closed on the event loop",
+        "server/run.py",
+        "await loop.run_in_executor(None, _close, engine, flusher, worker)",
+        "_close(engine, flusher, worker)",
+        "loop_budget",
+    ),
+    Bug(
         "the name of a new segment is not synced",
         "segment/log.py",
         "        with door.durable_names(path.parent):\n            fd = door.create(path)\n",

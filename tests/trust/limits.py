@@ -370,19 +370,18 @@ def sum_up(seen: Figures) -> str:
 def walk(limit: Limit, place: Path) -> tuple[Figures, int]:
     """Walk to one limit and beyond; then kill the server. Returns the figures and how often the event loop was held too long."""
     data = place / "data"
-    options: dict[str, Any] = {"files": limit.files, **limit.config}
-    with running(data, **options) as server:
+    with running(data, **limit.options) as server:
         ground = Ground(server)
         if limit.name not in ("topics", "connections"):
             ground.ok("PUT", _TOPIC, {})
         limit.edge(ground)
         limit.beyond(ground)
         ground.works()
-        stalls, before = ground.stalls(), ground.figures()
+        stalls, before = server.stalls, ground.figures()
         server.process.kill()
         server.process.wait()
     check_copy(data, place / "copy", limit.name)
-    with running(data, **options) as server:
+    with running(data, **limit.options) as server:
         after = Ground(server).figures()
         if _settled(after) != _settled(before):
             raise Broken(f"after a kill the figures are {after}, and were {before}")

@@ -26,6 +26,11 @@ class Limit:
     config: dict[str, str] = field(default_factory=dict)  # of the server: variables of its environment
     files: int = 0  # that it may have open; 0: as many as the system allows
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `running`."""
+        return {"files": self.files, **self.config}
+
 
 @dataclass
 class Ground:
@@ -75,12 +80,6 @@ class Ground:
                 raise Broken(f"{len(got):,} of {many:,} messages came to group {group}")
             got += [message["id"] for message in came["messages"]]
         return got
-
-    def stalls(self) -> int:
-        """How often the event loop was held longer than its budget."""
-        lines = self.server.call("GET", "/metrics").data.decode().splitlines()
-        (value,) = [line.split()[1] for line in lines if line.startswith("turtlemq_loop_stalls_total")]
-        return int(float(value))
 
     def works(self) -> None:
         """Another topic takes and gives messages."""

@@ -42,7 +42,7 @@ def make_app(service: Service, config: Config) -> web.Application:
     app[SERVICE], app[CONFIG], app[metrics.TOPIC_LABELS] = service, config, TopicLabels()
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
-    app.cleanup_ctx.extend((service.meter.loop.measure, EventLog(service)))
+    app.cleanup_ctx.append(EventLog(service))
     app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS, config.host_names, bool(config.tls_cert))
     service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.polls_max = config.max_waiting

@@ -33,6 +33,7 @@ class Committer:
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[Job] = deque()  # jobs for which no thread is free
         self._soon: set[Topic] = set()  # topics whose next group is about to be taken
+        self._closed = False
         self._threads = [_Thread(n, self._ran) for n in range(THREADS)]
         self._idle = list(self._threads)
         for thread in self._threads:
@@ -60,7 +61,11 @@ class Committer:
             raise group.error
 
     def close(self) -> None:
-        """End the threads. Groups that were taken before are still written."""
+        """End the threads. Groups that were taken before are still written; closing a topic publishes its last one.
+
+        Requires: no request waits for a commit. From now on no topic is touched here: another thread may close them.
+        """
+        self._closed = True
         while self._jobs:
             _run(self._jobs.popleft())
         for thread in self._threads:
@@ -77,7 +82,7 @@ class Committer:
     def _take(self, topic: Topic) -> None:
         """Give the pending group of a topic to a thread, or to the queue. Does nothing while a group of it is under way."""
         self._soon.discard(topic)
-        group = topic.take_commit()
+        group = None if self._closed else topic.take_commit()
         if group is None:
             return
         ran = threading.Lock()
@@ -100,6 +105,8 @@ class Committer:
         self._loop.call_soon_threadsafe(self._land, thread, job[0], job[1], seconds)
 
     def _land(self, thread: _Thread, topic: Topic, group: CommitGroup, seconds: float) -> None:
+        if self._closed:
+            return
         self._publish(topic, group, seconds)
         self._idle.append(thread)
         self._take(topic)
@@ -115,7 +122,8 @@ class Committer:
 
     def _report(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         self._observe(seconds, group.bytes)
-        self._changed(topic)
+        if not self._closed:
+            self._changed(topic)
 
 
 def _run(job: Job) -> float:

@@ -7,7 +7,6 @@ log, and a thousand dead letters are one line.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -50,7 +49,7 @@ class EventLog:
         yield
         task.cancel()
         if self._engine is not None:
-            deque(self._compare(self._engine), maxlen=0)  # events since the last comparison
+            await in_slices(self._compare(self._engine))  # events since the last comparison
 
     async def _run(self) -> None:
         while True:

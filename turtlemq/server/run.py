@@ -55,7 +55,7 @@ def serve(config: Config) -> int:
         runner = asyncio.Runner()
     try:
         with runner:
-            return runner.run(_serve(config))
+            return runner.run(_measured(config))
     finally:
         logs.drain()
 
@@ -78,11 +78,17 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return kind is None or not issubclass(kind, web.RequestPayloadError | HttpProcessingError | ConnectionError)
 
 
-async def _serve(config: Config) -> int:
-    tls, loop, stop = tls_of(config), asyncio.get_running_loop(), asyncio.Event()
+async def _measured(config: Config) -> int:
+    """Serve, and measure the event loop from the start to the end of the stop."""
+    service = Service(config.tick_ms)
+    async with service.meter.loop.measured():
+        return await _serve(config, service)
+
+
+async def _serve(config: Config, service: Service) -> int:
+    tls, loop, stop, worker = tls_of(config), asyncio.get_running_loop(), asyncio.Event(), ProcessWorker()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    service, worker = Service(config.tick_ms), ProcessWorker()
     service.on_failure = stop.set
     runner = runner_for(make_app(service, config), DRAIN_S)
     await runner.setup()
@@ -118,8 +124,11 @@ async def _until_stopped(
         engine.folder.leftovers |= backup.prepare_pins(engine.door, engine.root)
         return engine
 
+    loop = asyncio.get_running_loop()
+    gc.collect()
+    gc.disable()  # opening makes no garbage that has reference cycles; with 10,000 topics each collection would last a second
     try:
-        engine = await asyncio.get_running_loop().run_in_executor(None, opened)
+        engine = await loop.run_in_executor(None, opened)
     except (TurtleError, OSError) as error:
         print(f"Cannot open the data folder {config.data}: {error}", file=sys.stderr)
         return 1
@@ -128,9 +137,9 @@ async def _until_stopped(
     except BaseException:
         engine.close()  # a start that fails must not look like a crash to the next one
         raise
-    gc.collect()
     gc.freeze()  # these objects live as long as the process
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     sys.setswitchinterval(SWITCH_S)
     logs.info("ready", topics=len(engine.topics), was_clean=engine.was_clean, version=__version__)
     await stop.wait()
@@ -138,12 +147,17 @@ async def _until_stopped(
     service.drain()
     await runner.cleanup()
     service.close()
+    await loop.run_in_executor(None, _close, engine, flusher, worker)
+    logs.info("stopped", loop_stalls=service.meter.loop.stalls)
+    return 0 if service.failed is None else 1
+
+
+def _close(engine: Engine, flusher: ThreadPoolExecutor, worker: ProcessWorker) -> None:
+    """Close all topics, then end the threads and the worker process. Not on the event loop: thousands of topics take seconds."""
     with ThreadPoolExecutor(STOP_THREADS, "stop") as stopper:
         engine.close(stopper)
     flusher.shutdown()
-    await asyncio.get_running_loop().run_in_executor(None, _end, worker)
-    logs.info("stopped")
-    return 0 if service.failed is None else 1
+    _end(worker)
 
 
 def _end(worker: ProcessWorker) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 
 from turtlemq.histogram import Histogram
@@ -31,8 +31,9 @@ class LoopLag:
         self._wanted = self._waited_s = 0.0
         self._schedstat = -1
 
-    async def measure(self, _: object) -> AsyncIterator[None]:
-        """A cleanup context of aiohttp: measure for as long as the application runs."""
+    @asynccontextmanager
+    async def measured(self) -> AsyncIterator[None]:
+        """Measure the running event loop inside a `with` block."""
         loop = asyncio.get_running_loop()
         with suppress(FileNotFoundError):  # not on every system: a stall may then be a wait for a processor
             self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
