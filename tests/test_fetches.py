@@ -13,6 +13,12 @@ import pytest
 
 from tests.harness import server_process
 from tests.harness.server_process import Server, running
+from turtlemq.broker.results import Reserved
+from turtlemq.engine import Engine
+from turtlemq.model import Message
+from turtlemq.server.fetches import Fetches
+from turtlemq.server.long_polls import FetchRequest, LongPoll
+from turtlemq.server.rate_limit import FlowControl
 
 # A server whose retention runs five times a second, not once a minute.
 FAST_RETENTION = "import turtlemq.topic.maintenance as m; m.RETENTION_MS = 200; from turtlemq.cli import main; main()"
@@ -57,6 +63,29 @@ def test_a_group_that_asks_in_vain_is_never_forgotten(tmp_path: Path, monkeypatc
         assert set(server.ok("GET", "/v1/topics/t")["groups"]) == {"asks", "waits"}
         server.put("t", {"id": "m2", "body": 0})
         assert [message["id"] for message in poll.result(30)] == ["m2"]
+
+
+def test_a_step_answers_few_of_the_polls_that_one_message_wakes(tmp_path: Path) -> None:
+    """Every group in turn, so that none with many polls and messages keeps others waiting."""
+    engine = Engine.open(tmp_path / "d")
+    engine.submit("t", [Message(b"0", 0)], 0)
+    engine.tick(1)
+    fetches, polls = Fetches(engine, FlowControl()), list[tuple[str, Future[Reserved]]]()
+    for group in ("a", "a", "b", "c"):
+        engine.move_group("t", group, "latest", 1)
+        polls.append((group, Future()))
+        fetches.wait(LongPoll(FetchRequest("t", group, 1), polls[-1][1]))
+    fetches.answer_polls(1, 0.0, lambda: True)
+    engine.submit("t", [Message(b"0", 2, id=id_) for id_ in ("m0", "m1")], 1)
+    fetches.tick(2, lambda: True)
+    steps = list[list[tuple[str, list[str]]]]()
+    while fetches.has_changed:
+        fetches.answer_polls(2, 0.0, lambda: False)
+        steps.append([(group, future.result().ids) for group, future in polls if future.done()])
+    answered = [("a", ["m0"]), ("b", ["m0"]), ("c", ["m0"]), ("a", ["m1"])]
+    assert [sorted(step) for step in steps[:4]] == [sorted(answered[: n + 1]) for n in range(4)]
+    assert sorted(steps[-1]) == sorted(answered)
+    engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -612,6 +612,20 @@ BUGS = (
         "groups trust:clocks",
     ),
     Bug(
+        "long polls that a step did not come to are forgotten",
+        "server/fetches.py",
+        "        return bool(self._changed or self._unasked)\n",
+        "        return bool(self._changed)\n",
+        "fetches trust:simulation",
+    ),
+    Bug(
+        "one message answers the long polls of all groups in one step",
+        "server/fetches.py",
+        "                if not may_go_on():\n                    return\n",
+        "",
+        "fetches",
+    ),
+    Bug(
         "polls of a deleted group wait on, and make it anew",
         "server/fetches.py",
         "        self._end(self._waiting.of_group(topic, group))\n",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
 from pathlib import Path
 
-from tests.trust.limits_ground import TOPIC, Ground, Limit, long_ids
+from tests.trust.limits_ground import TOPIC, Ground, Limit, as_json, long_ids
 from tests.trust.model import Broken
 from turtlemq.model import BATCH_MESSAGES_MAX
 
 _TOPIC = f"/v1/topics/{TOPIC}"
 GROUPS = 1_000
 FLIGHT = 100_000
+POLLS = 800  # long polls at once; many systems let a process open 1,024 files
 
 
 def _nothing(_: Ground) -> None:
@@ -159,7 +162,29 @@ def _expiry_times_fetch(ground: Ground) -> None:
     _until_dead(ground, len(groups) * BATCH_MESSAGES_MAX // 5)
 
 
+def _groups_times_polls(ground: Ground) -> None:
+    """A long poll of every group waits, and one message becomes ready for all of them."""
+    for n in range(POLLS):
+        ground.ok("PUT", f"{_TOPIC}/groups/g{n}", {})
+    connections = [http.client.HTTPConnection("127.0.0.1", ground.server.port, timeout=60) for _ in range(POLLS)]
+    try:
+        for n, connection in enumerate(connections):
+            asked = as_json({"wait": 60, "ttr": 600})
+            connection.request("POST", f"{_TOPIC}/groups/g{n}/fetch", asked, {"Content-Type": "application/json"})
+        while ground.ok("GET", "/v1/status")["long_polls"] < POLLS:
+            time.sleep(0.05)
+        (id_,) = ground.put([{"body": 1}])
+        for n, connection in enumerate(connections):
+            came = [message["id"] for message in json.load(connection.getresponse())["messages"]]
+            if came != [id_]:
+                raise Broken(f"{came} came to group g{n}, not {id_}")
+    finally:
+        for connection in connections:
+            connection.close()
+
+
 PAIRS = (
+    Limit("groups × long polls", _groups_times_polls, _nothing, {"TURTLEMQ_MAX_GROUPS": str(GROUPS)}),
     Limit("expiry × fetch", _expiry_times_fetch, _nothing),
     Limit("deaths × tick", _deaths_times_tick, _nothing),
     Limit("failures × list", _failures_times_list, _nothing),

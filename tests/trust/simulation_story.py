@@ -63,6 +63,7 @@ class Story:
 
     def __init__(self, root: Path, case: str, seed: int, **settings: Any) -> None:
         self.chance = Random(seed)
+        self.pace = Random(seed)  # of the answers to long polls
         self.settings = replace(settings_of(self.chance), **settings)
         self.drive = Drive(root)
         self.files = FEW_FILES if seed % 5 == 4 else file_budget.DEFAULT
@@ -293,7 +294,7 @@ class Story:
                 later.finish()
         for _ in range(1000):
             self.fetches.tick(self.now, lambda: self.chance.random() < 0.7)
-            self.fetches.answer_polls(self.now, self.steady / 1000)
+            self.fetches.answer_polls(self.now, self.steady / 1000, lambda: self.pace.random() < 0.7)
             wake = self.engine.next_wake()
             if (wake is None or wake > self.now) and not self.fetches.has_changed:
                 break

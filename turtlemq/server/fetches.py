@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls, Queue
+from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls
 from turtlemq.server.rate_limit import FlowControl
 
 
@@ -26,6 +26,7 @@ class Fetches:
         self._engine, self._flow = engine, flow
         self._waiting = LongPolls()
         self._changed: set[str] = set()  # topics in which a message may have become ready
+        self._unasked: dict[tuple[str, str], None] = {}  # (topic, group) for whose long polls messages may be ready
         self._paused_until: dict[str, float] = {}  # topics whose delivery rate is used up
 
     # Requests
@@ -39,7 +40,7 @@ class Fetches:
     def wait(self, poll: LongPoll) -> None:
         """Let a fetch wait that found nothing. `answer_polls` should follow: it may tell when to look again."""
         self._waiting.add(poll)
-        self._changed.add(poll.fetch.topic)
+        self._unasked[poll.fetch.topic, poll.fetch.group] = None
 
     def leave(self, poll: LongPoll) -> None:
         """A fetch waits no longer, answered or not."""
@@ -51,7 +52,7 @@ class Fetches:
         if not len(messages) or fetch.auto or fetch.topic not in self._engine.topics:
             return False
         self._engine.give_back(fetch.topic, fetch.group, messages.ids, now_ms, messages.lease)
-        self._changed.add(fetch.topic)
+        self._unasked[fetch.topic, fetch.group] = None
         return True
 
     def drop_group(self, topic: str, group: str, now_ms: int) -> None:
@@ -90,39 +91,50 @@ class Fetches:
     @property
     def has_changed(self) -> bool:
         """Whether `answer_polls` may have something to do at once."""
-        return bool(self._changed)
+        return bool(self._changed or self._unasked)
 
     def next_clock(self) -> float | None:
         """When a delivery rate allows the next message to a long poll: the `clock` at which to call `answer_polls`."""
         return min(self._paused_until.values(), default=None)
 
-    def answer_polls(self, now_ms: int, clock: float) -> None:
-        """Give ready messages to long polls in topics that changed, or whose rate allows a message again."""
+    def answer_polls(self, now_ms: int, clock: float, may_go_on: Callable[[], bool]) -> None:
+        """Give ready messages to long polls in topics that changed, or whose rate allows a message again. `may_go_on` is asked
+        after each group: one message may be for a thousand of them. Groups that are left over come first the next time."""
         changed = self._changed | {topic for topic, until in self._paused_until.items() if until <= clock}
         self._changed = set()
         for topic in changed:
             self._paused_until.pop(topic, None)
-            for group, queue in self._waiting.queues(topic):
-                self._answer_queue(topic, group, queue, now_ms, clock)
+            self._unasked.update(((topic, group), None) for group, _ in self._waiting.queues(topic))
+        while self._unasked:
+            for topic, group in list(self._unasked):
+                del self._unasked[topic, group]
+                if self._answer_next(topic, group, now_ms, clock):
+                    self._unasked[topic, group] = None  # behind the others
+                if not may_go_on():
+                    return
 
-    def _answer_queue(self, topic: str, group: str, queue: Queue, now_ms: int, clock: float) -> None:
-        while queue and not self._flow.answer_bytes.full and self._has_ready(topic, group, now_ms, clock):
-            poll = next(iter(queue))
-            if poll.future.done():  # its time is up, or its client is gone: an `auto` fetch could not be given back
-                self._waiting.remove(poll)
-                continue
-            try:
-                messages = self._reserve(poll.fetch, now_ms, clock)
-            except Exception as error:  # noqa: BLE001 - answered to this request: the polls of other topics go on
-                self._waiting.remove(poll)
-                poll.future.set_exception(error)
-                continue
-            if not len(messages):
-                if messages.more:  # only expired or cancelled messages so far: go on with the next tick
-                    self._changed.add(topic)
-                return  # otherwise `max_in_flight` is reached
+    def _answer_next(self, topic: str, group: str, now_ms: int, clock: float) -> bool:
+        """Answer one long poll of a group. Returns whether there may be messages for another one."""
+        queue = self._waiting.queue(topic, group)
+        if not queue or self._flow.answer_bytes.full or not self._has_ready(topic, group, now_ms, clock):
+            return False
+        poll = next(iter(queue))
+        if poll.future.done():  # its time is up, or its client is gone: an `auto` fetch could not be given back
             self._waiting.remove(poll)
-            poll.future.set_result(messages)
+            return True
+        try:
+            messages = self._reserve(poll.fetch, now_ms, clock)
+        except Exception as error:  # noqa: BLE001 - answered to this request: the polls of other topics go on
+            self._waiting.remove(poll)
+            poll.future.set_exception(error)
+            return True
+        if not len(messages):
+            if messages.more:  # only expired or cancelled messages so far: go on with the next tick
+                self._changed.add(topic)
+            return False  # otherwise `max_in_flight` is reached
+        self._waiting.remove(poll)
+        poll.future.set_result(messages)
+        return True
 
     def _reserve(self, fetch: FetchRequest, now_ms: int, clock: float) -> Reserved:
         """Ask the engine, also if the delivery rate allows no message now: that uses the group, too."""

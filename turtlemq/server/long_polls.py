@@ -65,13 +65,17 @@ class LongPolls:
         """The queues of a topic, each with its group."""
         return list(self._queues.get(topic, {}).items())
 
+    def queue(self, topic: str, group: str) -> Queue:
+        """The queue of a group; an empty one if no fetch waits there."""
+        return self._queues.get(topic, {}).get(group, {})
+
     def of_topic(self, topic: str) -> list[LongPoll]:
         """The long polls of a topic."""
         return [poll for _, queue in self.queues(topic) for poll in queue]
 
     def of_group(self, topic: str, group: str) -> list[LongPoll]:
         """The long polls of a group."""
-        return list(self._queues.get(topic, {}).get(group, ()))
+        return list(self.queue(topic, group))
 
     def __iter__(self) -> Iterator[LongPoll]:
         return (poll for queues in self._queues.values() for queue in queues.values() for poll in queue)

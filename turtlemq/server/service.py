@@ -28,6 +28,7 @@ from turtlemq.server.timerfd import WallClockTimer
 from turtlemq.topic.topic import Topic
 
 TICK_S = 0.01  # after this time a tick begins with no further topic: requests are served before the next tick
+POLLS_S = 0.005  # after this time a tick answers no further long poll; to send the answers takes three times as long
 TIMER_MS_MAX = 1_000  # the longest sleep of the timer, so that a change of the clock is noticed
 UNCOMMITTED_MAX = 256 << 20  # bytes of requests that may wait for their commit
 # A request of the only connection is synced on the event loop, not on a thread, if it is so small and commits are so fast.
@@ -176,7 +177,8 @@ class Service:
         try:
             fetches.tick(now, lambda: time.perf_counter() < begun + TICK_S)
             self._report_trouble()
-            fetches.answer_polls(now_ms(), time.monotonic())
+            answered = time.perf_counter()
+            fetches.answer_polls(now_ms(), time.monotonic(), lambda: time.perf_counter() < answered + POLLS_S)
         except Exception as error:  # noqa: BLE001 - logged; the next tick may do better
             logs.error("tick_failed", error)
         self.meter.tick.add(time.perf_counter() - begun)
