@@ -19,6 +19,7 @@ from turtlemq.index.recover import open_index
 from turtlemq.index.validate import checked
 from turtlemq.model import Batch, Message, Progress, Receipt
 from turtlemq.segment import format as f
+from turtlemq.server.handlers.produce import IDS_MAX
 from turtlemq.server.incoming import large_batches
 from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
@@ -36,7 +37,7 @@ def batch(own_ids: bool, headers: bool = False) -> Batch:
 
 @pytest.mark.parametrize("own_ids", [False, True])
 @pytest.mark.parametrize("headers", [False, True])
-def test_a_batch_has_the_same_bytes_whoever_encodes_it(
+def test_a_batch_has_the_same_bytes_on_loop_and_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_ids: bool, headers: bool
 ) -> None:
     files = []
@@ -126,6 +127,18 @@ def test_duplicates_in_large_batches_are_left_out(server: Server) -> None:
     assert len(set(answer["ids"])) == many - len(twice)
     view = server.ok("GET", f"/v1/topics/t/messages/{answer['ids'][9]}")
     assert (view["body"], view["headers"]) == (9, {"n": "9"})
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, IDS_MAX + 1])
+def test_all_ids_are_answered_in_order(server: Server, more: int) -> None:
+    """The answer is written in slices."""
+    many = IDS_MAX + more
+    own = [f"o{more}-{n}" for n in range(many)]
+    answer = produce(server, [{"id": id_, "body": 1, "delay": 60} for id_ in own])
+    assert answer == {"ids": own, "created": many, "duplicates": 0, "durable": "fsync"}
+    given = produce(server, [{"body": 1, "delay": 60}] * many)["ids"]
+    assert len(given) == many
+    assert sorted(set(given)) == given
 
 
 def test_a_bad_message_in_a_large_batch_is_named(server: Server) -> None:

@@ -81,9 +81,9 @@ def stalls_of_a_life(server: Server) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize("pair", ["deaths × tick"])
+@pytest.mark.parametrize("pair", ["deaths × tick", "groups × ids"])
 def test_a_pair_of_limits_does_not_stall(pair: str) -> None:
-    """100,000 messages that die together."""
+    """100,000 messages that die together; 1,000 groups, and every request whose work grows with groups and ids."""
     (walk,) = [limit for limit in PAIRS if limit.name == pair]
 
     def case() -> int:
