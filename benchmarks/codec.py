@@ -136,7 +136,7 @@ def writes(folder: str, size: dict[str, Any]) -> dict[str, Any]:
         "any": _reserved(Path(folder) / "any", shape.batch, spread=BODY_BYTES // 2),
         "values": _reserved(Path(folder) / "values", shape.batch, values=True),
     }
-    works: dict[str, Callable[[], Buffer]] = {
+    works: dict[str, Callable[[], list[Buffer]]] = {
         "BSON out": lambda: fetched_bson(held["bytes"]),
         "BSON out, bodies of any length": lambda: fetched_bson(held["any"]),
         "BSON out, JSON bodies": lambda: fetched_bson(held["values"]),
@@ -144,10 +144,10 @@ def writes(folder: str, size: dict[str, Any]) -> dict[str, Any]:
         "JSON out, bytes": lambda: fetched_json(held["bytes"]),
         "JSON out, bytes of any length": lambda: fetched_json(held["any"]),
     }
-    assert len(bson.decode_all(bytes(works["BSON out"]()))) == shape.batch, "every message is written"
-    assert len(json.loads(bytes(works["JSON out"]()))["messages"]) == shape.batch, "every message is written"
+    assert len(bson.decode_all(b"".join(works["BSON out"]()))) == shape.batch, "every message is written"
+    assert len(json.loads(b"".join(works["JSON out"]()))["messages"]) == shape.batch, "every message is written"
     rates = _rates(dict(works), shape)
-    return {name: (rates[name], len(work()) / shape.batch, None) for name, work in works.items()}
+    return {name: (rates[name], sum(map(len, work())) / shape.batch, None) for name, work in works.items()}
 
 
 def _reserved(folder: Path, count: int, spread: int = 0, values: bool = False) -> Reserved:

@@ -93,7 +93,7 @@ def test_a_connection_calls_its_request_handler_and_reads_only_keep_alive() -> N
 
     class Connection(AiohttpConnection):
         async def finish_response(self, request: web.BaseRequest, resp: Any, start_time: float | None) -> tuple[Any, bool]:
-            return Answer(), not await self.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", b"ok", 1)
+            return Answer(), not await self.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", [b"ok"], 1)
 
     async def story() -> None:
         app = _app()

@@ -120,7 +120,16 @@ class Run:
             for piece in out.pieces
         ]
         until = [some.tolist() for some in out.until_ms]
-        return out.ids, columns, until, out.documents(), fetched_json(out), fetched_bson(out), out.more, out.idle
+        return (
+            out.ids,
+            columns,
+            until,
+            out.documents(),
+            b"".join(fetched_json(out)),
+            b"".join(fetched_bson(out)),
+            out.more,
+            out.idle,
+        )
 
     def ack(self, name: str, chance: Any, failing: float) -> object:
         """Any of those that were handed out, some of them gone long since, some twice, some failed."""
@@ -301,7 +310,7 @@ def test_a_checkpoint_empties_the_cache_and_the_disk_agrees(tmp_path: Path) -> N
     assert ready.recent.find(0, 1) is None
     again = engine.reserve("t", "h", 5, 11)
     assert first.documents() == again.documents()
-    assert json.loads(fetched_json(first))["messages"] == json.loads(fetched_json(again))["messages"]
+    assert json.loads(b"".join(fetched_json(first)))["messages"] == json.loads(b"".join(fetched_json(again)))["messages"]
     engine.close()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import bson
 import msgspec
@@ -28,6 +29,7 @@ from turtlemq.errors import TurtleError
 from turtlemq.index.validate import check_batch
 from turtlemq.model import BATCH_MESSAGES_MAX, Batch
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import Buffer
 from turtlemq.server.errors import InvalidBson
 from turtlemq.server.incoming import bson_messages, json_messages
 from turtlemq.server.incoming.batches import DueRules, decode_slices
@@ -542,31 +544,53 @@ def stored(engine: Engine, r: random.Random, count: int, mixed: str) -> Reserved
     seed=st.integers(),
     count=st.sampled_from([1, 63, 64, 100, 300]),
     mixed=st.sets(st.sampled_from("jbdsqpehr")).map(lambda letters: "".join(sorted(letters))),
+    piece=st.sampled_from([1, 1_000, 10_000, fetch.PIECE_BYTES]),
 )
-@example(seed=1, count=300, mixed="")
-@example(seed=2, count=300, mixed="j")
-@example(seed=3, count=300, mixed="bj")
-@example(seed=4, count=300, mixed="bdehjpqr")
+@example(seed=1, count=300, mixed="", piece=fetch.PIECE_BYTES)
+@example(seed=2, count=300, mixed="j", piece=fetch.PIECE_BYTES)
+@example(seed=3, count=300, mixed="bj", piece=10_000)
+@example(seed=4, count=300, mixed="bdehjpqr", piece=10_000)
 def test_messages_are_written_at_once_as_one_by_one(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, mixed: str
+    tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, mixed: str, piece: int
 ) -> None:
     engine = Engine.open(tmp_path_factory.mktemp("out"))
     try:
-        out = stored(engine, random.Random(seed), count, mixed)
-        assert len(out)
-        one_by_one = messages.delivered(out)
-        at_once = fetch.fetched_json(out)
-        assert at_once.decode()
-        numbers = {"parse_int": str, "parse_float": str}
-        expected = msgspec.json.encode({"messages": one_by_one, "lease": out.lease})
-        assert json.loads(at_once, **numbers) == json.loads(expected, **numbers)  # type: ignore[arg-type]
-        assert bson.decode_all(fetch.fetched_bson(out)) == bson.decode_all(messages.as_bson(one_by_one))
+        with patch.object(fetch, "PIECE_BYTES", piece):
+            _assert_written_alike(engine, seed, count, mixed)
     finally:
         engine.close()
 
 
+def _assert_written_alike(engine: Engine, seed: int, count: int, mixed: str) -> None:
+    out = stored(engine, random.Random(seed), count, mixed)
+    assert len(out)
+    one_by_one = messages.delivered(out)
+    at_once = b"".join(fetch.fetched_json(out))
+    assert at_once.decode()
+    numbers = {"parse_int": str, "parse_float": str}
+    expected = msgspec.json.encode({"messages": one_by_one, "lease": out.lease})
+    assert json.loads(at_once, **numbers) == json.loads(expected, **numbers)  # type: ignore[arg-type]
+    assert bson.decode_all(b"".join(fetch.fetched_bson(out))) == bson.decode_all(messages.as_bson(one_by_one))
+
+
+@pytest.mark.parametrize("encode", [fetch.fetched_json, fetch.fetched_bson])
+def test_no_step_of_a_large_answer_is_long(tmp_path: Path, encode: Callable[[Reserved], list[Buffer]]) -> None:
+    """A single copy of all of it, on whichever thread, would hold the event loop."""
+    engine = Engine.open(tmp_path)
+    engine.submit("t", Batch([b'"%b"' % (b"x" * 3_000)] * 5_000, [NOW] * 5_000, flags=f.JSON), NOW)
+    while not engine.groups("t") or engine.stats("t").sleep:
+        engine.move_group("t", "g", "earliest", NOW)
+        engine.tick(NOW)
+    out = engine.reserve("t", "g", 5_000, NOW)
+    assert len(out) == 5_000
+    pieces = encode(out)
+    assert sum(map(len, pieces)) > 15_000_000
+    assert max(map(len, pieces)) < 2 * fetch.PIECE_BYTES
+    engine.close()
+
+
 def test_nothing_is_written_as_nothing() -> None:
-    assert (fetch.fetched_json(Reserved()), fetch.fetched_bson(Reserved())) == (b'{"messages":[]}', b"")
+    assert (b"".join(fetch.fetched_json(Reserved())), b"".join(fetch.fetched_bson(Reserved()))) == (b'{"messages":[]}', b"")
 
 
 @pytest.mark.parametrize("kind", [JSON, BSON])
@@ -582,8 +606,8 @@ def test_what_goes_in_comes_out(kind: str, tmp_path: Path) -> None:
         engine.submit("t", decode_batch(encoded(part, kind), kind, NOW, DueRules()), NOW)
     engine.tick(NOW)
     out = engine.reserve("t", "g", len(sent), NOW)
-    got = {m["id"]: m["body"] for m in bson.decode_all(fetch.fetched_bson(out))}
+    got = {m["id"]: m["body"] for m in bson.decode_all(b"".join(fetch.fetched_bson(out)))}
     assert got == {m["id"]: m["body"] for m in sent}
-    texts = {m["id"]: m.get("body") for m in json.loads(fetch.fetched_json(out))["messages"]}
+    texts = {m["id"]: m.get("body") for m in json.loads(b"".join(fetch.fetched_json(out)))["messages"]}
     assert {id_: body for id_, body in texts.items() if id_[0] == "m"} == {m["id"]: m["body"] for m in sent if m["id"][0] == "m"}
     engine.close()

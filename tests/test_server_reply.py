@@ -72,6 +72,20 @@ def test_every_kind_of_client_is_answered(server: Server, version: str, header: 
             assert stream.recv(1) == b"", "it was closed"
 
 
+@pytest.mark.parametrize(("version", "header"), [("1.1", "X: y"), ("1.1", "Connection: close"), ("1.0", "X: y")])
+def test_a_large_answer_is_whole_for_every_kind_of_client(server: Server, version: str, header: str) -> None:
+    topic = f"large-{version}-{header[0]}"
+    sent = [{"id": str(n), "body": str(n) * 600_000} for n in range(5)]
+    server.put(topic, *sent)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stream:
+        stream.sendall(request(f"/v1/topics/{topic}/fetch", b'{"wait": 5}', version, header))
+        status, headers, body = read_answer(stream)
+        assert status.endswith("200 OK"), status
+        assert int(headers["content-length"]) == len(body) > 3_000_000
+        assert "transfer-encoding" not in headers
+    assert [{"id": m["id"], "body": m["body"]} for m in json.loads(body)["messages"]] == sent
+
+
 def test_requests_sent_without_waiting_are_answered_in_their_order(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stream:
         sent = [request("/v1/topics/many/messages", b'{"body":1,"id":"m%d"}' % n) for n in range(20)]

@@ -336,7 +336,7 @@ def answered(count: int) -> object:
             engine.tick(NOW)
             engine.move_group(name, "g", "earliest", NOW)
             reserved = engine.reserve(name, "g", count, NOW)
-            out.append([msgspec.json.decode(fetched_json(reserved)), bson.decode_all(bytes(fetched_bson(reserved)))])
+            out.append([msgspec.json.decode(b"".join(fetched_json(reserved))), bson.decode_all(b"".join(fetched_bson(reserved)))])
         engine.close()
         return out
 

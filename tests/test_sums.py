@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from turtlemq.engine import Engine
 from turtlemq.model import I64, Message
 from turtlemq.segment import bulk_crc
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import checksums
 from turtlemq.segment.ids import hash_id, hash_ids, server_ids
 
 Heads = np.ndarray[Any, np.dtype[Any]]
@@ -104,3 +106,13 @@ def test_hashes_of_ids_are_those_of_each_alone() -> None:
     starts = np.cumsum(sizes + 1) - (sizes + 1) + 3
     found = hash_ids(b"..." + b"".join(text + b"\0" for text in texts) + b"behind", starts, sizes, 7)
     assert found.tolist() == [hash_id(id_, 7) for id_ in ids]
+
+
+@pytest.mark.parametrize("body_bytes", [10, 900, 1_100, 5_000])
+@pytest.mark.parametrize("gap", [0, 3])
+def test_sums_of_short_and_long_pieces_are_those_of_each_alone(body_bytes: int, gap: int) -> None:
+    """Short pieces of one length are copied together, long ones are looked at in place."""
+    data = random.Random(2).randbytes(200 * (body_bytes + gap))
+    starts = np.arange(200) * (body_bytes + gap)
+    alone = [zlib.crc32(data[at : at + body_bytes]) for at in starts.tolist()]
+    assert list(checksums(memoryview(data), starts, starts + body_bytes)) == alone

@@ -165,7 +165,9 @@ def _fetched(engine: Any, now: int, form: str) -> dict[str, Any]:
 
     engine.tick(now)
     out = engine.reserve("t", "g", 100, now)
-    shown = json.loads(fetched_json(out))["messages"] if form == "json" else bson.decode_all(bytes(fetched_bson(out)))
+    shown = (
+        json.loads(b"".join(fetched_json(out)))["messages"] if form == "json" else bson.decode_all(b"".join(fetched_bson(out)))
+    )
     return fields(next(message for message in shown if message["id"] == "a"), FOR_CONSUMERS)
 
 

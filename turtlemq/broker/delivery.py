@@ -23,7 +23,7 @@ from turtlemq.segment import fields, log
 from turtlemq.segment import format as f
 from turtlemq.segment.buffers import gather
 
-FETCH_BYTES_MAX = 32 << 20
+FETCH_BYTES_MAX = 16 << 20  # reading and verifying them takes the event loop 20 ms
 EXPIRED_MAX = 500  # expired messages that one fetch makes dead letters: each costs 30 µs
 _LEVELS = tuple(int(level) for level in LEVELS)
 _NORMAL = int(Priority.NORMAL)

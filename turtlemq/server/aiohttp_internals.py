@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sized
+from collections.abc import Awaitable, Callable, Sequence, Sized
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -17,7 +17,9 @@ from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time as http_date
 from aiohttp.http_exceptions import HttpProcessingError
 
-__all__ = ["AiohttpConnection", "AiohttpSite", "Dispatcher", "HttpProcessingError", "http_date", "open_connections"]
+from turtlemq.segment.buffers import Buffer
+
+__all__ = ["AiohttpConnection", "AiohttpSite", "Dispatcher", "HttpProcessingError", "cut", "http_date", "open_connections"]
 
 ROUTES_MAX = 1_000  # paths whose handler is remembered
 PIECE_BYTES = 1 << 20  # of a long answer that are written at once
@@ -63,26 +65,27 @@ class AiohttpConnection(web.RequestHandler):
         super().__init__(server, loop=asyncio.get_running_loop(), **limits)
         self._request_handler = cast(Any, dispatcher)
 
-    async def send(self, head: bytes, body: bytes | bytearray | memoryview, timeout_s: float) -> bool:
-        """Write an answer, and wait until the system has taken most of it. False: the client is gone, or was too slow."""
+    async def send(self, head: bytes, body: Sequence[Buffer], timeout_s: float) -> bool:
+        """Write an answer, and wait until the system has taken most of it. False: the client is gone, or was too slow. `body`: in
+        one piece or several, of any size."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return False
-        view = memoryview(body)
-        if len(body) < JOIN_BYTES:
-            transport.write(head + body)
+        pieces = body if len(body) == 1 and len(body[0]) <= PIECE_BYTES else cut(body)
+        if len(pieces) == 1 and len(pieces[0]) < JOIN_BYTES:
+            transport.write(head + pieces[0])
         else:
-            transport.writelines((head, view[:PIECE_BYTES]))
-        if not self._paused and len(body) <= PIECE_BYTES:
+            transport.writelines((head, *pieces[:1]))
+        if not self._paused and len(pieces) <= 1:
             return True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._drain_helper()
-                for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
+                for piece in pieces[1:]:
                     await asyncio.sleep(0)  # the system takes a piece in up to 3 ms: other requests go on
                     if transport.is_closing():
                         return False
-                    transport.write(view[at : at + PIECE_BYTES])
+                    transport.write(piece)
                     await self._drain_helper()
             return True
         except TimeoutError:
@@ -90,6 +93,15 @@ class AiohttpConnection(web.RequestHandler):
         except ConnectionError:
             pass
         return False
+
+
+def cut(body: Sequence[Buffer]) -> list[Buffer]:
+    """Pieces of at most PIECE_BYTES, without a copy.
+
+    >>> [len(piece) for piece in cut([b"", b"abc", bytes(PIECE_BYTES + 1)])]
+    [3, 1048576, 1]
+    """
+    return [memoryview(part)[at : at + PIECE_BYTES] for part in body for at in range(0, len(part), PIECE_BYTES)]
 
 
 def open_connections(server: web.Server) -> Sized:

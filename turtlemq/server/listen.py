@@ -113,11 +113,11 @@ class Connection(AiohttpConnection):
             return await self._finish_counted(request, resp, start_time)
         lost, answered = True, cast(web.StreamResponse, resp)  # aiohttp reads its `keep_alive` only
         service = cast(web.Request, request).app[SERVICE]
-        size = 2 * len(resp.body)  # `undo` holds the messages that the body was made from
+        size = 2 * resp.size  # `undo` holds the messages that the body was made from
         service.flow.answer_bytes.add(size)
         try:
             if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
-                lost = not await self.send(resp.head(request), resp.body, ANSWER_S + len(resp.body) / SLOWEST)
+                lost = not await self.send(resp.head(request), resp.pieces, ANSWER_S + resp.size / SLOWEST)
             else:
                 answered, lost = await self._finish(request, resp.as_response(), start_time)
             return answered, lost

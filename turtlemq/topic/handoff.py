@@ -20,7 +20,7 @@ from turtlemq.storage.ballast import Ballast
 from turtlemq.topic.stores import Stores
 
 SLICE_MESSAGES = 4_000  # handed off before other topics and requests get their turn: 2 to 3 ms
-SLICE_BYTES = 16 << 20
+SLICE_BYTES = 4 << 20  # likewise: 10 ms, to read, verify and write them
 
 
 class Handoff:

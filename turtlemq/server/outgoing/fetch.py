@@ -6,7 +6,7 @@ an expiry, a sleeping retry) are encoded one by one through `messages`, at 5 µs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import bson
@@ -22,24 +22,58 @@ from turtlemq.segment.buffers import Buffer, windows
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.spans import Spans, base64_of, choice, join, listed, numbers, rows_of, spans_of
 
+PIECE_BYTES = 1 << 20  # of documents that are encoded at once
 _encode = msgspec.json.Encoder().encode
 
 
-def fetched_json(out: Reserved) -> bytes:
-    """The answer as JSON. 0.2 µs for a message of 100 B if sizes differ little, 0.5 µs otherwise."""
-    texts = [text for piece, until in zip(out.pieces, out.until_ms, strict=True) for text in _texts(piece, until, _JSON)]
+def fetched_json(out: Reserved) -> list[Buffer]:
+    """The answer as JSON, in pieces. 0.2 µs for a message of 100 B if sizes differ little, 0.5 µs otherwise."""
+    texts = _all_texts(out, _JSON)
     if not texts:
-        return b'{"messages":[]}'
+        return [b'{"messages":[]}']
     texts[-1] = memoryview(texts[-1])[: -len(_OPENING) - 1]
     end = f'],"lease":"{out.lease}"}}'.encode() if out.lease else b"]}"
-    return b"".join((b'{"messages":[', _OPENING, *texts, end))
+    return joined((b'{"messages":[', _OPENING, *texts, end))
 
 
-def fetched_bson(out: Reserved) -> Buffer:
-    """The answer as BSON documents in a row. 0.15 µs for a message of 100 B if sizes differ little, 0.4 µs otherwise.
+def fetched_bson(out: Reserved) -> list[Buffer]:
+    """The answer as BSON documents in a row, in pieces. 0.15 µs for a message of 100 B if sizes differ little, 0.4 µs otherwise.
     A JSON body becomes its value: 0.5 µs more for a string, 2 µs for a small document."""
-    texts = [text for piece, until in zip(out.pieces, out.until_ms, strict=True) for text in _texts(piece, until, _BSON)]
-    return texts[0] if len(texts) == 1 else b"".join(texts)
+    return joined(_all_texts(out, _BSON))
+
+
+def joined(texts: Sequence[Buffer]) -> list[Buffer]:
+    """Texts joined to pieces of PIECE_BYTES or a little more; a longer text is a piece of its own, and is not copied.
+
+    >>> [len(piece) for piece in joined([b"a", b"b", bytes(3 << 20), b"c", bytes(1 << 20), b"d"])]
+    [2, 3145728, 1, 1048576, 1]
+    """
+    groups, size = list[list[Buffer]]([[]]), 0
+    for text in texts:
+        if size and size + len(text) > PIECE_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(text)
+        size += len(text)
+    return [group[0] if len(group) == 1 else b"".join(group) for group in groups]
+
+
+def _all_texts(out: Reserved, form: _Form) -> list[Buffer]:
+    """All messages, in order. Many bytes are encoded in slices: one copy of 16 MiB is one bytecode, and keeps all other threads
+    waiting."""
+    texts: list[Buffer] = []
+    for piece, until in zip(out.pieces, out.until_ms, strict=True):
+        if len(piece.read.buffer) <= PIECE_BYTES:
+            texts += _texts(piece, until, form)
+            continue
+        total = np.cumsum(piece.read.heads["len"][piece.which], dtype=np.int64)
+        first = 0
+        while first < len(total):
+            fits = int(np.searchsorted(total, (total[first - 1] if first else 0) + PIECE_BYTES, side="right"))
+            rows = np.arange(first, max(first + 1, fits))
+            texts += _texts(_some(piece, rows), until[rows], form)
+            first += len(rows)
+    return texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +180,7 @@ _OPENING = b'{"id":"'  # written before the first message, and behind each for t
 
 
 def _one_json(message: messages.Delivered) -> bytes:
-    return _encode(message)[len(_OPENING) :] + b"," + _OPENING
+    return b"".join((memoryview(_encode(message))[len(_OPENING) :], b",", _OPENING))  # one copy, of up to 16 MiB
 
 
 def _many_json(plain: _Plain) -> tuple[Buffer, I64]:

@@ -6,7 +6,8 @@ as bytes instead, if the client speaks HTTP/1.1 and its connection stays open; o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from turtlemq.errors import TurtleError
 from turtlemq.segment.buffers import Buffer
-from turtlemq.server.aiohttp_internals import http_date
+from turtlemq.server.aiohttp_internals import PIECE_BYTES, cut, http_date
 from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
 from turtlemq.server.trace import HEADER, REQUEST_ID
@@ -26,15 +27,23 @@ _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Ty
 
 
 class Reply:
-    """An answer as bytes. `undo` is called if it cannot be sent because the client is gone. `lease`: for a header of its own."""
+    """An answer as bytes, in one piece or several. `undo` is called if it cannot be sent because the client is gone. `lease`: for
+    a header of its own."""
 
-    __slots__ = ("body", "status", "kind", "undo", "lease")
+    __slots__ = ("pieces", "size", "status", "kind", "undo", "lease")
     keep_alive = True
 
     def __init__(
-        self, body: Buffer, status: int = 200, kind: str = JSON, undo: Callable[[], None] | None = None, lease: str = ""
+        self,
+        body: Buffer | list[Buffer],
+        status: int = 200,
+        kind: str = JSON,
+        undo: Callable[[], None] | None = None,
+        lease: str = "",
     ) -> None:
-        self.body, self.status, self.kind, self.undo, self.lease = body, status, kind, undo, lease
+        self.pieces = body if isinstance(body, list) else [body]
+        self.size = len(self.pieces[0]) if len(self.pieces) == 1 else sum(map(len, self.pieces))
+        self.status, self.kind, self.undo, self.lease = status, kind, undo, lease
 
     @classmethod
     def of(cls, value: Any, status: int = 200) -> Reply:
@@ -45,14 +54,22 @@ class Reply:
         """Status line and headers."""
         lease = f"{LEASE_HEADER}: {self.lease}\r\n" if self.lease else ""
         return (
-            f"{_STATUS[self.status]}{self.kind}\r\nContent-Length: {len(self.body)}\r\nDate: {http_date()}\r\n"
+            f"{_STATUS[self.status]}{self.kind}\r\nContent-Length: {self.size}\r\nDate: {http_date()}\r\n"
             f"{HEADER}: {request[REQUEST_ID]}\r\n{lease}\r\n"
         ).encode()
 
     def as_response(self) -> web.Response:
         """This answer as a response of aiohttp."""
-        headers = {LEASE_HEADER: self.lease} if self.lease else None
-        return web.Response(body=bytes(self.body), status=self.status, content_type=self.kind, headers=headers)
+        headers = {LEASE_HEADER: self.lease} if self.lease else {}
+        if self.size <= PIECE_BYTES:
+            return web.Response(body=b"".join(self.pieces), status=self.status, content_type=self.kind, headers=headers)
+        headers["Content-Length"] = str(self.size)
+        return web.Response(body=self._streamed(), status=self.status, content_type=self.kind, headers=headers)
+
+    async def _streamed(self) -> AsyncIterator[bytes]:
+        for piece in cut(self.pieces):
+            yield bytes(piece)
+            await asyncio.sleep(0)  # other requests go on
 
 
 Answered = web.StreamResponse | Reply
