@@ -24,6 +24,7 @@ from tests.trust.parts import scratch
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.server.metrics.loop_lag import BUDGET_S, LoopLag
+from turtlemq.server.outgoing.fetch import count_odd
 
 pytestmark = pytest.mark.xdist_group("loop budget")  # one worst case at a time
 TRIES = 3
@@ -136,3 +137,13 @@ def test_a_log_that_nothing_reads_does_not_stall() -> None:
             return stalls
 
     keeps_the_budget(case)
+
+
+def test_messages_that_are_encoded_one_by_one_are_counted(tmp_path: Path) -> None:
+    """Many of them in one answer take longer than the budget, so that a thread encodes it."""
+    engine, now = Engine.open(tmp_path), 1_800_000_000_000
+    plain, headed = [Message(b"1", now)] * 5, [Message(b"2", now, headers={"a": "b"})] * 3
+    engine.submit("t", [*plain, *headed, Message(b"3", now, expires_ms=now + 9)], now)
+    engine.tick(now)
+    assert count_odd(engine.reserve("t", "g", 100, now)) == 4
+    engine.close()

@@ -71,6 +71,19 @@ def test_documents_that_end_without_a_known_place_need_few_reads(tmp_path: Path)
     abandon(index)
 
 
+def test_drop_of_the_oldest_segment_reads_none_of_its_tombstones(tmp_path: Path) -> None:
+    """They end documents before them, which go with the segment."""
+    door = Counting()
+    index, ids = equal_dues(tmp_path, door)
+    index.cancel(ids)
+    index.maintenance.roll()
+    index.maintenance.flush()
+    door.reads = 0
+    assert index.maintenance.drop(min(index._segments.by_base))
+    assert door.reads == 0
+    abandon(index)
+
+
 def test_damaged_document_hides_no_other_of_its_due_time(tmp_path: Path) -> None:
     index, _ = equal_dues(tmp_path, Door())
     part = index._segments.parts[0]

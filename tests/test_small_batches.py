@@ -260,6 +260,26 @@ def ties_found(count: int) -> object:
         return [part.locate(Door(), NOW, first + n) for n in range(-1, count + 1)]
 
 
+def retries_fetched(count: int) -> object:
+    """Sleeping retries of a fetch, some with headers and an expiry, that the ready log holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine.open(Path(folder))
+        engine.configure("t", backoff_base_ms=3_600_000, backoff_jitter="none")
+        more: list[dict[str, Any]] = [{}, {"headers": {"a": "b"}}, {"expires_ms": NOW + 9_000_000}]
+        engine.submit("t", [Message(b"%d" % n, NOW - n, f"{n}", **more[n % 3]) for n in range(count)], NOW)
+        engine.tick(NOW)
+        ids = engine.reserve("t", "g", count, NOW).ids
+        engine.ack("t", "g", [f"-{id_}" for id_ in ids], NOW)
+        engine.tick(NOW + 3_600_000)
+        out = engine.reserve("t", "g", count, NOW + 3_600_000)
+        engine.close()
+        assert len(out) == count
+        messages = [piece.messages for piece in out.pieces]
+        return sorted(
+            (id_, *row) for m in messages for id_, *row in zip(m.ids, m.due_ms.tolist(), m.attempts.tolist(), strict=True)
+        )
+
+
 def bytes_read(count: int) -> object:
     """A fetch of the last messages, `count` bytes together, that are no longer in memory."""
     with tempfile.TemporaryDirectory() as folder:
@@ -363,6 +383,7 @@ PAIRS = {
     "look up ids": Pair("DOCUMENTS", ids_looked_up),
     "notice repeated ids": Pair("DOCUMENTS", repeats),
     "hand off, fetch, acknowledge": Pair("DOCUMENTS", consumed),
+    "fetch sleeping retries": Pair("DOCUMENTS", retries_fetched),
     "find leases": Pair("DOCUMENTS", sought),
     "read JSON": Pair("DOCUMENTS", json_read),
     "fill and ask an id map": Pair("ID_MAP", id_map_filled, arrays=1),

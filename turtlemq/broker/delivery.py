@@ -203,20 +203,20 @@ def _ids(read: log.Documents, starts: I64, lengths: I64) -> list[str]:
 
 
 def columns(name: str, read: log.Documents, offsets: I64, times: I64, which: I64, attempts: I64 | None) -> MessageColumns:
-    """The documents `which` of a read as messages of group `name`. Only retries that slept are decoded. `attempts`: the number of
-    each delivery, if the caller knows it."""
+    """The documents `which` of a read as messages of group `name`. `attempts`: the number of each delivery, if the caller knows
+    it."""
     heads, starts = read.heads, read.starts
     if len(which) < len(starts):
         heads, starts, offsets, times = heads[which], starts[which], offsets[which], times[which]
     ids = _ids(read, starts + f.PREFIX_BYTES, heads["idlen"])
     counted = np.ones(len(which), np.int64) if attempts is None else attempts
     due_ms = heads["due"].astype(np.int64)
-    for k in np.flatnonzero(heads["flags"] & f.META).tolist():  # retries that slept: their ids are group/id
-        meta = read.decode(int(which[k])).meta
-        ids[k] = ids[k][len(name) + 1 :]
-        due_ms[k] = int(meta["due"])
+    if len(slept := np.flatnonzero(heads["flags"] & f.META)):
+        noted, due_ms[slept] = _notes(read, which[slept])
         if attempts is None:
-            counted[k] = int(meta["attempt"])
+            counted[slept] = noted
+        for k in slept.tolist():
+            ids[k] = ids[k][len(name) + 1 :]  # on disk they are group/id
     return MessageColumns(offsets, heads["seq"].astype(np.int64), due_ms, times, counted, ids)
 
 
@@ -225,6 +225,15 @@ def _end_of(wanted: Mask, count: int) -> int:
     if there are not so many."""
     rows = np.flatnonzero(wanted)
     return int(rows[count]) if len(rows) > count else len(wanted)
+
+
+def _notes(read: log.Documents, which: I64) -> tuple[I64, I64]:
+    """Attempts and due times of retries that slept."""
+    if len(which) < small_batches.DOCUMENTS:
+        notes = [read.decode(i).meta for i in which.tolist()]
+        return np.array([int(meta["attempt"]) for meta in notes]), np.array([int(meta["due"]) for meta in notes])
+    view = memoryview(read.buffer)
+    return fields.retry_notes(view, fields.locate(view, read.starts[which], read.heads[which]).meta)
 
 
 def _expired(read: log.Documents, chosen: Mask, attempts: I64 | None, now_ms: int) -> Mask:

@@ -275,6 +275,8 @@ class Maintenance:
     def _keep_tombstones(self, segment: Segment) -> None:
         """Write the tombstones of a segment that goes again, if they end documents of segments that stay."""
         segments = self._segments
+        if not self._ending_count(segment):
+            return
         others = [other for other in segments.by_base.values() if other is not segment]
         ending = repairing(segments, lambda: [document for part in segment.parts for document in segments.ending_documents(part)])
         needed = [document for document in ending if any(other.needs(document) for other in others)]

@@ -19,6 +19,7 @@ from turtlemq.segment.buffers import values, windows
 
 ABSENT = -1  # value of an element that a document does not have
 _WITH_MORE = f.ENDS | f.OPTIONAL | f.MOVED | f.META
+_NOTES = np.dtype([("len", "<i4"), ("attempt_name", "V9"), ("attempt", "<i4"), ("due_name", "V5"), ("due", "<i8")])  # of a retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,19 @@ def _has_tag(buffer: memoryview, at: I64, tag: bytes) -> Mask:
     there = windows(buffer, len(tag))[np.where(room, at, 0)]
     same: Mask = (there.view(np.uint8).reshape(len(at), len(tag)) == np.frombuffer(tag, np.uint8)).all(axis=1)
     return same & room
+
+
+def retry_notes(buffer: memoryview, meta: I64) -> tuple[I64, I64]:
+    """Attempts and due times in the notes of sleeping retries: the subdocuments `meta` at these positions. 0.1 µs each in the
+    order in which they are written; any other is decoded."""
+    room = meta <= len(buffer) - _NOTES.itemsize
+    rows = windows(buffer, _NOTES.itemsize)[np.where(room, meta, 0)].view(_NOTES)
+    usual = room & (rows["attempt_name"] == np.void(b"\x10attempt\0")) & (rows["due_name"] == np.void(b"\x12due\0"))
+    attempts, dues = rows["attempt"].astype(np.int64), rows["due"].astype(np.int64)
+    for i in np.flatnonzero(~usual).tolist():
+        notes = subdocument(buffer, int(meta[i]))
+        attempts[i], dues[i] = int(notes["attempt"]), int(notes["due"])
+    return attempts, dues
 
 
 def subdocument(buffer: memoryview, at: int) -> dict[str, Any]:

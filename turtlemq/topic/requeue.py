@@ -104,6 +104,8 @@ def _sleep(
 
 def _expiring(document: f.Document, expires_ms: int | None) -> f.Document:
     """A document with another expiry, or with none."""
+    if document.expires_ms == expires_ms:
+        return document
     flag = 0 if expires_ms is None else f.EXPIRES
     return replace(document, expires_ms=expires_ms, flags=document.flags & ~f.EXPIRES | flag)
 
@@ -145,7 +147,11 @@ def _still_dead(stores: Stores, letters: Sequence[DeadLetter]) -> list[DeadLette
     requeued = {document.seq for document in stores.requeued_letters}
     held = stores.dead_letters.find_many(list(given))
     still = {i: document for i, document in held.items() if document.seq not in requeued}
-    return [replace(letter, document=still[i]) for i, letter in enumerate(given.values()) if i in still]
+    return [_with_document(letter, still[i]) for i, letter in enumerate(given.values()) if i in still]
+
+
+def _with_document(letter: DeadLetter, document: f.Document) -> DeadLetter:
+    return letter if letter.document.seq == document.seq else replace(letter, document=document)
 
 
 def _note_removal(stores: Stores, letters: Sequence[DeadLetter], now_ms: int, requeued_seqs: Sequence[int]) -> list[DeadRemoval]:

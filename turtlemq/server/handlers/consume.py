@@ -24,12 +24,13 @@ from turtlemq.server.list_slices import HANDLED_MAX, Slice, ack_slices, extend_s
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import BSON, JSON
 from turtlemq.server.outgoing.answers import Acked, Extended
-from turtlemq.server.outgoing.fetch import fetched_bson, fetched_json
+from turtlemq.server.outgoing.fetch import count_odd, fetched_bson, fetched_json
 from turtlemq.server.outgoing.reply import Reply, answer
 from turtlemq.server.request import SERVICE, engine_of, group_of, time_left, topic_and_group, topic_of
 from turtlemq.server.service import now_ms
 
 _LARGE_BYTES = 4 << 20  # of an answer that is encoded on a thread: on the event loop it takes 15 ms or more
+_ODD_MAX = 1_000  # messages of an answer that are encoded one by one; more are encoded on a thread
 _LARGE_LIST_BYTES = 256 << 10  # of an ack list that is parsed on a thread
 Token = Annotated[str, Meta(min_length=1, max_length=64)]
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
@@ -81,7 +82,7 @@ async def fetch(request: web.Request) -> Reply:
 
 async def _encoded(encode: Callable[[Reserved], list[Buffer]], messages: Reserved, undo: Callable[[], None]) -> list[Buffer]:
     """The body of an answer to a fetch. A large one takes up to 80 ms, and is encoded on a thread: other requests go on."""
-    if messages.bytes < _LARGE_BYTES:
+    if messages.bytes < _LARGE_BYTES and (len(messages) < _ODD_MAX or count_odd(messages) < _ODD_MAX):
         return encode(messages)
     try:
         return await asyncio.to_thread(encode, messages)

@@ -12,14 +12,13 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
-from turtlemq.index.validate import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.media_types import NDJSON
 from turtlemq.server.outgoing.messages import letter_fields
 from turtlemq.server.outgoing.reply import answer, encode
-from turtlemq.server.request import SERVICE, EpochMs, due_rules, engine_of, query, topic_of
+from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, query, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 from turtlemq.topic.requeue import check_new_expiry
@@ -120,7 +119,7 @@ async def export(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _chosen(request: web.Request, topic: str, asked: DeadChoice, unknown: list[str]) -> AsyncIterator[list[DeadLetter]]:
+async def _chosen(request: web.Request, topic: str, asked: DeadChoice, unknown: list[str]) -> AsyncIterator[list[DeadLetter]]:
     """The letters that a request chooses, in pages, since their bodies may not fit into memory. Ids without a letter are added to
     `unknown`. Messages that die meanwhile are left out: they may be the ones that were just requeued."""
     if (asked.ids is None) == (asked.filter is None):
@@ -131,8 +130,7 @@ def _chosen(request: web.Request, topic: str, asked: DeadChoice, unknown: list[s
     assert asked.ids is not None
     if len(asked.ids) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} ids at once")
-    check_ids(asked.ids)
-    return _by_id(request, topic, list(dict.fromkeys(asked.ids)), asked.group, unknown)
+    return _by_id(request, topic, await distinct_ids(asked.ids), asked.group, unknown)
 
 
 async def _by_id(
@@ -160,7 +158,7 @@ async def requeue(request: web.Request) -> web.Response:
     start = due_time(asked.delay, asked.due_ms, now := now_ms())
     check_due(start, now, due_rules(request, topic))
     unknown, count = list[str](), 0
-    pages = _chosen(request, topic, asked, unknown)
+    pages = await _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
     most = len(found.view.dead_letters)
     if asked.ids is not None:
@@ -187,6 +185,6 @@ async def delete(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/delete"""
     topic = topic_of(request)
     unknown, count = list[str](), 0
-    async for page in _chosen(request, topic, await read_as(request, DeadChoice), unknown):
+    async for page in await _chosen(request, topic, await read_as(request, DeadChoice), unknown):
         count += engine_of(request).delete_dead(topic, page, now_ms())
     return answer({"deleted": count, "unknown": unknown})

@@ -12,7 +12,6 @@ from turtlemq.broker.cancel import CANCELLED
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.browse import PAGE_BYTES
-from turtlemq.index.validate import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.batches import check_due, due_time
@@ -20,7 +19,7 @@ from turtlemq.server.incoming.body import read_as
 from turtlemq.server.incoming.depth import check_body_depth
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.reply import answer
-from turtlemq.server.request import SERVICE, EpochMs, due_rules, engine_of, id_of, query, topic_of
+from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, id_of, query, topic_of
 from turtlemq.server.service import Service, now_ms
 from turtlemq.standing import CANCELLED_BEFORE
 from turtlemq.topic.message_view import MessageView
@@ -130,8 +129,7 @@ async def patch(request: web.Request) -> web.Response:
 
 async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int, dict[str, str]]:
     """Cancel messages. Returns how many are cancelled now, and the state of each that was not."""
-    check_ids(ids)
-    ids, outcome = list(dict.fromkeys(ids)), dict[str, str]()
+    ids, outcome = await distinct_ids(ids), dict[str, str]()
     at, count = 0, max(1, min(PAGE, PAIRS // max(1, service.engine.topic(topic).view.group_count)))
     while at < len(ids):
         if at:
