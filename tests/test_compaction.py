@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +14,15 @@ from tests.harness.compaction_batches import batch, forget_caches
 from tests.harness.doors import Failing
 from tests.harness.index_world import SMALL, World, abandon, documents, open_at
 from turtlemq.errors import DiskFull, Stopped
+from turtlemq.index import writer
 from turtlemq.index.columns import Columns
 from turtlemq.index.index import Index
 from turtlemq.index.lookup import find
 from turtlemq.index.policy import Plan, Task, plan, should_roll
 from turtlemq.index.seal import seal
-from turtlemq.model import Batch, SegmentLoad, State
+from turtlemq.model import I64, Batch, SegmentLoad, State
 from turtlemq.segment import format as f
+from turtlemq.segment import log
 from turtlemq.segment.ids import hash_id
 from turtlemq.settings import Settings
 from turtlemq.storage.door import Door
@@ -486,3 +490,60 @@ def test_a_seal_runs_on_a_door_of_its_own(world: World) -> None:
     world.roll()
     sealed = seal(Door(), world.index.maintenance.seal_job(0))
     assert world.index.maintenance.adopt(sealed)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_no_document_is_read_to_know_that_its_segment_may_go(world: World, monkeypatch: pytest.MonkeyPatch, behind: bool) -> None:
+    """The mark of the receiver covers all of them, or not even the first: the due times in the table tell it."""
+    world.append(Batch([b"x"] * 40, [*range(40)], ids=[f"a{n}" for n in range(40)]), 0)
+    world.roll()
+    world.append(batch("b", 3, 100), 0)
+    world.drain(20)
+    if behind:
+        world.settle()
+    world.drain(100)
+    if not behind:
+        world.settle()
+        world.append(batch("c", 3, 2_000), 0)
+        world.drain(1_000)  # the mark that is durable is not the newest
+    world.index.maintenance.flush()
+    asked, read = list[int](), log.read_prefixes
+
+    def read_prefixes(door: Door, path: Path, starts: I64) -> Any:
+        asked.append(len(starts))
+        return read(door, path, starts)
+
+    monkeypatch.setattr(log, "read_prefixes", read_prefixes)
+    assert world.index.maintenance.drop(0) is not behind
+    assert not any(asked)
+    world.settle()
+
+
+def test_maintenance_does_not_wait_for_the_commit_of_a_large_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_LARGE", 8)
+    world.index.configure(replace(world.index.settings, segment_bytes=8_000))
+    world.append(batch("a", 40, 5), 0)
+    world.drain(10)
+    world.settle()
+    index = world.index
+    assert should_roll(index.maintenance._load(index._segments.active), world.index.settings), "the segment is sparse"
+    first = index.active_base
+    index.stage(batch("b", 8, 90), 0)
+    group = index.take()
+    assert group is not None
+    waited = list[int]()
+
+    def wait() -> None:
+        waited.append(1)
+        group.run()
+
+    group.wait = wait
+    for _ in range(30):
+        assert index.maintenance.step(100, None) == (None, True)
+    assert (waited, index.active_base) == ([], first)
+    index.maintenance.step(100, None)  # but not for ever
+    assert waited == [1]
+    assert index.active_base > first
+    for id_ in [f"b{n}" for n in range(8)]:
+        assert index.get(id_) is not None
+        index.cancel([id_])

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from turtlemq.model import BATCH_MESSAGES_MAX, RUN_MESSAGES
 from turtlemq.segment.id_map import IdMap
 
 
@@ -34,3 +35,12 @@ def test_nothing_is_found_where_nothing_is() -> None:
     column = np.zeros(4, np.uint64)
     assert IdMap().find_many(column, np.array([], np.uint64)).tolist() == []
     assert IdMap().find(column, 5) is None
+
+
+def test_the_batch_that_fills_a_memtable_does_not_move_its_entries() -> None:
+    """Entering 262,144 hashes anew takes 25 ms, right before they go to disk."""
+    column, known = np.arange(1, RUN_MESSAGES + BATCH_MESSAGES_MAX, dtype=np.uint64), IdMap()
+    known.add(column, 0, RUN_MESSAGES - 1)
+    slots = known._slots
+    known.add(column, RUN_MESSAGES - 1, len(column))
+    assert known._slots is slots

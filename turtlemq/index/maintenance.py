@@ -22,12 +22,13 @@ from turtlemq.index.seal import Sealed, SealJob
 from turtlemq.index.segments import Segment, Segments, ended_path, table_path
 from turtlemq.index.writer import Writer
 from turtlemq.message_fields import optional_of
-from turtlemq.model import I64, SegmentLoad
+from turtlemq.model import I64, Mask, SegmentLoad
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.storage import names
 
+_PUT_OFF_MAX = 30  # steps in a row that are put off while large batches are written
 _MOVED_BYTES = 4 << 20  # of sleepers moved in one step: requests wait as long as it takes
 
 
@@ -36,6 +37,7 @@ class Maintenance:
 
     def __init__(self, segments: Segments, writer: Writer) -> None:
         self._segments, self._writer = segments, writer
+        self._put_off = 0  # steps put off in a row
 
     def step(self, budget: int, busy: int | None, skip: Set[int] = frozenset()) -> tuple[SealJob | None, bool]:
         """Drop empty segments, move up to `budget` sleepers, or choose a segment to seal. Returns the order for that seal, or
@@ -45,6 +47,10 @@ class Maintenance:
         segments, writer, settings = self._segments, self._writer, self._writer.settings
         if writer.stopped is not None:
             return None, False
+        if writer.is_writing_much and self._put_off < _PUT_OFF_MAX:  # a commit now would wait for it: up to 300 ms
+            self._put_off += 1
+            return None, True
+        self._put_off = 0
         waiting = not self._roll_if_sparse()
         try:
             writer.finish_flush()
@@ -116,10 +122,19 @@ class Maintenance:
                 keys = cursor.keys.slice(0, len(cursor.keys))
                 ordinals = f.key_ordinals(keys)
                 keys, ordinals = keys[part.alive(ordinals)], ordinals[part.alive(ordinals)]
+                if not self._covers(part, f.key_dues(keys), part.first_seq).all():  # whatever their seqs are
+                    return False
+                unsure = ~self._covers(part, f.key_dues(keys), part.last_seq)
+                keys, ordinals = keys[unsure], ordinals[unsure]
                 seqs = log.read_prefixes(segments.door, part.path, part.spans_of(ordinals)[0])["seq"]
                 if not segments.durable.covers(f.key_dues(keys), seqs).all():
                     return False
         return True
+
+    def _covers(self, part: Part, dues: I64, seq: int) -> Mask:
+        """Which messages of these due times would be durable with the receiver if their seq were this one. If they are so with
+        the last seq of their part, they are so with every other, and no document need be read for it."""
+        return self._segments.durable.covers(dues, np.full(len(dues), seq))
 
     # Seal
 

@@ -176,6 +176,12 @@ class Writer(log.OpenLog):
         """The newest commit group that has not landed. When it lands, everything staged up to now is durable."""
         return self._group or self._flying
 
+    @property
+    def is_writing_much(self) -> bool:
+        """Whether a large batch is staged or being committed. A commit of more documents would have to wait for it."""
+        groups = (self._flying, self._group)
+        return any(len(batch.seqs) >= _LARGE for group in groups if group is not None for batch in group.batches)
+
     def take(self) -> CommitGroup | None:
         """The staged group, to be run and then landed. None while another one is under way, or if nothing is staged."""
         if self._flying is not None or self._group is None:
