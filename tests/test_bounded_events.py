@@ -14,13 +14,16 @@ import pytest
 
 from tests.harness.broker_insides import logs_of
 from tests.harness.engine_disk import abandon, messages, start
-from turtlemq.broker import events
+from turtlemq.broker import events, journal
 from turtlemq.broker.group import Group, MessageColumns
+from turtlemq.broker.journal import Journal
 from turtlemq.broker.results import DeadRemoval
 from turtlemq.engine import Engine
 from turtlemq.model import I64
 from turtlemq.segment import format as f
-from turtlemq.segment.scan import scan
+from turtlemq.segment.scan import Scan, scan
+from turtlemq.settings import Settings
+from turtlemq.storage.door import Door
 
 BOUND = 400
 COUNT = 100
@@ -236,3 +239,23 @@ def test_checkpoint_is_of_the_moment_at_which_it_was_captured(tmp_path: Path) ->
     assert later.encode() == expected
     assert len(events.unpack(expected["groups"]["g"]["offsets"])) == 2 * COUNT - 25
     abandon(engine)
+
+
+@pytest.mark.parametrize("event_bytes", [100, 100_000])  # also longer than the piece that is read at first
+def test_time_of_the_last_event_needs_only_the_files_end(tmp_path: Path, event_bytes: int) -> None:
+    """A file may have a gigabyte of events, which retention must not read."""
+    written = Journal(Door(), tmp_path, "t", "history", Settings())
+    written.open((0, 0))
+    for n in range(3_000_000 // event_bytes):
+        written.append(1_000 + n, "g", {"event": "settle", "ids": b"x" * event_bytes})
+    written.close()
+    again, read = Journal(Door(), tmp_path, "t", "history", Settings()), list[int]()
+
+    def noting(view: memoryview, first: int, size: int, **more: Any) -> Scan:
+        read.append(size - first)
+        return scan(view, first, size, **more)
+
+    again.find_files()
+    with patch.object(journal, "scan", noting):
+        assert again.last_event_ms(again.bases[0]) == 1_000 + n
+    assert sum(read) < 1_200_000

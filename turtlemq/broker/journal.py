@@ -29,6 +29,7 @@ from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 _OVERHEAD_BYTES = 300  # of a document beside its body: a group's name has at most 200
+_TAIL_BYTES = 64 << 10  # of a file that are read for the time of its last event
 Encoded = list[tuple[str, bytes]]  # events of one batch: group and body of each
 
 
@@ -190,10 +191,11 @@ class Journal(log.OpenLog):
                     yield Damage(path.name, at, length, "it tells of no event")
 
     def last_event_ms(self, base: int) -> int:
-        """The time of the last event of a file."""
+        """The time of the last events of a file, 0 if it has none. Reads only its end: a file may have a gigabyte."""
         if base not in self._last_ms:
-            view = self.door.map(self._path(base))
-            scanned = scan(view, len(self._header(base)), len(view), sealed=True)
+            view, start, width = self.door.map(self._path(base)), len(self._header(base)), _TAIL_BYTES
+            while not len(scanned := scan(view, max(start, len(view) - width), len(view), sealed=True)) and width < len(view):
+                width *= 16  # an event is longer than that, or damaged
             self._last_ms[base] = int(scanned.due_ms.max()) if len(scanned) else 0
         return self._last_ms[base]
 
@@ -333,8 +335,10 @@ class Journal(log.OpenLog):
             self.close()  # an idle topic holds no file open; the next event opens it again
 
     def extents(self) -> list[Extent]:
-        """The files, for retention."""
-        return [Extent(self.door.size(self._path(base)), self.last_event_ms(base), True) for base in self.bases]
+        """The files, for retention. The newest one has no time: it always stays."""
+        last_ms = [*map(self.last_event_ms, self.bases[:-1]), 0][: len(self.bases)]
+        sizes = [self.door.size(self._path(base)) for base in self.bases]
+        return [Extent(size, at_ms, True) for size, at_ms in zip(sizes, last_ms, strict=True)]
 
     def drop_first(self) -> int:
         """Remove the oldest file. Returns its size."""
