@@ -14,7 +14,7 @@ from tests.harness.engine_disk import SETTINGS, Disk, Quick, Syncing, abandon, c
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.model import Message, Priority
-from turtlemq.storage.ballast import FILE
+from turtlemq.storage import names
 
 # Full disks
 
@@ -27,16 +27,16 @@ def test_on_a_full_disk_producers_are_refused_and_consumers_go_on(tmp_path: Path
     door.full = True
     with pytest.raises(DiskFull):
         engine.submit("t", messages(1, 100), 10)
-    assert (tmp_path / "data" / FILE).exists()
+    assert (tmp_path / "data" / names.BALLAST).exists()
     first = engine.reserve("t", "g", 10, 10).ids
     assert len(first) == 10
     assert engine.ack("t", "g", [*first[:8], "-" + first[8], "-" + first[9]], 11).failed == 2
-    assert not (tmp_path / "data" / FILE).exists(), "its room went to the journals"
+    assert not (tmp_path / "data" / names.BALLAST).exists(), "its room went to the journals"
     assert len(engine.reserve("t", "g", 100, 30).ids) == 22
     door.full = False
     engine.submit("t", messages(1, 100), 40)
     engine.tick(6_000)
-    assert (tmp_path / "data" / FILE).exists(), "it is back"
+    assert (tmp_path / "data" / names.BALLAST).exists(), "it is back"
     assert engine.check() == []
     engine.close()
 
@@ -54,14 +54,14 @@ def test_the_room_that_the_ballast_held_is_for_consumers_alone(tmp_path: Path) -
     engine.tick(10)
     door.full, door.room = True, 0
     assert len(engine.reserve("t", "g", 10, 10).ids) == 10
-    assert not (tmp_path / "data" / FILE).exists()
+    assert not (tmp_path / "data" / names.BALLAST).exists()
     door.full = False  # the few megabytes that were thrown overboard
     with pytest.raises(DiskFull):
         engine.submit("t", messages(1, 100), 10)
     assert len(engine.reserve("t", "g", 10, 10).ids) == 10
     door.room = 1 << 30
     engine.submit("t", messages(1, 100), 10)
-    assert (tmp_path / "data" / FILE).exists()
+    assert (tmp_path / "data" / names.BALLAST).exists()
     engine.close()
 
 

@@ -15,7 +15,7 @@ from tests.harness.engine_disk import Disk, messages, start
 from tests.harness.server_process import Server, run, running
 from tests.trust.refusals_server import NO_DISK, small_disk
 from turtlemq.errors import DiskFull
-from turtlemq.storage import ballast
+from turtlemq.storage import ballast, names
 
 LETTERS = 300
 
@@ -74,7 +74,7 @@ def full_server(folder: Path) -> Iterator[tuple[Server, Path]]:
 def _use_up_ballast(server: Server) -> bool:
     """Acknowledgements of consumers take its room."""
     server.ack("acks", *(m["id"] for m in server.fetch("acks", max=1)))
-    return not (server.data / ballast.FILE).exists()
+    return not (server.data / names.BALLAST).exists()
 
 
 def delete_topic(server: Server) -> None:
@@ -108,14 +108,14 @@ def test_a_full_disk_is_freed_from_inside(tmp_path: Path, remedy: Callable[[Serv
 
 def test_without_any_reserve_a_topic_can_be_deleted(tmp_path: Path) -> None:
     with full_server(tmp_path) as (server, disk):
-        (disk / "data" / ballast.RESERVE).unlink()
+        (disk / "data" / names.RESERVE).unlink()
         fill(disk)
         assert server.call("PUT", "/v1/topics/old", {"retention": {"history_hours": 0}}).status == 507
         delete_topic(server)
         assert free(disk) > 0
         shorten_retention(server)
         delete_dead_letters(server)
-        assert (disk / "data" / ballast.RESERVE).stat().st_size == ballast.RESERVE_BYTES, "it is kept again"
+        assert (disk / "data" / names.RESERVE).stat().st_size == ballast.RESERVE_BYTES, "it is kept again"
 
 
 def test_the_reserve_is_for_making_room_alone(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_reserve_is_for_making_room_alone(tmp_path: Path) -> None:
         engine.submit("t", messages(1, 1), 1)
     with pytest.raises(DiskFull):
         engine.configure("new")
-    assert (tmp_path / "data" / ballast.RESERVE).stat().st_size == ballast.RESERVE_BYTES
+    assert (tmp_path / "data" / names.RESERVE).stat().st_size == ballast.RESERVE_BYTES
     engine.drop_topic("t")
     assert engine.topics == {}
     door.full = False

@@ -28,15 +28,14 @@ from turtlemq.data_folder import topics_in, try_remove
 from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat, TurtleError
 from turtlemq.segment import format as f
 from turtlemq.segment import log
-from turtlemq.storage import ballast, names
+from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 MANIFEST = "MANIFEST.json"
-PINNED = "PINNED"  # in a data folder: links that a backup is being made from
+PINNED = names.PINNED
 PINS = "PINS.json"
 _VERSION = 1
 _CHUNK = 4 << 20
-_NOT_OURS = (names.LOCK, ballast.FILE, ballast.RESERVE, PINNED)
 _BACKUP = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}Z")
 
 Progress = Callable[[str, int], None]  # called with a file, or a step, and the bytes that are done
@@ -80,7 +79,7 @@ class Manifest:
 def files_of(door: Door, root: Path, topic: str | None = None) -> list[str]:
     """Relative paths of the files to back up, caches included, unfinished ones not: of the folder itself, or of one topic."""
     if topic is None:
-        paths = [Path(name) for name in door.names(root) if name not in _NOT_OURS and door.is_file(root / name)]
+        paths = [Path(name) for name in door.names(root) if name not in names.LOCAL and door.is_file(root / name)]
     else:
         base = Path(names.TOPICS) / topic
         paths = [base / path for path in _walk(door, root / base)]

@@ -88,11 +88,11 @@ class DataFolder:
         self.lost: LockLost | None = None  # once another process may have the folder
         self._lock, self._checked_ms = -1, 0
 
-    def acquire(self) -> list[str]:
+    def acquire(self, lock: int | None = None) -> list[str]:
         """Lock the folder, or create it; remove leftovers, and take the clean-shutdown mark. Returns the names of its topics.
-        After an error, as after success, `close` must follow."""
+        After an error, as after success, `close` must follow. `lock`: a descriptor that holds the lock already."""
         self._door.make_folder(self._root)
-        self._lock = self._door.lock(self._root / names.LOCK)
+        self._lock = self._door.lock(self._root / names.LOCK) if lock is None else lock
         check_format(self._door, self._root)
         for path in dropped_in(self._door, self._root):
             self.leftovers |= try_remove(self._door, path)

@@ -75,17 +75,19 @@ class Engine:
         worker: Worker | None = None,
         flusher: Worker | None = None,
         settings: Settings | None = None,
+        lock: int | None = None,
     ) -> Engine:
         """Open a data folder, or create it. Refuses a folder that another process holds, or that a newer version wrote.
 
-        `worker` seals segments, and may use another process; `flusher` writes tables and checkpoints, and may use a thread."""
+        `worker` seals segments, and may use another process; `flusher` writes tables and checkpoints, and may use a thread.
+        `lock`: the descriptor of the folder's lock, if this process holds it already; closing the engine releases it."""
         engine = cls(root, door or Door(), worker or Inline(), flusher or Inline(), check_settings(settings or Settings()))
-        engine._start()
+        engine._start(lock)
         return engine
 
-    def _start(self) -> None:
+    def _start(self, lock: int | None) -> None:
         try:
-            for name in self.folder.acquire():
+            for name in self.folder.acquire(lock):
                 self._try_topic(name)
             for name in self.folder.marks.keys() - self.topics.keys() - self.trouble.keys():
                 self.trouble[name] = Corrupt("its folder is gone since the last proper stop. Restore it, or delete the topic.")

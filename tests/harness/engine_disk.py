@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.settings import Settings
-from turtlemq.storage.ballast import FILE
+from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Disk(Door):
             raise OSError(errno.EIO, "made to fail")
         if self.full and name == "write":
             root = next(p for p in (path or Path()).parents if p.name == "data")
-            if (root / FILE).exists() or not file.startswith(("reserve", "history")):
+            if (root / names.BALLAST).exists() or not file.startswith(("reserve", "history")):
                 raise OSError(errno.ENOSPC, "made to fail")
         return action(*args)
 

@@ -42,6 +42,8 @@ RINGS = {
     "turtlemq.broker": "broker",
     "turtlemq.segment": "segment",
     **{f"turtlemq.segment.{name}": "pure" for name in "buffers bulk_crc fields format id_map ids scan".split()},
+    "turtlemq.replica": "door",
+    **{f"turtlemq.replica.{name}": "pure" for name in "records shared_files stream".split()},
     "turtlemq.storage": "door",
     "turtlemq.storage.names": "pure",
     "turtlemq.storage.workers": "pure",

@@ -18,6 +18,7 @@ from tests.trust.model import Broken, Figures, Part
 
 _MODULES = (
     "simulation",
+    "failover",
     "standing",
     "moments",
     "powercuts",

@@ -58,7 +58,8 @@ class Auditor(Ledger):
         known = [self.sent.setdefault(sent.id, sent) for sent in batch]
         if created is None:
             for sent in known if known[0].accepted is None else ():
-                sent.since, sent.arrival = sent.since or self.moment, sent.arrival and next(self._arrivals)
+                again = sent.since > 0  # it may have been stored then, or now
+                sent.since, sent.arrival = sent.since or self.moment, None if again else sent.arrival and next(self._arrivals)
             return
         unsure = {made for sent, made in zip(known, created, strict=True) if sent.accepted is None}
         if len(unsure) > 1:

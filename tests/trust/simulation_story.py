@@ -98,7 +98,7 @@ class Story:
     def begin(self) -> None:
         """Start, again and again if it ends while it starts."""
         while True:
-            self.process = Process(self.drive, self.files)
+            self.process = self.new_process()
             for later in (self.worker, self.flusher):
                 if later is not None:
                     later.jobs.clear()  # they ended with the process
@@ -112,12 +112,20 @@ class Story:
                 self.after_the_end()
                 continue
             if not self.process.ended:
+                self.replicate()
                 self.fetches = Fetches(self.engine, FlowControl())
                 for audit in self.topics.values():
                     audit.clock(self.now, self.steady)
                     audit.started()
                 return
             self.after_the_end()
+
+    def new_process(self) -> Process:
+        """The process that is about to start."""
+        return Process(self.drive, self.files)
+
+    def replicate(self) -> None:
+        """An answer is about to be given: standbys, if there are any, apply everything."""
 
     def after_the_end(self) -> None:
         """The state left by a process that was killed, or whose machine lost its power."""
@@ -155,6 +163,7 @@ class Story:
             self.after_the_end()
             self.begin()
             return None
+        self.replicate()
         heard(told)
         if may_wake is not None:
             self.fetches.look_after(may_wake)

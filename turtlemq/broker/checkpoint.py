@@ -20,9 +20,10 @@ from turtlemq.broker.events import pack, unpack
 from turtlemq.broker.group import NO_EVENT, Group, Lease, Retry
 from turtlemq.model import Mask
 from turtlemq.segment import format as f
+from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
-FILE = "offset"
+FILE = names.OFFSET
 
 
 @dataclass(slots=True)

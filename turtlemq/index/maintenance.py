@@ -56,6 +56,8 @@ class Maintenance:
             writer.finish_flush()
         except (OSError, t.Damaged):
             pass  # the memtable serves on
+        if self._keeps_files:
+            return None, bool(writer.frozen)
         loads = []
         for segment in list(segments.by_base.values()):
             if segment is segments.active or segment.base == busy or self._flushing(segment):  # asked anew: `drop` may roll
@@ -75,6 +77,12 @@ class Maintenance:
             self.compact(plan.base, budget)
             return None, True
         return (self.seal_job(plan.base) if busy is None else None), True
+
+    @property
+    def _keeps_files(self) -> bool:
+        """Does another machine have a copy of files that are damaged here? A rewritten file would take the place of the good one
+        there. Alone, maintenance saves the rest."""
+        return self._segments.door.replicated and bool(self._segments.counters.damage)
 
     def _roll_if_sparse(self) -> bool:
         """Close the active segment if hardly any message sleeps in it. Returns False if there is no room for a new one: then
@@ -174,6 +182,8 @@ class Maintenance:
             return False
         for damage in sealed.damage:
             segments.damage(damage)
+        if self._keeps_files:
+            return False
         try:
             with door.durable_names(segments.folder):
                 door.rename(part.path, path)

@@ -301,7 +301,7 @@ class Writer(log.OpenLog):
         while self.frozen:
             if self._flush is None:
                 job = build.flush_job(self.segments, self.frozen[0])
-                self._flush = job, self.flusher.submit(build.write_run, self.door.fresh(), job)
+                self._flush = job, self.flusher.submit(build.write_run, self.door.beside(), job)
             if not (wait or self._flush[1].done()):
                 return
             (job, writing), self._flush = self._flush, None

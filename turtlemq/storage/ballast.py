@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from turtlemq.errors import DiskFull, Exhausted
+from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 T = TypeVar("T")
-FILE = "BALLAST"
 BYTES = 4 << 20  # leases and acknowledgements of about 40,000 messages in batches
-RESERVE = "RESERVE"
 RESERVE_BYTES = 1 << 20  # a checkpoint of 40,000 leases, or the removal of 5,000 dead letters
 _PIECE = 1 << 20
 _RESERVE_PIECE = 64 << 10
@@ -32,7 +31,7 @@ class Ballast:
     """The ballast and the reserve of one data folder."""
 
     def __init__(self, door: Door, root: Path) -> None:
-        self._door, self._path, self._reserve_path = door, root / FILE, root / RESERVE
+        self._door, self._path, self._reserve_path = door, root / names.BALLAST, root / names.RESERVE
         self.aboard = False  # the file exists
         self._thrown = False  # its space is for consumers alone
         self._reserve: int | None = None  # bytes that the reserve holds; None: not looked yet

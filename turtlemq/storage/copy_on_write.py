@@ -19,7 +19,6 @@ from turtlemq.storage.door import Door
 
 _COPY = ".own"
 _ENTERED = re.compile(r"topic|topic/[^/.][^/]*|topic/[^/]+/dead")  # folders that may be links to other disks
-_SKIPPED = (names.LOCK, "BALLAST", "RESERVE", "PINNED", "READERS")  # they hold no messages
 
 
 class CopyOnWriteDoor(Door):
@@ -38,7 +37,7 @@ class CopyOnWriteDoor(Door):
         enters them."""
         for entry in sorted(os.scandir(self.source / folder), key=lambda entry: entry.name):
             name = f"{folder}{entry.name}"
-            if name in _SKIPPED:
+            if name in names.LOCAL:
                 continue
             if entry.is_dir() and entry.is_symlink() and not _ENTERED.fullmatch(name):
                 continue

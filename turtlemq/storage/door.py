@@ -49,6 +49,7 @@ class Door:
     """Blocking file operations. Subclasses in tests override `_call`. `budget`: how many files may stay open."""
 
     keeps_room = True  # whether `ballast` reserves space on this disk
+    replicated = False  # whether other machines have copies: then damaged files are kept for comparison, not rewritten
 
     def __init__(self, budget: FileBudget = file_budget.DEFAULT, *, folder_mode: int = 0o700) -> None:
         self.budget = budget
@@ -76,8 +77,12 @@ class Door:
                 raise
 
     def fresh(self) -> Door:
-        """A Door for another thread or process, without the descriptors of this one."""
+        """A Door for another process, without the descriptors of this one."""
         return Door(folder_mode=self.folder_mode)
+
+    def beside(self) -> Door:
+        """A Door for another thread of this process."""
+        return self.fresh()
 
     # Folders and names
 

@@ -21,7 +21,16 @@ CLEAN = "CLEAN"
 FORMAT = "FORMAT"
 HASH_SEED = "HASH_SEED"
 TOPICS = "topic"
+BALLAST, RESERVE = "BALLAST", "RESERVE"  # kept disk space
+PINNED = "PINNED"  # links that a backup is being made from
+READERS = "READERS"  # links that Spark reads from
+REPLICA = "REPLICA"  # facts of a copy about itself
+REPLICA_SUMS = "REPLICA.sums"  # checksums of files that do not change any more
+SYNC = "SYNC"  # links and files of copies under way
+DIVERGED = "DIVERGED"  # tails of an old leader that no answer has told of
+LOCAL = frozenset({LOCK, BALLAST, RESERVE, PINNED, READERS, REPLICA, REPLICA_SUMS, SYNC, DIVERGED})  # of one machine alone
 SETTINGS = "topic.toml"
+OFFSET = "offset"  # the checkpoint of a Broker
 TMP = ".tmp"
 DELETED = ".deleted"
 

@@ -162,7 +162,7 @@ class Checkpoints:
             self._give_slot()
             raise
         self._due_ms = None
-        self._saving = save, worker.submit(save.run, self._stores.door.fresh())
+        self._saving = save, worker.submit(save.run, self._stores.door.beside())
 
     def _give_slot(self) -> None:
         if self._has_slot:

@@ -116,7 +116,10 @@ class Retention:
             self._ballast.freeing(lambda: self._run(now_ms, waiting))
 
     def _run(self, now_ms: int, waiting: Collection[str]) -> None:
-        """Requires a checkpoint that needs none of the files to be removed, so it writes one first."""
+        """Requires a checkpoint that needs none of the files to be removed, so it writes one first. Files that are damaged here,
+        and perhaps whole on another machine, stay."""
+        if self._stores.door.replicated and self._stores.damage():
+            return
         self._checkpoints.finish()
         if self._checkpoints.is_needed:
             self._checkpoints.write()

@@ -56,5 +56,5 @@ async def _unpin_all(request: web.Request) -> None:
     """Remove all pins, on a thread: they may be many, and no other code touches them."""
     engine = engine_of(request)
     engine.folder.leftovers |= await asyncio.get_running_loop().run_in_executor(
-        None, backup.unpin, engine.door.fresh(), engine.root
+        None, backup.unpin, engine.door.beside(), engine.root
     )
