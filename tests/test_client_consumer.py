@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -12,29 +11,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.client_network import WAIT_S, Shell, proxied, shell
+from tests.harness.client_network import WAIT_S, Shell, proxied, server, shell, topic
 from tests.harness.server_process import Server, environment, running
 from turtlemq.client import AsyncConsumer, Client, Consumer, Dedup, Message, Retry, errors
 
-__all__ = ["shell"]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("client") / "data") as found:
-        yield found
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return re.sub(r"[^A-Za-z0-9]", "-", request.node.name).strip("-")
+__all__ = ["server", "shell", "topic"]
 
 
 class Log:

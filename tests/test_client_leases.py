@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.harness.client_network import WAIT_S, Shell, shell
-from tests.harness.server_process import Server, running
+from tests.harness.client_network import WAIT_S, Shell, server, shell, topic
+from tests.harness.server_process import Server
 from turtlemq.client import AsyncConsumer, Client, Consumer, Message, NewMessage, clock
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState
 
-__all__ = ["shell"]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("client") / "data") as found:
-        yield found
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name).strip("-")
+__all__ = ["server", "shell", "topic"]
 
 
 # Rules

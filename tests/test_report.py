@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-NOT_RUN = "not run: Spark is not installed; `make test` installs it, and a Java, then runs this"
-pytest.importorskip("pyspark", reason=NOT_RUN)
+from tests.harness.spark_session import HURRY, MARKS, need_spark, spark
 
-from pyspark_turtlemq import java, pin_owners, pins  # noqa: E402 - only where Spark is
+need_spark()
+
+from pyspark_turtlemq import pin_owners, pins  # noqa: E402 - only where Spark is
 from pyspark_turtlemq.parts import TopicLogs  # noqa: E402
-from pyspark_turtlemq.session import QUIET, environment, turtlemq_session  # noqa: E402
+from pyspark_turtlemq.session import environment  # noqa: E402
 from pyspark_turtlemq.snapshot_files import LOGS  # noqa: E402
 from tests.harness.report_data import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
 from tests.harness.server_process import PROGRAM, running  # noqa: E402
@@ -37,25 +37,9 @@ from turtlemq_report.bundle import bundle  # noqa: E402
 from turtlemq_report.model import Report, ReportOptions  # noqa: E402
 from turtlemq_report.run import NoData, report  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
-HURRY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Java need not polish code that runs for seconds
+__all__ = ["spark"]
+pytestmark = MARKS
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def _conf() -> dict[str, str]:
-    options = f"-Dlog4j2.configurationFile={QUIET.as_uri()} {HURRY}"
-    return {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": options}
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    try:
-        java.find()
-    except java.NoJava as error:
-        pytest.skip(f"not run: {error} Then: make test")
-    session = turtlemq_session("report", master="local[2,3]", conf=_conf())
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

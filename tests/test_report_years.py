@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.harness.spark_session import MARKS, need_spark, spark
 
-NOT_RUN = "not run: Spark is not installed; `make test` installs it, and a Java, then runs this"
-pytest.importorskip("pyspark", reason=NOT_RUN)
+need_spark()
 
-from pyspark_turtlemq import java  # noqa: E402 - only where Spark is
-from pyspark_turtlemq.session import QUIET, turtlemq_session  # noqa: E402
 from tests.harness.report_data import Years  # noqa: E402
 from turtlemq_report.model import Report, ReportOptions  # noqa: E402
 from turtlemq_report.run import report  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    try:
-        java.find()
-    except java.NoJava as error:
-        pytest.skip(f"not run: {error} Then: make test")
-    options = f"-Dlog4j2.configurationFile={QUIET.as_uri()} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": options}
-    session = turtlemq_session("report", master="local[2,3]", conf=conf)
-    yield session
-    session.stop()
+__all__ = ["spark"]
+pytestmark = MARKS
 
 
 def told(made: Report) -> dict[str, list[dict[str, Any]]]:

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-NOT_RUN = "not run: Spark is not installed; `make test` installs it, and a Java, then runs this"
-pytest.importorskip("pyspark", reason=NOT_RUN)
+from tests.harness.spark_session import MARKS, need_spark, spark
+
+need_spark()
 
 from pyspark_turtlemq import java  # noqa: E402 - only where Spark is
-from pyspark_turtlemq.session import turtlemq_session  # noqa: E402
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
 from tests.harness.doc_pages import blocks  # noqa: E402
@@ -31,18 +31,8 @@ from tests.harness.spark_live import Clients, rows_of  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
 from turtlemq.model import Message  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    try:
-        java.find()
-    except java.NoJava as error:
-        pytest.skip(f"not run: {error} Then: make test")
-    session = turtlemq_session("tests", master="local[2,3]", conf={"spark.sql.shuffle.partitions": "2"})
-    yield session
-    session.stop()
+__all__ = ["spark"]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
-NOT_RUN = "not run: Spark's packages are not installed; `make test` installs them, then runs this"
-pytest.importorskip("pyarrow", reason=NOT_RUN)
-pytest.importorskip("pyspark", reason=NOT_RUN)
+from tests.harness.spark_session import need_packages
+
+need_packages()
 
 from pyspark_turtlemq.kinds import KINDS  # noqa: E402 - only where pyarrow is
 from tests.harness.spark_data import NOW, messages, rows  # noqa: E402

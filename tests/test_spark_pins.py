@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-NOT_RUN = "not run: Spark's packages are not installed; `make test` installs them, then runs this"
-pytest.importorskip("pyarrow", reason=NOT_RUN)
-pytest.importorskip("pyspark", reason=NOT_RUN)
+from tests.harness.spark_session import need_packages
+
+need_packages()
 
 from pyspark_turtlemq import pin_owners, pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq.snapshot_files import LOGS, Vanished  # noqa: E402

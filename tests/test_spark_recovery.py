@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-NOT_RUN = "not run: Spark's packages are not installed; `make test` installs them, then runs this"
-pytest.importorskip("pyarrow", reason=NOT_RUN)
-pytest.importorskip("pyspark", reason=NOT_RUN)
+from tests.harness.spark_session import need_packages
+
+need_packages()
 
 from pyspark_turtlemq import moments, pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq.snapshot_files import TopicFiles  # noqa: E402

@@ -1,4 +1,4 @@
-"""The ground of client tests: a network that can be broken at will, and both shells behind one interface."""
+"""The ground of client tests: a server, a network that can be broken at will, and both shells behind one interface."""
 
 from __future__ import annotations
 
@@ -13,10 +13,24 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
+from tests.harness.server_process import Server, running
 from turtlemq.client import AsyncConsumer, AsyncProducer, Consumer, Message, Producer
 
 WAIT_S = 30.0  # for events that must happen; nothing takes so long
 Mode = Literal["pass", "refuse", "hold", "cut-request", "cut-answer", "cut-half", "answer"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests of a module."""
+    with running(tmp_path_factory.mktemp("client") / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic for each test, by its name."""
+    return re.sub(r"[^A-Za-z0-9]", "-", request.node.name).strip("-")
 
 
 class Proxy:
