@@ -337,7 +337,7 @@ def test_pins_of_an_interrupted_backup_go_at_the_next_start(tmp_path: Path) -> N
         assert sorted(os.listdir(data / "PINNED")) == [again["name"], "LOCK"]
         server.stop(signal.SIGKILL)
     with running(data) as server:
-        assert os.listdir(data / "PINNED") == ["LOCK"], "the server's own, whoever makes a backup"
+        assert os.listdir(data / "PINNED") == ["LOCK"], "the server's own, also while a backup is made"
         assert server.ok("DELETE", "/v1/backup") == {"outcome": "unpinned"}
         asked = [threading.Thread(target=server.ok, args=(method, "/v1/backup")) for method in ("POST", "DELETE") * 5]
         for thread in asked:
@@ -345,7 +345,7 @@ def test_pins_of_an_interrupted_backup_go_at_the_next_start(tmp_path: Path) -> N
         for thread in asked:
             thread.join()
         assert server.ok("DELETE", "/v1/backup") == {"outcome": "unpinned"}
-        assert os.listdir(data / "PINNED") == ["LOCK"], "the server's own, whoever makes a backup"
+        assert os.listdir(data / "PINNED") == ["LOCK"], "the server's own, also while a backup is made"
         assert "request_failed" not in server.log
 
 

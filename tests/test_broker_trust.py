@@ -405,7 +405,7 @@ def test_a_failed_sync_of_a_dead_letter_leaves_one_copy(tmp_path: Path) -> None:
     assert engine.check() == []
     assert engine.groups("t")["g"].dead == len(dead(engine))
     assert sum(places(engine)) == 2
-    assert engine.groups("t")["g"].history == 0, "nobody was told that it was handled"
+    assert engine.groups("t")["g"].history == 0, "its settlement was not answered"
     engine.close()
 
 

@@ -25,30 +25,19 @@ from typing import Any
 import pytest
 
 from tests.harness.certificates import certificate
-from tests.harness.client_network import WAIT_S, Proxy, Shell, canned, proxied, shell
+from tests.harness.client_network import WAIT_S, Proxy, Shell, canned, proxied, server, shell, topic
 from tests.harness.server_process import Server, environment, running
 from turtlemq.client import AsyncClient, AsyncProducer, Client, NewMessage, Producer, errors
 from turtlemq.server.auth import hash_of, new_token
 
-__all__ = ["shell"]
+__all__ = ["server", "shell", "topic"]
 BODIES: list[Any] = [b"", b"\x00\xff" * 50, None, "ü\n", 17, -1.5, [1, {"a": None}], {"deep": {"er": [True, False]}}, 2**70]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("client") / "data") as found:
-        yield found
 
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
     with proxied(server.port) as found:
         yield found
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return re.sub(r"[^A-Za-z0-9]", "-", request.node.name).strip("-")
 
 
 @pytest.fixture

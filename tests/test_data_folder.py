@@ -370,7 +370,7 @@ def test_the_folder_of_an_earlier_version_is_closed_at_the_top(tmp_path: Path) -
         path.chmod(0o755 if path.is_dir() else 0o644)
     with running(data):
         assert data.stat().st_mode & 0o7777 == 0o700
-        assert (data / "topic").stat().st_mode & 0o7777 == 0o755, "nobody gets there"
+        assert (data / "topic").stat().st_mode & 0o7777 == 0o755, "other users cannot get there"
 
 
 NO_CHMOD = """import os

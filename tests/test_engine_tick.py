@@ -18,7 +18,7 @@ from turtlemq.topic.topic import Topic
 real = Topic.tick
 def tick(self, *args):
     if self.name == "b" and os.path.exists(os.environ["BROKEN"]):
-        raise RuntimeError("nobody thought of this")
+        raise RuntimeError("an unforeseen error")
     return real(self, *args)
 Topic.tick = tick
 """
@@ -29,7 +29,7 @@ def test_an_unexpected_error_in_one_topic_loses_no_wake_up(tmp_path: Path, monke
 
     def tick(topic: Topic, *args: Any) -> int | None:
         if topic.name in broken:
-            raise ZeroDivisionError("nobody thought of this")
+            raise ZeroDivisionError("an unforeseen error")
         return real(topic, *args)
 
     for name in "abc":
@@ -61,7 +61,7 @@ def test_an_unexpected_error_is_logged_with_its_trace(tmp_path: Path) -> None:
             server.put(name, {"id": "m", "body": 1, "delay": 0.5})
         assert [len(server.fetch(name, wait=5)) for name in "ac"] == [1, 1]
         topics = {topic["topic"]: topic["trouble"] for topic in server.ok("GET", "/v1/status")["topics"]}
-        assert topics == {"a": None, "b": "RuntimeError: nobody thought of this", "c": None}
+        assert topics == {"a": None, "b": "RuntimeError: an unforeseen error", "c": None}
         (line,) = (line for line in server.log.splitlines() if "event=topic_in_trouble" in line)
         assert "topic=b" in line
         assert "Traceback" in line

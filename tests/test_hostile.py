@@ -182,7 +182,7 @@ NO_HTTP: dict[str, bytes] = {
     "no host": b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n",
     "two hosts": b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n",
     "a method in small letters": request("/healthz", method="get"),
-    "a method that nobody knows": request("/healthz", method="BREW"),
+    "an unknown method": request("/healthz", method="BREW"),
     "a method of signs": request("/healthz", method="G@T"),
     "a long method": request("/healthz", method="G" * 9_000),
     "no path": b"GET  HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -230,7 +230,7 @@ def test_non_http_bytes_get_the_usual_error_shape(server: Server, name: str) -> 
 # HTTP that is meant badly
 
 REFUSED: dict[str, tuple[bytes, int, str]] = {
-    "an Expect that nobody knows": (request("/healthz", "Expect: miracles"), 417, "INVALID_ARGUMENT"),
+    "an unknown Expect": (request("/healthz", "Expect: miracles"), 417, "INVALID_ARGUMENT"),
     "an Expect on no path": (request("/nowhere", "Expect: miracles"), 417, "INVALID_ARGUMENT"),
     "TRACE": (request("/healthz", method="TRACE"), 405, "METHOD_NOT_ALLOWED"),
     "OPTIONS": (request("*", method="OPTIONS"), 404, "NOT_FOUND"),

@@ -117,7 +117,7 @@ def test_an_urgent_write_runs_a_group_that_waits_for_a_thread(tmp_path: Path) ->
         assert server.engine.submit(topic.name, messages("b"), 0).created == [True]
         assert server.engine.get(topic.name, "a") is not None
         assert server.engine.cancel(topic.name, ["a"], 0) == {"a": "cancelled"}
-        assert not server.committer._jobs, "nobody runs it again"
+        assert not server.committer._jobs, "it is not run again"
         door.gate.set()
         assert await asyncio.gather(*tasks) == [[True]] * len(topics)
         assert await server.put("c", topic=topic.name) == [True], "and what comes next is written as ever"

@@ -87,7 +87,7 @@ def test_answers_without_a_lease_are_as_they_were(server: Server, topic: str) ->
     assert server.ok("POST", f"/v1/topics/{topic}/ack", ["m"]) == {"acked": 0, "failed": 0, "dead": 0, "unknown": ["m"]}
 
 
-def test_a_lease_of_nobody_changes_nothing(server: Server, topic: str) -> None:
+def test_a_lease_that_is_not_held_changes_nothing(server: Server, topic: str) -> None:
     _, second = handed_on(server, topic)
     for other in ("0-0", "nonsense", "é" * 64, f"{second}0"):
         assert server.ack(topic, "m", "x", lease=other) == {"acked": 0, "failed": 0, "dead": 0, "unknown": ["x"], "late": ["m"]}

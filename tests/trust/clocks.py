@@ -97,7 +97,7 @@ class Stopped:
         late = [message["ready_ms"] - message["due_ms"] for message in self.got.values()]
         for id_, message in self.got.items():
             if 1000 * began + 100 < self.sent[id_] < 1000 * ended:  # the signal may take a moment
-                self.expect("nothing is ready while nobody works", message, ended, holds=message["ready_ms"] >= 1000 * ended - 1)
+                self.expect("nothing is ready during a stop", message, ended, holds=message["ready_ms"] >= 1000 * ended - 1)
         text = self.server.call("GET", "/metrics").data.decode()
         told = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if _about_lateness(line)}
         count, total = (told[f"turtlemq_scheduler_lateness_seconds_{name}"] for name in ("count", "sum"))

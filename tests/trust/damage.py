@@ -50,7 +50,7 @@ from turtlemq.errors import Corrupt, NewerFormat
 END = FAR + 10_000_000  # everything is due
 VARIANTS = 4  # folders of a chunk
 LOGS = ".bson"
-UNTOLD = "not to be told by anybody"
+UNTOLD = "not recognizable"
 
 
 # Strikes: a file's bytes before → after. None: it is gone.
@@ -186,7 +186,7 @@ def files_of(folder: Folder) -> dict[str, list[str]]:
         if "quiet" not in name:
             kinds.setdefault(kind_of(name), []).append(name)
     if unknown := kinds.keys() - set(WALK):
-        raise Broken(f"there are files of a kind that nobody strikes: {sorted(unknown)}")
+        raise Broken(f"there are files of a kind that is never struck: {sorted(unknown)}")
     return kinds
 
 

@@ -330,7 +330,7 @@ def _read(path: Path, content: bytes, known: Known) -> str:
         if not 0 <= int(content) <= f.VERSION:
             raise Broken(f"format {content!r} is taken")
     else:
-        raise Broken(f"nobody reads {name}")
+        raise Broken(f"there is no reader of {name}")
     return "files read"
 
 
@@ -346,7 +346,7 @@ def _whole(content: bytes, places: list[tuple[int, int]], known: Known, said: ob
     """Documents that were found: each is one of those that were written; and of a sound segment all are there."""
     strange = [(at, length) for at, length in places if content[at : at + length] not in known.documents]
     if strange:
-        raise Broken(f"a document that nobody wrote, (position, length) {strange[0]}")
+        raise Broken(f"a document that was never written, (position, length) {strange[0]}")
     if any(content == whole for name, whole in known.files.items() if name.endswith(".bson")):
         left = len(content) - sum(length for _, length in places) - int.from_bytes(content[:4], "little")
         if left or said:

@@ -239,7 +239,7 @@ def sum_up(seen: Figures) -> str:
     if not stories:
         return "real servers alone"
     refused, errors = (f"{seen[name] / stories:.0%}" for name in ("calls refused", "calls errors"))
-    return f"of the failed calls {refused} refused a request or a step, {errors} were an error, the rest nobody needed"
+    return f"of the failed calls {refused} refused a request or a step, {errors} were an error, the rest had no effect"
 
 
 PART = Part(

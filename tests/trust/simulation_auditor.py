@@ -102,7 +102,7 @@ class Auditor(Ledger):
 
     def _cancelled(self, sent: Sent, told: str) -> None:
         if told == "cancelled before" and sent.cancelled is False:
-            self.fail("nobody has cancelled it", sent)
+            self.fail("it was not cancelled", sent)
         if told == "cancelled" and sent.cancelled:
             self.fail("it was cancelled before", sent)
         for group in self.groups if sent.cancelled is False else ():
@@ -213,7 +213,7 @@ class Auditor(Ledger):
     def _delivered(self, asked: Fetch, one: Got) -> None:
         sent, group = self.sent.get(one.id), asked.group
         if sent is None:
-            self.fail("nothing is delivered that nobody sent", one)
+            self.fail("nothing is delivered that was not sent", one)
         if sent.cancelled:
             self.fail("nothing is delivered after an answered cancel", one, sent)
         self.accept(sent)

@@ -122,7 +122,7 @@ def networks_of(hosts: Iterable[str]) -> list[Network]:
     """
     out: list[Network] = []
     if not (hosts := tuple(hosts)):
-        raise InvalidArgument("allowed_hosts names nobody; give addresses, networks (10.0.0.0/8), or * for everybody")
+        raise InvalidArgument("allowed_hosts is empty; give addresses, networks (10.0.0.0/8), or * for all")
     for host in hosts:
         try:
             out += [ipaddress.ip_network(text) for text in (("0.0.0.0/0", "::/0") if host == "*" else (host,))]

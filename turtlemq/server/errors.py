@@ -52,7 +52,7 @@ class Unauthenticated(TurtleError):
 
 
 class Forbidden(TurtleError):
-    """A page of another site may not use this server from somebody's browser."""
+    """A page of another site may not use this server through a browser."""
 
     code, status = "FORBIDDEN", 403
 

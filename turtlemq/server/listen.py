@@ -237,9 +237,9 @@ def warn_if_open(config: Config, host: str) -> None:
     whom = "everybody" if "*" in config.allowed_hosts else ", ".join(map(str, outside)) or "this machine only, so far"
     logs.warning("open_to_all", host=host, allowed_hosts=",".join(config.allowed_hosts), tokens=0)
     lines = (
-        f"This server listens on {host}, beyond this machine, and asks nobody for a token.",
+        f"This server listens on {host}, beyond this machine, and asks for no token.",
         f"allowed_hosts admits: {whom}.",
-        "Whoever is admitted can read, write and delete every message.",
+        "Every admitted client can read, write and delete all messages.",
         "Make tokens with `turtlemq token NAME`, or listen on 127.0.0.1. See docs/CONFIGURATION.md.",
     )
     bar = "!" * 100

@@ -186,7 +186,7 @@ OPERATIONS: list[Operation] = [
             messages.remove,
             PRODUCE,
             "cancelMessage",
-            "Cancel a message that nobody has fetched",
+            "Cancel a message that sleeps, is ready or waits for a retry",
             answers.Outcome,
             errors=(404, 409, 507),
             answer_example={"outcome": "cancelled"},
