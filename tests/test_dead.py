@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 
 from tests.harness.engine_disk import Disk, abandon
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
+from turtlemq.index.index import Index
 from turtlemq.model import Message
+from turtlemq.segment import format as f
 from turtlemq.settings import Settings
-from turtlemq.topic.dead_letters import DeadLetter, Filter
+from turtlemq.topic import facts
+from turtlemq.topic.dead_letters import DeadLetter, DeadLetters, Filter
 
 T = TypeVar("T")
 
@@ -242,3 +246,30 @@ def test_a_topic_that_was_dropped_in_trouble_can_be_made_again(tmp_path: Path) -
     engine.configure("t", max_attempts=3)
     assert engine.check() == []
     engine.close()
+
+
+def test_recovery_looks_for_all_requeued_letters_at_once(tmp_path: Path, engine: Engine) -> None:
+    """The disk was full after they slept again, and their removal, which is journaled, is still to be done."""
+    die(engine, *(f"m{n}" for n in range(50)))
+    with patch.object(DeadLetters, "remove", side_effect=DiskFull):
+        assert engine.requeue("t", dead(engine), 20, due_ms=99) == 50
+    abandon(engine)
+    sought, original = list[int](), Index.find_many
+
+    def find_many(index: Index, ids: Sequence[str], after_seq: int = -1) -> dict[int, f.Document]:
+        sought.append(len(ids))
+        return original(index, ids, after_seq)
+
+    with patch.object(Index, "find", side_effect=AssertionError), patch.object(Index, "find_many", autospec=True) as many:
+        many.side_effect = find_many
+        engine = Engine.open(tmp_path, settings=SETTINGS)
+    assert sought == [50, 50]  # letters, and retries
+    stats = engine.stats("t")
+    assert (stats.dead, stats.sleep) == (0, 50)
+    assert engine.check() == []
+
+
+def test_requeue_gathers_no_facts_of_groups_that_were_not_moved(engine: Engine) -> None:
+    die(engine, "a", "b")
+    with patch.object(facts, "gather", side_effect=AssertionError):
+        assert engine.requeue("t", dead(engine), 20) == 2

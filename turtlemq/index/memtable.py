@@ -39,6 +39,7 @@ class Memtable(Part):
         self.live = 0
         self._ending: list[int] = []  # ordinals of documents that end others
         self._of_groups = array("Q")  # ordinals of documents of one group alone
+        self._sorted_groups: tuple[U64, I64] = np.empty(0, np.uint64), np.empty(0, np.int64)  # see `_sort_groups`
         self._room = _ROOM
         self.seq: I64 = np.empty(_ROOM, np.int64)
         self.due: I64 = np.empty(_ROOM, np.int64)
@@ -183,9 +184,22 @@ class Memtable(Part):
         return [ordinal for hash_ in np.unique(query.hashes[hits]).tolist() for ordinal in self.find(hash_)]
 
     def find_groups(self, shared: U64) -> list[int]:
-        ordinals = np.array(self._of_groups, np.int64)
-        hits: list[int] = ordinals[np.isin(self.hashes[ordinals] & ID_MASK, shared)].tolist()
-        return hits
+        if not len(shared) or not len(self._of_groups):
+            return []
+        hashes, ordinals = self._sort_groups()
+        shared = np.unique(shared)
+        spans = zip(np.searchsorted(hashes, shared).tolist(), np.searchsorted(hashes, shared, "right").tolist(), strict=True)
+        return [ordinal for first, last in spans if first < last for ordinal in ordinals[first:last].tolist()]
+
+    def _sort_groups(self) -> tuple[U64, I64]:
+        """The documents of one group alone, sorted by the bits of their hashes that all groups share. Made anew when
+        there are more."""
+        if len(self._sorted_groups[1]) < len(self._of_groups):
+            ordinals = np.array(self._of_groups, np.int64)
+            hashes = self.hashes[ordinals] & ID_MASK
+            order = np.argsort(hashes)
+            self._sorted_groups = hashes[order], ordinals[order]
+        return self._sorted_groups
 
     def find_seq(self, seq: int) -> int | None:
         """The ordinal of the document with this seq. O(log n)."""

@@ -72,13 +72,11 @@ def _finish_removals(stores: Stores, removals: Sequence[DeadRemoval]) -> bool:
     """Delete dead letters whose removal was journaled. A letter that was to be requeued stays if its retry was not stored.
     Returns whether there were any."""
     held = stores.dead_letters.find_many([(removal.group, removal.id) for removal in removals])
+    pending = [(letter, removals[i]) for i, letter in held.items() if letter.seq == removals[i].seq]  # no newer letters
+    asleep = stores.index.find_many([f"{removal.group}/{removal.id}" for _, removal in pending])
     removed = []
-    for i, letter in held.items():
-        removal = removals[i]
-        if letter.seq != removal.seq:
-            continue  # a newer letter of the same message
-        retry = stores.index.find(f"{removal.group}/{removal.id}") if removal.requeued_seq else None
-        if not removal.requeued_seq or (retry is not None and retry.seq == removal.requeued_seq):
+    for i, (letter, removal) in enumerate(pending):
+        if not removal.requeued_seq or (i in asleep and asleep[i].seq == removal.requeued_seq):
             removed.append(letter)
         else:
             stores.broker.count_dead(removal.group, 1)

@@ -124,6 +124,8 @@ def _pending(stores: Stores, letters: Sequence[DeadLetter]) -> set[tuple[str, st
     """The pairs of group and id that the group gets, or has, whatever becomes of the letter. Only letters from before the last
     move of their group can be such, so the facts of all others are not gathered."""
     moved = [letter for letter in letters if letter.document.meta["epoch"] != stores.broker.groups[letter.group].epoch]
+    if not moved:
+        return set()
     ids = list(dict.fromkeys(letter.id for letter in moved))
     known = facts.facts_of(stores, ids, facts.gather(stores, ids))
     return {(letter.group, letter.id) for letter in moved if is_pending(known.of(letter.group, letter.id))}
