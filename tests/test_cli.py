@@ -95,8 +95,9 @@ def test_ack_and_extend_name_a_lease(line: Line) -> None:
     line("put", "leases", "text", "--id", "one")
     shown = line("fetch", "leases", "--wait", "5").rstrip().split("\t")
     lease = shown[-1].removeprefix("lease ")
-    assert line("extend", "leases", "one", "--lease", "0-0", code=1) == "0 extended, 0 unknown, 1 late\n"
-    assert line("ack", "leases", "-one", "--lease", "0-0") == "0 acked, 0 failed, 0 dead, 0 unknown, 1 late\n"
+    late = "one: held under another lease by now\n"
+    assert line("extend", "leases", "one", "--lease", "0-0", code=1) == f"0 extended, 0 unknown, 1 late\n{late}"
+    assert line("ack", "leases", "-one", "--lease", "0-0", code=1) == f"0 acked, 0 failed, 0 dead, 0 unknown, 1 late\n{late}"
     assert line("extend", "leases", "one", "--lease", lease) == "1 extended, 0 unknown, 0 late\n"
     assert line("ack", "leases", "-one", "--lease", lease, "--retry-delay", "0").startswith("0 acked, 1 failed")
     (again,) = line.json("fetch", "leases", "--wait", "5")
@@ -124,7 +125,7 @@ def test_a_file_that_turns_bad_says_how_far_it_got(line: Line, tmp_path: Path) -
     (tmp_path / "f.ndjson").write_text('{"body": 1, "delay": 60}\n' * 1000 + '{"boddy": 1}\n')
     said = line("put", "half", "--file", str(tmp_path / "f.ndjson"), code=1)
     assert "boddy" in said
-    assert "1000 created and 0 duplicates before; nothing of lines 1001 to 1001" in said
+    assert "1000 created and 0 duplicates before; nothing of line 1001 (message 0 is line 1001)" in said
 
 
 def test_lines_are_counted_as_they_stand_in_the_file(line: Line) -> None:
@@ -234,6 +235,8 @@ def test_extend(line: Line) -> None:
     line("fetch", "e", "--wait", "5")
     assert line("extend", "e", "x", "--ttr", "5m") == "1 extended, 0 unknown\n"
     assert line.json("extend", "e", "y", code=1)[0]["unknown"] == ["y"]
+    assert line("extend", "e", "y", code=1) == "0 extended, 1 unknown\ny: not held by the group\n"
+    assert line("ack", "e", "-y") == "0 acked, 0 failed, 0 dead, 1 unknown\ny: not held by the group\n"
 
 
 def test_one_message(line: Line) -> None:
@@ -283,6 +286,9 @@ def test_groups(line: Line) -> None:
 def test_cancel(line: Line) -> None:
     line("put", "c", "1", "--id", "x", "--delay", "60")
     assert line("cancel", "c", "x") == "1 cancelled\n"
+    first, *rest = line("get", "c", "x").splitlines()
+    assert first == "x  cancelled"
+    assert [row.split()[-1] for row in rest if row] == ["cancelled"], "nothing else of it is kept"
     assert line.json("cancel", "c", "nobody", code=1)[0] == {"cancelled": 0, "missed": {"nobody": "unknown"}}
     line("put", "c", "1", "--id", "y", "--delay", "60")
     assert line("cancel", "c", "--due-from", "+30s", "--due-to", "+2m") == "1 cancelled\n"
@@ -381,6 +387,7 @@ def test_dead_letters(line: Line, server: Server) -> None:
     assert len(line("dead", "export", "d", "--error", "odd").splitlines()) == 2
     line("dead", "requeue", "d", code=2)
     assert line.json("dead", "requeue", "d", "m0", "m9", code=1)[0] == {"requeued": 1, "unknown": ["m9"]}
+    assert line("dead", "delete", "d", "m9", code=1) == "0 deleted\nm9: no dead letter\n"
     assert "2 requeued" in line("dead", "requeue", "d", "--error", "even", "--delay", "60")
     assert "1 deleted" in line("dead", "delete", "d", "--all")
 

@@ -1,9 +1,9 @@
-"""`turtlemq dead …`: list, count, requeue, delete and export the dead letters of a topic, on a running server."""
+"""`turtlemq dead …`: list, summarize, requeue, delete and export the dead letters of a topic, on a running server."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -100,8 +100,7 @@ def requeue(
     given = {"delay": delay, "per_s": per_s, "expires_ms": expires}
     request_fields |= {name: value for name, value in given.items() if value is not None}
     answer = call(url, "POST", path(topic, "dead", "requeue"), request_fields)
-    print_json(answer) if as_json else print(f"{answer['requeued']} requeued")
-    raise typer.Exit(1 if answer["unknown"] else 0)
+    _end(answer, "requeued", as_json)
 
 
 @app.command()
@@ -119,7 +118,17 @@ def delete(
     turtlemq dead delete orders order-17
     """
     answer = call(url, "POST", path(topic, "dead", "delete"), _selection(ids, group, error, everything))
-    print_json(answer) if as_json else print(f"{answer['deleted']} deleted")
+    _end(answer, "deleted", as_json)
+
+
+def _end(answer: dict[str, Any], what: str, as_json: bool) -> NoReturn:
+    """Print the outcome, with ids that are no dead letters on stderr, and end the program."""
+    if as_json:
+        print_json(answer)
+    else:
+        print(f"{answer[what]} {what}")
+        for id_ in answer["unknown"]:
+            print(f"{printable(id_)}: no dead letter", file=sys.stderr)
     raise typer.Exit(1 if answer["unknown"] else 0)
 
 

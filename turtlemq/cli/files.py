@@ -146,7 +146,7 @@ def inspect(
         header, scan = log.scan_file(door, file)
         view = door.map(file)
     except (TurtleError, OSError) as error:
-        fail(f"{file}: {error}")
+        fail(f"{file}: {error.strerror or error if isinstance(error, OSError) else error}")
     sealed = "sealed" if header.sealed else "open"
     if not as_json:
         print(f"{file.name}: {header.kind} of topic {header.topic}, base {header.base}, {sealed}, {len(scan)} documents")

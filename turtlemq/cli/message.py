@@ -41,13 +41,16 @@ def get(
     out, state = console(), message["state"]
     out.print(printable(message["id"]), style="bold cyan", end="  ")
     out.print(state, style=COLOURS.get(state))
-    for name in ("due_ms", "created_ms", "expires_ms"):
+    is_note = not message["created_ms"]  # of a sleeper that was cancelled only its id and the time of that are left
+    for name in () if is_note else ("due_ms", "created_ms", "expires_ms"):
         if message.get(name) is not None:
             print(f"  {name.removesuffix('_ms'):<9} {format_time(message[name])}")
-    print(f"  {'attempt':<9} {message['attempt']}")
+    if not is_note:
+        print(f"  {'attempt':<9} {message['attempt']}")
     if message.get("headers"):
         print(f"  {'headers':<9} {printable(json.dumps(message['headers'], ensure_ascii=False))}")
-    print(f"  {'body':<9} {body_text(message)}")
+    if not is_note:
+        print(f"  {'body':<9} {body_text(message)}")
     for name, group in message["groups"].items():
         out.print(f"  group {name}: ", end="")
         out.print(str(group["state"]), style=COLOURS.get(str(group["state"])))

@@ -22,6 +22,7 @@ Lease = Annotated[
     str | None, typer.Option(help="The lease that fetch showed: messages that another consumer has by now are left alone.")
 ]
 DUE = f"When it is due: {TIME_HELP}."
+_FILE_HELP = 'A file of messages, a JSON object a line (NDJSON), as {"id": "a", "body": 1, "delay": 30}.'
 
 
 def put(
@@ -38,9 +39,7 @@ def put(
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="A file of messages, a JSON object a line (NDJSON).", show_default=False)
-    ] = None,
+    file: Annotated[Path | None, typer.Option(help=_FILE_HELP, show_default=False)] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -94,8 +93,9 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
                 with request(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
                     answer = json.loads(response.read())
             except typer.Exit as end:
-                which = f"lines {first} to {last}"
-                stored = f"whether {which} are stored is not known" if _unanswered(end) else f"nothing of {which}"
+                which, are = (f"lines {first} to {last}", "are") if last > first else (f"line {first}", "is")
+                refused = f"nothing of {which} (message 0 is line {first})"
+                stored = f"whether {which} {are} stored is not known" if _unanswered(end) else refused
                 text = f"turtlemq: {created} created and {duplicates} duplicates before; {stored}"
                 console(stderr=True).print(text, style="red")
                 raise
@@ -187,7 +187,7 @@ def ack(
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Acknowledge messages: the first was handled, the second failed.
+    """Acknowledge messages: ID was handled, -ID failed. Exits with 1 if another lease than the named one holds a message.
 
     turtlemq ack orders order-17 -order-18 --error "no connection"
 
@@ -204,6 +204,8 @@ def ack(
     else:
         counts = f"{answer['acked']} acked, {answer['failed']} failed, {answer['dead']} dead, {len(answer['unknown'])} unknown"
         print(counts + _late(answer))
+        _print_unheld(answer)
+    raise typer.Exit(1 if answer.get("late") else 0)
 
 
 def _lease(given: str | None) -> dict[str, str]:
@@ -212,6 +214,14 @@ def _lease(given: str | None) -> dict[str, str]:
 
 def _late(answer: dict[str, Any]) -> str:
     return f", {len(answer['late'])} late" if "late" in answer else ""
+
+
+def _print_unheld(answer: dict[str, Any]) -> None:
+    """Name the messages for which nothing was done, on stderr."""
+    for id_ in answer["unknown"]:
+        print(f"{printable(id_)}: not held by the group", file=sys.stderr)
+    for id_ in answer.get("late", ()):
+        print(f"{printable(id_)}: held under another lease by now", file=sys.stderr)
 
 
 def extend(
@@ -232,6 +242,7 @@ def extend(
         print_json(answer)
     else:
         print(f"{answer['extended']} extended, {len(answer['unknown'])} unknown{_late(answer)}")
+        _print_unheld(answer)
     raise typer.Exit(1 if answer["unknown"] or answer.get("late") else 0)
 
 

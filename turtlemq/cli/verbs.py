@@ -44,7 +44,7 @@ VERBS = {  # verb: module.attribute below this package
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},
     "groups": {"help": "Consumer groups of a topic: list, place, replay, delete."},
-    "dead": {"help": "Dead letters: list, count, requeue, delete, export.", "no_args_is_help": True},
+    "dead": {"help": "Dead letters: list, summary, requeue, delete, export.", "no_args_is_help": True},
 }
 
 
@@ -80,7 +80,9 @@ def _print_version(requested: bool) -> None:
 
 
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     """TurtleMQ: a delayed message queue in plain files."""
 
