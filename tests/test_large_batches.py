@@ -41,9 +41,10 @@ def test_a_batch_has_the_same_bytes_on_loop_and_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_ids: bool, headers: bool
 ) -> None:
     files = []
-    for large in (10 * MANY, MANY):
+    for large, large_bytes in ((10 * MANY, 1 << 20), (MANY, 1 << 20), (10 * MANY, 0)):
         monkeypatch.setattr(writer, "_LARGE", large)
-        folder = tmp_path / str(large)
+        monkeypatch.setattr(writer, "_LARGE_BYTES", large_bytes)
+        folder = tmp_path / f"{large}-{large_bytes}"
         folder.mkdir()
         index = open_index(Door(), folder, "t", Settings(), Progress())
         for one in (batch(own_ids, headers), checked(Batch([b"y"] * MANY, [10**12] * MANY), 0)):
@@ -51,7 +52,20 @@ def test_a_batch_has_the_same_bytes_on_loop_and_thread(
         assert index.check() == []
         index.close()
         files.append((folder / "delay_0000000000.bson").read_bytes())
-    assert files[0] == files[1]
+    assert files[0] == files[1] == files[2]
+
+
+def test_a_few_large_messages_are_encoded_by_the_commit(tmp_path: Path) -> None:
+    index = open_index(Door(), tmp_path, "t", Settings(), Progress())
+    index.stage(Batch([b"x" * 3_000_000, b"y"], [10**12] * 2), 5)
+    small = index.pending
+    assert small is not None
+    assert not any(map(callable, small.buffers))
+    index.stage(Batch([b"x" * 3_000_000] * 2, [10**12] * 2), 5)
+    assert [callable(buffer) for buffer in small.buffers] == [False, True]
+    index.commit()
+    assert (index.stats().sleep, index.check()) == (4, [])
+    index.close()
 
 
 @pytest.mark.parametrize("extras", [None, [b"", b"\x12a\0" + bytes(8)]])

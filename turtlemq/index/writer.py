@@ -40,6 +40,7 @@ from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Inline, Job, Worker
 
 _BARE_BYTES = len(f.encode([b""], [b""], [0], 0, 0, [0])[0])  # of a document without id and body
+_LARGE_BYTES = 4 << 20  # of a batch that the commit encodes, however few its documents are
 _LARGE = 10_000  # documents of a batch that the commit encodes: up to 150 ms, on its thread instead of the event loop
 _POSITION_MAX = (1 << 32) - 1  # tables keep positions in 32 bits
 
@@ -130,8 +131,10 @@ class Writer(log.OpenLog):
         if columns.hashes is UNHASHED:
             columns.hashes = hash_any(cast("Sequence[bytes]", columns.ids), self.segments.seed)
         count = len(columns.bodies)
-        lengths: I64 | list[int] = [] if count < _LARGE else f.lengths_of(columns.ids, columns.bodies, columns.extras)
-        self._roll_if_full(count, _size(columns) if count < _LARGE else int(np.sum(lengths)))
+        size = _size(columns) if count < _LARGE else 0
+        is_large = count >= _LARGE or size >= _LARGE_BYTES
+        lengths: I64 | list[int] = f.lengths_of(columns.ids, columns.bodies, columns.extras) if is_large else []
+        self._roll_if_full(count, int(np.sum(lengths)) if is_large else size)
         group = self._open_group()
         if not group.batches and not self._unsynced:
             columns.flags[0] |= f.BARRIER
@@ -139,11 +142,11 @@ class Writer(log.OpenLog):
         encode = partial(
             f.encode, columns.ids, columns.bodies, columns.due_ms, first_seq, columns.ttr_ms, columns.flags, columns.extras
         )
-        if count < _LARGE:
+        if is_large:
+            group.buffers.append(lambda: encode()[0])
+        else:
             data, lengths = encode()
             group.buffers.append(data)
-        else:
-            group.buffers.append(lambda: encode()[0])
         starts = _starts(lengths, self._end)
         self._end += sum(lengths) if isinstance(lengths, list) else int(lengths.sum())
         self._documents += count
@@ -180,7 +183,7 @@ class Writer(log.OpenLog):
     def is_writing_much(self) -> bool:
         """Whether a large batch is staged or being committed. A commit of more documents would have to wait for it."""
         groups = (self._flying, self._group)
-        return any(len(batch.seqs) >= _LARGE for group in groups if group is not None for batch in group.batches)
+        return any(callable(buffer) for group in groups if group is not None for buffer in group.buffers)
 
     def take(self) -> CommitGroup | None:
         """The staged group, to be run and then landed. None while another one is under way, or if nothing is staged."""

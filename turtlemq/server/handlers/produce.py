@@ -33,7 +33,7 @@ async def produce(request: web.Request) -> Reply:
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
         check_deadline(request)
-    if len(batch) < large_batches.LARGE:
+    if len(batch) < large_batches.LARGE and len(data) < large_batches.LARGE_BYTES:
         topic_of(request, may_create=True)  # again: topics may have been created or deleted meanwhile
         staged_in, receipt = service.engine.stage(topic, batch, now)
     else:

@@ -19,6 +19,7 @@ from turtlemq.server.service import Service
 from turtlemq.topic.topic import Topic
 
 LARGE = 5_000  # messages of a batch that is staged in this way
+LARGE_BYTES = 4 << 20  # of a request whose batch is staged in this way, however few its messages are
 SLICE = 1_000  # ids that are looked up at once: 10 ms if all are duplicates
 
 
