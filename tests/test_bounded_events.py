@@ -228,7 +228,7 @@ def test_checkpoint_is_of_the_moment_at_which_it_was_captured(tmp_path: Path) ->
     broker = engine.topic("t").stores.broker
     now, later = broker.begin_save(), broker.begin_save()
     for save in (now, later):
-        for _, fd, _ in save.syncs:
+        for _, fd, _ in save.logs.syncs:
             engine.door.close(fd)
     expected = now.encode()
     engine.ack("t", "g", [*ids[20:30], *(f"-{id_}" for id_ in ids[30:40])], 40, error="other")

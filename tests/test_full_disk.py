@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ import pytest
 from tests.harness.engine_disk import Disk, messages, start
 from tests.harness.server_process import Server, run, running
 from tests.trust.refusals_server import NO_DISK, small_disk
+from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull
+from turtlemq.model import Message
+from turtlemq.segment.buffers import Buffer
 from turtlemq.storage import ballast, names
+from turtlemq.storage.door import Door
 
 LETTERS = 300
 
@@ -131,4 +135,39 @@ def test_the_reserve_is_for_making_room_alone(tmp_path: Path) -> None:
     engine.drop_topic("t")
     assert engine.topics == {}
     door.full = False
+    engine.close()
+
+
+class FullFor(Door):
+    """A disk that has no room for files of one kind."""
+
+    kind = ""
+
+    def write(self, fd: int, path: Path, offset: int, buffers: Sequence[Buffer]) -> int:
+        if self.kind and path.name.startswith(self.kind):
+            raise DiskFull
+        return super().write(fd, path, offset, buffers)
+
+
+def test_a_list_done_in_part_may_be_sent_again(tmp_path: Path) -> None:
+    """Sleepers are cancelled before ready messages, and handled messages settled before failures: in two files each."""
+    door = FullFor()
+    engine = Engine.open(tmp_path, door=door)
+    engine.submit("t", [Message(b"x", due, id_) for id_, due in (("asleep", 10_000), ("a", 0), ("b", 0), ("ready", 0))], 0)
+    engine.move_group("t", "g", "earliest", 0)
+    engine.tick(0)
+    assert engine.reserve("t", "g", 2, 1).ids == ["a", "b"]
+    door.kind = "history_"
+    with pytest.raises(DiskFull):
+        engine.cancel("t", ["asleep", "ready"], 2)
+    assert engine.get("t", "asleep") is None, "this part was done"
+    door.kind = ""
+    assert engine.cancel("t", ["asleep", "ready"], 3) == {"asleep": "cancelled before", "ready": "cancelled"}
+    door.kind = "reserve_"
+    with pytest.raises(DiskFull):
+        engine.ack("t", "g", ["a", "-b"], 4)
+    door.kind = ""
+    again = engine.ack("t", "g", ["a", "-b"], 5)
+    assert (again.acked, again.failed, again.unknown) == (0, 1, ["a"])
+    assert engine.check() == []
     engine.close()

@@ -99,8 +99,8 @@ BUGS = (
     Bug(
         "a checkpoint is written before the logs it speaks of are synced",
         "broker/save.py",
-        "        for kind, fd, path in self.syncs:\n",
-        "        door.replace(self.path, self.data)\n        for kind, fd, path in self.syncs:\n",
+        "        self.logs.run(door)\n",
+        "        door.replace(self.path, f.encode_checked(self.encode()))\n        self.logs.run(door)\n",
         _CRASH,
     ),
     Bug(
@@ -118,8 +118,8 @@ BUGS = (
     Bug(
         "a cancel of a ready message is answered before it is synced",
         "broker/state.py",
-        "        self.logs.sync()\n        self.visibility.cancel(",
-        "        self.visibility.cancel(",
+        "                del group.retries[offset]\n        self.logs.sync_for_answer()\n",
+        "                del group.retries[offset]\n",
         f"engine_states {_CRASH}",
     ),
     Bug(

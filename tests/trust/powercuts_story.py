@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from tests.harness.deferred_syncs import durably
 from tests.trust.powercuts_disk import Disk, Inodes, Tree, cut
 from tests.trust.powercuts_harvest import abandon, run_to_rest
 from tests.trust.powercuts_ledger import ANY, COMES, DEAD, FRESH, GONE, Fate, Key, Ledger, Sent
@@ -164,7 +165,7 @@ class Story:
         topic = self._topic()
         ids = self._some(topic, 3)
         if ids:
-            for id_, outcome in self.engine.cancel(topic, ids, self.now).items():
+            for id_, outcome in durably(self.engine, topic, lambda: self.engine.cancel(topic, ids, self.now)).items():
                 if outcome == "cancelled":
                     self.ledger.change(topic, id_, cancelled=True)
 
@@ -231,7 +232,7 @@ class Story:
     def ack(self) -> None:
         topic, group, ids = self._take(6)
         if ids:
-            unknown = self.engine.ack(topic, group, ids, self.now).unknown
+            unknown = durably(self.engine, topic, lambda: self.engine.ack(topic, group, ids, self.now)).unknown
             self._answered(topic, group, set(ids) - set(unknown), GONE)
 
     def fail(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from tests.harness.deferred_syncs import durably
 from tests.harness.index_world import Later
 from tests.trust.simulation_auditor import Fetch, Got
 from tests.trust.simulation_disk import Crash, Drive, Process
@@ -245,7 +246,10 @@ class Story:
         self.cancel_so(name, audit, self.some([s.id for s in audit.sent.values() if s.accepted], 3))
 
     def cancel_so(self, name: str, audit: Review, ids: list[str]) -> None:
-        self.ask(audit, lambda: self.engine.cancel(name, ids, self.now), lambda told: audit.cancelled(ids, told))
+        def cancel() -> dict[str, str]:
+            return durably(self.engine, name, lambda: self.engine.cancel(name, ids, self.now))
+
+        self.ask(audit, cancel, lambda told: audit.cancelled(ids, told))
 
     def reschedule(self, name: str, audit: Review) -> None:
         for id_ in self.some([s.id for s in audit.sent.values() if s.accepted and not s.ready], 1):

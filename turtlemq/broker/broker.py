@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from turtlemq.broker.ready_view import ReadyView
 from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Extended, Reserved
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import retries_by_group, visible
+from turtlemq.errors import OutOfFiles
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import I64, U64, Damage, Due, Progress
 from turtlemq.segment import format as f
@@ -304,6 +306,28 @@ class Broker:
         """Make everything so far durable."""
         self._logs.sync()
 
+    def deferring_syncs(self) -> AbstractContextManager[None]:
+        """In the body of a `with`, requests that promise durability only note that they need a sync: see `owes_sync`."""
+        return self._logs.deferring_syncs()
+
+    @property
+    def owes_sync(self) -> bool:
+        """Whether a request waits for a sync that was deferred."""
+        return self._logs.owes_sync
+
+    def begin_sync(self) -> save.LogSync:
+        """A sync of everything so far. `LogSync.run` does it, on any thread; then call `end_sync`. If no file can be opened for
+        it, it is done here."""
+        try:
+            return save.begin_sync(self._state)
+        except OutOfFiles:
+            self.sync()
+            return save.begin_sync(self._state)
+
+    def end_sync(self, done: save.LogSync) -> None:
+        """The sync has run. Raises if it failed."""
+        save.end_sync(self._state, done)
+
     def write_deferred(self) -> None:
         """Write the events that a full disk has deferred. Required before a handoff. Raises `DiskFull` if some are left."""
         self._logs.write_deferred()
@@ -333,7 +357,7 @@ class Broker:
 
     def end_save(self, done: save.Save) -> None:
         """A checkpoint was written, and its files are synced. Raises if that failed."""
-        save.end_save(self._state, done)
+        save.end_sync(self._state, done.logs)
 
     def write_state(self) -> None:
         """Write a checkpoint into the reserve journal, so that no event before it need be replayed."""

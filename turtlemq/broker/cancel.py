@@ -1,8 +1,9 @@
 """Cancelling messages that have come due: those that are ready, or wait for another attempt, in every group.
 
 `standing.cancel_answer` decides; a message is cancelled in all groups or in none. Sleepers that no group has seen yet are
-cancelled by the Index. The journal has the cancellation, synced, before anything else changes; retries that sleep in the Index
-are named there, so that recovery can end them if the topic did not come to it."""
+cancelled by the Index. The journal has the cancellation before anything else changes, and it is synced before the answer, and
+before retries that sleep in the Index end. They are named there, so that recovery can end them if the topic did not get so far.
+"""
 
 from __future__ import annotations
 

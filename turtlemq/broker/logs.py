@@ -6,7 +6,8 @@ are in `events`, the state that follows from them in `state`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from turtlemq.broker.events import Fields
 from turtlemq.broker.journal import Journal
@@ -27,6 +28,8 @@ class Logs:
         self._deferred: list[tuple[Journal, int, str, Sequence[Fields]]] = []  # see `write_or_defer`
         self._saved = (0, 0)  # bytes of the journals and documents of the ready log at the last checkpoint
         self._last_lease = 0  # the number of the event behind the last lease
+        self._deferring = False  # in `deferring_syncs`
+        self.owes_sync = False  # a request waits for a sync that was deferred
 
     @property
     def all(self) -> tuple[ReadyLog, Journal, Journal]:
@@ -79,6 +82,23 @@ class Logs:
         """Make everything so far durable."""
         for log in self.all:
             log.sync()
+        self.owes_sync = False
+
+    def sync_for_answer(self) -> None:
+        """Make everything so far durable, because a request promises it; or leave that to the caller of `deferring_syncs`."""
+        if self._deferring:
+            self.owes_sync = True
+        else:
+            self.sync()
+
+    @contextmanager
+    def deferring_syncs(self) -> Iterator[None]:
+        """In the body of a `with`, requests only note that they need a sync: see `owes_sync`."""
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
 
     def secure_leases(self) -> None:
         """Make every lease so far durable. Required before another store takes leased messages over: if a power cut took the

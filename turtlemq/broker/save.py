@@ -35,18 +35,16 @@ def state_for_journal(state: BrokerState) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Save:
-    """A checkpoint on its way to the disk: `run` may be called on any thread, while the Broker goes on."""
+class LogSync:
+    """A sync of the logs under way: `run` may be called on any thread, while the Broker goes on."""
 
-    path: Path
-    encode: Callable[[], dict[str, Any]]  # the fields of the checkpoint: 100 ms and more if very many messages are in flight
     syncs: list[tuple[str, int, Path]]  # kind of log, a descriptor for this sync only, file
-    ready: tuple[Progress, int]  # of the ready log, when the checkpoint was made
+    ready: tuple[Progress, int]  # of the ready log, when the sync began
     numbers: tuple[int, int]  # of the next events, then
     failed: dict[str, OSError] = field(default_factory=dict)  # by kind of log
 
     def run(self, door: Door) -> None:
-        """Sync the logs, then replace the checkpoint file. Touches nothing but files and the captured state."""
+        """Sync the logs. Touches nothing but files."""
         for kind, fd, path in self.syncs:
             try:
                 if not self.failed:
@@ -55,21 +53,39 @@ class Save:
                 self.failed[kind] = error
             finally:
                 door.close(fd)
-        if not self.failed:
+
+
+@dataclass(slots=True)
+class Save:
+    """A checkpoint on its way to the disk: `run` may be called on any thread, while the Broker goes on."""
+
+    path: Path
+    encode: Callable[[], dict[str, Any]]  # the fields of the checkpoint: 100 ms and more if very many messages are in flight
+    logs: LogSync
+
+    def run(self, door: Door) -> None:
+        """Sync the logs, then replace the checkpoint file. Touches nothing but files and the captured state."""
+        self.logs.run(door)
+        if not self.logs.failed:
             door.replace(self.path, f.encode_checked(self.encode()))
 
 
-def begin_save(state: BrokerState) -> Save:
-    """A checkpoint of this moment. `Save.run` writes it; then call `end_save`."""
+def begin_sync(state: BrokerState) -> LogSync:
+    """A sync of everything so far. `LogSync.run` does it; then call `end_sync`."""
     logs = state.logs
     for log in logs.all:
         log.refuse_if_stopped()
-    encode = _capture(state)
     syncs = _sync_targets(logs)
-    numbers = (logs.reserve.number, logs.history.number)
+    logs.owes_sync = False
+    return LogSync(syncs, (logs.ready.progress, logs.ready.next_offset), (logs.reserve.number, logs.history.number))
+
+
+def begin_save(state: BrokerState) -> Save:
+    """A checkpoint of this moment. `Save.run` writes it; then call `end_sync`."""
+    logs = state.logs
+    encode, syncing = _capture(state), begin_sync(state)
     logs.note_saved()
-    durable = (logs.ready.progress, logs.ready.next_offset)
-    return Save(logs.ready.folder / c.FILE, lambda: {"topic": logs.ready.topic, **encode()}, syncs, durable, numbers)
+    return Save(logs.ready.folder / c.FILE, lambda: {"topic": logs.ready.topic, **encode()}, syncing)
 
 
 def _sync_targets(logs: Logs) -> list[tuple[str, int, Path]]:
@@ -84,8 +100,8 @@ def _sync_targets(logs: Logs) -> list[tuple[str, int, Path]]:
     return syncs
 
 
-def end_save(state: BrokerState, done: Save) -> None:
-    """Note how far the logs are durable after a save. Raises if a sync failed: that log accepts no more writes."""
+def end_sync(state: BrokerState, done: LogSync) -> None:
+    """Note how far the logs are durable after a sync. Raises if it failed: that log accepts no more writes."""
     logs = state.logs
     for log in logs.all:
         if log.kind in done.failed:
@@ -99,7 +115,7 @@ def save(state: BrokerState) -> None:
     """Write a checkpoint at once."""
     saving = begin_save(state)
     saving.run(state.logs.ready.door)
-    end_save(state, saving)
+    end_sync(state, saving.logs)
 
 
 def _capture(state: BrokerState) -> Callable[[], dict[str, Any]]:

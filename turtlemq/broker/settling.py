@@ -61,7 +61,7 @@ def ack(
     leased, missing = group.locate(failed)
     retried, dead = failures.fail(group, leased, retry_delay_ms, error, now_ms)
     if fsync and acked + retried + dead:
-        state.logs.sync()
+        state.logs.sync_for_answer()
     return Acked(acked, retried, dead, unknown + missing, late)
 
 

@@ -100,13 +100,13 @@ class BrokerState:
         seqs = self.visibility.heads(offsets)["seq"].astype(np.int64)
         unfetched = self._unfetched(documents, retries)
         self.logs.history.append(now_ms, "", *events.cancel(offsets, seqs, {*retries}, unfetched, sleeping))
-        self.logs.sync()
         self.visibility.cancel(ended, {*retries})
         for name, count in unfetched.items():
             self.groups[name].unfetched -= count
         for group in self.groups.values():
             for offset in ended & group.retries.keys():
                 del group.retries[offset]
+        self.logs.sync_for_answer()
 
     def _unfetched(self, documents: Sequence[int], retries: Mapping[int, str]) -> Counter[str]:
         """By group, how many of these messages and of its own retries it has not fetched yet."""

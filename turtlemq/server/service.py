@@ -21,6 +21,7 @@ from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.fair_turns import FairTurns
 from turtlemq.server.fetches import Fetches
+from turtlemq.server.log_syncs import LogSyncs
 from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.metrics.meter import Meter
 from turtlemq.server.rate_limit import FlowControl
@@ -63,6 +64,7 @@ class Service:
         self._reported_leftovers: set[str] = set()
         self._fetches: Fetches | None = None  # beside the engine
         self._committer: Committer | None = None
+        self._syncs: LogSyncs | None = None
         self._uncommitted = 0  # bytes of requests that wait for their commit
         self._commit_s = 0.001  # mean time of a commit, exponentially smoothed
 
@@ -93,6 +95,7 @@ class Service:
         self._engine, self.opened = engine, frozenset(engine.topics)
         self._fetches = Fetches(engine, self.flow)
         self._committer = Committer(self._committed, self._observe_commit)
+        self._syncs = LogSyncs(engine.door)
         self._timer = WallClockTimer(self._tick)
         self.answer_polls_soon()
 
@@ -108,6 +111,8 @@ class Service:
         """End threads and timer. Requires: all requests are answered."""
         if self._committer is not None:
             self._committer.close()
+        if self._syncs is not None:
+            self._syncs.close()
         if self._timer is not None:
             self._timer.close()
 
@@ -130,6 +135,12 @@ class Service:
             await self._committer.commit(topic, inline)
         finally:
             self._uncommitted -= size
+
+    async def synced(self, topic: Topic) -> None:
+        """Return when the syncs that requests left out in `Topic.deferring_syncs` are done, on a thread. Raises if one failed."""
+        assert self._syncs is not None, "it serves"
+        if self._syncs.is_needed(topic):
+            await self._syncs.sync(topic)
 
     def _committed(self, topic: Topic) -> None:
         if topic.stopped is not None and topic.name not in self._reported_stopped:

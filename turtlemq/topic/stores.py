@@ -83,6 +83,7 @@ class Stores:
         must go before the next handoff, and before a checkpoint that leaves that journal behind."""
         self.broker.write_deferred()
         if self.superseded_retries:
+            self.broker.sync()  # a cancel that a power cut takes back in the journal must not end a retry
             self.index.store(tombstones(self.superseded_retries))
             self.superseded_retries = []
         if self.requeued_letters:

@@ -9,6 +9,7 @@ One thread, no clock: time is an argument, and `tick` returns when it wants to b
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bson.int64 import Int64
 
 from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Extended, Reserved
+from turtlemq.broker.save import LogSync
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.staged_ids import StagedIds
@@ -123,7 +125,10 @@ class Topic:
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
         answers, removed = cancel.cancel_awake(self.stores, [id_ for id_ in outcome if id_ not in out], now_ms)
         if removed:
+            self._broker.sync()  # a notice of a cancel that a power cut takes back would be wrong
             self._note_cancelled_ids(removed, now_ms)
+        if self._broker.owes_sync:
+            self._checkpoints.due_soon(now_ms)  # retention must not be first
         out |= answers
         if CANCELLED in out.values():
             self._maintenance.due_soon(now_ms)
@@ -297,6 +302,24 @@ class Topic:
     def sync_soon(self, now_ms: int) -> None:
         """Something was journaled: it reaches the disk with the next checkpoint."""
         self._checkpoints.due_soon(now_ms)
+
+    def deferring_syncs(self) -> AbstractContextManager[None]:
+        """In the body of a `with`, requests that promise durability only note that they need a sync: see `owes_sync`. The caller
+        does it before it answers them."""
+        return self._broker.deferring_syncs()
+
+    @property
+    def owes_sync(self) -> bool:
+        """Whether a request waits for a sync that was deferred."""
+        return self._broker.owes_sync
+
+    def begin_sync(self) -> LogSync:
+        """A sync of all events so far. `LogSync.run` does it, on any thread; then call `end_sync`."""
+        return self._broker.begin_sync()
+
+    def end_sync(self, done: LogSync) -> None:
+        """The sync has run. Raises if it failed."""
+        self._broker.end_sync(done)
 
     def sync_now(self, now_ms: int) -> None:
         """The clock went back: the next checkpoint is due."""

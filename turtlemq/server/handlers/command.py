@@ -157,9 +157,18 @@ async def _existing(service: Service, topics: list[str]) -> AsyncIterator[str]:
 async def _finish(service: Service, asked: Command, topics: list[str]) -> CommandAnswer:
     assert asked.id is not None
     async for topic in _existing(service, topics):
-        if service.engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+        if await _ack(service, topic, asked.id):
             return CommandAnswer(id=asked.id)
     raise UnknownMessage(f"{asked.id!r} is not in reserve")
+
+
+async def _ack(service: Service, topic: str, id_: str) -> bool:
+    """Acknowledge a message for the default group, as durably as its topic promises. Returns whether it was in reserve."""
+    opened = service.engine.topic(topic)
+    with opened.deferring_syncs():
+        acked = service.engine.ack(topic, GROUP, [id_], now_ms()).acked
+    await service.synced(opened)
+    return bool(acked)
 
 
 async def _delete(request: web.Request, asked: Command, topics: list[str]) -> CommandAnswer:
@@ -171,7 +180,7 @@ async def _delete(request: web.Request, asked: Command, topics: list[str]) -> Co
         if cancelled:
             return CommandAnswer(id=asked.id)
         if auth.may(request, topic, _access(request, "finish")):
-            if service.engine.ack(topic, GROUP, [asked.id], now_ms()).acked:
+            if await _ack(service, topic, asked.id):
                 return CommandAnswer(id=asked.id)
         elif asked.topic is not None and missed[asked.id] == "reserve":
             raise Forbidden(f"{asked.id!r} is in reserve: this token has no right to acknowledge it")

@@ -123,8 +123,12 @@ async def ack(request: web.Request) -> Reply:
         if len(slices) > 1:
             await service.turns.turn()
         engine = engine_of(request)
-        done.append(engine.ack(topic, group, acks, now_ms(), leases=lease, retry_delay_ms=delay_ms, error=asked.error))
+        opened = engine.topic(topic)
+        with opened.deferring_syncs():
+            done.append(engine.ack(topic, group, acks, now_ms(), leases=lease, retry_delay_ms=delay_ms, error=asked.error))
         service.answer_polls_soon(topic)
+        if opened.settings.ack_durability == "fsync":
+            await service.synced(opened)
     service.meter.ack_batch.add(len(asked.acks))
     acked, failed, dead = (sum(getattr(part, name) for part in done) for name in ("acked", "failed", "dead"))
     return Reply.of(Acked(acked, failed, dead, _joined(done, "unknown", repeated), _late(asked, done)))

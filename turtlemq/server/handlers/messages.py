@@ -138,8 +138,10 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         staged_in, staged = engine.stage_cancel(topic, ids[at : at + count], now_ms())
         await service.commit(staged_in)
         start = perf_counter()
-        outcome |= engine.finish_cancel(staged_in, staged, now_ms())
+        with staged_in.deferring_syncs():
+            outcome |= engine.finish_cancel(staged_in, staged, now_ms())
         at, count = at + count, min(PAGE, 2 * count) if perf_counter() - start < STEP_S else max(1, count // 2)
+        await service.synced(staged_in)
     missed = {id_: "cancelled" if state == CANCELLED_BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
     if len(missed) < len(outcome):
         service.answer_polls_soon(topic)
@@ -175,7 +177,9 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
         page, cursor = engine.browse(topic, first, last, PAGE, cursor)
         staged_in, staged = engine.stage_cancel(topic, [message.id for message in page if not message.group], now_ms())
         await request.app[SERVICE].commit(staged_in)
-        outcome = engine.finish_cancel(staged_in, staged, now_ms())
+        with staged_in.deferring_syncs():
+            outcome = engine.finish_cancel(staged_in, staged, now_ms())
+        await request.app[SERVICE].synced(staged_in)
         count += sum(state == "cancelled" for state in outcome.values())
         if cursor is None:
             return count
