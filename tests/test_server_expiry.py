@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -68,6 +69,22 @@ def test_an_expired_letter_can_be_requeued(server: Server, topic: str) -> None:
     assert requeue(server, topic) == {"requeued": 1, "unknown": []}
     assert [message["id"] for message in server.fetch(topic, wait=20)] == ["m"]
     assert server.ack(topic, "m")["acked"] == 1
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+def test_the_view_of_a_message_tells_its_new_expiry(server: Server, topic: str, delay: int) -> None:
+    expired(server, topic)
+    end = now_ms() + 3_600_000
+    requeue(server, topic, expires_ms=end, delay=delay)
+    path, state = f"/v1/topics/{topic}/messages/m", "sleep" if delay else "ready"
+    while (group := server.ok("GET", path)["groups"]["default"])["state"] != state:
+        time.sleep(0.01)
+    assert group["expires_ms"] == end
+    shown = run("get", topic, "m", "--url", server.url).stdout
+    assert re.search(rf"group default: {state}, expires 20", shown), shown
+    if not delay:
+        assert [message["id"] for message in server.fetch(topic, wait=20)] == ["m"]
+        assert "expires_ms" not in server.ok("GET", path)["groups"]["default"], "it was delivered in time"
 
 
 def test_a_requeued_letter_gets_a_new_expiry(server: Server, topic: str) -> None:

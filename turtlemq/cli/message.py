@@ -53,7 +53,8 @@ def get(
         print(f"  {'body':<9} {body_text(message)}")
     for name, group in message["groups"].items():
         out.print(f"  group {name}: ", end="")
-        out.print(str(group["state"]), style=COLOURS.get(str(group["state"])))
+        out.print(str(group["state"]), style=COLOURS.get(str(group["state"])), end="")
+        out.print(f", expires {format_time(group['expires_ms'])}" if "expires_ms" in group else "")
     print()
     for line, style in timeline(message["timeline"]):
         out.print(line, style=style)

@@ -138,7 +138,8 @@ def _details(
         attempt = int(lease.messages.attempts[i])
         return {"attempt": attempt, "lease_until_ms": lease.until_ms, "consumer": lease.consumer}
     if standing == "sleep":
-        return {"due_ms": gathered.asleep[name, view.id].due_ms}
+        retry = gathered.asleep[name, view.id]
+        return {"due_ms": retry.due_ms, **_new_expiry(retry)}
     if standing == "ready":
         return _waiting(stores, name, (gathered.located.retries.get((name, view.id)), offset))
     if standing == "dead":
@@ -154,7 +155,15 @@ def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) 
         retry = None if offset is None else stores.broker.groups[name].retry_at(offset)
         if retry is not None:
             return {"attempt": retry.attempt - 1, "due_ms": retry.when_ms, "error": retry.error}
+    if offsets[0] is not None:
+        read, _ = stores.broker.ready.read(np.array([offsets[0]]))
+        return {"attempt": 0, **(_new_expiry(read.decode(0)) if read.good[0] else {})}
     return {"attempt": 0}
+
+
+def _new_expiry(retry: f.Document) -> dict[str, object]:
+    """The expiry that a requeue gave to a message in one group. Other retries do not expire."""
+    return {"expires_ms": retry.expires_ms} if retry.meta.get("renewed") else {}
 
 
 def _settled(settlement: Settlement) -> dict[str, object]:
