@@ -247,7 +247,7 @@ def test_a_new_group_is_counted_without_reading_what_others_left(engine: Engine,
 # Listings
 
 
-def pages(engine: Engine, state: str, limit: int = 3, **where: int) -> list[str]:
+def pages(engine: Engine, state: str, limit: int = 3, **where: Any) -> list[str]:
     found: list[str] = []
     cursor: str | None = None
     while True:

@@ -16,7 +16,7 @@ from turtlemq.broker import delivery, events, ready_log
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.index import lookup
+from turtlemq.index import group_lookup
 from turtlemq.model import I64, Message, Priority
 from turtlemq.storage.door import Door
 from turtlemq.topic.dead_letters import Filter
@@ -282,7 +282,7 @@ def test_ids_with_a_trace_in_any_group_are_known(tmp_path: Path, monkeypatch: py
         if case != "restarted":
             secret.unlink()
         if case.endswith("many pairs"):
-            monkeypatch.setattr(lookup, "_PAIRS_MAX", 2)
+            monkeypatch.setattr(group_lookup, "_PAIRS_MAX", 2)
             monkeypatch.setattr(ready_log, "PAIRS_MAX", 2)
         engine = Engine.open(tmp_path / "d")
     assert (0 in _seeds(engine)) == case.startswith("no secret before")

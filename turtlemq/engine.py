@@ -211,11 +211,13 @@ class Engine:
         opened = self.topic(topic)
         return opened, opened.stage_cancel(ids, now_ms)
 
-    def finish_cancel(self, topic: Topic, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
-        """The part of `cancel` after the commit: messages that did not sleep."""
+    def finish_cancel(
+        self, topic: Topic, outcome: Mapping[str, State], now_ms: int, pairs_max: int | None = None
+    ) -> dict[str, str]:
+        """The part of `cancel` after the commit: messages that did not sleep. `pairs_max`: see `Topic.finish_cancel`."""
         if self.topics.get(topic.name) is not topic:
             raise UnknownTopic(f"topic {topic.name!r} was deleted meanwhile")
-        out = topic.finish_cancel(outcome, now_ms)
+        out = topic.finish_cancel(outcome, now_ms, pairs_max)
         if CANCELLED in out.values():
             self.changed(topic, now_ms)
         return out

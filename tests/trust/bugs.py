@@ -879,6 +879,27 @@ BUGS = (
         "standing standing_cases trust:standing",
     ),
     Bug(
+        "one step looks up messages with any number of retries",
+        "index/group_lookup.py",
+        "    while count_max is not None and count > 1",
+        "    while count_max is not None and count < 1",
+        "steps_of_pairs trust:limits",
+    ),
+    Bug(
+        "a listing leaves out messages that a step did not come to",
+        "topic/listing.py",
+        "        at = at + len(read.starts) if decided is None else decided\n",
+        "        at = at + len(read.starts)\n",
+        "steps_of_pairs trust:limits",
+    ),
+    Bug(
+        "an older sleeping retry counts where a newer one was handed off",
+        "index/group_lookup.py",
+        "                self._seqs[id_] = seq\n",
+        "                self._seqs[id_] = -1 if handed_off[i] else seq\n",
+        "standing_cases trust:standing",
+    ),
+    Bug(
         "the older retry that comes again after a move is overlooked",
         "broker/ready_view.py",
         '            offset = min(int(retry.meta["offset"]), offset - 1)\n',

@@ -42,14 +42,49 @@ def _groups_times_ids(ground: Ground) -> None:
 
 
 def _dead_letters_times_groups(ground: Ground) -> None:
-    """Every group has a dead letter, retention has removed the first files, and a batch of own ids comes."""
+    """Every group has a dead letter of one message, retention has removed the first files, and a batch of own ids comes."""
     ground.ok("PUT", _TOPIC, {"max_attempts": 1, "segment_bytes": 4_096, "retention": {"history_hours": 0}})
     ground.put({"body": "x" * 100, "id": str(n)} for n in range(200))
-    for n in range(300):
-        ids = ground.fetch(1, f"g{n}", ttr=600)
-        ground.ok("POST", f"{_TOPIC}/groups/g{n}/ack", [f"-{ids[0]}"])
+    for n in range(GROUPS):
+        if ground.fetch(1, f"g{n}", ttr=600) != ["0"]:
+            raise Broken("the first message of a group is not the oldest one")
+        ground.ok("POST", f"{_TOPIC}/groups/g{n}/ack", ["-0"])
     ground.ok("POST", f"{_TOPIC}/compact")
     ground.put({"body": 1, "id": f"own-{n}"} for n in range(10_000))
+    groups = ground.ok("GET", f"{_TOPIC}/messages/0")["groups"]
+    if [group["state"] for group in groups.values()] != ["dead"] * GROUPS:
+        raise Broken(f"message 0 is dead in {GROUPS:,} groups, and not in all of {len(groups):,}")
+    ground.ok("GET", f"{_TOPIC}/messages?state=dead&limit=1000")
+    if (count := ground.ok("POST", f"{_TOPIC}/dead/requeue", {"ids": ["0"], "delay": 3_600})["requeued"]) != GROUPS:
+        raise Broken(f"{count:,} of {GROUPS:,} dead letters are requeued")
+
+
+def _groups_times_retries(ground: Ground) -> None:
+    """Every group failed the same messages: the retries of some are ready in all groups, those of the others sleep in all."""
+    ready, asleep = [f"ready-{n}" for n in range(10)], [f"asleep-{n}" for n in range(10)]
+    for n in range(GROUPS):
+        ground.ok("PUT", f"{_TOPIC}/groups/g{n}", {})
+    ground.put({"body": 1, "id": id_} for id_ in ready + asleep)
+    for n in range(GROUPS):
+        ground.fetch(20, f"g{n}", wait=10, ttr=600)
+        for ids, delay_s in ((ready, 31), (asleep, 3_600)):
+            ground.ok("POST", f"{_TOPIC}/groups/g{n}/ack", {"acks": [f"-{id_}" for id_ in ids], "retry_delay": delay_s})
+    end = time.monotonic() + 120
+    while (count := ground.ok("GET", _TOPIC)["stats"]["ready"]) < GROUPS * len(ready):
+        if time.monotonic() > end:
+            raise Broken(f"{count:,} retries are ready")
+        time.sleep(1)
+    page = ground.ok("GET", f"{_TOPIC}/messages?state=ready&limit=1000")
+    listed = [message["id"] for message in page["messages"]]
+    while page["cursor"] is not None:
+        page = ground.ok("GET", f"{_TOPIC}/messages?state=ready&limit=1000&cursor={page['cursor']}")
+        listed += [message["id"] for message in page["messages"]]
+    if listed != ready:
+        raise Broken(f"{listed} are listed as ready, not {ready}")
+    for path in (f"messages/{ready[0]}", f"messages/{asleep[0]}", "messages?state=sleep&limit=10000"):
+        ground.ok("GET", f"{_TOPIC}/{path}")
+    if (count := ground.ok("POST", f"{_TOPIC}/cancel", {"ids": ready + asleep})["cancelled"]) != 20:
+        raise Broken(f"{count} of 20 messages are cancelled")
 
 
 def _errors_times_in_flight(ground: Ground) -> None:
@@ -190,7 +225,8 @@ PAIRS = (
     Limit("failures × list", _failures_times_list, _nothing),
     Limit("topics × requests", _topics_times_requests, _nothing),
     Limit("groups × ids", _groups_times_ids, _nothing, {"TURTLEMQ_MAX_GROUPS": str(GROUPS)}),
-    Limit("dead letters × groups", _dead_letters_times_groups, _nothing),
+    Limit("groups × retries", _groups_times_retries, _nothing, {"TURTLEMQ_MAX_GROUPS": str(GROUPS)}),
+    Limit("dead letters × groups", _dead_letters_times_groups, _nothing, {"TURTLEMQ_MAX_GROUPS": str(GROUPS)}),
     Limit("errors × in flight", _errors_times_in_flight, _nothing),
     Limit("extend × max_attempts", _extend_times_attempts, _nothing),
     Limit("headers × batch", _headers_times_batch, _nothing),

@@ -14,7 +14,7 @@ import numpy as np
 
 from turtlemq import standing
 from turtlemq.broker.broker import Broker
-from turtlemq.broker.facts import Facts, Located, Pairs, facts, locate
+from turtlemq.broker.facts import Facts, Located, Pairs, facts
 
 CANCELLED = "cancelled"
 
@@ -30,14 +30,13 @@ class Cancellation:
 
 
 def cancel(
-    broker: Broker, ids: Sequence[str], now_ms: int, asleep: Pairs, letters: Pairs
+    broker: Broker, ids: Sequence[str], now_ms: int, located: Located, asleep: Pairs, letters: Pairs
 ) -> tuple[dict[str, str | None], list[str]]:
     """Cancel messages, durably. Returns the answer for each id: `CANCELLED`, `standing.CANCELLED_BEFORE`, the state that
     forbids it, None if the id is unknown; and the cancelled ids that the ready log does not hold.
 
-    `asleep`: pairs of group and id for which a valid retry sleeps in the Index; the caller ends those of cancelled ids when this
-    returns. `letters`: pairs that have a dead letter, even of groups that are gone."""
-    located = locate(broker, ids)
+    `located`: the documents of these ids. `asleep`: pairs of group and id for which a valid retry sleeps in the Index; the caller
+    ends those of cancelled ids when this returns. `letters`: pairs that have a dead letter, even of groups that are gone."""
     before = broker.ready.cancelled_among(located.documents.values())
     ended = {id_ for id_, offset in located.documents.items() if offset in before}
     answers = _answers(facts(broker, ids, located, asleep, letters, ended))

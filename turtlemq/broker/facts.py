@@ -45,9 +45,11 @@ class Facts:
         return int(self.table[self.rows[id_], self.columns[name]])
 
 
-def locate(broker: Broker, ids: Sequence[str]) -> Located:
-    """The documents of messages; ids that the ready log does not hold are left out."""
-    return Located(broker.ready.find_ids(ids), broker.ready.valid_retries(ids))
+def locate(broker: Broker, ids: Sequence[str], retries_max: int | None = None) -> tuple[Located, int]:
+    """The documents of messages; ids that the ready log does not hold are left out. Also for how many of the ids, from the first
+    on, this is: fewer than all if there may be more than `retries_max` retries."""
+    retries, count = broker.ready.valid_retries(ids, retries_max)
+    return Located(broker.ready.find_ids(ids[:count]), retries), count
 
 
 def facts(broker: Broker, ids: Sequence[str], located: Located, asleep: Pairs, letters: Pairs, cancelled: Set[str]) -> Facts:

@@ -25,7 +25,7 @@ import numpy as np
 from turtlemq import small_batches
 from turtlemq.broker.ready_batches import KIND, encode_head, read_batches
 from turtlemq.broker.ready_cache import RecentDocuments
-from turtlemq.broker.ready_lookup import PAIRS_MAX, READ_BYTES, GroupLookup, Lookup
+from turtlemq.broker.ready_lookup import PAIRS_MAX, READ_BYTES, GroupLookup, Lookup, RetryAt
 from turtlemq.broker.ready_tail import Rows, Tail, owner_hash
 from turtlemq.errors import DiskFull, Exhausted, TurtleError
 from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Mask, Progress
@@ -375,9 +375,19 @@ class ReadyLog(log.OpenLog):
         return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0])
 
     @repairing
-    def find_of_groups(self, ids: Sequence[bytes], names: Collection[str]) -> dict[str, int]:
-        """The newest retries of messages in all groups, as group/id → offset. `names`: groups that may have retries; others may
-        be missing from the answer."""
+    def find_of_groups(
+        self, ids: Sequence[bytes], names: Collection[str], count_max: int | None = None
+    ) -> tuple[dict[str, RetryAt], int]:
+        """The newest retries of messages in all groups, by group/id; and for how many of the ids, from the first on: fewer than
+        all if there may be more than `count_max`. `names`: groups that may have retries; others may be missing."""
+        lookup, count = self._of_groups(ids, names), len(ids)
+        while count_max is not None and count > 1 and len(lookup) > count_max:
+            count = max(1, min(count // 2, count * count_max // len(lookup)))
+            lookup = self._of_groups(ids[:count], names)
+        return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0]), count
+
+    def _of_groups(self, ids: Sequence[bytes], names: Collection[str]) -> GroupLookup:
+        """Candidates for the retries of messages in all groups."""
         lookup = GroupLookup(ids, names)
         lookup.ask(self.tail, self.next_offset - self.tail.count)
         for segment in self.segments:
@@ -387,7 +397,7 @@ class ReadyLog(log.OpenLog):
                     raise t.Damaged(f"{table.path.name}: it was made for few groups. {t.Damaged.__doc__}", table=table)
                 lookup.ask(table, at)
                 at += table.cover.documents
-        return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0])
+        return lookup
 
     # Repair and removal
 

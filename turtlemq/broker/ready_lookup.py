@@ -7,7 +7,7 @@ once for all wanted ids, in slices of bounded size: costs stay linear if many id
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,14 @@ class HasIds(Protocol):
     def find_groups(self, shared: U64, /) -> list[int]: ...
 
 
+class RetryAt(NamedTuple):
+    """A retry in the ready log."""
+
+    offset: int
+    seq: int
+    flags: int
+
+
 class GroupLookup:
     """One lookup of documents of one group alone (id: group/id) for many ids in all groups. `names`: groups that may have such
     documents, for parts without a seed: these are asked for each group and id."""
@@ -39,6 +47,10 @@ class GroupLookup:
         self._ids, self._names = ids, names
         self._shared: dict[int, U64] = {}  # bits of the hashes, by seed
         self._offsets: list[int] = []
+
+    def __len__(self) -> int:
+        """How many candidates there are."""
+        return len(self._offsets)
 
     @property
     def pairs(self) -> int:
@@ -57,16 +69,17 @@ class GroupLookup:
             ordinals = part.find_groups(self._shared[part.seed])
         self._offsets += [first + ordinal for ordinal in ordinals]
 
-    def newest(self, read: Callable[[I64], Documents]) -> dict[str, int]:
-        """The newest offset of each group/id. `read`: documents at rising offsets, perhaps only the first."""
-        newest: dict[bytes, int] = {}
+    def newest(self, read: Callable[[I64], Documents]) -> dict[str, RetryAt]:
+        """The newest document of each group/id. `read`: documents at rising offsets, perhaps only the first."""
+        newest: dict[bytes, RetryAt] = {}
         offsets, wanted = np.unique(np.array(self._offsets, np.int64)), set(self._ids)
         while len(offsets):
             documents = read(offsets[:_READ_DOCUMENTS])
-            rows = zip(offsets.tolist(), documents.ids(), strict=False)
-            newest |= {id_: offset for offset, id_ in rows if id_.partition(b"/")[2] in wanted}  # offsets rise
+            fields = (documents.heads[name].tolist() for name in ("seq", "flags"))
+            rows = zip(documents.ids(), offsets.tolist(), *fields, strict=False)
+            newest |= {row[0]: RetryAt(*row[1:]) for row in rows if row[0].partition(b"/")[2] in wanted}  # offsets rise
             offsets = offsets[len(documents.good) :]
-        return {id_.decode(): offset for id_, offset in newest.items()}
+        return {id_.decode(): retry for id_, retry in newest.items()}
 
 
 class Lookup:

@@ -57,27 +57,25 @@ class ReadyView:
         offsets = self._log.find_many([id_.encode() for id_ in usable]) if usable else {}
         return {usable[i]: offset for i, offset in offsets.items()}
 
-    def valid_retries(self, ids: Sequence[str]) -> dict[tuple[str, str], int]:
-        """The newest retry of each message for each group that is neither void nor cancelled, as (group, id) → offset."""
-        if not self._visibility.has_restricted:
-            return {}
+    def valid_retries(self, ids: Sequence[str], count_max: int | None = None) -> tuple[dict[tuple[str, str], int], int]:
+        """The newest retry of each message for each group that is neither void nor cancelled, as (group, id) → offset; and for
+        how many of the ids, from the first on: fewer than all if there may be more than `count_max` retries."""
         retries: dict[tuple[str, str], int] = {}
-        usable = [id_.encode() for id_ in ids if id_.isprintable()]
-        newest = self._log.find_of_groups(usable, self._groups)
-        offsets = np.array(sorted(newest.values()), np.int64)
-        heads = self._visibility.heads(offsets)
-        seqs = np.where(heads["flags"] & f.MOVED, 0, heads["seq"].astype(np.int64))  # copies by compaction: look at each
-        written = dict(zip(offsets.tolist(), seqs.tolist(), strict=True))
-        for key, offset in newest.items():
+        if not self._visibility.has_restricted:
+            return retries, len(ids)
+        raw = [id_.encode() if id_.isprintable() else b"\n" for id_ in ids]  # no id has that
+        newest, count = self._log.find_of_groups(raw, self._groups, count_max)
+        for key, retry in newest.items():
             name, _, id_ = key.partition("/")
             group = self._groups.get(name)
             if group is None:
                 continue
-            moved = not group.moves or written[offset] <= group.moves[-1][0]  # perhaps since the retry was written
-            valid = self._newest_valid(group, key, offset) if moved else offset
+            seq = 0 if retry.flags & f.MOVED else retry.seq  # a copy by compaction: look at it
+            moved = not group.moves or seq <= group.moves[-1][0]  # perhaps since the retry was written
+            valid = self._newest_valid(group, key, retry.offset) if moved else retry.offset
             if valid is not None and valid not in self._visibility.cancelled:
                 retries[name, id_] = valid
-        return retries
+        return retries, count
 
     def _newest_valid(self, group: Group, key: str, offset: int) -> int | None:
         """The newest retry that is not void, from the newest of all at `offset` back. Each retry names the offset that its

@@ -36,9 +36,19 @@ class Position(Protocol):
     def moves(self) -> list[tuple[int, int]]: ...
 
 
-def is_void(position: Position, retry: f.Document) -> bool:
+class Retry(Protocol):
+    """The facts of a retry that make it void."""
+
+    @property
+    def order(self) -> int: ...
+    @property
+    def meta(self) -> dict[str, Any]: ...
+
+
+def is_void(position: Position, retry: Retry) -> bool:
     """Whether a retry of a group is void, by the rule of `standing.is_void`."""
-    return standing.is_void(position.born, position.moves, int(retry.meta["epoch"]), retry.order, int(retry.meta["offset"]))
+    meta = retry.meta
+    return standing.is_void(position.born, position.moves, int(meta["epoch"]), retry.order, int(meta["offset"]))
 
 
 def visible(ready: ReadyLog, name: str, position: Position, read: log.Documents, offsets: I64, cancelled: Set[int]) -> Mask:

@@ -19,6 +19,7 @@ from turtlemq.index.browse import browse, forecast
 from turtlemq.index.columns import UNHASHED, Columns, Ended, as_batch, batch_columns, stored_message, tombstones
 from turtlemq.index.duplicates import KnownIds
 from turtlemq.index.filters import Filters
+from turtlemq.index.group_lookup import GroupDocument, find_of_groups
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
 from turtlemq.index.staged_ids import StagedIds
@@ -258,11 +259,15 @@ class Index:
         return lookup.read_places(self._segments, places)
 
     @repairing_method
-    def find_of_groups(self, ids: Sequence[str], names: Collection[str]) -> list[f.Document]:
-        """The newest documents of one group alone, whose id is group/id, for these ids and all groups. `names`: the groups that
-        may have such documents; others may be missing from the answer."""
-        raw = [id_.encode() for id_ in ids if id_.isprintable()]
-        return list(lookup.read_places(self._segments, lookup.find_of_groups(self._segments, raw, names)).values())
+    def find_of_groups(
+        self, ids: Sequence[str], names: Collection[str], count_max: int | None = None
+    ) -> tuple[list[GroupDocument], int]:
+        """The newest documents of one group alone, whose id is group/id, for these ids and all groups, without those that were
+        handed off. `names`: the groups that may have such documents; others may be missing from the answer.
+
+        Also returns for how many of the ids, from the first on: fewer than all if there may be more than `count_max`."""
+        raw = [id_.encode() if id_.isprintable() else b"\n" for id_ in ids]  # no id has that
+        return find_of_groups(self._segments, raw, names, count_max)
 
     def get(self, id_: str) -> StoredMessage | None:
         """A message that sleeps, or that was handed off and whose document is not dropped yet."""

@@ -7,7 +7,7 @@ once for all wanted ids, in slices of bounded size.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +18,11 @@ from turtlemq.index.segments import Segments
 from turtlemq.model import U64
 from turtlemq.segment import format as f
 from turtlemq.segment.bloom import BloomFilter
-from turtlemq.segment.ids import hash_any, hash_group_ids, hash_id, hash_texts, server_seq
+from turtlemq.segment.ids import hash_any, hash_id, hash_texts, server_seq
 from turtlemq.segment.table import Damaged
 
 _ONE_BY_ONE = 4  # candidates of one id that are read alone: mostly there is one
 _FLOODED = 64  # candidates of one id, at which a table with another seed than the folder's is built again
-
-_PAIRS_MAX = 20_000  # of group and id for which a table without a seed is asked at once: 10 ms
 
 Queries = dict[tuple[BloomFilter | None, int], IdQuery]  # by filter and seed
 
@@ -136,48 +134,6 @@ def find_any(segments: Segments, ids: Sequence[str]) -> dict[str, Place]:
         held = find_many(segments, own, hash_texts(own, segments.seed))
         places |= {place.id: place for place in held.values()}
     return places
-
-
-def find_of_groups(segments: Segments, ids: Sequence[bytes], names: Collection[str]) -> dict[int, Place]:
-    """The newest documents of one group alone (id: group/id) for these ids in all groups, by a running number. 0.2 µs for an id
-    without any, for any number of groups.
-
-    `names`: groups that may have such documents, for tables without a seed: these are asked for each group and id."""
-    places: dict[bytes, Place] = {}
-    wanted, shared = set(ids), dict[tuple[BloomFilter | None, int], U64]()
-    for part in reversed(segments.parts):
-        if part.seed:
-            candidates = part.find_groups(_shared_for(part, ids, shared))
-        else:
-            candidates = _find_pairs(segments, part, ids, names)
-        ordinals = np.unique(np.array(candidates, np.int64))
-        for chosen, read in segments.read_slices(part, ordinals[part.alive(ordinals)]):
-            columns = (read.heads[name].tolist() for name in ("due", "seq", "flags"))
-            for id_, due_ms, seq, flags, ordinal in zip(read.ids(), *columns, chosen.tolist(), strict=True):
-                if id_.partition(b"/")[2] in wanted and (id_ not in places or places[id_].seq < seq):
-                    places[id_] = Place(id_, due_ms, seq, flags, part, ordinal)
-    return dict(enumerate(places.values()))
-
-
-def _shared_for(part: Part, ids: Sequence[bytes], shared: dict[tuple[BloomFilter | None, int], U64]) -> U64:
-    """The bits of hashes to ask a part for, with its seed, and through its Bloom filter. `shared` keeps those made before."""
-    hashes = shared.get((part.filter, part.seed))
-    if hashes is None:
-        hashes = shared.get((None, part.seed))
-        if hashes is None:
-            hashes = shared[None, part.seed] = hash_group_ids(ids, part.seed)
-        if part.filter is not None:
-            hashes = shared[part.filter, part.seed] = hashes[part.filter.may_hold_groups(hashes)]
-    return hashes
-
-
-def _find_pairs(segments: Segments, part: Part, ids: Sequence[bytes], names: Collection[str]) -> list[int]:
-    """Candidates of a part without a seed: each pair of group and id is asked for. A table that is asked for too many of them is
-    built again with the seed of the Index."""
-    if len(ids) * len(names) > _PAIRS_MAX and segments.seed and isinstance(part, TablePart):
-        raise Damaged(f"{part.table.path.name}: it was made for few groups. {Damaged.__doc__}", table=part.table)
-    pairs = [f"{name}/".encode() + id_ for name in names for id_ in ids]
-    return part.find_many(IdQuery(hash_any(pairs, part.seed))) if pairs else []
 
 
 def read_places(segments: Segments, places: dict[int, Place]) -> dict[int, f.Document]:

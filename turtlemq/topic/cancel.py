@@ -13,7 +13,7 @@ import numpy as np
 from turtlemq.broker.cancel import CANCELLED, cancel
 from turtlemq.errors import Exhausted
 from turtlemq.segment import format as f
-from turtlemq.topic import facts, retries
+from turtlemq.topic import facts
 from turtlemq.topic.stores import Stores
 
 
@@ -26,15 +26,20 @@ def note_cancelled_ids(stores: Stores, ids: Sequence[str], now_ms: int) -> None:
     stores.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
 
 
-def cancel_awake(stores: Stores, ids: Sequence[str], now_ms: int) -> tuple[dict[str, str], list[str]]:
+def cancel_awake(
+    stores: Stores, ids: Sequence[str], now_ms: int, pairs_max: int | None = None
+) -> tuple[dict[str, str], list[str]]:
     """Cancel messages that are ready or wait for another attempt, in every group. Durable.
 
     Returns for each id `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`; and the cancelled ids
     that the ready log does not hold, because retention has removed all but retries: they are to be noted, as those of
-    sleepers."""
-    asleep = retries.sleeping(stores, ids)
-    letters = facts.dead_letters(stores, ids)
-    answers, removed = cancel(stores.broker, ids, now_ms, asleep.keys(), letters.keys())
+    sleepers. `pairs_max`: only the first of the ids are cancelled and answered, at least one, if all of them together have more
+    retries and dead letters than that."""
+    if not ids:
+        return {}, []
+    gathered = facts.gather(stores, ids, pairs_max)
+    asleep = gathered.asleep
+    answers, removed = cancel(stores.broker, gathered.ids, now_ms, gathered.located, asleep.keys(), gathered.letters.keys())
     stores.superseded_retries += [document for (_, id_), document in asleep.items() if answers[id_] == CANCELLED]
     try:
         stores.remove_superseded()

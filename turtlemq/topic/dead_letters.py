@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from turtlemq.broker.failures import EndedDelivery
 from turtlemq.errors import Corrupt
 from turtlemq.index.columns import tombstones
+from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.model import DUE_MS_MAX, Progress
@@ -95,11 +97,13 @@ class DeadLetters:
             return {}
         return self.index.find_many([f"{group}/{id_}" for group, id_ in pairs])
 
-    def find_of_groups(self, ids: Sequence[str], names: Collection[str]) -> dict[tuple[str, str], f.Document]:
-        """The documents of all letters of these messages, as (group, id) → document. `names`: the groups that have letters."""
-        documents = self.index.find_of_groups(ids, names) if names else []
-        pairs = [document.id.partition("/") for document in documents]
-        return {(group, id_): document for (group, _, id_), document in zip(pairs, documents, strict=True)}
+    def find_of_groups(
+        self, ids: Sequence[str], names: Collection[str], count_max: int | None = None
+    ) -> tuple[dict[tuple[str, str], GroupDocument], int]:
+        """All letters of these messages without their bodies, as (group, id) → document. `names`: the groups that have letters.
+        Also for how many of the ids, from the first on: fewer than all if there may be more than `count_max` letters."""
+        documents, count = self.index.find_of_groups(ids, names, count_max) if names else ([], len(ids))
+        return {document.pair: document for document in documents}, count
 
     def get(self, group: str, id_: str) -> DeadLetter | None:
         """The letter of one message and group."""
@@ -155,18 +159,25 @@ class DeadLetters:
 
 def read_letter(document: f.Document) -> DeadLetter:
     """The dead letter that a document of this Index holds."""
-    if not document.meta.keys() >= {"due", "attempt", "error"}:
-        raise Corrupt(f"dead/: {document.id!r} is no dead letter: a file stands where it does not belong. Move it back.")
+    meta = notes_of(document)
     group, _, id_ = document.id.partition("/")
     return DeadLetter(
         id=id_,
         group=group,
         body=document.body,
         json=bool(document.flags & f.JSON),
-        due_ms=int(document.meta["due"]),
+        due_ms=int(meta["due"]),
         created_ms=document.created_ms,
         dropped_ms=document.due_ms,
-        attempts=int(document.meta["attempt"]),
-        error=str(document.meta["error"]),
+        attempts=int(meta["attempt"]),
+        error=str(meta["error"]),
         document=document,
     )
+
+
+def notes_of(letter: f.Document | GroupDocument) -> dict[str, Any]:
+    """The Broker's notes on a dead letter: due, attempt, error. Raises `Corrupt` if it is none."""
+    meta = letter.meta
+    if not meta.keys() >= {"due", "attempt", "error"}:
+        raise Corrupt(f"dead/: {letter.id!r} is no dead letter: a file stands where it does not belong. Move it back.")
+    return meta

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from turtlemq import standing
 from turtlemq.broker import facts as broker_facts
 from turtlemq.broker.facts import Facts, Located
+from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.model import U64
-from turtlemq.segment import format as f
 from turtlemq.topic import retries
 from turtlemq.topic.stores import Stores
 
@@ -21,22 +21,32 @@ from turtlemq.topic.stores import Stores
 class Gathered:
     """Documents of some messages in all stores. Pairs are of group and id."""
 
+    ids: Sequence[str]  # of the messages
     located: Located
-    asleep: dict[tuple[str, str], f.Document]  # valid retries that sleep in the Index
-    letters: dict[tuple[str, str], f.Document]  # dead letters, also of groups that are gone
+    asleep: dict[tuple[str, str], GroupDocument]  # valid retries that sleep in the Index
+    letters: dict[tuple[str, str], GroupDocument]  # dead letters, also of groups that are gone
 
 
-def gather(stores: Stores, ids: Sequence[str]) -> Gathered:
-    """Look these messages up in all stores."""
-    return Gathered(broker_facts.locate(stores.broker, ids), retries.sleeping(stores, ids), dead_letters(stores, ids))
+def gather(stores: Stores, ids: Sequence[str], pairs_max: int | None = None) -> Gathered:
+    """Look messages up in all stores: all of them, or from the first on as many as have no more than about `pairs_max` retries
+    and dead letters, at least one."""
+    asleep, count = retries.sleeping(stores, ids, pairs_max)
+    letters, count = dead_letters(stores, ids[:count], pairs_max)
+    located, count = broker_facts.locate(stores.broker, ids[:count], pairs_max)
+    if count < len(ids):
+        ids, chosen = ids[:count], {*ids[:count]}
+        asleep, letters = ({pair: own[pair] for pair in own if pair[1] in chosen} for own in (asleep, letters))
+    return Gathered(ids, located, asleep, letters)
 
 
-def dead_letters(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
+def dead_letters(
+    stores: Stores, ids: Sequence[str], count_max: int | None = None
+) -> tuple[dict[tuple[str, str], GroupDocument], int]:
     """The dead letters of messages, also those of groups that are gone; without letters that were requeued and whose removal
-    waits for room on the disk."""
+    waits for room on the disk. Also for how many of the ids, from the first on: fewer if there may be more than `count_max`."""
     requeued = {document.seq for document in stores.requeued_letters}
-    letters = stores.dead_letters.find_of_groups(ids, stores.broker.groups_with_dead_letters)
-    return {pair: letter for pair, letter in letters.items() if letter.seq not in requeued}
+    letters, count = stores.dead_letters.find_of_groups(ids, stores.broker.groups_with_dead_letters, count_max)
+    return {pair: letter for pair, letter in letters.items() if letter.seq not in requeued}, count
 
 
 def facts_of(stores: Stores, ids: Sequence[str], gathered: Gathered, cancelled: Set[str] = frozenset()) -> Facts:
@@ -64,10 +74,10 @@ def states(facts: Facts) -> dict[str, str]:
 def traces(stores: Stores, ids: Sequence[str]) -> dict[str, int]:
     """Facts over all groups about ids whose own document is not in the ready log; only ids with a fact are listed. 0.7 µs for
     each id and group."""
-    found = {id_: standing.RETAINED for _, id_ in stores.broker.ready.valid_retries(ids)}
-    for _, id_ in retries.sleeping(stores, ids):
+    found = {id_: standing.RETAINED for _, id_ in stores.broker.ready.valid_retries(ids)[0]}
+    for _, id_ in retries.sleeping(stores, ids)[0]:
         found[id_] = found.get(id_, 0) | standing.ASLEEP
-    for _, id_ in dead_letters(stores, ids):
+    for _, id_ in dead_letters(stores, ids)[0]:
         found[id_] = found.get(id_, 0) | standing.LETTER
     return found
 

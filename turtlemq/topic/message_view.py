@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from turtlemq.broker.lookup import Settlement
+from turtlemq.index.browse import PAGE_BYTES
+from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.message_fields import StoredFields, optional_of
 from turtlemq.segment import format as f
 from turtlemq.standing import shown
 from turtlemq.topic import facts
-from turtlemq.topic.dead_letters import read_letter
+from turtlemq.topic.dead_letters import notes_of
 from turtlemq.topic.facts import Gathered
 from turtlemq.topic.stores import Stores
 
@@ -96,12 +98,14 @@ def message(stores: Stores, id_: str) -> MessageView | None:
 def _left_document(stores: Stores, gathered: Gathered) -> f.Document | None:
     """A retry or a dead letter of a message whose own document retention has removed."""
     for retry in gathered.asleep.values():
-        return retry
+        return stores.index.find(retry.id)
     for offset in gathered.located.retries.values():
         read, _ = stores.broker.ready.read(np.array([offset]))
         if read.good[0]:
             return read.decode(0)
-    return next(iter(gathered.letters.values()), None)
+    for letter in gathered.letters.values():
+        return stores.dead_letters.index.find(letter.id)
+    return None
 
 
 def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int | None) -> MessageView:
@@ -111,8 +115,15 @@ def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int
     view.state = facts.states(known)[view.id]
     standings = facts.standings(stores, view.id, gathered, known)
     settled = stores.broker.find_settlements({name for name, standing in standings.items() if standing == "history"}, view.id)
+    expiries = _new_expiries(stores, gathered)
     for name, standing in standings.items():
-        details = _details(stores, name, standing, view, gathered, offset) if name not in settled else _settled(settled[name])
+        if name in settled:
+            details = _settled(settled[name])
+        elif standing == "ready":
+            retry = gathered.located.retries.get((name, view.id))
+            details = _waiting(stores, name, (retry, offset), {} if retry is None else expiries.get(retry, {}))
+        else:
+            details = _details(stores, name, standing, view, gathered)
         view.groups[name] = {"state": shown(standing), **details}
     for name, settlement in settled.items():
         view.timeline.append(Moment(settlement.reserved_ms, "reserved", name))
@@ -126,10 +137,8 @@ def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int
     return view
 
 
-def _details(
-    stores: Stores, name: str, standing: str, view: MessageView, gathered: Gathered, offset: int | None
-) -> dict[str, object]:
-    """The details of a standing in a group. Adds to the timeline of the view."""
+def _details(stores: Stores, name: str, standing: str, view: MessageView, gathered: Gathered) -> dict[str, object]:
+    """The details of a standing other than ready in a group. Adds to the timeline of the view."""
     if standing == "reserve":
         leased = stores.broker.groups[name].lease_of(view.id)
         assert leased is not None, "that is how the state was decided"
@@ -140,28 +149,36 @@ def _details(
     if standing == "sleep":
         retry = gathered.asleep[name, view.id]
         return {"due_ms": retry.due_ms, **_new_expiry(retry)}
-    if standing == "ready":
-        return _waiting(stores, name, (gathered.located.retries.get((name, view.id)), offset))
     if standing == "dead":
-        letter = read_letter(gathered.letters[name, view.id])
-        view.timeline.append(Moment(letter.dropped_ms, "dead", name, letter.error))
-        return {"attempt": letter.attempts, "error": letter.error}
+        letter = gathered.letters[name, view.id]
+        meta = notes_of(letter)
+        view.timeline.append(Moment(letter.due_ms, "dead", name, str(meta["error"])))
+        return {"attempt": int(meta["attempt"]), "error": str(meta["error"])}
     return {} if standing == "cancelled" else {"attempt": 0}
 
 
-def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None]) -> dict[str, object]:
-    """Details of a message that is ready, at one of these offsets."""
+def _waiting(stores: Stores, name: str, offsets: tuple[int | None, int | None], expiry: dict[str, object]) -> dict[str, object]:
+    """Details of a message that is ready, at one of these offsets. `expiry`: of its retry that has come due."""
     for offset in offsets:
         retry = None if offset is None else stores.broker.groups[name].retry_at(offset)
         if retry is not None:
             return {"attempt": retry.attempt - 1, "due_ms": retry.when_ms, "error": retry.error}
-    if offsets[0] is not None:
-        read, _ = stores.broker.ready.read(np.array([offsets[0]]))
-        return {"attempt": 0, **(_new_expiry(read.decode(0)) if read.good[0] else {})}
-    return {"attempt": 0}
+    return {"attempt": 0, **expiry}
 
 
-def _new_expiry(retry: f.Document) -> dict[str, object]:
+def _new_expiries(stores: Stores, gathered: Gathered) -> dict[int, dict[str, object]]:
+    """The details that `_new_expiry` gives of retries in the ready log, by offset."""
+    expiries: dict[int, dict[str, object]] = {}
+    offsets = np.array(sorted(gathered.located.retries.values()), np.int64)
+    while len(offsets):
+        read, _ = stores.broker.ready.read(offsets, PAGE_BYTES)
+        for i in np.flatnonzero(read.good & ((read.heads["flags"] & f.EXPIRES) != 0)).tolist():
+            expiries[int(offsets[i])] = _new_expiry(read.decode(i))
+        offsets = offsets[len(read.starts) :]
+    return expiries
+
+
+def _new_expiry(retry: f.Document | GroupDocument) -> dict[str, object]:
     """The expiry that a requeue gave to a message in one group. Other retries do not expire."""
     return {"expires_ms": retry.expires_ms} if retry.meta.get("renewed") else {}
 

@@ -26,7 +26,7 @@ def resolve(stores: Stores, opened: Opened) -> bool:
     `opened`: the steps that the journals name and that may be half done."""
     interrupted = opened.interrupted
     ended = sum(_end_leases(stores, group, interrupted.noted_seq) for group in list(stores.broker.groups.values()))
-    stores.superseded_retries = _cancelled_retries(stores, interrupted.cancelled_retry_ids)
+    stores.superseded_retries = [*_cancelled_retries(stores, interrupted.cancelled_retry_ids)]
     removed = _finish_removals(stores, interrupted.removals)
     _count_letters(stores)
     return opened.torn or ended > 0 or bool(stores.superseded_retries) or removed

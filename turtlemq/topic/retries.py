@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 from turtlemq.broker.group import Group
 from turtlemq.broker.visibility import is_void
+from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.segment import format as f
 from turtlemq.topic.stores import Stores
 
 
-def sleeping(stores: Stores, ids: Sequence[str]) -> dict[tuple[str, str], f.Document]:
-    """The valid sleeping retries of these messages in all groups, as (group, id) → document."""
-    asleep: dict[tuple[str, str], f.Document] = {}
-    for document in stores.index.find_of_groups(ids, stores.broker.groups):
-        if not stores.index.is_handed_off(document) and is_valid(stores, document):
-            name, _, id_ = document.id.partition("/")
-            asleep[name, id_] = document
-    return asleep
+def sleeping(
+    stores: Stores, ids: Sequence[str], count_max: int | None = None
+) -> tuple[dict[tuple[str, str], GroupDocument], int]:
+    """The valid sleeping retries of these messages in all groups, as (group, id) → document. Also for how many of the ids, from
+    the first on: fewer than all if there may be more than `count_max` retries."""
+    documents, count = stores.index.find_of_groups(ids, stores.broker.groups, count_max)
+    return {document.pair: document for document in documents if is_valid(stores, document)}, count
 
 
 def sleeping_for(stores: Stores, group: Group, ids: Sequence[str], after_seq: int = -1) -> dict[str, f.Document]:
@@ -34,7 +34,11 @@ def sleeping_for(stores: Stores, group: Group, ids: Sequence[str], after_seq: in
     return {ids[i]: document for i, document in documents.items() if not stores.index.is_handed_off(document)}
 
 
-def is_valid(stores: Stores, retry: f.Document) -> bool:
+def is_valid(stores: Stores, retry: f.Document | GroupDocument) -> bool:
     """Will the group of a sleeping retry get it?"""
     group = stores.broker.groups.get(retry.id.partition("/")[0])
-    return group is not None and not is_void(group, retry)
+    if group is None:
+        return False
+    if group.moves and retry.seq > group.moves[-1][0] and not retry.flags & f.MOVED:
+        return True  # written after the last move: its notes need not be decoded
+    return not is_void(group, retry)

@@ -19,7 +19,7 @@ from turtlemq.broker.failures import EndedDelivery
 from turtlemq.broker.opening import Opened, open_broker
 from turtlemq.data_folder import logs
 from turtlemq.errors import Exhausted, TurtleError
-from turtlemq.index.columns import tombstones
+from turtlemq.index.columns import Ended, tombstones
 from turtlemq.index.index import Index
 from turtlemq.index.recover import open_index
 from turtlemq.model import Damage
@@ -41,7 +41,7 @@ class Stores:
     def __init__(self, name: str, folder: Path, door: Door, settings: Settings) -> None:
         self.name, self.folder, self.door, self.settings = name, folder, door, settings
         self.missing: list[Damage] = []  # files and dead letters that were there at the last stop
-        self.superseded_retries: list[f.Document] = []  # retries of cancelled messages that still sleep in the Index
+        self.superseded_retries: list[Ended] = []  # retries of cancelled messages that still sleep in the Index
         self.requeued_letters: list[f.Document] = []  # dead letters that sleep again
 
     @classmethod

@@ -8,7 +8,7 @@ One thread, no clock: time is an argument, and `tick` returns when it wants to b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -119,11 +119,15 @@ class Topic:
             return
         self._checkpoints.due_soon(now_ms)
 
-    def finish_cancel(self, outcome: dict[str, State], now_ms: int) -> dict[str, str]:
+    def finish_cancel(self, outcome: Mapping[str, State], now_ms: int, pairs_max: int | None = None) -> dict[str, str]:
         """Finish a cancel after its commit: messages that did not sleep are cancelled if they are ready, or wait for another
-        attempt, in every group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`."""
+        attempt, in every group. For each id: `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`.
+
+        `pairs_max`: no more retries and dead letters than that in one step, but those of one message. Messages that it did not
+        come to have no answer: call it again for these."""
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
-        answers, removed = cancel.cancel_awake(self.stores, [id_ for id_ in outcome if id_ not in out], now_ms)
+        awake = [id_ for id_ in outcome if id_ not in out]
+        answers, removed = cancel.cancel_awake(self.stores, awake, now_ms, pairs_max)
         if removed:
             self._broker.sync()  # a notice of a cancel that a power cut takes back would be wrong
             self._note_cancelled_ids(removed, now_ms)

@@ -33,11 +33,17 @@ class TopicView:
         return message_view.message(self._stores, id_)
 
     def messages(
-        self, state: str, from_ms: int = 0, to_ms: int = DUE_MS_MAX, limit: int = 100, cursor: str | None = None
+        self,
+        state: str,
+        from_ms: int = 0,
+        to_ms: int = DUE_MS_MAX,
+        limit: int = 100,
+        cursor: str | None = None,
+        places: listing.Places | None = None,
     ) -> tuple[list[MessageView], str | None]:
         """Messages in one state, a page at a time, without their timelines. A page may be short, or empty, and still have a
-        cursor: None means that there is no more."""
-        return listing.browse(self._stores, state, from_ms, to_ms, limit, cursor)
+        cursor: None means that there is no more. `places`: see `listing.browse`."""
+        return listing.browse(self._stores, state, from_ms, to_ms, limit, cursor, places)
 
     def sleeper(self, id_: str) -> StoredMessage | None:
         """One sleeping message, or one that was handed off and is still in a file of the Index."""
@@ -74,11 +80,10 @@ class TopicView:
     def letters_of(self, ids: Sequence[str], group: str | None = None) -> dict[str, list[DeadLetter]]:
         """The dead letters of messages, by id: of one group, or of all, also of groups that are gone."""
         letters: dict[str, list[DeadLetter]] = {id_: [] for id_ in ids}
-        if group is not None:
-            documents = list(self.dead_letters.find_many([(group, id_) for id_ in letters]).values())
-        else:
-            documents = list(self.dead_letters.find_of_groups(ids, self._broker.groups_with_dead_letters).values())
-        for document in documents:
+        pairs = [(group, id_) for id_ in letters] if group is not None else []
+        if group is None:
+            pairs += self.dead_letters.find_of_groups(ids, self._broker.groups_with_dead_letters)[0]
+        for document in self.dead_letters.find_many(pairs).values():
             letter = read_letter(document)
             letters[letter.id].append(letter)
         return letters

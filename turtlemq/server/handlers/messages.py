@@ -12,7 +12,7 @@ from turtlemq.broker.cancel import CANCELLED
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.browse import PAGE_BYTES
-from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
+from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, State
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.batches import check_due, due_time
 from turtlemq.server.incoming.body import read_as
@@ -22,13 +22,16 @@ from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, id_of, query, topic_of
 from turtlemq.server.service import Service, now_ms
 from turtlemq.standing import CANCELLED_BEFORE
+from turtlemq.topic.listing import Places
 from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.topic import Topic
 
 PAGE = 500  # messages that are cancelled at once: about 25 ms if there are few groups
-PAIRS = 2_000  # of an id and a group that a cancel begins with; after each step it adapts to the time that the last one took
+PAIRS = 2_000  # of an id and a group that a cancel begins with; after each step it adapts to the time that the last one took.
+# Of these, no step handles more that have a retry or a dead letter, but those of one message
 STEP_S = 0.01
 LISTING_STEP = 500  # messages that are listed at once
-LISTING_STEPS = 20  # for one answer
+LISTING_STEPS, LISTING_S = 20, 0.2  # for one answer: so many steps, and more while there is time
 FORECAST_BUCKETS_MAX = 100_000
 
 
@@ -138,14 +141,26 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         staged_in, staged = engine.stage_cancel(topic, ids[at : at + count], now_ms())
         await service.commit(staged_in)
         start = perf_counter()
-        with staged_in.deferring_syncs():
-            outcome |= engine.finish_cancel(staged_in, staged, now_ms())
+        outcome |= await _finish_cancel(service, staged_in, staged)
         at, count = at + count, min(PAGE, 2 * count) if perf_counter() - start < STEP_S else max(1, count // 2)
         await service.synced(staged_in)
     missed = {id_: "cancelled" if state == CANCELLED_BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
     if len(missed) < len(outcome):
         service.answer_polls_soon(topic)
     return len(outcome) - len(missed), missed
+
+
+async def _finish_cancel(service: Service, topic: Topic, staged: dict[str, State]) -> dict[str, str]:
+    """Finish a cancel after its commit. Messages that have very many retries and dead letters are cancelled in several steps. A
+    sync must follow."""
+    outcome, left = dict[str, str](), staged
+    while True:
+        with topic.deferring_syncs():
+            outcome |= service.engine.finish_cancel(topic, left, now_ms(), PAIRS)
+        left = {id_: state for id_, state in left.items() if id_ not in outcome}
+        if not left:
+            return outcome
+        await service.turns.turn()
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -177,8 +192,7 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
         page, cursor = engine.browse(topic, first, last, PAGE, cursor)
         staged_in, staged = engine.stage_cancel(topic, [message.id for message in page if not message.group], now_ms())
         await request.app[SERVICE].commit(staged_in)
-        with staged_in.deferring_syncs():
-            outcome = engine.finish_cancel(staged_in, staged, now_ms())
+        outcome = await _finish_cancel(request.app[SERVICE], staged_in, staged)
         await request.app[SERVICE].synced(staged_in)
         count += sum(state == "cancelled" for state in outcome.values())
         if cursor is None:
@@ -190,10 +204,12 @@ async def browse(request: web.Request) -> web.Response:
     topic, asked = topic_of(request), query(request, BrowseQuery)
     request.app[SERVICE].flow.answer_bytes.refuse_if_full()
     page, cursor, size = list[dict[str, Any]](), asked.cursor, 0
-    for _ in range(LISTING_STEPS):
+    end, step, places = perf_counter() + LISTING_S, 0, Places()
+    while step < LISTING_STEPS or perf_counter() < end:  # a step may be short, too, if its messages have many retries
+        step += 1
         await request.app[SERVICE].turns.turn()
         view, limit = engine_of(request).topic(topic).view, min(LISTING_STEP, asked.limit - len(page))
-        found, cursor = view.messages(asked.state, asked.from_ms, asked.to_ms, limit, cursor)
+        found, cursor = view.messages(asked.state, asked.from_ms, asked.to_ms, limit, cursor, places)
         page += [messages.listed(message) for message in found]
         size += sum(len(message.body) for message in found)
         if cursor is None or len(page) >= asked.limit or size >= PAGE_BYTES:
