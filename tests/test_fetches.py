@@ -13,9 +13,10 @@ import pytest
 
 from tests.harness import server_process
 from tests.harness.server_process import Server, running
+from turtlemq.broker import delivery
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.model import Message
+from turtlemq.model import Message, Priority
 from turtlemq.server.fetches import Fetches
 from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.rate_limit import FlowControl
@@ -116,3 +117,18 @@ def test_a_poll_of_a_deleted_topic_takes_nothing_from_its_successor(server: Serv
         assert poll.result(10) == []
         assert server.ok("GET", "/v1/topics/u")["groups"] == {}
         assert [message["id"] for message in server.fetch("u", wait=10)] == ["b"]
+
+
+@pytest.mark.parametrize("priorities", [False, True])
+def test_an_answer_has_as_many_bytes_as_allowed_or_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, priorities: bool
+) -> None:
+    monkeypatch.setattr(delivery, "FETCH_BYTES_MAX", 10_000)
+    engine = Engine.open(tmp_path)
+    level = Priority.HIGH if priorities else Priority.NORMAL
+    engine.submit("t", [Message(bytes(size), 0, priority=level) for size in (*[4_000] * 5, 30_000, 4_000)], 0)
+    engine.move_group("t", "g", "earliest", 0)
+    engine.tick(0)
+    fetched = [len(engine.reserve("t", "g", 100, 0)) for _ in range(6)]
+    assert fetched == [2, 2, 1, 1, 1, 0]
+    engine.close()

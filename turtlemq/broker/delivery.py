@@ -163,12 +163,14 @@ def _pick_from_cursor(
     ready, cancelled = visibility.ready, visibility.cancelled
     cursor = max(picked.cursors[_NORMAL if level is None else int(level)], ready.first_offset)
     taken = steps = 0
-    while cursor < ready.next_offset and taken < count and not picked.is_full:
+    is_cut = False  # the last read left out documents that have too many bytes
+    while cursor < ready.next_offset and taken < count and not picked.is_full and not (is_cut and picked.pieces):
         if steps and picked.skipped >= SKIPPED_MAX:
             break  # the cursor stands behind them: the next fetch goes on there
         step = _SCAN if level is not None or steps else count
         offsets = np.arange(cursor, min(cursor + step, ready.next_offset))
         read, times = ready.read(offsets, FETCH_BYTES_MAX - picked.bytes)
+        is_cut = len(read.starts) < len(offsets)
         offsets = offsets[: len(read.starts)]
         all_fit = level is None and not cancelled and len(offsets) <= count - taken
         if all_fit and not int(np.bitwise_or.reduce(read.heads["flags"])) & _NOT_PLAIN and read.good.all():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import bson
 import msgspec
 import numpy as np
+from msgspec import Raw, UnsetType
 
 from turtlemq import small_batches
 from turtlemq.broker.delivery import Piece
@@ -85,7 +86,7 @@ def count_odd(out: Reserved) -> int:
 class _Form:
     """The differences between JSON and BSON."""
 
-    one: Callable[[messages.Delivered], bytes]
+    one: Callable[[messages.Delivered], list[Buffer]]
     many: Callable[[_Plain], tuple[Buffer, I64]]
     plain_id: Callable[[str], bool]
 
@@ -94,14 +95,14 @@ def _texts(piece: Piece, until: I64, form: _Form) -> list[Buffer]:
     """The messages of one read, in order: plain ones with arrays, the others one by one."""
     count = len(piece.which)
     if count < small_batches.ANSWER:
-        return [form.one(message) for message in messages.of_piece(piece, until)]
+        return [text for message in messages.of_piece(piece, until) for text in form.one(message)]
     plain = _plain(piece, form.plain_id)
     if plain.all():
         return [form.many(_Plain.of(piece, until))[0]]
     out: list[Buffer] = [b""] * count
     odd, even = np.flatnonzero(~plain), np.flatnonzero(plain)
     for i, message in zip(odd.tolist(), messages.of_piece(_some(piece, odd), until[odd]), strict=True):
-        out[i] = form.one(message)
+        out[i] = b"".join(form.one(message))
     if len(even):
         data, ends = form.many(_Plain.of(_some(piece, even), until[even]))
         begin, view = 0, memoryview(data)
@@ -184,8 +185,13 @@ class _Plain:
 _OPENING = b'{"id":"'  # written before the first message, and behind each for the next one; the last one is cut off
 
 
-def _one_json(message: messages.Delivered) -> bytes:
-    return b"".join((memoryview(_encode(message))[len(_OPENING) :], b",", _OPENING))  # one copy, of up to 16 MiB
+def _one_json(message: messages.Delivered) -> list[Buffer]:
+    body = message.body
+    if isinstance(body, UnsetType) or len(text := memoryview(body)) <= PIECE_BYTES:
+        return [_encode(message)[len(_OPENING) :] + b"," + _OPENING]
+    message.body = Raw(b"0")  # a large body is not copied: all other threads would wait
+    encoded, at = _encode(message), len(b'{"id":,"body":') + len(_encode(message.id))
+    return [encoded[len(_OPENING) : at], text, encoded[at + 1 :] + b"," + _OPENING]
 
 
 def _many_json(plain: _Plain) -> tuple[Buffer, I64]:
@@ -212,8 +218,8 @@ def _many_json(plain: _Plain) -> tuple[Buffer, I64]:
     return join((*parts, numbers(columns, b""), priority))
 
 
-def _one_bson(message: messages.Delivered) -> bytes:
-    return messages.as_bson([message])
+def _one_bson(message: messages.Delivered) -> list[Buffer]:
+    return [messages.as_bson([message])]
 
 
 _ROW = np.dtype(

@@ -18,6 +18,7 @@ from turtlemq.broker.results import Reserved
 from turtlemq.message_fields import NAMES
 from turtlemq.model import I64, SEQ_COUNTER_BITS
 from turtlemq.segment import format as f
+from turtlemq.segment.buffers import Buffer
 from turtlemq.server.optional_fields import FOR_CONSUMERS, with_fields
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.message_view import MessageView
@@ -69,7 +70,9 @@ def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
         at, end = start + f.PREFIX_BYTES + id_bytes, start + length - 1
         if buffer[at : at + len(f.BODY)] == f.BODY:  # nothing between id and body
             document = None
-            body, headers, created = bytes(buffer[at + f.BODY_HEAD_BYTES : end]), _NO_HEADERS, seq >> SEQ_COUNTER_BITS
+            view = memoryview(buffer)[at + f.BODY_HEAD_BYTES : end]
+            body: Buffer = view
+            headers, created = _NO_HEADERS, seq >> SEQ_COUNTER_BITS
         else:
             document = piece.read.decode(i)
             body, headers, created = document.body, document.headers, document.created_ms
@@ -77,7 +80,7 @@ def of_piece(piece: Piece, until: I64) -> Iterator[Delivered]:
         message = Delivered(
             id_,
             Raw(body) if is_json else UNSET,
-            UNSET if is_json else body,
+            UNSET if is_json else bytes(body),
             headers,
             due,
             created,
