@@ -121,17 +121,20 @@ def fail_all(engine: Engine, dead: bool) -> None:
 
 
 def test_fetch_of_limited_bytes_passes_over_no_message(tmp_path: Path) -> None:
-    """A document that does not fit ends the fetch, even if those behind it, which another table covers, would fit."""
+    """A document that does not fit ends the fetch, even if those behind it, which another table covers, would fit: for limits
+    around each document."""
     engine = start(tmp_path, run_messages=50, ttr_ms=100_000)
     sizes = [10] * 49 + [900] + [10] * 50
     for n, size in enumerate(sizes):
         engine.submit("t", [Message(b"x" * size, 10, id=f"m{n}")], 0)
         engine.tick(10 + n)
-    fetched: list[tuple[str, str]] = []
-    with patch.object(delivery, "FETCH_BYTES_MAX", 5_200):
-        while (out := engine.reserve("t", "g", 80, 200)).ids:
-            fetched += [(id_, document.id) for id_, document in zip(out.ids, out.documents(), strict=True)]
-    assert fetched == [(f"m{n}", f"m{n}") for n in range(100)]
+    for limit in range(2_000, 14_000, 200):
+        engine.move_group("t", f"g{limit}", "earliest", 200)
+        fetched: list[tuple[str, str]] = []
+        with patch.object(delivery, "FETCH_BYTES_MAX", limit):
+            while (out := engine.reserve("t", f"g{limit}", 80, 200)).ids:
+                fetched += [(id_, document.id) for id_, document in zip(out.ids, out.documents(), strict=True)]
+        assert fetched == [(f"m{n}", f"m{n}") for n in range(100)], limit
     assert engine.check() == []
     engine.close()
 
