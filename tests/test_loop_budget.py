@@ -34,15 +34,16 @@ TOPICS = 10_000
 # The measure
 
 
-def lag_of(work: Callable[[], None]) -> LoopLag:
-    """The measurements while a callback of the event loop does some work."""
+def lag_of(work: Callable[[], None], *, ends: bool = False) -> LoopLag:
+    """The measurements while a callback of the event loop does some work. `ends`: the loop ends right behind it."""
     lag = LoopLag()
 
     async def main() -> None:
         async with lag.measured():
             await asyncio.sleep(0.1)
             work()
-            await asyncio.sleep(0.1)
+            if not ends:
+                await asyncio.sleep(0.1)
 
     asyncio.run(main())
     return lag
@@ -53,6 +54,10 @@ def test_work_above_the_budget_is_counted_as_a_stall() -> None:
     assert lag.stalls == 1
     assert lag.take_longest() > 4 * BUDGET_S - 0.02
     assert lag.take_longest() == 0
+
+
+def test_the_last_work_of_the_loop_is_measured() -> None:
+    assert lag_of(lambda: time.sleep(5 * BUDGET_S), ends=True).stalls == 1
 
 
 def test_a_wait_for_a_processor_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:

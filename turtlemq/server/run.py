@@ -82,7 +82,10 @@ async def _measured(config: Config) -> int:
     """Serve, and measure the event loop from the start to the end of the stop."""
     service = Service(config.tick_ms)
     async with service.meter.loop.measured():
-        return await _serve(config, service)
+        code = await _serve(config, service)
+    if service.stopping:
+        logs.info("stopped", loop_stalls=service.meter.loop.stalls)
+    return code
 
 
 async def _serve(config: Config, service: Service) -> int:
@@ -148,7 +151,6 @@ async def _until_stopped(
     await runner.cleanup()
     service.close()
     await loop.run_in_executor(None, _close, engine, flusher, worker)
-    logs.info("stopped", loop_stalls=service.meter.loop.stalls)
     return 0 if service.failed is None else 1
 
 

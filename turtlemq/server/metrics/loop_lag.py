@@ -51,6 +51,7 @@ class LoopLag:
             yield
         finally:
             timer.cancel()
+            self._ring(perf_counter())  # the work since the last time counts as well
             if self._schedstat >= 0:
                 os.close(self._schedstat)
                 self._schedstat = -1
