@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.harness.server_process import ROOT, running
 from turtlemq.engine import Engine
 from turtlemq.model import Message
+from turtlemq.topic import maintenance
+from turtlemq.topic.checkpoints import Checkpoints
 from turtlemq.topic.topic import Topic
 
 BROKEN = """import os
@@ -71,3 +74,13 @@ def test_an_unexpected_error_is_logged_with_its_trace(tmp_path: Path) -> None:
         while "event=topic_recovered topic=b" not in server.log:
             assert time.monotonic() < end
             time.sleep(0.05)
+
+
+def test_retention_without_old_files_writes_no_large_checkpoint(tmp_path: Path) -> None:
+    """The event loop would wait for it: a state with many messages in flight takes long to encode."""
+    engine = Engine.open(tmp_path)
+    with patch.object(Checkpoints, "write", side_effect=AssertionError), patch.object(maintenance, "IN_FLIGHT_MAX", 0):
+        engine.submit("t", [Message(b"x", 10)], 10)
+        engine.tick(10)  # the first retention, with a handoff that no checkpoint has
+    assert engine.trouble == {}
+    engine.close()

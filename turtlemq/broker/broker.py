@@ -363,10 +363,10 @@ class Broker:
         """Write a checkpoint into the reserve journal, so that no event before it need be replayed."""
         self._logs.reserve.write_checkpoint()
 
-    def retain(self, now_ms: int, waiting: Collection[str] = ()) -> int:
+    def retain(self, now_ms: int, waiting: Collection[str] = (), save_first: Callable[[], None] = lambda: None) -> int:
         """Delete idle groups, and remove files that are settled and too old or too many. `waiting`: groups for which a fetch
-        waits. Returns how many were deleted."""
-        return retention.retain(self._state, now_ms, waiting)
+        waits. `save_first`: called before files are removed, so that no checkpoint needs them. Returns how many were deleted."""
+        return retention.retain(self._state, now_ms, waiting, save_first)
 
     @property
     def may_retain(self) -> bool:

@@ -7,7 +7,7 @@ new file of the reserve journal begins with a checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import pairwise
 
 from turtlemq.broker.policy import Extent, droppable
@@ -18,20 +18,22 @@ from turtlemq.errors import Exhausted
 IDLE_STEP_MS = 120_000  # the most that one run adds to a group's idle time: the runs of a serving topic are a minute apart
 
 
-def retain(state: BrokerState, now_ms: int, waiting: Collection[str] = ()) -> int:
+def retain(state: BrokerState, now_ms: int, waiting: Collection[str] = (), save_first: Callable[[], None] = lambda: None) -> int:
     """Delete idle groups, and remove files that are settled and too old or too many. `waiting`: groups for which a fetch waits.
-    Returns how many were deleted."""
+    `save_first`: called before files are removed, so that no checkpoint needs them. Returns how many were deleted."""
     count = _forget_groups(state, now_ms, waiting)
     ready, total = state.logs.ready, state.logs.bytes_total
     settled = min((group.committed for group in state.groups.values()), default=0)
     dropped = droppable(_ready_extents(state, settled), state.settings, now_ms, total)
+    if dropped:
+        save_first()
     for _ in range(dropped):
         total -= ready.segments[0].size
         ready.drop_first()
     if dropped:
         state.visibility.forget_removed()
         _note_state(state)
-    return count + dropped + _drop_journals(state, now_ms, total)
+    return count + dropped + _drop_journals(state, now_ms, total, save_first)
 
 
 def may_retain(state: BrokerState) -> bool:
@@ -49,11 +51,12 @@ def _note_state(state: BrokerState) -> None:
         return  # the file `offset` has it
 
 
-def _drop_journals(state: BrokerState, now_ms: int, total: int) -> int:
+def _drop_journals(state: BrokerState, now_ms: int, total: int, save_first: Callable[[], None]) -> int:
     """Remove old files of the journals, after a new file that begins with a checkpoint. Returns how many."""
     journals, settings = state.logs.journals, state.settings
     if not any(droppable(journal.extents(), settings, now_ms, total) for journal in journals):
         return 0
+    save_first()
     state.logs.reserve.roll(now_ms)
     save(state)
     count = 0

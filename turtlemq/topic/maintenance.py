@@ -21,6 +21,7 @@ from turtlemq.topic.stores import Stores
 
 MAINTENANCE_MS = 1_000  # time between two steps
 RETENTION_MS = 60_000
+IN_FLIGHT_MAX = 20_000  # messages of a topic whose checkpoint the event loop waits for: 0.3 µs each
 STEP_SLEEPERS = 500  # sleepers moved in one step of compaction: about 10 ms
 
 
@@ -116,14 +117,12 @@ class Retention:
             self._ballast.freeing(lambda: self._run(now_ms, waiting))
 
     def _run(self, now_ms: int, waiting: Collection[str]) -> None:
-        """Requires a checkpoint that needs none of the files to be removed, so it writes one first. Files that are damaged here,
-        and perhaps whole on another machine, stay."""
+        """Files that are damaged here, and perhaps whole on another machine, stay."""
         if self._stores.door.replicated and self._stores.damage():
             return
-        self._checkpoints.finish()
-        if self._checkpoints.is_needed:
-            self._checkpoints.write()
-        removed = self._stores.broker.retain(now_ms, waiting)
+        if sum(group.in_flight for group in self._stores.broker.groups.values()) < IN_FLIGHT_MAX:
+            self._save()
+        removed = self._stores.broker.retain(now_ms, waiting, self._save)
         dead_letters = self._stores.dead_letters
         letters = dead_letters.beyond_limits(now_ms)
         if letters:
@@ -133,3 +132,10 @@ class Retention:
             self.due_ms = now_ms  # there may be more
         if removed or letters:
             self._checkpoints.due_soon(now_ms)
+
+    def _save(self) -> None:
+        """Write a checkpoint that needs none of the files to be removed. The event loop waits for it: if very many messages are
+        in flight, only when there are such files."""
+        self._checkpoints.finish()
+        if self._checkpoints.is_needed:
+            self._checkpoints.write()

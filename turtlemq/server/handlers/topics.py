@@ -18,6 +18,7 @@ from turtlemq.server.request import SERVICE, EpochMs, check_topic_limit, engine_
 from turtlemq.server.service import now_ms
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
+from turtlemq.topic.maintenance import IN_FLIGHT_MAX
 
 COMPACT_S_MAX = 30  # then the request is answered, and maintenance goes on by itself
 COMPACT_STEP_S = 0.005
@@ -81,7 +82,12 @@ async def compact(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/compact: maintenance in small steps, until none is left or COMPACT_S_MAX is over."""
     name, engine = topic_of(request), engine_of(request)
     topic, before = engine.topic(name), engine.stats(name)
-    topic.checkpoint()
+    if before.reserve < IN_FLIGHT_MAX:
+        topic.checkpoint()
+    else:  # the next tick lets a thread write it, and maintenance waits for that
+        topic.sync_soon(now_ms())
+        topic.sync_now(now_ms())
+        request.app[SERVICE].tick_soon()
     end = asyncio.get_running_loop().time() + COMPACT_S_MAX
     more = True
     while more and asyncio.get_running_loop().time() < end and engine_of(request).topics.get(name) is topic:
