@@ -126,9 +126,9 @@ def test_an_answer_has_as_many_bytes_as_allowed_or_one_message(
     monkeypatch.setattr(delivery, "FETCH_BYTES_MAX", 10_000)
     engine = Engine.open(tmp_path)
     level = Priority.HIGH if priorities else Priority.NORMAL
-    engine.submit("t", [Message(bytes(size), 0, priority=level) for size in (*[4_000] * 5, 30_000, 4_000)], 0)
+    engine.submit("t", [Message(bytes(size), 0, priority=level) for size in (*[4_000] * 5, 30_000, *[10] * 30)], 0)
     engine.move_group("t", "g", "earliest", 0)
     engine.tick(0)
     fetched = [len(engine.reserve("t", "g", 100, 0)) for _ in range(6)]
-    assert fetched == [2, 2, 1, 1, 1, 0]
+    assert fetched == [2, 2, 1, 1, 30, 0]
     engine.close()

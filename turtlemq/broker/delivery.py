@@ -53,6 +53,7 @@ class Picked:
     passed: int = 0  # unfetched messages of the group that its cursors pass
     bytes: int = 0
     skipped: int = 0  # documents on the way that are not for this fetch
+    is_cut: bool = False  # the last read left out documents for their bytes
 
     def __len__(self) -> int:
         return sum(len(piece.which) for piece in self.pieces)
@@ -65,7 +66,7 @@ class Picked:
     @property
     def is_full(self) -> bool:
         """Enough for one fetch, even if the consumer asked for more."""
-        return self.bytes >= FETCH_BYTES_MAX or self.room_for_expired <= 0
+        return self.bytes >= FETCH_BYTES_MAX or (self.is_cut and self.bytes > 0) or self.room_for_expired <= 0
 
     @property
     def room_for_expired(self) -> int:
@@ -163,14 +164,13 @@ def _pick_from_cursor(
     ready, cancelled = visibility.ready, visibility.cancelled
     cursor = max(picked.cursors[_NORMAL if level is None else int(level)], ready.first_offset)
     taken = steps = 0
-    is_cut = False  # the last read left out documents that have too many bytes
-    while cursor < ready.next_offset and taken < count and not picked.is_full and not (is_cut and picked.pieces):
+    while cursor < ready.next_offset and taken < count and not picked.is_full:
         if steps and picked.skipped >= SKIPPED_MAX:
             break  # the cursor stands behind them: the next fetch goes on there
         step = _SCAN if level is not None or steps else count
         offsets = np.arange(cursor, min(cursor + step, ready.next_offset))
         read, times = ready.read(offsets, FETCH_BYTES_MAX - picked.bytes)
-        is_cut = len(read.starts) < len(offsets)
+        picked.is_cut = len(read.starts) < len(offsets)
         offsets = offsets[: len(read.starts)]
         all_fit = level is None and not cancelled and len(offsets) <= count - taken
         if all_fit and not int(np.bitwise_or.reduce(read.heads["flags"])) & _NOT_PLAIN and read.good.all():
