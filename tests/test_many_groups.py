@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.harness.broker_insides import logs_of
-from turtlemq.broker import delivery, events, ready_log
+from turtlemq.broker import delivery, events, journal, ready_log
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.index import group_lookup
 from turtlemq.model import I64, Message, Priority
+from turtlemq.segment.scan import scan
 from turtlemq.storage.door import Door
 from turtlemq.topic.dead_letters import Filter
 
@@ -312,3 +313,40 @@ def test_calls_add_up_over_ids_and_groups(tmp_path: Path, name: str) -> None:
         counts.append(_calls(lambda engine=engine: work(engine)))  # type: ignore[misc]
         engine.close()
     assert counts[1] - counts[0] < 150 * (MANY - FEW), f"{counts}, for {IDS * (MANY - FEW)} more pairs"
+
+
+@pytest.mark.parametrize("case", ["whole", "damaged", "restarted"])
+def test_newest_events_are_read_from_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    engine = _settled(tmp_path / "d", MANY)
+    for n in range(40):
+        engine.ack(TOPIC, f"g{n}", engine.reserve(TOPIC, f"g{n}", 1 + 5 * n % 100, 4).ids, 5)  # events of many sizes
+    engine.topic(TOPIC).checkpoint()
+    if case == "restarted":
+        engine.close()
+        engine = Engine.open(tmp_path / "d")
+    history = logs_of(engine).history
+    wanted = list(history.documents())
+    assert len(wanted) > MANY
+    path = tmp_path / "d" / "topic" / TOPIC / next(file.name for file in (tmp_path / "d" / "topic" / TOPIC).glob("history_*"))
+    if case == "damaged":
+        content = bytearray(path.read_bytes())
+        at = content.index(wanted[30])
+        content[at + len(wanted[30]) // 2] ^= 1
+        path.write_bytes(content)
+        del wanted[30]
+    scanned = list[int]()
+
+    def counting(view: memoryview, start: int, size: int, **more: Any) -> Any:
+        scanned.append(size - start)
+        return scan(view, start, size, **more)
+
+    monkeypatch.setattr(journal, "scan", counting)
+    for window in (1, 100, 400, 2_000, 5_000):
+        monkeypatch.setattr(journal, "_WINDOW_BYTES", window)
+        assert list(history.documents()) == wanted
+        scanned.clear()
+        newest = history.documents()
+        assert next(newest) == wanted[0]
+        assert sum(scanned) <= 8 * max(window, len(wanted[0])), "no more of the file is read than its end"
+    assert path.stat().st_size > 8 * 5_000
+    engine.close()

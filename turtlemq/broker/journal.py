@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import bson
@@ -30,6 +31,9 @@ from turtlemq.storage.door import Door
 
 _OVERHEAD_BYTES = 300  # of a document beside its body: a group's name has at most 200
 _TAIL_BYTES = 64 << 10  # of a file that are read for the time of its last event
+_WINDOW_BYTES = 1 << 20  # at the end of a file that are searched first for its newest events; then eight times as many
+_CANDIDATES_MAX = 4  # tried as the first document of such a window
+_LENGTH, _MARK_AT = Struct("<i"), 4  # the first field of a document, and the position of `MARK` behind it
 Encoded = list[tuple[str, bytes]]  # events of one batch: group and body of each
 
 
@@ -159,13 +163,19 @@ class Journal(log.OpenLog):
         return (event for raw in self.documents() if (event := self.event(raw)) is not None)
 
     def documents(self) -> Iterator[bytes]:
-        """The bytes of all retained events, newest first."""
+        """The bytes of all retained events, newest first. Files are read from their ends, no more than is asked for."""
         for base in reversed(self.bases):
-            path = self._path(base)
-            view = self.door.map(path)
-            scanned = scan(view, len(self._header(base)), self.size if base == self.bases[-1] else len(view), sealed=True)
-            for at, length in zip(scanned.positions[::-1].tolist(), scanned.lengths[::-1].tolist(), strict=True):
-                yield bytes(view[at : at + length])
+            view = self.door.map(self._path(base))
+            first, end, window = len(self._header(base)), self.size if base == self.bases[-1] else len(view), _WINDOW_BYTES
+            while end > first:
+                start = first if end - first <= window else _boundary(view, end - window, end)
+                window = min(8 * window, end) if start is None else window
+                if start is None:
+                    continue
+                scanned = scan(view, start, end, sealed=True)
+                for at, length in zip(scanned.positions[::-1].tolist(), scanned.lengths[::-1].tolist(), strict=True):
+                    yield bytes(view[at : at + length])
+                end, window = start, max(window, 8 * _WINDOW_BYTES)
 
     @staticmethod
     def event(raw: bytes) -> Event | None:
@@ -354,3 +364,18 @@ class Journal(log.OpenLog):
 def _size(batch: Encoded) -> int:
     """The bytes of a batch in a file, at most."""
     return sum(len(body) + _OVERHEAD_BYTES for _, body in batch)
+
+
+def _boundary(view: memoryview, at: int, end: int) -> int | None:
+    """The start of the first document behind `at` from which the lengths of documents lead to `end`. None if there is none, or
+    bytes on the way are damaged."""
+    data = bytes(view[at:end])
+    mark = data.find(f.MARK, _MARK_AT)
+    for _ in range(_CANDIDATES_MAX):
+        position = mark - _MARK_AT
+        while 0 <= position <= len(data) - f.DOCUMENT_BYTES_MIN and (length := _LENGTH.unpack_from(data, position)[0]) > 0:
+            position += length
+        if mark >= 0 and position == len(data):
+            return at + mark - _MARK_AT
+        mark = data.find(f.MARK, mark + 1) if mark >= 0 else -1
+    return None
