@@ -893,13 +893,6 @@ BUGS = (
         "steps_of_pairs trust:limits",
     ),
     Bug(
-        "an older sleeping retry counts where a newer one was handed off",
-        "index/group_lookup.py",
-        "                self._seqs[id_] = seq\n",
-        "                self._seqs[id_] = -1 if handed_off[i] else seq\n",
-        "standing_cases trust:standing",
-    ),
-    Bug(
         "the older retry that comes again after a move is overlooked",
         "broker/ready_view.py",
         '            offset = min(int(retry.meta["offset"]), offset - 1)\n',
