@@ -154,3 +154,15 @@ def test_deferred_cancel_is_over_at_once_and_durable_when_synced(tmp_path: Path)
     assert (topic.owes_sync, history.durable == history.number) == (False, True)
     assert engine.cancel("t", ["m4"], 3) == {"m4": "cancelled before"}, "and stays so"
     engine.close()
+
+
+def test_a_sleeping_retry_ends_after_its_cancel_is_durable(tmp_path: Path) -> None:
+    """Otherwise a power cut could take the cancel back and keep the end of the retry: the message would be lost for its group."""
+    engine, topic = _with_ready(tmp_path, Door(), 2, backoff_base_ms=50_000)
+    assert engine.ack("t", "g", ["-m0"], 1, retry_delay_ms=100_000).failed == 1
+    history = logs_of(engine).history
+    with topic.deferring_syncs():
+        assert engine.cancel("t", ["m0"], 2) == {"m0": "cancelled"}
+    assert engine.browse("t")[0] == [], "the retry has ended"
+    assert history.durable == history.number
+    engine.close()

@@ -123,6 +123,27 @@ BUGS = (
         f"engine_states {_CRASH}",
     ),
     Bug(
+        "a sleeping retry ends before its cancel is durable",
+        "topic/stores.py",
+        "            self.broker.sync()  # a cancel that a power cut takes back in the journal must not end a retry\n",
+        "",
+        "log_syncs",
+    ),
+    Bug(
+        "a cancel is answered before its sync",
+        "server/handlers/messages.py",
+        "        await service.synced(staged_in)\n",
+        "",
+        "log_syncs",
+    ),
+    Bug(
+        "a request takes a sync for its own that began before it",
+        "server/log_syncs.py",
+        "            if began > asked:\n                return\n",
+        "            return\n",
+        "log_syncs",
+    ),
+    Bug(
         "dead letters that are about to go are not noted durably",
         "broker/state.py",
         "        self.logs.history.sync()\n",
