@@ -28,7 +28,7 @@ _NO_META = bson.encode({})
 
 @dataclass(frozen=True, slots=True)
 class GroupDocument:
-    """A document of one group alone, without its body."""
+    """A document of one group alone, without its body unless that was asked for."""
 
     id: str  # group/id
     due_ms: int
@@ -37,6 +37,7 @@ class GroupDocument:
     order: int
     expires_ms: int | None
     raw_meta: bytes
+    document: f.Document | None = None  # with its body, if that was asked for
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class GroupDocument:
 
 
 def find_of_groups(
-    segments: Segments, ids: Sequence[bytes], names: Collection[str], count_max: int | None = None
+    segments: Segments, ids: Sequence[bytes], names: Collection[str], count_max: int | None = None, bodies: bool = False
 ) -> tuple[list[GroupDocument], int]:
     """The newest documents of one group alone for these ids in all groups, without those that were handed off; and the number of
     ids, from the first on, that this is about: fewer than all if there may be more than `count_max` documents. 0.2 µs for an id
@@ -63,7 +64,7 @@ def find_of_groups(
     while count_max is not None and count > 1 and (many := sum(len(own) for _, own in candidates)) > count_max:
         count = max(1, min(count // 2, count * count_max // many))
         candidates = _candidates(segments, ids[:count], names)
-    newest = _Newest(segments, set(ids[:count]))
+    newest = _Newest(segments, set(ids[:count]), bodies)
     for part, ordinals in candidates:
         for _, read in segments.read_slices(part, ordinals):
             newest.note(read)
@@ -73,8 +74,8 @@ def find_of_groups(
 class _Newest:
     """The newest documents among those read so far, by id."""
 
-    def __init__(self, segments: Segments, wanted: set[bytes]) -> None:
-        self._progress, self._wanted = segments.progress, wanted
+    def __init__(self, segments: Segments, wanted: set[bytes], bodies: bool) -> None:
+        self._progress, self._wanted, self._bodies = segments.progress, wanted, bodies
         self._seqs: dict[bytes, int] = {}
         self.documents: dict[bytes, GroupDocument] = {}  # of those that were not handed off
 
@@ -90,10 +91,10 @@ class _Newest:
                     rows[id_] = i
         if rows:
             which = np.fromiter(rows.values(), np.int64, len(rows))
-            self.documents |= zip(rows, _without_bodies(read, which, list(rows)), strict=True)
+            self.documents |= zip(rows, _documents(read, which, list(rows), self._bodies), strict=True)
 
 
-def _without_bodies(read: log.Documents, which: I64, ids: Sequence[bytes]) -> list[GroupDocument]:
+def _documents(read: log.Documents, which: I64, ids: Sequence[bytes], bodies: bool) -> list[GroupDocument]:
     """The documents `which` of a read; `ids`: theirs."""
     buffer, heads = memoryview(read.buffer), read.heads[which]
     found = fields.locate(buffer, read.starts[which], heads)
@@ -102,7 +103,8 @@ def _without_bodies(read: log.Documents, which: I64, ids: Sequence[bytes]) -> li
     metas = [bytes(buffer[at:end]) if at >= 0 else _NO_META for at, end in spans]
     expiries = [None if at == fields.ABSENT else at for at in found.optional["expires"].tolist()]
     columns = (heads[name].tolist() for name in ("due", "seq", "flags"))
-    rows = zip((id_.decode() for id_ in ids), *columns, found.order.tolist(), expiries, metas, strict=True)
+    whole = [read.decode(i) if bodies else None for i in which.tolist()]
+    rows = zip((id_.decode() for id_ in ids), *columns, found.order.tolist(), expiries, metas, whole, strict=True)
     return [GroupDocument(*row) for row in rows]
 
 

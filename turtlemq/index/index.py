@@ -260,14 +260,14 @@ class Index:
 
     @repairing_method
     def find_of_groups(
-        self, ids: Sequence[str], names: Collection[str], count_max: int | None = None
+        self, ids: Sequence[str], names: Collection[str], count_max: int | None = None, bodies: bool = False
     ) -> tuple[list[GroupDocument], int]:
         """The newest documents of one group alone, whose id is group/id, for these ids and all groups, without those that were
         handed off. `names`: the groups that may have such documents; others may be missing from the answer.
 
         Also returns for how many of the ids, from the first on: fewer than all if there may be more than `count_max`."""
         raw = [id_.encode() if id_.isprintable() else b"\n" for id_ in ids]  # no id has that
-        return find_of_groups(self._segments, raw, names, count_max)
+        return find_of_groups(self._segments, raw, names, count_max, bodies)
 
     def get(self, id_: str) -> StoredMessage | None:
         """A message that sleeps, or that was handed off and whose document is not dropped yet."""

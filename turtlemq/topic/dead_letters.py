@@ -98,11 +98,12 @@ class DeadLetters:
         return self.index.find_many([f"{group}/{id_}" for group, id_ in pairs])
 
     def find_of_groups(
-        self, ids: Sequence[str], names: Collection[str], count_max: int | None = None
+        self, ids: Sequence[str], names: Collection[str], count_max: int | None = None, bodies: bool = False
     ) -> tuple[dict[tuple[str, str], GroupDocument], int]:
-        """All letters of these messages without their bodies, as (group, id) → document. `names`: the groups that have letters.
-        Also for how many of the ids, from the first on: fewer than all if there may be more than `count_max` letters."""
-        documents, count = self.index.find_of_groups(ids, names, count_max) if names else ([], len(ids))
+        """All letters of these messages, as (group, id) → document, with their `bodies` if asked for. `names`: the groups that
+        have letters. Also for how many of the ids, from the first on: fewer than all if there may be more than `count_max`
+        letters."""
+        documents, count = self.index.find_of_groups(ids, names, count_max, bodies) if names else ([], len(ids))
         return {document.pair: document for document in documents}, count
 
     def get(self, group: str, id_: str) -> DeadLetter | None:

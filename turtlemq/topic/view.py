@@ -80,10 +80,12 @@ class TopicView:
     def letters_of(self, ids: Sequence[str], group: str | None = None) -> dict[str, list[DeadLetter]]:
         """The dead letters of messages, by id: of one group, or of all, also of groups that are gone."""
         letters: dict[str, list[DeadLetter]] = {id_: [] for id_ in ids}
-        pairs = [(group, id_) for id_ in letters] if group is not None else []
-        if group is None:
-            pairs += self.dead_letters.find_of_groups(ids, self._broker.groups_with_dead_letters)[0]
-        for document in self.dead_letters.find_many(pairs).values():
+        if group is not None:
+            documents = list(self.dead_letters.find_many([(group, id_) for id_ in letters]).values())
+        else:
+            found, _ = self.dead_letters.find_of_groups(ids, self._broker.groups_with_dead_letters, bodies=True)
+            documents = [letter.document for letter in found.values() if letter.document is not None]
+        for document in documents:
             letter = read_letter(document)
             letters[letter.id].append(letter)
         return letters
