@@ -98,6 +98,8 @@ class DataFolder:
             self.leftovers |= try_remove(self._door, path)
         topics = topics_in(self._door, self._root)
         self._take_clean_mark()
+        if topics and not self.was_clean:  # the last process may have died before it synced the name of a new topic
+            self._door.sync_folder(self._root / names.TOPICS)
         self.seed = hash_seed(self._door, self._root)
         return topics
 

@@ -66,6 +66,8 @@ class GroupsAuditor(Auditor):
         return self.steady - side.used + (self._jumps - side.jumps) * step >= self._limit_ms
 
     def fetched(self, asked: Fetch, got: Sequence[Got] | None, more: bool = False) -> None:
+        if asked.group in self.groups and self.groups[asked.group].exists is False:
+            self._begins_anew(asked.group, done=True)  # messages that came and went meanwhile are not for it
         if got is None:
             self.used(asked.group)
             side = self.groups[asked.group]
