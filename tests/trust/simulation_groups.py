@@ -66,8 +66,7 @@ class GroupsAuditor(Auditor):
         return self.steady - side.used + (self._jumps - side.jumps) * step >= self._limit_ms
 
     def fetched(self, asked: Fetch, got: Sequence[Got] | None, more: bool = False) -> None:
-        if asked.group in self.groups and self.groups[asked.group].exists is False:
-            self._begins_anew(asked.group, done=True)  # messages that came and went meanwhile are not for it
+        self._may_be_made(asked.group)
         if got is None:
             self.used(asked.group)
             side = self.groups[asked.group]
@@ -75,6 +74,13 @@ class GroupsAuditor(Auditor):
         else:
             self.used(asked.group, made=True)
         super().fetched(asked, got, more)
+
+    def _may_be_made(self, group: str) -> None:
+        """A fetch makes a group that is not there. Messages that came and went meanwhile are not for it."""
+        side = self.groups.get(group)
+        if side is not None and side.exists is not True and self.forgetful:
+            for id_ in self.sent:
+                self.set(group, id_, {GONE, *side.known(id_)})
 
     def acked(
         self, group: str, acks: Sequence[str], delay: int | None, told: Acked | None, leases: Sequence[str] | None = None
