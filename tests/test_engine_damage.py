@@ -341,6 +341,17 @@ def test_after_a_proper_stop_a_missing_file_is_named(tmp_path: Path) -> None:
         engine.close()
 
 
+def test_after_a_kill_a_missing_file_between_others_is_named(tmp_path: Path) -> None:
+    files = _several(tmp_path)
+    lost = {f"m{n}" for n in range(80) if b"\0m%d\0" % n in files[1].read_bytes()}
+    files[1].unlink()
+    (tmp_path / "data" / "CLEAN").unlink()
+    engine = reopen(tmp_path, segment_bytes=4096)
+    assert any(d.file == files[1].name and "missing" in d.reason for d in engine.damage()["t"])
+    assert set(_drain(engine)) == {f"m{n}" for n in range(80)} - lost
+    engine.close()
+
+
 def test_copied_documents_behind_the_end_are_not_served(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
     engine.move_group("t", "g", "earliest", 0)

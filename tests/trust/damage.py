@@ -116,6 +116,7 @@ KINDS_OTHER = (
     "delay.run",
     "delay.dead",
     "delay.tmp",
+    "dead letters delay.tmp",
     "ready.run",
     "dead letters delay.run",
     "dead letters delay.dead",
