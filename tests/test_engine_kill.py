@@ -11,15 +11,17 @@ from turtlemq.engine import Engine
 from turtlemq.settings import Settings
 
 ROUNDS = 5
+# Both processes need the same limit of attempts: a lease held at the kill would otherwise die with the lower one.
+SETTINGS = Settings(segment_bytes=65536, run_messages=64, max_attempts=1_000_000, backoff_base_ms=0)
 WORK = """
 import itertools, sys, time
 from pathlib import Path
 from turtlemq.engine import Engine
 from turtlemq.model import Message
-from turtlemq.settings import Settings
+from tests.test_engine_kill import SETTINGS
 
 root, first = Path(sys.argv[1]), int(sys.argv[2])
-engine = Engine.open(root, settings=Settings(segment_bytes=65536, run_messages=64, max_attempts=1000, backoff_base_ms=0))
+engine = Engine.open(root, settings=SETTINGS)
 now = int(time.time() * 1000)
 print("open", flush=True)
 for n in itertools.count(first):
@@ -52,7 +54,7 @@ def test_nothing_answered_is_forgotten_by_a_killed_process(tmp_path: Path) -> No
         for line in told:
             word, *ids = line.split()
             (put if word == "put" else acked).update(ids)
-    engine = Engine.open(tmp_path, settings=Settings(segment_bytes=65536, run_messages=64))
+    engine = Engine.open(tmp_path, settings=SETTINGS)
     assert engine.check() == []
     now, seen = int(time.time() * 1000) + 10**7, set()
     while True:
