@@ -1,7 +1,7 @@
 # TurtleMQ: everything a developer or a newcomer runs. `make` alone lists the targets.
 #
 #   PYTHON=python3.12 make setup     choose the interpreter (3.11 or newer)
-#   make run ARGS="--port 8080"      pass arguments on (run, test, bench, bench-quick, lock)
+#   make run ARGS="--port 8080"      pass arguments on (run, cluster, test, bench, bench-quick, lock)
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -20,7 +20,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit
 ARGS ?=
 SPARK_TESTS := tests/test_spark.py tests/test_report.py
 
-.PHONY: help setup spark run test trust soak check lint format lock bench bench-quick bench-setup bench-spark clean distclean browser
+.PHONY: help setup spark run cluster test trust soak check lint format lock bench bench-quick bench-setup bench-spark clean distclean browser etcd
 
 help: ## list the targets
 	@echo "TurtleMQ. Usage: make TARGET [ARGS=\"...\"]"
@@ -38,7 +38,10 @@ spark: $(SPARK_STAMP) ## add Spark, and a Java for it (about half a gigabyte; pa
 run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) ## start the server (ARGS="--data DIR --port P")
 	@exec $(BIN)/python -m turtlemq serve $(ARGS)
 
-test: spark browser bench-setup ## run the whole test suite (ARGS="-k name")
+cluster: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) etcd ## start etcd and three nodes on this machine, to try them out (ARGS="--port P")
+	@exec $(BIN)/python deploy/local_cluster.py $(ARGS)
+
+test: spark browser etcd bench-setup ## run the whole test suite (ARGS="-k name")
 	@$(BIN)/pytest -n auto --dist loadgroup $(SPARK_TESTS:%=--ignore=%) $(ARGS) || [ $$? -eq 5 ]
 	@for file in $(SPARK_TESTS); do echo "── $$file, on its own: Spark takes both cores"; $(BIN)/pytest $$file $(ARGS) || [ $$? -eq 5 ] || exit 1; done
 
@@ -50,6 +53,9 @@ soak: setup ## a steady mixed load with restarts, and a picture of it (ARGS="--m
 
 browser: ## install Chromium for the tests of the pages, where that is allowed
 	@sh tests/get_browser.sh
+
+etcd: ## install etcd for clusters and their tests, where that is allowed
+	@sh tests/get_etcd.sh
 
 check: lint ## lint, types and the fast tests: run before every commit
 	@echo "── fast tests"

@@ -15,7 +15,8 @@ from tests.harness.server_process import ROOT, running
 from turtlemq.cli.verbs import command_line
 from turtlemq.errors import InvalidArgument
 from turtlemq.server.auth import hash_of, new_token
-from turtlemq.server.config import HIDDEN, Config, in_force, load, resolve
+from turtlemq.server.cluster_config import parse_address, read_secret
+from turtlemq.server.config import HIDDEN, TABLES, Config, in_force, load, resolve
 from turtlemq.server.operations import ACCESS
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.settings import TABLE, Settings, check_settings
@@ -73,6 +74,7 @@ def test_every_setting_can_be_told_by_the_environment() -> None:
         "slow_request_ms": 5,
         "max_delivery_retries": 3,
         "retry_delay_ms": 250,
+        "cluster": json.dumps({"name": "p", "node": "a", "peer": "a:1", "secret_file": "s", "etcd": ["http://e:1"]}),
         "defaults": json.dumps({"ttr": 1.5, "rate": {"deliver_per_s": 9}}),
     }
     assert set(told) == set(Config.__struct_fields__)
@@ -91,12 +93,32 @@ def test_names_of_the_command_line_are_not_settings_of_the_server() -> None:
     assert load({}, {f"TURTLEMQ_{name}": "x" for name in names}, None) == Config()
 
 
+CLUSTER = '[cluster]\nname = "p"\nnode = "a"\nsecret_file = "s"\n'
+ETCD = f'{CLUSTER}peer = "a:1"\netcd = ["http://e:2379"]\n'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("prot = 1", "did you mean port?"),
         ("allowed_host = []", "did you mean allowed_hosts?"),
-        ("colour = 1", "there are: data, data_mode"),
+        ("qqq = 1", "there are: data, data_mode"),
+        ("[cluster]\nnam = 5", "cluster: unknown setting 'nam'; did you mean name?"),
+        ('[cluster]\nnode = "a"', "cluster.name is missing"),
+        ('[cluster]\nname = "a b"\nnode = "a"', "cluster.name is 1 to 64"),
+        ('[cluster]\nname = "p"', "cluster.node is 1 to 64"),
+        ('[cluster]\nname = "p"\nnode = "a"', "cluster.secret_file is missing"),
+        (f'{CLUSTER}peer = "a:1"', "cluster.etcd is missing"),
+        (f'{CLUSTER}etcd = ["http://e:1"]\npeer = "8900"', "on which other nodes find this one, as host:port, not '8900'"),
+        (f'{CLUSTER}peer = "a:1"\nring_bytes = 5', "ring_bytes"),
+        (f'{CLUSTER}peer = "a:1"\nacks = "all"', "acks"),
+        (f'{CLUSTER}etcd = ["http://e:2379"]', "cluster.peer is the address on which other nodes find this one"),
+        (f'{CLUSTER}peer = "a:1"\netcd = ["e:2379"]', "cluster.etcd is http://host:port or https://host:port, not 'e:2379'"),
+        (f'{ETCD}url = "a:1"', "cluster.url is http://host:port"),
+        (f"{ETCD}heartbeat_ms = 800", "cluster.lease_s is at least 4 heartbeats"),
+        (f'{ETCD}etcd_user = "u"', "cluster.etcd_user and cluster.etcd_password_file go together"),
+        (f'{ETCD}etcd_cert = "u"', "cluster.etcd_cert and cluster.etcd_key go together"),
+        (f'{ETCD}tls_cert = "u"\ntls_key = "v"', "cluster.tls_cert, cluster.tls_key and cluster.tls_ca go together"),
         ("[defaults]\nttr_ms = 5", "did you mean ttr?"),
         ("[defaults]\nbackof = {}", "did you mean backoff?"),
         ("[defaults.rate]\nproduce = 5", "rate: unknown setting 'produce'; did you mean produce_per_s?"),
@@ -187,7 +209,8 @@ def test_config_shows_what_is_in_force_and_no_secret(tmp_path: Path) -> None:
     assert shown["tick_ms"] == {"value": 5, "from": "TURTLEMQ_TICK_MS"}
     assert shown["tokens"]["value"][0]["hash"] == HIDDEN
     assert shown["defaults.rate.burst"] == {"value": 0, "from": "default"}
-    assert set(Config.__struct_fields__) - {"defaults"} <= set(shown)
+    assert shown["cluster.name"] == {"value": "", "from": "default"}
+    assert set(Config.__struct_fields__) - set(TABLES) <= set(shown)
 
 
 @pytest.mark.parametrize("args", [("a/b",), ("",), ("a", "--right", "fetch"), ("a", "--topic", "x y"), ("a", "--topic", "")])
@@ -252,3 +275,21 @@ def test_the_rights_in_the_docs_are_those_of_the_table() -> None:
     assert set(said) == set(ACCESS)
     for route, needed in ACCESS.items():
         assert said[route].startswith(words[needed]), route
+
+
+@pytest.mark.parametrize("text", ["", "8900", ":8900", "host:", "host:99999", "host:-1", "a:b:1", "host:1x"])
+def test_an_address_has_host_and_port(text: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(text) + "$"):
+        parse_address(text)
+
+
+def test_a_secret_is_long_enough_and_readable(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        read_secret(str(file))
+    for bad in (b"", b"short\n", b"x" * 5_000):
+        file.write_bytes(bad)
+        with pytest.raises(InvalidArgument, match="16 to 4096 make a secret"):
+            read_secret(str(file))
+    file.write_bytes(b" sixteen bytes ok\n")
+    assert read_secret(str(file)) == b"sixteen bytes ok"

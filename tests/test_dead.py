@@ -15,9 +15,11 @@ from tests.harness.engine_disk import Disk, abandon
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, Stopped
 from turtlemq.index.index import Index
+from turtlemq.index.seal import SealJob
 from turtlemq.model import Message
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
+from turtlemq.storage.workers import Inline, Job
 from turtlemq.topic import facts
 from turtlemq.topic.dead_letters import DeadLetter, DeadLetters, Filter
 
@@ -273,3 +275,23 @@ def test_requeue_gathers_no_facts_of_groups_that_were_not_moved(engine: Engine) 
     die(engine, "a", "b")
     with patch.object(facts, "gather", side_effect=AssertionError):
         assert engine.requeue("t", dead(engine), 20) == 2
+
+
+def test_letters_are_sealed_by_the_worker(tmp_path: Path) -> None:
+    """Not by the thread of the engine: up to a whole segment would be written at once."""
+    sealed: list[Path] = []
+
+    class Noting(Inline):
+        def submit(self, work: Callable[..., Any], /, *args: Any) -> Job:
+            sealed.extend(job.folder for job in args if isinstance(job, SealJob))
+            return super().submit(work, *args)
+
+    engine = Engine.open(tmp_path, settings=SETTINGS, worker=Noting())
+    for n in range(6):
+        die(engine, *(f"m{n}-{i}" for i in range(20)), at=10 + n)
+    for n in range(50):
+        engine.tick(20_000 * (n + 1))
+    assert tmp_path / "topic" / "t" / "dead" in sealed
+    assert len(dead(engine)) == 120
+    assert engine.check() == []
+    engine.close()

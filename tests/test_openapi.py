@@ -152,4 +152,6 @@ def test_the_examples_work(server: Server) -> None:
         assert str(answer.status) in operation["responses"], (method, target, answer.status, answer.data)
         if answer.status >= 300:
             refused[operation["operationId"]] = answer.code
+    of_a_cluster = {one["operationId"] for _, _, one in OPERATIONS if one["tags"] == ["Cluster"]}  # this is a single node
+    assert {refused.pop(name, "NO_CLUSTER") for name in of_a_cluster} == {"NO_CLUSTER"}
     assert refused.keys() <= {"cancelMessage", "changeMessage", "getGroup", "dropGroup"}, refused

@@ -14,7 +14,8 @@ from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN,
 from turtlemq.server.config import Config
 from turtlemq.server.handlers import messages
 from turtlemq.server.openapi import document
-from turtlemq.server.operations import ACCESS, OPERATIONS, Operation
+from turtlemq.server.operation import Operation
+from turtlemq.server.operations import ACCESS, OPERATIONS
 from turtlemq.server.service import Service
 
 

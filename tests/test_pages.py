@@ -7,10 +7,14 @@ import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
+from tests.harness.etcd_process import MISSING, is_installed, running_etcd
+from tests.harness.replica_nodes import cluster_of
 from tests.harness.server_process import ROOT, Server, damaged_folder, running
 from turtlemq.server.auth import hash_of, new_token
 
@@ -60,7 +64,7 @@ def page(context: BrowserContext, server: Server) -> Iterator[Page]:
 
 
 def test_pages_are_served_with_a_policy_that_forbids_everything_foreign(server: Server) -> None:
-    for path in ("/", "/docs", "/pages/dashboard.js", "/pages/style.css", "/pages/turtle.svg"):
+    for path in ("/", "/cluster", "/docs", "/pages/dashboard.js", "/pages/cluster.js", "/pages/style.css", "/pages/turtle.svg"):
         answer = server.call("GET", path)
         assert answer.status == 200
         policy = answer.headers["Content-Security-Policy"]
@@ -192,3 +196,101 @@ def test_damage_is_shown_once_the_tab_has_a_token(tmp_path: Path, context: Brows
         other.goto(server.url + "/")
         expect(other.locator("#state")).to_have_text("needs a token")
         assert token not in server.log
+
+
+@pytest.mark.slow
+def test_the_cluster_page_of_a_single_node_says_so(server: Server, page: Page) -> None:
+    page.goto(server.url + "/")
+    page.get_by_role("link", name="Cluster").click()
+    expect(page.locator("#state")).to_have_text("serving")
+    expect(page.locator("#single")).to_contain_text("turtlemq cluster init --help")
+    expect(page.locator("#cluster")).to_be_hidden()
+    page.get_by_role("link", name="Dashboard").click()
+    expect(page.locator("#single")).to_have_count(0)
+
+
+def _cluster(drained: bool) -> dict[str, Any]:
+    """Answers of a node whose cluster has lost one node, and copies its files to another one."""
+    node = {"peer": "h:1", "zone": "", "version": "1", "drain": False, "format": 1, "free_bytes": 5 << 30, "clock_ms": 1}
+    copy = {"replica": "r1", "state": "leads", "in_sync": True, "lsn": 900, "lag_bytes": 0, "lag_s": 0.0}
+    copy |= {"clock_skew_ms": None, "copying": None}
+    other = copy | {"node": "b", "state": "in sync", "lsn": 880, "lag_bytes": 2048, "lag_s": 1.5, "clock_skew_ms": 7}
+    third = copy | {
+        "node": NASTY,
+        "state": "copies",
+        "in_sync": False,
+        "copying": {"bytes_done": 1 << 20, "bytes_total": 4 << 20},
+    }
+    place = {"shard": 0, "epoch": 3, "node": "a", "url": "http://127.0.0.1:1", "isr": ["a", "b"], "want": ["a", "b", "c"]}
+    nodes = {"a": node | {"url": "http://127.0.0.1:1", "drain": drained}, "b": node | {"url": "http://127.0.0.1:2"}}
+    topology = {"cluster": "prod", "revision": 7, "shards": 1, "replicas": 3, "min_isr": 2, "nodes": nodes, "leaders": [place]}
+    own = {"cluster": "prod", "node": "a", "role": "leader", "state": "lead", "why": "", "name_server": True}
+    shard = {"shard": 0, "node": "a", "epoch": 3, "lsn": 900, "covered_lsn": 880, "copies": [copy | {"node": "a"}, other, third]}
+    return {"/v1/cluster": topology, "/v1/cluster/replica": own, "/v1/cluster/shards/0": shard}
+
+
+@pytest.mark.slow
+def test_the_cluster_page_shows_copies_and_lag(server: Server, page: Page) -> None:
+    sent: list[str] = []
+    drained = False
+
+    def answer(route: Route) -> None:
+        nonlocal drained
+        path = urlsplit(route.request.url).path
+        if route.request.method != "GET":
+            sent.append(f"{route.request.method} {path} {route.request.post_data or ''}".strip())
+            drained = route.request.method == "POST" if path.endswith("drain") else drained
+        route.fulfill(json=_cluster(drained).get(path, {"outcome": "done"}))
+
+    page.route("**/v1/cluster**", answer)
+    page.goto(server.url + "/cluster")
+    expect(page.locator("#name")).to_have_text("prod, revision 7")
+    copies = page.locator("#copies tbody tr")
+    expect(copies).to_have_count(3)
+    expect(page.locator("#copies tr[data-node=b] td").nth(4)).to_have_text("2.0 KiB")
+    expect(page.locator("#copies tr[data-node=b] td").nth(5)).to_have_text("1.5 s")
+    expect(page.locator("#copies tr[data-node=b] td").nth(6)).to_have_text("+7 ms")
+    expect(copies.nth(2)).to_contain_text("1.0 MiB of 4.0 MiB")
+    expect(copies.nth(2).locator("th")).to_have_text(NASTY)
+    expect(page.locator("#cards")).to_contain_text("2 of 3")
+    expect(page.locator("#cards")).to_contain_text("25 %")
+    expect(page.locator("#warnings")).to_contain_text("2 of 3 copies are in sync")
+    expect(page.locator("#nodes tr[data-node=c]")).to_contain_text("gone")
+    page.get_by_role("button", name="Let it lead").click()
+    page.get_by_role("button", name="Let b lead?").click()
+    expect(page.get_by_role("button", name="Let it lead")).to_be_visible()
+    page.locator("#nodes tr[data-node=a]").get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Let a lead nothing?").click()
+    expect(page.locator("#nodes tr[data-node=a]")).to_contain_text("drained")
+    page.get_by_role("button", name="Undrain").click()
+    page.get_by_role("button", name="Let a lead again?").click()
+    expect(page.locator("#nodes tr[data-node=a]")).not_to_contain_text("drained")
+    wanted = [
+        'POST /v1/cluster/shards/0/handover {"to":"b"}',
+        "POST /v1/cluster/nodes/a/drain {}",
+        "DELETE /v1/cluster/nodes/a/drain",
+    ]
+    assert sent == wanted
+    assert page.title() == "TurtleMQ: the cluster"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_installed(), reason=MISSING)
+def test_leadership_is_moved_on_the_page_of_a_standby(tmp_path: Path, context: BrowserContext) -> None:
+    with running_etcd(tmp_path) as endpoint, cluster_of(tmp_path, endpoint, "abc") as cluster:
+        cluster.start()
+        leader = cluster.leader()
+        cluster.until_in_sync()
+        standby = next(node for node in cluster.nodes.values() if node is not leader)
+        page = context.new_page()
+        page.goto(f"{standby.server.url}/cluster")
+        expect(page.locator("#copies tbody tr")).to_have_count(3)
+        expect(page.locator("#cards")).to_contain_text("3 of 3")
+        expect(page.locator("#warnings p")).to_have_count(0)
+        expect(page.locator(f"#copies tr[data-node={leader.name}]")).to_contain_text("leader")
+        row = page.locator(f"#copies tr[data-node={standby.name}]")
+        row.get_by_role("button", name="Let it lead").click()
+        page.get_by_role("button", name=f"Let {standby.name} lead?").click()
+        expect(row).to_contain_text("leader", timeout=20_000)
+        expect(page.locator("#foot")).to_contain_text("It is a leader", timeout=20_000)
+        assert cluster.leader().name == standby.name

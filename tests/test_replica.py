@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from tests.trust.failover import compare
 from turtlemq.engine import Engine
 from turtlemq.errors import Corrupt, DiskFull, Locked
-from turtlemq.model import Message
+from turtlemq.model import SEQ_COUNTER_BITS, Message
 from turtlemq.replica.follower import FERRY, Follower, ferry_name
 from turtlemq.replica.records import DATA_BYTES_MAX, Kind, OutOfStep, Record, parse_head
 from turtlemq.replica.shared_files import is_shared, must_ship
@@ -445,3 +447,78 @@ def test_a_replicated_topic_with_damage_keeps_its_files(replicated: bool, stream
     kept = segment.exists() and segment.read_bytes() == bytes(data)
     engine.close()
     assert kept is replicated
+
+
+def test_a_thread_that_writes_into_a_dropped_topic_ships_nothing(stream: Stream, follower: Follower, tmp_path: Path) -> None:
+    root = tmp_path / "leader"
+    leader = ShippingDoor(stream=stream, root=root)
+    thread, path = leader.beside(), root / (LOG + ".tmp")
+    leader.make_folder(path.parent)
+    fd = thread.create(path)
+    thread.write(fd, path, 0, [b"before"])
+    gone = leader.set_aside(path.parent)
+    before = stream.lsn
+    thread.write(fd, path, 6, [b"after"])
+    thread.sync(fd, path)
+    thread.truncate(fd, path, 3)
+    assert stream.lsn == before
+    leader.make_folder(path.parent)  # a new topic of the same name
+    other = leader.create(path)
+    thread.write(fd, path, 6, [b"after"])
+    thread.close(fd)
+    leader.close(other)
+    leader.remove_folder(gone)
+    for each in records(stream):
+        follower.apply(each)
+    follower.close()
+    compare(root, tmp_path / "standby")
+
+
+def test_changes_of_many_threads_have_the_order_of_their_records(stream: Stream, follower: Follower, tmp_path: Path) -> None:
+    root = tmp_path / "leader"
+    leader = ShippingDoor(stream=stream, root=root)
+    leader.make_folder(root / "topic" / "t")
+    path, rounds = root / LOG, 300
+
+    def remake() -> None:
+        """Two threads give the same name to a file and take it away."""
+        door = leader.beside()
+        for _ in range(rounds):
+            with suppress(FileExistsError, FileNotFoundError):
+                door.close(door.create(path))
+            door.remove(path)
+
+    threads = [threading.Thread(target=remake) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for each in records(stream):
+        follower.apply(each)
+    follower.close()
+    compare(root, tmp_path / "standby")
+
+
+def test_a_new_leader_gives_no_lost_ids_again(stream: Stream, tmp_path: Path) -> None:
+    """The lost leader's clock was a little ahead, and no copy has its last messages."""
+    now = 1_000_000
+
+    def given(door: Door, folder: str, count: int) -> list[str]:
+        engine = Engine.open(tmp_path / folder, door=door)
+        try:
+            return list(engine.submit("t", [Message(b"x", due_ms=10**12) for _ in range(count)], now_ms=now).ids)
+        finally:
+            engine.close()
+
+    lost = given(Door(), "lost", 10)
+    door = ShippingDoor(stream=stream, root=tmp_path / "new")
+    door.seq_floor = (now + 1_000) << SEQ_COUNTER_BITS
+    again = given(door, "new", 10)
+    assert not set(lost) & set(again)
+    assert again[0] > lost[-1]
+    assert set(given(Door(), "other", 10)) == set(lost)  # without it they would be the same

@@ -162,12 +162,25 @@ def test_one_client_is_an_address_or_a_network_of_ipv6() -> None:
 # is asked for, by the roles above. `all` are requests about all topics: they need the right on every one.
 EVERYBODY = ("nobody", *PEOPLE)
 WORKERS = ("producer", "consumer", "owner", "root")
-TOPIC, GROUP = "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}"
+TOPIC, GROUP, CLUSTER = "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}", "/v1/cluster"
 TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
-    EVERYBODY: ("GET /healthz", "GET /readyz", "GET /", "GET /docs", "GET /pages/{file}", "GET /openapi.json"),
+    EVERYBODY: ("GET /healthz", "GET /readyz", "GET /", "GET /cluster", "GET /docs", "GET /pages/{file}", "GET /openapi.json"),
     ("watcher", "root"): ("GET /metrics",),
-    ("root",): ("POST /v1/backup", "DELETE /v1/backup"),
-    tuple(PEOPLE): ("GET /v1/topics", "GET /v1/status", "POST /v1/command"),
+    ("root",): (
+        "POST /v1/backup",
+        "DELETE /v1/backup",
+        *(f"{method} {CLUSTER}/nodes/{{node}}/drain" for method in ("POST", "DELETE")),
+        *(f"{method} {CLUSTER}/shards/{{shard}}/verify" for method in ("GET", "POST")),
+        f"POST {CLUSTER}/shards/{{shard}}/handover",
+    ),
+    tuple(PEOPLE): (
+        "GET /v1/topics",
+        "GET /v1/status",
+        "POST /v1/command",
+        f"GET {CLUSTER}",
+        f"GET {CLUSTER}/replica",
+        f"GET {CLUSTER}/shards/{{shard}}",
+    ),
     WORKERS: (f"GET {TOPIC}", f"GET {TOPIC}/forecast", f"GET {TOPIC}/messages/{{id}}", f"GET {GROUP}"),
     ("producer", "owner", "root"): (
         f"POST {TOPIC}/messages",
@@ -221,7 +234,7 @@ def test_everybody_may_do_what_the_table_says_and_no_more(own_server: Server) ->
         method, _, path = route.partition(" ")
         data = None if method in ("GET", "DELETE") or route in DONE else b"{"
         for topic in ("orders", "elsewhere") if "{topic}" in path else ("orders",):
-            place = path.format(topic=topic, group="g", id="a", file="x")
+            place = path.format(topic=topic, group="g", id="a", file="x", shard=0, node="a")
             for header in (None, f"Bearer {new_token()}"):
                 without = server.call(method, place, data=data, headers={} if header is None else {"Authorization": header})
                 assert (without.status == 401) == ("nobody" not in people), (route, header, without.status)
@@ -237,7 +250,8 @@ def test_everybody_may_do_what_the_table_says_and_no_more(own_server: Server) ->
                     expected = DONE[route]
                     assert (answer.json if isinstance(expected, dict) else answer.json.keys()) == expected
                     done.add(route)
-    assert done == set(DONE) == {route for route in MAY if route.startswith("DELETE ")} | {"POST /v1/backup"}
+    deletes = {route for route in MAY if route.startswith("DELETE ") and CLUSTER not in route}  # this is a single node
+    assert done == set(DONE) == deletes | {"POST /v1/backup"}
 
 
 def test_what_is_about_all_topics_needs_a_right_on_all(server: Server) -> None:

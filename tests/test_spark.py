@@ -25,6 +25,7 @@ from pyspark_turtlemq import java  # noqa: E402 - only where Spark is
 from pyspark_turtlemq.snapshot import turtlemq_snapshot  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
 from tests.harness.doc_pages import blocks  # noqa: E402
+from tests.harness.replica_nodes import running_pair  # noqa: E402
 from tests.harness.server_process import ROOT, running  # noqa: E402
 from tests.harness.spark_data import NOW, lived, messages  # noqa: E402
 from tests.harness.spark_live import Clients, rows_of  # noqa: E402
@@ -119,6 +120,15 @@ def test_spark_reads_whole_batches_of_a_busy_server(spark: Any, tmp_path: Path) 
                 lambda: rows_of(reading(spark, server.data, kind="messages", columns="id,group,state").collect())
             )
     assert seen["reads"] == 5
+
+
+def test_spark_reads_a_standby_that_follows(spark: Any, tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+    with running_pair(tmp_path) as (_, leader, standby), Clients(leader.server) as clients:
+        root = standby.data
+        for _ in range(3):
+            seen += clients.judge(lambda: rows_of(reading(spark, root, kind="messages", columns="id,group,state").collect()))
+    assert seen["reads"] == 3
 
 
 # Streams

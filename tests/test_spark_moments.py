@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ need_packages()
 from pyspark_turtlemq import moments, pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq.snapshot_files import LOGS  # noqa: E402
 from pyspark_turtlemq.table import read_table  # noqa: E402
+from tests.harness.replica_nodes import running_pair  # noqa: E402
 from tests.harness.server_process import running  # noqa: E402
 from tests.harness.spark_data import rows  # noqa: E402
 from tests.harness.spark_live import Clients, rows_of  # noqa: E402
@@ -147,3 +150,14 @@ def test_reads_of_a_busy_server_show_whole_batches(tmp_path: Path) -> None:
         for _ in range(40):
             clients.judge(lambda: rows_of(read_table(root, kind="messages", columns="id,group,state")))
         assert len(clients.acked) > 20
+
+
+def test_a_standby_that_follows_is_read(tmp_path: Path) -> None:
+    """Answers wait for its copy, so a read of its folder shows all that were given."""
+    seen: Counter[str] = Counter()
+    with running_pair(tmp_path) as (_, leader, standby), Clients(leader.server) as clients:
+        end, folder = time.monotonic() + 3, standby.data
+        while time.monotonic() < end:
+            seen += clients.judge(lambda: rows_of(read_table(folder, kind="messages", columns="id,group,state")))
+    assert seen["reads"] > 2
+    assert seen["rows"] > 10

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.harness.server_process import ROOT
-from tests.trust.model import Part, figures
+from tests.trust.model import NOT_RUN, Part, figures
 from tests.trust.parts import all_parts, apart
 
 CHUNKS = [(part, first) for part in all_parts() for first in range(0, part.quick, part.chunk)]
@@ -19,6 +19,8 @@ def test_what_is_promised_holds(part: Part, first: int) -> None:
     last = min(part.quick, first + part.chunk)
     seen = apart(part.name, first, last)
     assert sum(seen.values()) > 0, "it did something"
+    if missing := [name for name in seen if name.startswith(NOT_RUN)]:
+        pytest.skip(missing[0])
     assert part.lacks(last - first, seen) == []
 
 

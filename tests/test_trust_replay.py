@@ -24,7 +24,7 @@ def told(name: str, seeds: range, hashing: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "seeds"), [("simulated", SEEDS), ("cut", STORIES)])
+@pytest.mark.parametrize(("name", "seeds"), [("simulated", SEEDS), ("clustered", SEEDS), ("cut", STORIES)])
 def test_a_number_tells_the_same_story_in_every_process(name: str, seeds: range) -> None:
     processes = [told(name, seeds, hashing) for hashing in (1, 2)]
     first, second = (process.communicate()[0].splitlines() for process in processes)

@@ -25,7 +25,7 @@ from typing import Any
 
 from turtlemq import __version__
 from turtlemq.data_folder import topics_in, try_remove
-from turtlemq.errors import Corrupt, InvalidArgument, NewerFormat, TurtleError
+from turtlemq.errors import Corrupt, InvalidArgument, Locked, NewerFormat, TurtleError
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.storage import names
@@ -123,8 +123,10 @@ def _link(door: Door, path: Path, link: Path) -> bool:
 
 
 def prepare_pins(door: Door, root: Path) -> dict[str, str]:
-    """Create the folder for pins, owned by the server's user, and remove pins that an interrupted backup left. On a full disk the
-    folder is missing, and a live backup is refused. Returns the result of `unpin`."""
+    """Create the folder for pins, owned by the server's user, and remove pins that an interrupted backup left; those of a backup
+    that is being made stay. On a full disk the folder is missing, and a live backup is refused. Returns the result of `unpin`."""
+    if _is_in_use(door, root / PINNED):
+        return {}
     leftovers = unpin(door, root)
     try:
         door.make_folder(root / PINNED)
@@ -132,6 +134,19 @@ def prepare_pins(door: Door, root: Path) -> dict[str, str]:
     except (TurtleError, OSError):  # the disk is full, or a backup of earlier pins still holds the lock
         pass
     return leftovers
+
+
+def _is_in_use(door: Door, folder: Path) -> bool:
+    """Is another process making a backup of these pins? A standby that becomes leader opens its folder meanwhile."""
+    if door.is_link(folder) or not door.is_file(folder / names.LOCK):
+        return False
+    try:
+        door.close(door.lock(folder / names.LOCK))
+    except Locked:
+        return True
+    except (TurtleError, OSError):
+        return False
+    return False
 
 
 def unpin(door: Door, root: Path) -> dict[str, str]:

@@ -65,6 +65,30 @@ class UnknownMessage(TurtleError):
     code, status = "UNKNOWN_MESSAGE", 404
 
 
+class UnknownShard(TurtleError):
+    """There is no such shard."""
+
+    code, status = "UNKNOWN_SHARD", 404
+
+
+class UnknownNode(TurtleError):
+    """There is no such node in the cluster."""
+
+    code, status = "UNKNOWN_NODE", 404
+
+
+class NoCluster(TurtleError):
+    """This server is a single node: there is no cluster."""
+
+    code, status = "NO_CLUSTER", 409
+
+
+class NotInSync(TurtleError):
+    """That node has no copy that is in sync: it must not lead."""
+
+    code, status = "NOT_IN_SYNC", 409
+
+
 class Conflict(TurtleError):
     """The message is not in a state that allows this."""
 
@@ -104,6 +128,21 @@ class Unavailable(TurtleError):
 
 class Stopped(Unavailable):
     """Writing failed and the state of the disk is unknown: this topic takes no more writes until it is opened again."""
+
+
+class NotReplicated(Unavailable):
+    """The required copies did not confirm this in time: it may be done, or not. Sending it again with the same ids is safe."""
+
+    code = "NOT_REPLICATED"
+
+
+class NotEnoughReplicas(Unavailable):
+    """Fewer copies are in sync than min_isr demands: nothing was done. Service resumes when enough standbys are back."""
+
+    code = "NOT_ENOUGH_REPLICAS"
+
+    def __init__(self, message: str | None = None, *, retry_after_ms: int = 1_000, **details: object) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **details)
 
 
 class Locked(TurtleError):

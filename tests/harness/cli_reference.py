@@ -31,7 +31,7 @@ def options(command: Any) -> Iterator[tuple[str, str]]:
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             yield parameter.metavar or parameter.name.rstrip("_").upper(), parameter.help or ""
-        elif not _EVERYWHERE.intersection(parameter.opts):
+        elif not parameter.hidden and not _EVERYWHERE.intersection(parameter.opts):
             yield _option(parameter), _help(parameter)
 
 

@@ -119,6 +119,11 @@ class LaterJob:
     def done(self) -> bool:
         return self._ran
 
+    @property
+    def value(self) -> Any:
+        """The result, or None before it ran."""
+        return self._value
+
     def run(self) -> None:
         """Run once. An error is kept, and raised where the result is asked for."""
         if not self._ran:

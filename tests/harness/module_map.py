@@ -19,6 +19,7 @@ PACKAGES = (
     "turtlemq/broker",
     "turtlemq/segment",
     "turtlemq/storage",
+    "turtlemq/replica",
     "turtlemq/server",
     "turtlemq/server/handlers",
     "turtlemq/server/incoming",

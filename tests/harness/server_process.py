@@ -117,14 +117,14 @@ class Server:
         return self.process.wait(PATIENCE_S)
 
 
-def until_ready(server: Server) -> None:
-    """Wait until it serves."""
+def until_ready(server: Server, serves: bool = True) -> None:
+    """Wait until it serves; a standby only listens."""
     assert server.process.stdout is not None
     line = server.process.stdout.readline()
     assert "listens on" in line, (line, server.log)
     server.port = int(line.split(",")[0].rpartition(":")[2])
     end = time.monotonic() + PATIENCE_S
-    while server.call("GET", "/readyz").status != 200:
+    while serves and server.call("GET", "/readyz").status != 200:
         assert time.monotonic() < end, server.log
         time.sleep(0.02)
 
@@ -137,10 +137,12 @@ def running(
     tls: ssl.SSLContext | None = None,
     files: int = 0,
     stderr: int | None = None,
+    serves: bool = True,
     **env: str,
 ) -> Iterator[Server]:
     """A server for a while; it must end well, unless the test has ended it. `group`: as the head of a process group; `files`:
-    so many that it may have open, 0 for as many as the system allows; `stderr`: a descriptor for its log instead of a file."""
+    so many that it may have open, 0 for as many as the system allows; `stderr`: a descriptor for its log instead of a file;
+    `serves`: not a standby, which never does."""
     limits = ["prlimit", f"--nofile={files}:{files}"] if files else []
     with (data.parent / "server.log").open("ab") as log:
         process = subprocess.Popen(
@@ -154,7 +156,7 @@ def running(
         )
     server = Server(process, 0, data, tls)
     try:
-        until_ready(server)
+        until_ready(server, serves)
         yield server
         if process.poll() is None:
             assert server.stop() == 0, server.log

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from turtlemq.server.config import Config, in_force
+from turtlemq.server.cluster_config import Cluster
+from turtlemq.server.config import TABLES, Config, in_force
 from turtlemq.server.topic_settings import to_nested
 from turtlemq.settings import TABLE, Setting, Settings
 
@@ -24,7 +25,9 @@ _COMMENT_AT = 42
 def example_file() -> str:
     """A TOML file with every setting at its default."""
     values = in_force(Config(), {})
-    lines = [_line(name, values[name][0], meta) for name, meta in _server_settings()]
+    lines = [_line(name, values[name][0], meta) for name, meta in _settings_of(Config)]
+    lines += ["", _commented("[cluster]", "copies on other machines: see CLUSTER.md")]
+    lines += [_line(name, values[f"cluster.{name}"][0], meta) for name, meta in _settings_of(Cluster)]
     lines += ["", _commented("[defaults]", "settings of topics without their own: names and units as in PUT /v1/topics")]
     nested = to_nested(Settings())
     lines += [f"{name} = {_toml(value)}" for name, value in nested.items() if not isinstance(value, dict)]
@@ -34,10 +37,10 @@ def example_file() -> str:
     return "\n".join(["```toml", *lines, "```"])
 
 
-def _server_settings() -> Iterator[tuple[str, Meta]]:
-    """Every setting of the server but `defaults`, with its limits and description."""
-    for field in msgspec.structs.fields(Config):
-        if field.name != "defaults":
+def _settings_of(table: type[Struct]) -> Iterator[tuple[str, Meta]]:
+    """Every setting of a table, without those that are tables themselves, with its limits and description."""
+    for field in msgspec.structs.fields(table):
+        if field.name not in TABLES:
             yield field.name, _meta(field.type)
 
 
@@ -67,8 +70,10 @@ def _toml(value: Any) -> str:
 
 def server_limits() -> str:
     """The limits of the server's settings that have any beside their type."""
-    rows = [(name, text) for name, meta in _server_settings() if (text := _limits_of(meta))]
-    rows += [(field.name, _words(field.type)) for field in msgspec.structs.fields(Config) if _words(field.type)]
+    rows = []
+    for table, prefix in ((Config, ""), (Cluster, "cluster.")):
+        rows += [(prefix + name, text) for name, meta in _settings_of(table) if (text := _limits_of(meta))]
+        rows += [(prefix + field.name, words) for field in msgspec.structs.fields(table) if (words := _words(field.type))]
     return "\n".join(["| setting | limits |", "| --- | --- |", *(f"| `{name}` | {text} |" for name, text in rows)])
 
 

@@ -26,12 +26,14 @@ RINGS = {
     "turtlemq.cli": "shell",
     "turtlemq.server": "shell",
     **{f"turtlemq.server.{name}": "engine" for name in "fetches long_polls".split()},
-    **{f"turtlemq.server.{name}": "pure" for name in "errors rate_limit".split()},
+    **{f"turtlemq.server.{name}": "pure" for name in "errors rate_limit supervision".split()},
     "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
     **{
         f"turtlemq.client.{name}": "pure"
-        for name in "batching calls consumer_flows consumer_state dead_calls errors fetched outgoing results sending wire".split()
+        for name in (
+            "batching calls consumer_flows consumer_state dead_calls errors fetched outgoing results sending topology wire"
+        ).split()
     },
     "turtlemq.engine": "engine",
     "turtlemq.backup": "engine",
@@ -43,7 +45,55 @@ RINGS = {
     "turtlemq.segment": "segment",
     **{f"turtlemq.segment.{name}": "pure" for name in "buffers bulk_crc fields format id_map ids scan".split()},
     "turtlemq.replica": "door",
-    **{f"turtlemq.replica.{name}": "pure" for name in "records shared_files stream".split()},
+    "turtlemq.replica.good_pieces": "segment",
+    **{
+        f"turtlemq.replica.{name}": "shell"
+        for name in """
+            arrivals
+            cluster_init
+            copy_source
+            copy_target
+            etcd
+            examine_process
+            examiner
+            ferry
+            healing
+            inspector
+            intervene
+            lead
+            lead_types
+            link
+            names_view
+            pictures
+            scrub
+            session
+            standby
+            standby_care
+            verify
+        """.split()
+    },
+    **{
+        f"turtlemq.replica.{name}": "pure"
+        for name in """
+            clock_skew
+            cluster_state
+            cluster_view
+            differences
+            frames
+            interventions
+            manifest
+            member
+            member_events
+            membership
+            pace
+            records
+            shard_view
+            shared_files
+            stream
+            tenure
+            topology
+        """.split()
+    },
     "turtlemq.storage": "door",
     "turtlemq.storage.names": "pure",
     "turtlemq.storage.workers": "pure",
@@ -88,7 +138,7 @@ STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are 
 
 # Private names of libraries, for which there is no public one. They have tests of their own.
 PRIVATE_OF_LIBRARIES = {
-    "turtlemq.server.aiohttp_internals": {"_app", "_connections", "_handle", "_match_info"},
+    "turtlemq.server.aiohttp_internals": {"_app", "_connections", "_handle", "_match_info", "_retry_connection"},
     "turtlemq.client.aio": {"_retry_connection"},
     "turtlemq.storage.process_worker": {"_exit"},
     "pyspark_turtlemq.session": {"_gateway"},

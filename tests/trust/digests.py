@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 from tests.trust import powercuts, powercuts_story
+from tests.trust.cluster_faults import StoryWithFaults
 from tests.trust.parts import scratch
 from tests.trust.simulation import steps_of
 from tests.trust.simulation_scenes import StoryWithScenes
@@ -60,6 +61,15 @@ def simulated(seed: int) -> str:
         story = Traced(folder / "story", f"seed {seed}", seed)
         story.tell(steps_of(seed))
     return f"{story.notes} {story.trace.hexdigest()}"
+
+
+def clustered(seed: int) -> str:
+    """A digest of a story of a cluster: its time, its figures, and the chain of the last record that was answered, which tells of
+    every byte that was written."""
+    with scratch() as folder:
+        story = StoryWithFaults(folder, f"seed {seed}", seed)
+        figures = story.tell(steps_of(seed))
+    return f"{story.world.now} {story.world.answered} {sorted(figures.items())}"
 
 
 def cut(seed: int) -> str:

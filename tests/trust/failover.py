@@ -24,6 +24,7 @@ from turtlemq.replica.shared_files import is_shared
 from turtlemq.replica.shipping import ShippingDoor
 from turtlemq.replica.stream import Entry, Stream
 from turtlemq.storage.door import Door
+from turtlemq.storage.names import TMP
 
 FAILOVERS = 0.6  # of the ends of a leader
 COMPARED = 0.2  # of the answers
@@ -149,9 +150,11 @@ def copy_of(drive: Drive, root: Path) -> Drive:
     return made
 
 
-def compare(leader: Path, standby: Path) -> None:
-    """All shared files are equal."""
+def compare(leader: Path, standby: Path, *, unfinished: bool = True) -> None:
+    """All shared files are equal. Without `unfinished`, files that have not got their names yet do not count."""
     here, there = contents(leader), contents(standby)
+    if not unfinished:
+        here, there = ({path: data for path, data in side.items() if not path.endswith(TMP)} for side in (here, there))
     for path in here.keys() | there.keys():
         if here.get(path) != there.get(path):
             raise Broken(f"{path} differs: {_about(here.get(path))} with the leader, {_about(there.get(path))} with the standby")

@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
-from tests.harness.server_process import PROGRAM, Server, environment, running
+from tests.harness.server_process import PROGRAM, Answer, Server, environment, running
 from tests.trust.kills_clients import FAR_MS, Client, all_work, new_clients
 from tests.trust.kills_model import GROUPS, Model, now_ms
 from tests.trust.model import Broken, Figures, Part
@@ -218,7 +219,15 @@ def after_all(data: Path, model: Model, clients: list[Client], was_clean: bool) 
     check_copy(data, data.parent / "copy", "after a proper stop")
 
 
-def drain(server: Server, model: Model, group: str) -> None:
+class Asked(Protocol):
+    """A server, or a cluster, that answers requests."""
+
+    def ok(self, method: str, path: str, value: Any = None) -> Any: ...
+    def fetch(self, topic: str, group: str, **asked: Any) -> list[dict[str, Any]]: ...
+    def call(self, method: str, path: str) -> Answer: ...
+
+
+def drain(server: Asked, model: Model, group: str) -> None:
     """Everything that must come, comes; and nothing else."""
     end = time.monotonic() + DRAIN_S
     while True:
@@ -239,7 +248,7 @@ def drain(server: Server, model: Model, group: str) -> None:
             return
 
 
-def sleeping(server: Server, model: Model) -> dict[str, int]:
+def sleeping(server: Asked, model: Model) -> dict[str, int]:
     """Messages that sleep far in the future, and until when."""
     out: dict[str, int] = {}
     cursor: str | None = ""

@@ -115,7 +115,7 @@ class Client:
             sent.answered = True
             self.model.accepted(ids, sent, far=delay == FAR_S)
         if delay == FAR_S:
-            self.mine += ids
+            self.mine = self.mine + ids
         else:
             self.soon = (self.soon + ids[:2])[-20:]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Figures = Counter[str]  # things done and seen, by name; parts of one run are added up
+NOT_RUN = "not run: "  # figures with names that begin so tell of cases for which this machine lacks something
 TRIED = "tried: "  # figures with names that begin so are for `floors`: too many to be shown
 
 

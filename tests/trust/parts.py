@@ -19,6 +19,9 @@ from tests.trust.model import Broken, Figures, Part
 _MODULES = (
     "simulation",
     "failover",
+    "membership",
+    "cluster",
+    "machines",
     "standing",
     "moments",
     "powercuts",

@@ -88,9 +88,16 @@ class Drive:
             found.last = path.read_bytes()
 
     def renamed(self, source: Path, target: Path) -> None:
-        folder = self.folder(source.parent)
-        assert source.parent == target.parent
-        folder.change({target.name: folder.names[source.name], source.name: None})
+        before, after = self.folder(source.parent), self.folder(target.parent)
+        moved = before.names[source.name]
+        if before is after:
+            after.change({target.name: moved, source.name: None})
+        else:
+            after.change({target.name: moved})
+            before.change({source.name: None})
+
+    def linked(self, source: Path, target: Path) -> None:
+        self.folder(target.parent).change({target.name: self.folder(source.parent).names[source.name]})
 
     def cut(self, chance: Random) -> None:
         """The power fails: the folder is now the durable state of the disk."""
@@ -167,6 +174,8 @@ class Process(Door):
             return None  # type: ignore[return-value]
         if name == "rename":
             drive.vanishes(args[1])
+            if args[0].parent != args[1].parent:
+                drive.vanishes(args[0])
         elif name == "unlink":
             drive.vanishes(path)
         there = name in ("open", "mkdir") and path.exists()
@@ -177,6 +186,8 @@ class Process(Door):
             drive.folder(path.parent).change({path.name: Folder()})
         elif name == "rename":
             drive.renamed(args[0], args[1])
+        elif name == "link":
+            drive.linked(args[0], args[1])
         elif name in ("unlink", "rmdir"):
             drive.folder(path.parent).change({path.name: None})
         return result

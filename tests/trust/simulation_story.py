@@ -545,6 +545,10 @@ class Story:
                 audit.fail("in the end nothing is left over", self.engine.stats(name))
         if problems := self.engine.check():
             next(iter(self.topics.values())).fail("the files are sound", problems)
+        self.close()
+
+    def close(self) -> None:
+        """The end of the story."""
         self.engine.close()
         self.process.die()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turtlemq.cli.call import URL, call
+from turtlemq.cli.files import data_folder
 from turtlemq.cli.output import console, fail, format_bytes, print_json, printable, progress
 from turtlemq.cli.parameters import AsJson, Url
 
@@ -50,6 +51,7 @@ def backup(
         if verify:
             _verify(door, b.choose(door, into), as_json)
             return
+        data = data_folder(data)
         b.check_format(door, data)
         door.make_folder(into)
         b.check_backups_folder(door, into)

@@ -40,14 +40,35 @@ def auth_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
+class CallFailed(Exception):
+    """A request without a good answer. Its cause is the error of the connection; a refusal has none. `exit_code`: of a program
+    that cannot go on."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 @contextmanager
 def request(
     url: str, method: str, target: str, body: bytes | None = None, kind: str = "application/json", timeout_s: float = TIMEOUT_S
 ) -> Iterator[http.client.HTTPResponse]:
     """Send a request and give its response, if that is a success. Waits and tries again on 429; all other errors `fail`."""
+    try:
+        with asked(url, method, target, body, kind, timeout_s) as response:
+            yield response
+    except CallFailed as error:
+        fail(str(error), error.exit_code)
+
+
+@contextmanager
+def asked(
+    url: str, method: str, target: str, body: bytes | None = None, kind: str = "application/json", timeout_s: float = TIMEOUT_S
+) -> Iterator[http.client.HTTPResponse]:
+    """Send a request and give its response, if that is a success. Waits and tries again on 429; raises `CallFailed` else."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        fail(f"{url!r} is no address of a server; it looks like {URL}", 2)
+        raise CallFailed(f"{url!r} is no address of a server; it looks like {URL}", 2)
     tls: dict[str, Any] = {"context": tls_context()} if parts.scheme == "https" else {}
     connect = http.client.HTTPSConnection if tls else http.client.HTTPConnection
     headers = auth_headers() | ({"Content-Type": kind} if body is not None else {})
@@ -62,18 +83,18 @@ def request(
                 time.sleep(_retry_after_s(response))
                 continue
             if response.status >= 300:
-                fail(_error_text(response))
+                raise CallFailed(_error_text(response))
             yield response
             return
-        except BrokenPipeError:
+        except BrokenPipeError as error:
             if response is not None:
                 raise  # not the server: the reader of our own stdout went away
-            fail(f"{url} hung up while it was spoken to; its log may say why.")
+            raise CallFailed(f"{url} hung up while it was spoken to; its log may say why.") from error
         except (OSError, http.client.HTTPException) as error:
-            fail(
+            raise CallFailed(
                 f"no answer from {url}: {str(error) or type(error).__name__}. Is the server running? "
                 "Start one with 'turtlemq serve', or say where it is with --url or TURTLEMQ_URL."
-            )
+            ) from error
         finally:
             connection.close()
 

@@ -34,10 +34,16 @@ _FLAGS = "JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID EXPIRES HEADERS MO
 def _open_engine(data: Path) -> Iterator[Engine]:
     from turtlemq.engine import Engine
     from turtlemq.errors import TurtleError
+    from turtlemq.storage import names
     from turtlemq.storage.door import Door
 
     try:
-        mode = _data_folder(data).stat().st_mode & 0o755 | 0o700  # new files are as readable as those of the server
+        data = data_folder(data)
+        if (data / names.REPLICA).exists():
+            from turtlemq.server.node_folder import refuse_cluster_folder
+
+            refuse_cluster_folder(data)
+        mode = data.stat().st_mode & 0o755 | 0o700  # new files are as readable as those of the server
         os.umask(0o777 & ~mode)
         engine = Engine.open(data, door=Door(folder_mode=mode))
     except (TurtleError, OSError) as error:
@@ -48,12 +54,18 @@ def _open_engine(data: Path) -> Iterator[Engine]:
         engine.close()
 
 
-def _data_folder(data: Path) -> Path:
+def data_folder(data: Path) -> Path:
+    """The folder that holds the files: the given one or, of a node of a cluster, that of its only shard."""
     from turtlemq.storage import names
 
-    if not (data / names.FORMAT).is_file():
+    if (data / names.FORMAT).is_file():
+        return data
+    shards = sorted(each for each in (data / names.SHARDS).glob("[0-9]*") if (each / names.FORMAT).is_file())
+    if not shards:
         fail(f"{data} is no data folder of TurtleMQ")
-    return data
+    if len(shards) > 1:
+        fail(f"{data} holds {len(shards)} shards. Name one of them, such as --data {shards[0]}")
+    return shards[0]
 
 
 def check(
@@ -69,7 +81,7 @@ def check(
     """
     from turtlemq.errors import TurtleError
 
-    _data_folder(data)
+    data = data_folder(data)
     try:
         with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as copy:
             try:
@@ -106,6 +118,7 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
         f"{name}: it is not as it was left at the last stop; a start makes it again" for name in _rebuilt_caches(engine, door)
     ]
     notes = [f"{path.relative_to(data)}: left of a deleted topic; a start removes it" for path in dropped_in(Door(), data)]
+    notes += _about_copy(data)
     notes += [f"{name}: {cut} bytes at its end belong to no whole batch; a start cuts them" for name, cut in door.cut().items()]
     with progress() as shown:
         sizes = {name: engine.stats(name).bytes for name in engine.topics}
@@ -117,6 +130,20 @@ def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
             shown.advance(task, sizes[name])
     engine.close()
     return len(engine.topics), problems, notes
+
+
+def _about_copy(data: Path) -> list[str]:
+    """Notes about a folder that is a copy in a cluster."""
+    from turtlemq.replica import replica_file
+    from turtlemq.storage.door import Door
+
+    facts = replica_file.read(Door(), data)
+    if facts is None:
+        return []
+    notes = [f"REPLICA: {path} has damage; it is replaced by the leader's when this copy follows" for path in facts.suspect]
+    if not facts.complete:
+        notes.append("REPLICA: this copy is not complete: it was being made equal to its leader's, or its disk has failed")
+    return notes
 
 
 def _rebuilt_caches(engine: Engine, door: CopyOnWriteDoor) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from turtlemq.cli.call import URL, call, json_with_body, path, request
-from turtlemq.cli.output import body_text, console, fail, print_json, printable, progress
+from turtlemq.cli.call import URL, CallFailed, asked, call, json_with_body, path
+from turtlemq.cli.output import body_text, console, fail, print_error, print_json, printable, progress
 from turtlemq.cli.parameters import AsJson, Group, Topic, Url, duration_option, time_option
 from turtlemq.cli.times import TIME_HELP, format_time
 
@@ -90,15 +90,16 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
         for first, last, lines in _batches(source):
             data = b"".join(lines)
             try:
-                with request(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
+                with asked(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
                     answer = json.loads(response.read())
-            except typer.Exit as end:
+            except CallFailed as failed:
+                print_error(str(failed))
                 which, are = (f"lines {first} to {last}", "are") if last > first else (f"line {first}", "is")
                 refused = f"nothing of {which} (message 0 is line {first})"
-                stored = f"whether {which} {are} stored is not known" if _unanswered(end) else refused
+                stored = f"whether {which} {are} stored is not known" if _unanswered(failed) else refused
                 text = f"turtlemq: {created} created and {duplicates} duplicates before; {stored}"
                 console(stderr=True).print(text, style="red")
-                raise
+                raise typer.Exit(failed.exit_code) from None
             created, duplicates = created + answer["created"], duplicates + answer["duplicates"]
             shown.advance(task, len(data))
     if as_json:
@@ -107,9 +108,9 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
         print(f"{created} created, {duplicates} duplicates")
 
 
-def _unanswered(end: typer.Exit) -> bool:
-    """Whether the connection broke before an answer came. The exit then has that error as its context; a refusal has none."""
-    cause = end.__context__
+def _unanswered(failed: CallFailed) -> bool:
+    """Whether the connection broke before an answer came."""
+    cause = failed.__cause__
     return isinstance(cause, OSError | HTTPException) and not isinstance(cause, ConnectionRefusedError)
 
 

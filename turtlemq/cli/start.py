@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 CONFIG = "TURTLEMQ_CONFIG"
-_FLAGS = {"--data", "--host", "--port", "--config"}
+_FLAGS = {"--data", "--host", "--port", "--config", "--replica"}
+_NUMBERS_MAX = {"--port": 65_535, "--replica": 99}
 _CERTIFICATES = "SSL_CERT_FILE"
 
 
@@ -32,33 +35,57 @@ def parse_plain_flags(words: Sequence[str]) -> tuple[dict[str, Any], str | None]
     flags: dict[str, Any] = dict(zip(words[1::2], words[2::2], strict=True))
     if not _FLAGS.issuperset(flags) or not all(value and value[0] != "-" for value in flags.values()):
         return None
-    if (port := flags.get("--port")) is not None:
-        if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65_535:
+    for flag in _NUMBERS_MAX.keys() & flags:
+        text = flags[flag]
+        if not text.isascii() or not text.isdigit() or len(text) > 5 or int(text) > _NUMBERS_MAX[flag]:
             return None
-        flags["--port"] = int(port)
+        flags[flag] = int(text)
     file = flags.pop("--config", None) or os.environ.get(CONFIG) or None
     return {flag.removeprefix("--"): value for flag, value in flags.items()}, file
 
 
 def start(flags: dict[str, Any], file: str | None) -> int:
-    """Run the server until it is stopped. Returns the exit code of the process."""
+    """Run the server until it is stopped: in a cluster the supervisor of this node, or with the flag `replica` the process of a
+    shard's replica. Returns the exit code of the process."""
     gc.disable()  # collections during the imports would take a tenth of the start
     with _no_certificates():
-        from turtlemq.server.run import serve
+        from turtlemq.server.config import load
     from pathlib import Path
 
     from turtlemq.errors import InvalidArgument
-    from turtlemq.server.config import load
 
-    gc.freeze()  # imported modules live as long as the process
-    gc.enable()
+    settings = {name: value for name, value in flags.items() if name != "replica"}
     try:
-        return serve(load(flags, os.environ, None if file is None else Path(file)))
+        config = load(settings, os.environ, None if file is None else Path(file))
+        if not config.cluster.name and any(Path(config.data, name).exists() for name in ("NODE", "REPLICA")):
+            from turtlemq.server.node_folder import refuse_cluster_folder
+
+            refuse_cluster_folder(Path(config.data))
+        with _no_certificates():
+            if config.cluster.etcd and flags.get("replica") is None:
+                from turtlemq.server.node import run_node
+
+                run = partial(run_node, config, _replica_command(settings, file))
+            else:
+                from turtlemq.server.run import serve
+
+                run = partial(serve, config, flags.get("replica"))
+        gc.freeze()  # imported modules live as long as the process
+        gc.enable()
+        return run()
     except InvalidArgument as error:
         from turtlemq.cli.output import print_error  # not at the top: loads typer
 
         print_error(str(error))
         return 2
+
+
+def _replica_command(settings: Mapping[str, Any], file: str | None, shard: int = 0) -> list[str]:
+    """The command line of a replica process: this program is found as the supervisor's own was, and gets the same flags."""
+    flags = {**settings, "config": file, "replica": shard}
+    given = [(f"--{name}", str(value)) for name, value in flags.items() if value is not None]
+    program = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    return [sys.executable, *program, "serve", *(word for pair in given for word in pair)]
 
 
 @contextmanager

@@ -37,6 +37,7 @@ VERBS = {  # verb: module.attribute below this package
     "restore": "backup.restore",
     "bench": "bench.bench",
     "report": "report.report",
+    "cluster": "cluster.app",
     "config": "config.config",
     "token": "config.token",
     "version": "verbs.version",
@@ -44,6 +45,7 @@ VERBS = {  # verb: module.attribute below this package
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},
     "groups": {"help": "Consumer groups of a topic: list, place, replay, delete."},
+    "cluster": {"help": "Several nodes with copies of the same data: make a cluster, look at it, act on it."},
     "dead": {"help": "Dead letters: list, summary, requeue, delete, export.", "no_args_is_help": True},
 }
 

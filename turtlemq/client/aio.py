@@ -6,6 +6,7 @@ The requests themselves are in `calls`, retries in `sending`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
@@ -16,10 +17,11 @@ from yarl import URL
 
 from turtlemq.client import calls, clock, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
-from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
+from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import MessageFields, outgoing_message
 from turtlemq.client.results import DeadLetter, MessageView
 from turtlemq.client.sending import Call, Flow, Pause, Send
+from turtlemq.client.topology import Target
 from turtlemq.client.wire import Answer, Request, error_of, path
 
 T = TypeVar("T")
@@ -72,7 +74,7 @@ class AsyncClient:
         self.options = Options.from_arguments(url, token, cacert, timeout, try_timeout, user_agent)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
-        self._server = ServerRotation(self.options.urls)
+        self._servers = self.options.servers()
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,28 +105,40 @@ class AsyncClient:
 
     async def send(self, step: Send, sink: Sink | None = None) -> Answer:
         """Send a request once. The body of a success goes to `sink`."""
+        if (question := self._servers.question(clock.now_s())) is not None:
+            step = await self._ask(question, step)
+        return await self._send(self._servers.target(clock.now_s()), step, sink)
+
+    async def _ask(self, target: Target, step: Send) -> Send:
+        """Ask for the topology of the cluster. Returns the step, with the time that is left."""
+        begun = clock.now_s()
+        with contextlib.suppress(ConnectionFailed):
+            self._servers.learn(await self._send(target, question_of(step), None), clock.now_s())
+        return later(step, clock.now_s() - begun)
+
+    async def _send(self, target: Target, step: Send, sink: Sink | None) -> Answer:
         session, request = self._open_session(), step.request
-        url = self._server.url
         total_s = None if sink is not None else step.timeout_s
-        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=step.timeout_s, sock_read=step.timeout_s)
-        headers = self.options.headers(step)
-        target = URL(url + request.path, encoded=True)  # the path is quoted already
+        connect_s = min(step.timeout_s, CONNECT_S) if self._servers.has_others else step.timeout_s
+        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=step.timeout_s)
+        headers = self.options.headers(step, target.direct)
+        url = URL(target.url + request.path, encoded=True)  # the path is quoted already
         try:
             async with session.request(
-                request.method, target, data=request.body, headers=headers, timeout=timeout, allow_redirects=False
+                request.method, url, data=request.body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 if sink is not None and response.status < 300:
                     async for piece in response.content.iter_chunked(READ_BYTES):
                         sink.write(piece)
                 body = await response.read() if sink is None or response.status >= 300 else b""
-                if response.status in (502, 503):
-                    self._server.note_failure(url)
-                return Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, body)
+                answer = Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, body)
+                self._servers.answered(target, answer, clock.now_s())
+                return answer
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if sink is not None and error is sink.error:
                 raise
-            self._server.note_failure(url)
-            raise ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}") from error
+            self._servers.failed(target, clock.now_s())
+            raise ConnectionFailed(f"no answer from {target.url}: {str(error) or type(error).__name__}") from error
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform the steps of a flow. Returns its result."""

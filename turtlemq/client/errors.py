@@ -163,6 +163,18 @@ class UnknownMessage(Refused):
     code, status = "UNKNOWN_MESSAGE", 404
 
 
+class UnknownShard(Refused):
+    """There is no such shard."""
+
+    code, status = "UNKNOWN_SHARD", 404
+
+
+class UnknownNode(Refused):
+    """There is no such node in the cluster."""
+
+    code, status = "UNKNOWN_NODE", 404
+
+
 class RequestTimeout(Refused):
     """The request did not come in time; nothing was done."""
 
@@ -178,6 +190,18 @@ class Conflict(Refused):
     def state(self) -> str:
         """The state of the message."""
         return str(self.details.get("state", ""))
+
+
+class NoCluster(Refused):
+    """The server is a single node: there is no cluster."""
+
+    code, status = "NO_CLUSTER", 409
+
+
+class NotInSync(Refused):
+    """That node has no copy that is in sync: it must not lead."""
+
+    code, status = "NOT_IN_SYNC", 409
 
 
 class TooLarge(Refused):
@@ -208,6 +232,30 @@ class Unavailable(Refused):
     """The server starts, stops, or is not the one that serves this topic."""
 
     code, status = "UNAVAILABLE", 503
+
+
+class NotReplicated(Refused):
+    """The required copies did not confirm this in time: it may be done, or not. Sending it again with the same ids is safe."""
+
+    code, status = "NOT_REPLICATED", 503
+
+
+class NotEnoughReplicas(Refused):
+    """Fewer copies are in sync than min_isr demands: nothing was done."""
+
+    code, status = "NOT_ENOUGH_REPLICAS", 503
+
+
+class NotLeader(Refused):
+    """This node of a cluster does not lead; nothing was done."""
+
+    code, status = "NOT_LEADER", 421
+
+
+class NoLeader(Refused):
+    """The cluster had no leader in time; nothing was done."""
+
+    code, status = "NO_LEADER", 503
 
 
 class DeadlineExceeded(Refused):

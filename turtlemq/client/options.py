@@ -20,11 +20,14 @@ from turtlemq.client import clock
 from turtlemq.client.errors import ClientError, InvalidArgument
 from turtlemq.client.outgoing import MessageFields, OutgoingMessage, Priority, outgoing_message
 from turtlemq.client.sending import RetryPolicy, Send
+from turtlemq.client.topology import DIRECT_HEADER, TOPOLOGY, Servers
 from turtlemq.client.wire import BUDGET_HEADER
 
 URL = "http://127.0.0.1:8878"
 _FIELDS = tuple(MessageFields.__annotations__)
 _counter = itertools.count()
+CONNECT_S = 3.0  # if there is another server to ask: a machine that is gone does not refuse connections
+QUESTION_S = 1.0  # for the topology of a cluster
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,12 @@ class Options:
         rules = RetryPolicy(now=clock.now_s, random=random.random, try_timeout_s=try_timeout, budget_s=timeout)
         return Options(urls, token, cacert, user_agent or f"turtlemq-python/{__version__}", rules)
 
-    def headers(self, send: Send) -> dict[str, str]:
-        """The headers of a request."""
+    def servers(self) -> Servers:
+        """The servers to ask, with nothing learned about them yet."""
+        return Servers(self.urls, self.policy.random)
+
+    def headers(self, send: Send, direct: bool = False) -> dict[str, str]:
+        """The headers of a request. `direct`: it goes to the leader of a cluster."""
         out = {"Accept": send.request.accept, "User-Agent": self.user_agent}
         if send.request.body is not None:
             out["Content-Type"] = send.request.content_type
@@ -67,6 +74,8 @@ class Options:
             out["Authorization"] = f"Bearer {self.token}"
         if send.budget_ms is not None:
             out[BUDGET_HEADER] = str(send.budget_ms)
+        if direct:
+            out[DIRECT_HEADER] = "1"
         return out
 
 
@@ -81,24 +90,6 @@ def _full_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidArgument(f"{url!r} is no address of a server; it looks like {URL}")
     return full
-
-
-class ServerRotation:
-    """The server to ask, of several: the next one after a failure. Thread-safe."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls, self._index = urls, 0
-
-    @property
-    def url(self) -> str:
-        """The current server."""
-        return self._urls[self._index]
-
-    def note_failure(self, url: str) -> None:
-        """Move on to the next server, unless another thread has moved on from this one already."""
-        index = self._index
-        if self._urls[index] == url:
-            self._index = (index + 1) % len(self._urls)
 
 
 class Sink:
@@ -119,6 +110,23 @@ class Sink:
         except Exception as error:
             self.error = error
             raise
+
+
+def question_of(step: Send) -> Send:
+    """The question for the topology before a step, in a part of its time."""
+    return Send(TOPOLOGY, min(QUESTION_S, step.timeout_s / 2), None)
+
+
+def later(step: Send, seconds: float) -> Send:
+    """A step that begins so many seconds late.
+
+    >>> from turtlemq.client.wire import Request
+    >>> later(Send(Request("GET", "/"), 10.0, 9_000), 0.5)
+    Send(request=Request(method='GET', path='/', body=None, content_type='application/json', accept='application/json', \
+wait_s=0.0), timeout_s=9.5, budget_ms=8500)
+    """
+    budget_ms = None if step.budget_ms is None else max(1, step.budget_ms - int(seconds * 1000))
+    return Send(step.request, max(0.001, step.timeout_s - seconds), budget_ms)
 
 
 def refuse_client_arguments(client: object, arguments: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from turtlemq.client.outgoing import OutgoingMessage, produce_request
 from turtlemq.client.wire import Answer, Request, as_seconds, error_of
 
 T = TypeVar("T")
-RETRY_STATUSES = (408, 429, 502, 503)  # temporary refusals: the server has done nothing
+RETRY_STATUSES = (408, 421, 429, 502, 503)  # temporary refusals; after a 503 of a cluster it may be done: ids make it safe
 FOREVER = float("inf")
 REQUEST_COUNT = 10_000  # messages in one request of `store_all`, unless all go together
 REQUEST_BYTES = 16 * 1024 * 1024

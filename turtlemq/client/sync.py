@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 
 from turtlemq.client import calls, clock, dead_calls, sending
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
-from turtlemq.client.options import Options, ServerRotation, Sink, new_id, outgoing_messages
+from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import MessageFields, outgoing_message
 from turtlemq.client.results import DeadLetter, MessageView
 from turtlemq.client.sending import Call, Flow, Pause, Send
+from turtlemq.client.topology import Target
 from turtlemq.client.wire import Answer, Request, error_of, path
 
 T = TypeVar("T")
@@ -44,21 +45,20 @@ class Pool:
         self.closed = False
         self._lock = threading.Lock()
         self._idle: list[tuple[float, str, Connection]] = []
-        self._server = ServerRotation(options.urls)
+        self._servers = options.servers()
         self._context: Any = None
         fork_aware.add(self)
 
-    def _take_connection(self) -> tuple[str, Connection]:
+    def _take_connection(self, url: str) -> Connection:
         with self._lock:
             if self.closed:
                 raise Closed("this client was closed; make a new one")
-            url = self._server.url
             while self._idle:
                 since, where, connection = self._idle.pop()
                 if where == url and clock.now_s() - since < IDLE_S_MAX:
-                    return url, connection
+                    return connection
                 connection.close()
-        return url, self._connect(url)
+        return self._connect(url)
 
     def _connect(self, url: str) -> Connection:
         parts = urlsplit(url)
@@ -80,20 +80,31 @@ class Pool:
 
     def send(self, step: Send, *, on_connection: ConnectionCallback | None = None, sink: Sink | None = None) -> Answer:
         """Send a request once. `on_connection` gets the connection, and None at the end. The body of a success goes to `sink`."""
-        url, connection = self._take_connection()
-        keep = False
+        if (question := self._servers.question(clock.now_s())) is not None:
+            step = self._ask(question, step)
+        return self._send(self._servers.target(clock.now_s()), step, on_connection, sink)
+
+    def _ask(self, target: Target, step: Send) -> Send:
+        """Ask for the topology of the cluster. Returns the step, with the time that is left."""
+        begun = clock.now_s()
+        with contextlib.suppress(ConnectionFailed):
+            self._servers.learn(self._send(target, question_of(step), None, None), clock.now_s())
+        return later(step, clock.now_s() - begun)
+
+    def _send(self, target: Target, step: Send, on_connection: ConnectionCallback | None, sink: Sink | None) -> Answer:
+        url, connection, keep = target.url, self._take_connection(target.url), False
         try:
             if on_connection is not None:
                 on_connection(connection)
-            response, body = self._exchange(url, connection, step, sink)
+            response, body = self._exchange(target, connection, step, sink)
             keep = not response.will_close
-            if response.status in (502, 503):
-                self._server.note_failure(url)
-            return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+            answer = Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+            self._servers.answered(target, answer, clock.now_s())
+            return answer
         except (OSError, http.client.HTTPException, ValueError) as error:
             if sink is not None and error is sink.error:
                 raise
-            self._server.note_failure(url)
+            self._servers.failed(target, clock.now_s())
             raise ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}") from error
         finally:
             if on_connection is not None:
@@ -104,15 +115,15 @@ class Pool:
                 connection.close()
 
     def _exchange(
-        self, url: str, connection: Connection, step: Send, sink: Sink | None
+        self, target: Target, connection: Connection, step: Send, sink: Sink | None
     ) -> tuple[http.client.HTTPResponse, bytes]:
         end = clock.now_s() + step.timeout_s
-        connection.timeout = step.timeout_s
-        if connection.sock is not None:
-            connection.sock.settimeout(step.timeout_s)
-        request = step.request
-        target = urlsplit(url).path + request.path
-        connection.request(request.method, target, request.body, self.options.headers(step))
+        if connection.sock is None:
+            connection.timeout = min(step.timeout_s, CONNECT_S) if self._servers.has_others else step.timeout_s
+            connection.connect()
+        connection.sock.settimeout(step.timeout_s)
+        request, path = step.request, urlsplit(target.url).path + step.request.path
+        connection.request(request.method, path, request.body, self.options.headers(step, target.direct))
         response = connection.getresponse()
         pieces: list[bytes] = []
         while piece := response.read(READ_BYTES):

@@ -66,7 +66,7 @@ def open_index(
         if isinstance(part, TablePart):
             build.read_ended_bits(door, folder, part)
     repairing(segments, partial(_set_cursors_and_ends, segments))
-    return Index(segments, Writer(segments, settings, _last_seq(segments)))
+    return Index(segments, Writer(segments, settings, max(_last_seq(segments), door.seq_floor)))
 
 
 def _set_cursors_and_ends(segments: Segments) -> None:

@@ -52,6 +52,7 @@ class Sealed:
     documents: int
     size: int
     damage: tuple[Damage, ...]
+    files: tuple[Path, ...] = ()  # that it made, under their unfinished names
 
 
 def seal(door: Door, job: SealJob) -> Sealed:
@@ -64,11 +65,18 @@ def seal(door: Door, job: SealJob) -> Sealed:
     tombstones = _tombstones(view, scanned, job, sleepers)
     lengths = np.append(scanned.lengths[order], list(map(len, tombstones))).astype(np.int64)
     header = f.FileHeader("delay", job.topic, job.base, job.generation, True, len(lengths), int(lengths.sum()), job.ended_by)
-    tmp = path.with_name(path.name + names.TMP)
+    tmp = files_of(job)[0]
     start = _write(door, tmp, header, view, scanned, order, tombstones)
     positions = start + np.cumsum(lengths) - lengths
     _write_table(door, job, view, scanned, order, positions, start + int(lengths.sum()), len(tombstones))
-    return Sealed(job.base, job.generation, len(lengths), start + header.bytes, tuple(_quarantine(door, path, scanned)))
+    damage = tuple(_quarantine(door, path, scanned))
+    return Sealed(job.base, job.generation, len(lengths), start + header.bytes, damage, files_of(job))
+
+
+def files_of(job: SealJob) -> tuple[Path, Path]:
+    """The unfinished names of the files that a seal makes: the segment and its table."""
+    made = names.segment("delay", job.base), names.table("delay", job.base, None)
+    return job.folder / (made[0] + names.TMP), job.folder / (made[1] + names.TMP)
 
 
 def _hint(door: Door, job: SealJob) -> I64:
@@ -150,7 +158,7 @@ def _write_table(
     flags = np.append(scanned.flags[order], np.full(tombstone_count, f.TOMBSTONE, np.uint32)).astype(np.uint32)
     due_ms = np.append(scanned.due_ms[order], nothing)
     buffers = build.tabulate(cover, due_ms, positions, flags, hashes, np.ones(len(positions), np.bool_), job.seed)
-    path = job.folder / (names.table("delay", job.base, None) + names.TMP)
+    path = files_of(job)[1]
     fd = door.create(path)
     try:
         door.write(fd, path, 0, buffers)

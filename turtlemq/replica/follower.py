@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+from turtlemq.replica.frames import Need
+from turtlemq.replica.manifest import CatchUp, Verdict
 from turtlemq.replica.records import Kind, OutOfStep, Record, check
 from turtlemq.replica.shared_files import is_shared
 from turtlemq.storage import names
@@ -29,6 +31,8 @@ class Follower:
     def __init__(self, root: Path, door: Door, lsn: int = 0, chain: int = 0, *, syncer: Worker | None = None) -> None:
         self._root, self._door, self._syncer = root, door, syncer or Inline()
         self.lsn, self.chain = lsn, chain
+        self.ask: Callable[[Need], None] = _did_not_arrive  # returns when the file is in the ferry's folder
+        self.catch_up: CatchUp | None = None  # which records count, in a copy whose files were linked at different moments
         self._files: OrderedDict[str, int] = OrderedDict()
         self._syncs: dict[int, Job] = {}  # by the LSN of the record that began them
         self._apply: dict[int, Callable[[Record, Path], None]] = {
@@ -54,6 +58,8 @@ class Follower:
         action = self._apply.get(head.kind)
         if action is None or not is_shared(record.path):
             raise OutOfStep(f"record {head.lsn:,} would change {record.path!r} in an unknown way ({head.kind})")
+        if self.catch_up is not None:
+            action = {Verdict.APPLY: action, Verdict.REMOVE: self._remove_folder}.get(self.catch_up.verdict(record), _skip)
         try:
             action(record, self._path(record.path))
         except (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
@@ -101,9 +107,10 @@ class Follower:
 
     def _adopt(self, record: Record, path: Path) -> None:
         target = _other_path(record, record.data[8:])
-        ferried = self._root / names.SYNC / FERRY / ferry_name(record.path, int.from_bytes(record.data[:8], "little"))
-        if not self._door.exists(ferried) or self._door.size(ferried) != record.head.offset:
-            raise OutOfStep(f"record {record.head.lsn:,} names {record.path!r}, which did not arrive")
+        size, total = record.head.offset, int.from_bytes(record.data[:8], "little")
+        ferried = self._root / names.SYNC / FERRY / ferry_name(record.path, total)
+        if not self._door.exists(ferried) or self._door.size(ferried) != size:
+            self.ask(Need(record.path, target, size, total))
         self._forget(target)
         self._door.remove(path)
         self._door.rename(ferried, self._path(target))
@@ -160,6 +167,10 @@ class Follower:
             self._forget(name)
 
 
+def _skip(_: Record, __: Path) -> None:
+    """The files have this change already."""
+
+
 def _other_path(record: Record, data: bytes) -> str:
     """The second path of a record."""
     target = data.decode(errors="replace")
@@ -173,6 +184,10 @@ def _sync(door: Door, fd: int, path: Path) -> None:
         door.sync(fd, path)
     finally:
         door.close(fd)
+
+
+def _did_not_arrive(need: Need) -> None:
+    raise OutOfStep(f"a record names {need.path!r}, which did not arrive")
 
 
 def ferry_name(path: str, total: int) -> str:

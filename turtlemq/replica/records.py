@@ -31,6 +31,10 @@ class OutOfStep(TurtleError):
     """The records do not continue what this copy has. It must be compared with the leader's files."""
 
 
+class NotArrived(OutOfStep):
+    """A file that came apart from the stream did not arrive before the connection ended. It is asked for again."""
+
+
 class Kind(IntEnum):
     """The kind of change that a record tells of, with the meaning of its `offset` and data."""
 

@@ -3,6 +3,12 @@
 A change and its record are made under the lock of the stream, so that records have the order of changes. A sync has two records,
 one before it and one after it: a standby begins its own sync with the first and is behind it at the second, so both disks work
 at the same time, and changes behind a sync of the leader are behind the standby's own sync.
+
+Seals run in another process, with a plain Door: their files go to the standbys apart from the stream (`replica.ferry`), and here
+they get their names.
+
+A thread beside the engine may still write into an open file of a topic that was dropped. The file has another name by then, or
+none, so such changes are not shipped: the folder is about to be removed everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from turtlemq.replica.records import Kind, sum_of
 from turtlemq.replica.shared_files import must_ship
 from turtlemq.replica.stream import Stream, pieces
 from turtlemq.storage.door import Door
+from turtlemq.storage.lock import is_behind
 
 T = TypeVar("T")
 _SYNCS = {"fdatasync": Kind.SYNC, "fsync_dir": Kind.SYNC_DIR}
@@ -32,9 +39,12 @@ class ShippingDoor(Door):
         super().__init__(*args, **options)
         self._stream, self._root = stream, root
         self._cut = len(str(root)) + 1
+        self._is_beside = False
 
     def beside(self) -> Door:
-        return ShippingDoor(stream=self._stream, root=self._root, folder_mode=self.folder_mode)
+        door = ShippingDoor(stream=self._stream, root=self._root, folder_mode=self.folder_mode)
+        door._is_beside = True
+        return door
 
     def _call(self, name: str, path: Path | None, action: Callable[..., T], *args: Any) -> T:
         creates = name == "open" and args[1] & os.O_CREAT
@@ -43,10 +53,11 @@ class ShippingDoor(Door):
         stream = self._stream
         if name in _SYNCS:
             with stream.lock:
-                begun = stream.add(_SYNCS[name], relative)
+                begun = None if self._is_dropped(args[0], path) else stream.add(_SYNCS[name], relative)
             result = super()._call(name, path, action, *args)
-            with stream.lock:
-                stream.add(Kind.SYNCED, "", begun)
+            if begun is not None:
+                with stream.lock:
+                    stream.add(Kind.SYNCED, "", begun)
             return result
         if name == "write":
             return self._ship_write(relative, path, action, args)
@@ -57,8 +68,9 @@ class ShippingDoor(Door):
             result = super()._call(name, path, action, *args)
             match name:
                 case "open":
+                    stream.ferried.pop(relative, None)  # it is another file now
                     stream.add(Kind.CREATE, relative, args[2])
-                case "truncate":
+                case "truncate" if not self._is_dropped(args[0], path):
                     stream.add(Kind.CUT, relative, args[1])
                 case "rename":
                     self._ship_rename(before, relative)
@@ -89,12 +101,18 @@ class ShippingDoor(Door):
         with self._stream.lock:
             many = isinstance(buffers, list | tuple)
             done: Any = super()._call("write", path, action, fd, [data] if many else data, offset)
+            if self._is_dropped(fd, path):
+                return done  # type: ignore[no-any-return]
             for at, piece, total in records:
                 if at + len(piece) <= done:
                     self._stream.add(Kind.WRITE, relative, offset + at, piece, total)
                 elif at < done:
                     self._stream.add(Kind.WRITE, relative, offset + at, piece[: done - at])
         return done  # type: ignore[no-any-return]
+
+    def _is_dropped(self, fd: int, path: Path) -> bool:
+        """Does the path of an open file lead to another one by now? Requires: the stream's lock is held."""
+        return self._is_beside and not is_behind(path, fd)
 
     def _ship_rename(self, before: str, after: str) -> None:
         """A file that another process wrote went to the standbys apart from the stream: its record has size and checksum."""

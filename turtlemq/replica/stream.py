@@ -1,7 +1,7 @@
 """The stream: records of every change that a leader makes, numbered and chained, the newest of them kept in a ring. Pure.
 
 Thread contract: `lock` is held by the caller of `add`, and while the change itself is made, so that the order of records is the
-order of changes. Reading needs the lock as well.
+order of changes. `after` and `bytes_behind` need no lock: a record is in the ring before `lsn` counts it, and is never changed.
 """
 
 from __future__ import annotations
@@ -9,22 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
-from turtlemq.replica.records import DATA_BYTES_MAX, HEAD_BYTES, Head, Kind, seal, sum_of
+from turtlemq.replica.records import DATA_BYTES_MAX, HEAD_BYTES, Head, Kind, Record, seal, sum_of
 
 RING_BYTES = 64 << 20
-_TRIM = 4_096  # forgotten entries at the beginning of the list before it is cut
 
 
 class Entry(NamedTuple):
-    """A record in the ring: its chain, and its bytes."""
+    """A record in the ring: its chain, its bytes, and how many bytes the stream had before it."""
 
     chain: int
     head: bytes
     path: bytes
     data: bytes
+    before: int
 
     @property
     def size(self) -> int:
@@ -58,55 +57,73 @@ class Stream:
     ) -> None:
         self.epoch, self.lsn, self.chain = epoch, lsn, chain
         self.lock = lock or nullcontext()
+        self.wake = wake  # called after each record, by the thread that made it
         self.shipped: dict[int, int] = dict.fromkeys(Kind, 0)  # bytes by kind
         self.ferried: dict[str, Ferried] = {}  # by path, until they get their names
-        self._ring_bytes, self._wake = ring_bytes, wake
-        self._entries: list[Entry] = []
-        self._skip = 0  # entries of the list that are forgotten
-        self._bytes = 0
+        self.bytes = 0  # of all records since this object was made
+        self.first = lsn + 1  # the LSN of the first record in the ring; of the next one if the ring is empty
+        self.ring_bytes = ring_bytes
+        self._entries: dict[int, Entry] = {}  # the ring, by LSN
+        self._held = 0  # bytes in the ring
         self._before = chain  # the chain of the record before the ring's first
-
-    @property
-    def first(self) -> int:
-        """The LSN of the first record in the ring; of the next one if the ring is empty."""
-        return self.lsn - (len(self._entries) - self._skip) + 1
 
     def add(self, kind: Kind, path: str, offset: int = 0, data: bytes = b"", total: int | None = None) -> int:
         """A change was made. Returns the LSN of its record. `total`: the checksum, if the caller has made it without the lock."""
         encoded = path.encode()
         total = sum_of(path, data) if total is None else total
-        head, self.chain = seal(Head(kind, self.epoch, self.lsn + 1, offset, len(encoded), len(data), total), self.chain)
-        self.lsn += 1
-        entry = Entry(self.chain, head, encoded, data)
-        self._entries.append(entry)
-        self._bytes += entry.size
-        self.shipped[kind] += entry.size
-        while self._bytes > self._ring_bytes:
-            self._forget_first()
-        self._wake()
+        head = Head(kind, self.epoch, self.lsn + 1, offset, len(encoded), len(data), total)
+        self.shipped[kind] += self._keep(head, encoded, data)
+        self.wake()
         return self.lsn
 
-    def _forget_first(self) -> None:
-        gone = self._entries[self._skip]
-        self._bytes -= gone.size
-        self._before = gone.chain
-        self._skip += 1
-        if self._skip >= _TRIM and 2 * self._skip >= len(self._entries):
-            del self._entries[: self._skip]
-            self._skip = 0
+    def repeat(self, record: Record) -> None:
+        """A standby has applied a record of its leader: it is kept, for others that this copy may have to serve."""
+        self.epoch = record.head.epoch
+        self._keep(record.head, record.path.encode(), record.data)
+
+    def _keep(self, head: Head, path: bytes, data: bytes) -> int:
+        """Put a record into the ring, and forget the oldest ones. Returns its size."""
+        sealed, self.chain = seal(head, self.chain)
+        entry = Entry(self.chain, sealed, path, data, self.bytes)
+        self._entries[head.lsn] = entry
+        self.bytes += entry.size
+        self._held += entry.size
+        self.lsn = head.lsn
+        while self._held > self.ring_bytes:
+            gone = self._entries.pop(self.first)
+            self._held -= gone.size
+            self._before = gone.chain
+            self.first += 1
+        return entry.size
 
     def resumes(self, lsn: int, chain: int) -> bool:
-        """Can a copy that has applied everything up to this record get the rest from the ring?"""
+        """Can a copy that has applied everything up to this record get the rest from the ring? Requires: the lock is held."""
         return self.first - 1 <= lsn <= self.lsn and self._chain_at(lsn) == chain
 
     def _chain_at(self, lsn: int) -> int:
-        at = lsn - self.first
-        return self._before if at < 0 else self._entries[self._skip + at].chain
+        return self._before if lsn < self.first else self._entries[lsn].chain
 
-    def after(self, lsn: int) -> Iterator[Entry] | None:
-        """The records behind this one, as far as they were made; None if the ring has lost some of them."""
-        at = lsn + 1 - self.first
-        return None if at < 0 else islice(self._entries, self._skip + at, None)
+    def after(self, lsn: int, bytes_max: int | None = None) -> list[Entry] | None:
+        """The records behind this one, as far as they were made; None if the ring has lost some of them. With `bytes_max`, no
+        further ones once they have so many bytes."""
+        found: list[Entry] = []
+        size = 0
+        for number in range(lsn + 1, self.lsn + 1):
+            entry = self._entries.get(number)
+            if entry is None:
+                return None
+            found.append(entry)
+            size += entry.size
+            if bytes_max is not None and size >= bytes_max:
+                break
+        return found
+
+    def bytes_behind(self, lsn: int) -> int:
+        """Bytes of the records behind this one; if the ring has lost some of them, of all records since this object was made."""
+        if lsn >= self.lsn:
+            return 0
+        entry = self._entries.get(lsn + 1)
+        return self.bytes if entry is None else self.bytes - entry.before
 
 
 def pieces(data: bytes) -> Iterator[tuple[int, bytes]]:

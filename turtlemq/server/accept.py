@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from collections import Counter
@@ -19,6 +20,7 @@ from turtlemq.server import logs
 from turtlemq.server.descriptors import Shares
 from turtlemq.server.metrics.meter import SocketFigures
 
+LISTENING = "TURTLEMQ_LISTENING"  # variable of a replica process: descriptors of the sockets that its supervisor has bound
 ACCEPTED_AT_ONCE = 64  # before other events get their turn
 EXHAUSTED_S = 1.0  # pause after the system had no descriptor or memory for another socket
 HANDSHAKES_MIN = 16  # TLS handshakes that one host may always have under way; more: a quarter of all connections
@@ -136,6 +138,15 @@ class Listener:
             self._handshakes[host] -= 1
             if not self._handshakes[host]:
                 del self._handshakes[host]
+
+
+def inherited(descriptors: str) -> list[socket.socket]:
+    """Listening sockets that the supervisor of a node has bound, from their numbers with commas between them. They stay open when
+    these are closed: a process that replaces itself finds them again."""
+    sockets = [socket.socket(fileno=os.dup(int(number))) for number in descriptors.split(",") if number]
+    for listening in sockets:
+        listening.setblocking(False)
+    return sockets
 
 
 async def bind(host: str, port: int, backlog: int) -> list[socket.socket]:

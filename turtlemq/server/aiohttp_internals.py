@@ -13,13 +13,22 @@ from collections.abc import Awaitable, Callable, Sequence, Sized
 from functools import partial
 from typing import Any, Protocol, cast
 
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.helpers import rfc822_formatted_time as http_date
 from aiohttp.http_exceptions import HttpProcessingError
 
 from turtlemq.segment.buffers import Buffer
 
-__all__ = ["AiohttpConnection", "AiohttpSite", "Dispatcher", "HttpProcessingError", "cut", "http_date", "open_connections"]
+__all__ = [
+    "AiohttpConnection",
+    "AiohttpSite",
+    "Dispatcher",
+    "HttpProcessingError",
+    "cut",
+    "http_date",
+    "open_connections",
+    "send_once",
+]
 
 ROUTES_MAX = 1_000  # paths whose handler is remembered
 PIECE_BYTES = 1 << 20  # of a long answer that are written at once
@@ -107,6 +116,11 @@ def cut(body: Sequence[Buffer]) -> list[Buffer]:
 def open_connections(server: web.Server) -> Sized:
     """The open connections, for `len`: `Server.connections` copies them all."""
     return server._connections
+
+
+def send_once(session: ClientSession) -> None:
+    """Turn off a session's own retry of PUT and DELETE, which may send a request twice without notice."""
+    session._retry_connection = False
 
 
 class AcceptsConnections(Protocol):

@@ -6,25 +6,31 @@ operations is in `operations`, the process around the application in `run`.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
 from turtlemq.errors import TurtleError, Unavailable
-from turtlemq.server import openapi, trace
+from turtlemq.server import openapi, output_commit, trace
 from turtlemq.server.auth import AUTH, Auth
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.event_log import EventLog
+from turtlemq.server.forward import Forwarder
 from turtlemq.server.handlers import metrics, pages
 from turtlemq.server.incoming.body import release
 from turtlemq.server.metrics.labels import TopicLabels
-from turtlemq.server.operations import ACCESS, OPERATIONS, Handler
-from turtlemq.server.outgoing.reply import Answered, answer, refusal
+from turtlemq.server.operation import Handler
+from turtlemq.server.operations import ACCESS, OPERATIONS
+from turtlemq.server.outgoing.reply import Answered, Reply, answer, refusal
 from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.request import CONFIG, SERVICE, check_origin, set_deadline
 from turtlemq.server.service import Service
 
+if TYPE_CHECKING:
+    from turtlemq.replica.lead import Lead
+
+FORWARDER = web.AppKey("forwarder", Forwarder)
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "INVALID_ARGUMENT", 415: "UNSUPPORTED_MEDIA_TYPE"}
 
 
@@ -43,11 +49,18 @@ def make_app(service: Service, config: Config) -> web.Application:
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.append(EventLog(service))
-    app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS, config.host_names, bool(config.tls_cert))
+    app[FORWARDER] = Forwarder(service, config.cluster.tls_ca)
+    app.on_cleanup.append(_end_forwarding)
+    names = (*config.host_names, config.cluster.url.partition("://")[2].rstrip("/"))
+    app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS, names, bool(config.tls_cert))
     service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.polls_max = config.max_waiting
     app.add_routes(routes())
     return app
+
+
+async def _end_forwarding(app: web.Application) -> None:
+    await app[FORWARDER].close()
 
 
 @web.middleware
@@ -56,6 +69,8 @@ async def _middleware(request: web.Request, handler: Handler) -> Answered:
     status = None
     try:
         response = await _answer(request, handler)
+        if request.app[SERVICE].lead is not None:
+            response = await _confirmed(request, response)
         status = response.status
         return response
     finally:
@@ -68,6 +83,12 @@ async def _answer(request: web.Request, handler: Handler) -> Answered:
         request.app[AUTH].admit(request)
         check_origin(request)
         set_deadline(request)
+        if (cluster := request.app[SERVICE].cluster) is not None:
+            forwarded = await request.app[FORWARDER].elsewhere(request, cluster)
+            if forwarded is not None:
+                return forwarded
+        if (lead := request.app[SERVICE].lead) is not None:
+            return await _lead(request, handler, lead)
         return await handler(request)
     except TurtleError as error:
         if error.status >= 500 and not isinstance(error, Unavailable | DeadlineExceeded):
@@ -83,6 +104,35 @@ async def _answer(request: web.Request, handler: Handler) -> Answered:
     except Exception as error:  # noqa: BLE001 - it is logged and answered
         trace.failed(request, TurtleError.code, error, trace=True)
         return _refused(request, TurtleError(f"{TurtleError.__doc__} ({type(error).__name__})"))
+
+
+async def _lead(request: web.Request, handler: Handler, lead: Lead) -> Answered:
+    """An answer of a leader, before copies have confirmed it."""
+    output_commit.check_writable(request, lead)
+    if not output_commit.applies(request):  # a handover must not wait for the request that asks for it
+        return await handler(request)
+    service = request.app[SERVICE]
+    service.under_way += 1
+    try:
+        return await handler(request)
+    finally:
+        service.under_way -= 1
+
+
+async def _confirmed(request: web.Request, answered: Answered) -> Answered:
+    """An answer, once the required copies have everything that it tells of; else a refusal."""
+    service = request.app[SERVICE]
+    assert service.lead is not None, "there is a cluster"
+    if isinstance(answered, Reply) and service.cluster is not None:
+        answered.cluster = service.cluster.options.name
+    service.under_way += 1
+    try:
+        await output_commit.confirm(request, service.lead, answered)
+    except TurtleError as error:
+        return _refused(request, error)
+    finally:
+        service.under_way -= 1
+    return answered
 
 
 def _refused(request: web.Request, error: TurtleError) -> web.Response:

@@ -22,13 +22,23 @@ from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
 from turtlemq.server.auth import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
+from turtlemq.server.cluster_config import Cluster, check_cluster
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.settings import LIMITS, RATE_MAX, RATE_MIN, Settings, check_settings
 
 PREFIX = "TURTLEMQ_"
 NOT_YET = ("grpc_port",)
-OF_CLIENTS = ("TURTLEMQ_URL", "TURTLEMQ_TOKEN", "TURTLEMQ_CACERT", "TURTLEMQ_CONFIG")  # the command line's own variables
+# Variables of the command line, and of the supervisor of a cluster's node
+NO_SETTINGS = (
+    "TURTLEMQ_URL",
+    "TURTLEMQ_TOKEN",
+    "TURTLEMQ_CACERT",
+    "TURTLEMQ_CONFIG",
+    "TURTLEMQ_SUPERVISOR",
+    "TURTLEMQ_LISTENING",
+)
 HIDDEN = "(hidden)"
+TABLES = ("cluster", "defaults")
 _BEAT, _ATTEMPTS, _BACKOFF = LIMITS["beat_ms"], LIMITS["max_attempts"], LIMITS["backoff_base_ms"]
 
 
@@ -96,6 +106,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     slow_request_ms: Annotated[
         int, Meta(ge=0, le=3_600_000, description="requests that take longer are logged, waits left out; 0: none")
     ] = 1_000
+    cluster: Cluster = Cluster()
     defaults: dict[str, Any] = {}
 
     def topic_defaults(self) -> Settings:
@@ -149,7 +160,7 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    variables = {key.removeprefix(PREFIX).lower(): key for key in environ if key.startswith(PREFIX) and key not in OF_CLIENTS}
+    variables = {key.removeprefix(PREFIX).lower(): key for key in environ if key.startswith(PREFIX) and key not in NO_SETTINGS}
     _refuse_unknown(variables, Config, "the environment")
     for name, key in variables.items():
         yield name, _parsed(name, environ[key], key), key
@@ -159,7 +170,7 @@ def _parsed(name: str, text: str, key: str) -> Any:
     """The value of a variable: a list has commas, a table is JSON. Numbers and booleans are left as text for `_typed`."""
     if name in ("allowed_hosts", "host_names"):
         return [one.strip() for one in text.split(",") if one.strip()]
-    if name not in ("tokens", "defaults"):
+    if name not in ("tokens", "cluster", "defaults"):
         return text
     try:
         return json.loads(text)
@@ -215,6 +226,7 @@ _CHECKS = {
     "tokens": lambda config: check_tokens(config.tokens),
     "tls_cert": _check_tls,
     "client_produce_per_s": _check_client_rate,
+    "cluster": lambda config: check_cluster(config.cluster),
     "defaults": Config.topic_defaults,
 }
 
@@ -223,12 +235,13 @@ _CHECKS = {
 
 
 def in_force(config: Config, origins: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Every setting with its value and origin, `defaults` one by one. Hashes of tokens are hidden.
+    """Every setting with its value and origin, those of tables one by one. Hashes of tokens are hidden.
 
     >>> in_force(Config(port=1), {"port": "--port"})["port"]
     (1, '--port')
     """
-    out = {name: (getattr(config, name), origins.get(name, "default")) for name in Config.__struct_fields__ if name != "defaults"}
+    plain = (name for name in Config.__struct_fields__ if name not in TABLES)
+    out = {name: (getattr(config, name), origins.get(name, "default")) for name in plain}
     shown = [{**msgspec.to_builtins(token), "hash": HIDDEN} for token in config.tokens]
     out["tokens"] = shown, out["tokens"][1]
     given = dict(_leaves(config.defaults))
@@ -237,6 +250,10 @@ def in_force(config: Config, origins: Mapping[str, str]) -> dict[str, tuple[Any,
         out["max_delivery_retries"] = settings.max_attempts - 1, origins.get("defaults", "default")
     if config.retry_delay_ms is None:
         out["retry_delay_ms"] = settings.backoff_base_ms, origins.get("defaults", "default")
+    for name in Cluster.__struct_fields__:
+        value = getattr(config.cluster, name)
+        changed = value != getattr(Cluster(), name)
+        out[f"cluster.{name}"] = value, origins.get("cluster", "default") if changed else "default"
     for name, value in _leaves(to_nested(settings)):
         origin = origins["defaults"] if name in given else origins.get(_SHORT_NAMES.get(name, ""), "default")
         out[f"defaults.{name}"] = value, origin

@@ -6,7 +6,7 @@ A class has code and status of the answer; its docstring is the default message,
 
 from __future__ import annotations
 
-from turtlemq.errors import TurtleError
+from turtlemq.errors import TurtleError, Unavailable
 
 
 class InvalidJson(TurtleError):
@@ -84,4 +84,22 @@ class Overloaded(TurtleError):
     code, status = "OVERLOADED", 429
 
     def __init__(self, message: str | None = None, *, retry_after_ms: int, **details: object) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **details)
+
+
+class NotLeader(TurtleError):
+    """This node does not lead, and was asked not to forward the request: nothing was done. Send it to leader_url."""
+
+    code, status = "NOT_LEADER", 421
+
+    def __init__(self, message: str | None = None, *, leader_url: str | None, revision: int, **details: object) -> None:
+        super().__init__(message, leader_url=leader_url, revision=revision, **details)
+
+
+class NoLeader(Unavailable):
+    """No leader was found in time: nothing was done. Try again after retry_after_ms, here or at another node."""
+
+    code = "NO_LEADER"
+
+    def __init__(self, message: str | None = None, *, retry_after_ms: int = 200, **details: object) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms, **details)

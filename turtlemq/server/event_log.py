@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from turtlemq.engine import Engine
+from turtlemq.model import Damage
 from turtlemq.server import logs
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.service import Service
@@ -74,7 +75,8 @@ class EventLog:
                 reported[name] = Reported()
                 if not first or name not in self._service.opened:
                     logs.info("topic_created", topic=name)
-            _log_damage(name, topic, reported[name])
+            if new := _log_damage(name, topic, reported[name]):
+                self._service.on_damage(name, new)
             _log_maintenance(name, topic, reported[name])
             _log_dead(name, topic, reported[name])
             yield
@@ -86,14 +88,17 @@ class EventLog:
         self._stalls = loop.stalls
 
 
-def _log_damage(name: str, topic: Topic, last: Reported) -> None:
+def _log_damage(name: str, topic: Topic, last: Reported) -> list[Damage]:
+    """Returns damage that is new."""
     damage = topic.view.damage()
-    for hit in damage[last.damage :][:DAMAGE_MAX]:
+    new = damage[last.damage :]
+    for hit in new[:DAMAGE_MAX]:
         logs.error("damage", topic=name, file=hit.file, position=hit.position, length=hit.length, reason=hit.reason)
     last.damage = len(damage)
     for base in list(topic.view.unsealable)[last.unsealable :]:
         logs.error("seal_failed", topic=name, segment=base, error=topic.view.unsealable[base])
     last.unsealable = len(topic.view.unsealable)
+    return new
 
 
 def _log_maintenance(name: str, topic: Topic, last: Reported) -> None:

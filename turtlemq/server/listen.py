@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from aiohttp import HttpVersion11, web
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs, trace
-from turtlemq.server.accept import Listener, Policy, bind
+from turtlemq.server.accept import LISTENING, Listener, Policy, bind, inherited
 from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Dispatcher, open_connections
 from turtlemq.server.auth import AUTH, networks_of
 from turtlemq.server.config import Config
@@ -34,6 +35,7 @@ KEEPALIVE_S = 75  # time for the next request head to arrive, after the connecti
 LINGER_S = 5  # time for reading the rest of a refused body, so that the client sees the answer
 HANDSHAKE_S = 10  # time for a TLS handshake
 ANSWER_S = 30  # time for a client to read a large answer, and a second more for each 64 KiB of it
+_GONE = "the handler is closed"  # uvloop's error for a connection that was lost, although it does not call it closing
 ANSWER_SMALL_BYTES = 64 << 10  # a smaller answer fits into the socket's buffers: no timeout, no byte budget
 REFUSE_S = 1  # a refused connection stays open so long, so that its first request can be answered
 HEAD_LINE_BYTES, HEAD_FIELD_BYTES, HEAD_FIELDS = 8_190, 8_190, 100
@@ -146,14 +148,18 @@ class Connection(AiohttpConnection):
         if isinstance(resp, web.HTTPExpectationFailed):  # raised before any handler runs
             resp = _refused(request, InvalidArgument("the only Expect that is understood here is 100-continue"), resp.status)
         size = resp.content_length or 0
-        if size < ANSWER_SMALL_BYTES:  # it fits into the buffers of the system
-            return await super().finish_response(request, resp, start_time)
         try:
+            if size < ANSWER_SMALL_BYTES:  # it fits into the buffers of the system
+                return await super().finish_response(request, resp, start_time)
             async with asyncio.timeout(ANSWER_S + size / SLOWEST):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             if (transport := self.transport) is not None:
                 transport.abort()  # closing would wait for the rest to be sent
+            return resp, True
+        except RuntimeError as error:
+            if _GONE not in str(error):
+                raise
             return resp, True
 
     def handle_error(
@@ -218,7 +224,7 @@ class Site(AiohttpSite):
             handshake_s=HANDSHAKE_S,
             refuse_s=REFUSE_S,
         )
-        sockets = await bind(self._config.host, self._config.port, BACKLOG)
+        sockets = inherited(os.environ.get(LISTENING, "")) or await bind(self._config.host, self._config.port, BACKLOG)
         await self.listen(Listener(sockets, policy, self.shares, meter.sockets))
 
 

@@ -17,11 +17,13 @@ from turtlemq import __version__, errors, settings
 from turtlemq.lifecycle import STATES
 from turtlemq.model import BATCH_MESSAGES_MAX, ID_BYTES_MAX
 from turtlemq.server import errors as server_errors
+from turtlemq.server.forward import is_for_leader
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON, TEXT
 from turtlemq.server.openapi_texts import ABOUT, FIELDS, SCHEMAS
-from turtlemq.server.operations import MESSAGES, OPERATIONS, Operation
+from turtlemq.server.operation import MESSAGES, Operation
+from turtlemq.server.operations import OPERATIONS
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.outgoing.reply import LEASE_HEADER, encode
@@ -54,6 +56,8 @@ PARTS: dict[str, dict[str, Any]] = {
         "example": "order-17",
         "description": "1 to 200 bytes of printable text, no `/`, no `-` at the beginning.",
     },
+    "shard": {"schema": {"type": "string", "pattern": "^[0-9]{1,4}$"}, "example": "0", "description": "The number of a shard."},
+    "node": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "example": "a"},
     "file": {"schema": {"type": "string", "pattern": r"^[a-z]+\.(css|html|js|svg)$"}, "example": "style.css"},
 }
 _STORED = {"id": "$response.body#/ids/0"}
@@ -193,7 +197,8 @@ _LEASE_HEADERS = {LEASE_HEADER: {"schema": {"type": "string"}, "description": "`
 
 
 def _errors(operation: Operation) -> list[int]:
-    return sorted({*ALWAYS, *operation.errors, *(() if operation.is_open else (401,))})
+    forwarded = (421,) if is_for_leader(operation.path) else ()
+    return sorted({*ALWAYS, *operation.errors, *forwarded, *(() if operation.is_open else (401,))})
 
 
 def _links(operation: Operation) -> dict[str, Any]:
@@ -269,8 +274,8 @@ def _content_out(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
 def codes_by_status() -> dict[int, list[str]]:
     """The error codes of every status.
 
-    >>> codes_by_status()[409]
-    ['CONFLICT']
+    >>> codes_by_status()[507]
+    ['DISK_FULL']
     """
     by_status: dict[int, set[str]] = {status: set(codes) for status, codes in PLAIN_CODES.items()}
     for kind in _subclasses(errors.TurtleError):

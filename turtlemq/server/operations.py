@@ -8,59 +8,19 @@ daily work comes first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any
-
-from aiohttp import web
-
 from turtlemq.model import Forecast
 from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN, Access
+from turtlemq.server.cluster_operations import CLUSTER
 from turtlemq.server.handlers import backup, command, consume, dead, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
+from turtlemq.server.operation import MESSAGES, Operation, tagged
 from turtlemq.server.outgoing import answers
-from turtlemq.server.outgoing.reply import LEASE_HEADER, Answered
+from turtlemq.server.outgoing.reply import LEASE_HEADER
 from turtlemq.server.topic_settings import TopicSettings
-
-Handler = Callable[[web.Request], Awaitable[Answered]]
-MESSAGES = "messages"  # the request body of produce: one message or many, in one of three media types
 
 # Statuses that an operation may answer with, beside those that any request may meet.
 _BODY = (408, 413, 415)  # the body is slow, too large, or of an unknown type
 _CHANGE = (*_BODY, 404, 507)  # an operation with a body that writes to an existing topic
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path."""
-
-    route: str  # method and path, as "GET /v1/topics/{topic}"
-    handler: Handler
-    access: Access
-    name: str  # operationId
-    summary: str
-    answer: Any  # the type of a good answer, or its media types
-    description: str = ""
-    status: int = 200  # of a good answer
-    body: Any = None  # the type of the request body, or MESSAGES
-    body_example: Any = None
-    query: Any = None  # the type of the query string
-    errors: tuple[int, ...] = ()
-    answer_example: Any = None
-    tag: str = ""  # its section in the document
-
-    @property
-    def method(self) -> str:
-        return self.route.partition(" ")[0]
-
-    @property
-    def path(self) -> str:
-        return self.route.partition(" ")[2]
-
-    @property
-    def is_open(self) -> bool:
-        """No token is needed."""
-        return self.access is OPEN
 
 
 _TOPIC = "/v1/topics/{topic}"
@@ -137,12 +97,8 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
     ]
 
 
-def _tagged(tag: str, *operations: Operation) -> list[Operation]:
-    return [replace(operation, tag=tag) for operation in operations]
-
-
 OPERATIONS: list[Operation] = [
-    *_tagged(
+    *tagged(
         "Produce",
         Operation(
             f"POST {_TOPIC}/messages",
@@ -204,8 +160,8 @@ OPERATIONS: list[Operation] = [
             answer_example={"cancelled": 1, "missed": {"order-18": "reserve"}},
         ),
     ),
-    *_tagged("Consume", *_consuming(_TOPIC, "", ""), *_consuming(_GROUP, "InGroup", ", for a group")),
-    *_tagged(
+    *tagged("Consume", *_consuming(_TOPIC, "", ""), *_consuming(_GROUP, "InGroup", ", for a group")),
+    *tagged(
         "Look",
         Operation(
             f"GET {_TOPIC}/messages",
@@ -232,7 +188,7 @@ OPERATIONS: list[Operation] = [
             answer_example={"from_ms": _NOW, "bucket_ms": 60_000, "counts": [0, 12, 7], "overdue": 0, "beyond": 3},
         ),
     ),
-    *_tagged(
+    *tagged(
         "Topics",
         Operation(
             "GET /v1/topics",
@@ -319,7 +275,7 @@ OPERATIONS: list[Operation] = [
             answer_example={"outcome": "deleted"},
         ),
     ),
-    *_tagged(
+    *tagged(
         "Dead letters",
         Operation(
             f"GET {_TOPIC}/dead",
@@ -379,10 +335,19 @@ OPERATIONS: list[Operation] = [
             answer_example={"deleted": 1, "unknown": []},
         ),
     ),
-    *_tagged(
+    *tagged(
         "Operate",
         Operation("GET /healthz", status.healthz, OPEN, "alive", "The process lives", answers.Alive),
-        Operation("GET /readyz", status.readyz, OPEN, "ready", "It serves; 503 while it starts or stops", answers.Ready),
+        Operation(
+            "GET /readyz",
+            status.readyz,
+            OPEN,
+            "ready",
+            "It serves; 503 while it starts or stops",
+            answers.Ready,
+            "A node of a cluster that does not lead is ready while there is a leader to forward requests to.",
+            query=status.ReadyQuery,
+        ),
         Operation("GET /metrics", metrics.metrics, ALL, "metrics", "Figures for Prometheus", TEXT),
         Operation(
             "GET /v1/status", status.status, TOKEN, "status", "What the dashboard shows", status.Status, query=status.StatusQuery
@@ -410,10 +375,12 @@ OPERATIONS: list[Operation] = [
         ),
         Operation("DELETE /v1/backup", backup.unpin, ADMIN, "unpinBackup", "The copy is made, or given up", answers.Outcome),
     ),
-    *_tagged(
+    *tagged("Cluster", *CLUSTER),
+    *tagged(
         "Pages",
         Operation("GET /openapi.json", pages.openapi, OPEN, "openapi", "This document", JSON),
         Operation("GET /docs", pages.docs, OPEN, "docs", "A page to read it", HTML),
+        Operation("GET /cluster", pages.cluster, OPEN, "clusterPage", "Nodes and copies of a cluster", HTML),
         Operation("GET /", pages.dashboard, OPEN, "dashboard", "The dashboard", HTML),
         Operation(
             "GET /pages/{file}",

@@ -1,48 +1,39 @@
 """The server process: listen at once, open the engine, serve until a signal, then drain, sync and exit.
 
-Here are the settings of the whole process: event loop, garbage collector, malloc, thread switching.
+Here are the settings of the whole process: event loop, malloc.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
-import multiprocessing
 import os
 import signal
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from turtlemq import __version__, backup
-from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError
 from turtlemq.server import logs
 from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.app import make_app
 from turtlemq.server.config import Config
+from turtlemq.server.engine_life import EngineLife
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
 from turtlemq.server.service import Service
-from turtlemq.storage.door import Door
-from turtlemq.storage.file_budget import FileBudget
-from turtlemq.storage.process_worker import ProcessWorker
 
-GC_THRESHOLDS = 20_000, 50, 50  # a batch makes thousands of objects, none of them in reference cycles
-SWITCH_S = 0.001  # of the interpreter: a committer thread that has synced must soon get its turn to report it
+if TYPE_CHECKING:
+    from turtlemq.replica.link import Identity
+
 DRAIN_S = 1.5  # time for requests under way, once the server stops
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
 KEPT_BYTES, LARGE_BYTES = 16 << 20, 4 << 20  # free memory that malloc keeps; buffers from this size on are mapped instead
-STOP_THREADS = 16  # that sync the topics, once the server stops: a sync mostly waits for the disk
-WORKER_S = 1.5  # time for a seal under way, once the server stops; an interrupted one is repeated at the next start
 
 
-def serve(config: Config) -> int:
-    """Run the server. Returns the process's exit code."""
+def serve(config: Config, shard: int | None = None) -> int:
+    """Run the server. `shard`: as a replica of this shard, in a cluster with a name server. Returns the process's exit code."""
     logs.set_up(config.log_format, config.log_level)
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     _keep_memory()
@@ -55,7 +46,7 @@ def serve(config: Config) -> int:
         runner = asyncio.Runner()
     try:
         with runner:
-            return runner.run(_measured(config))
+            return runner.run(_measured(config, shard))
     finally:
         logs.drain()
 
@@ -78,22 +69,24 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return kind is None or not issubclass(kind, web.RequestPayloadError | HttpProcessingError | ConnectionError)
 
 
-async def _measured(config: Config) -> int:
+async def _measured(config: Config, shard: int | None) -> int:
     """Serve, and measure the event loop from the start to the end of the stop."""
     service = Service(config.tick_ms)
     async with service.meter.loop.measured():
-        code = await _serve(config, service)
+        code = await _serve(config, service, shard)
     if service.stopping:
         logs.info("stopped", loop_stalls=service.meter.loop.stalls)
     return code
 
 
-async def _serve(config: Config, service: Service) -> int:
-    tls, loop, stop, worker = tls_of(config), asyncio.get_running_loop(), asyncio.Event(), ProcessWorker()
+async def _serve(config: Config, service: Service, shard: int | None) -> int:
+    tls, loop, stop = tls_of(config), asyncio.get_running_loop(), asyncio.Event()
+    me = _identity(config, shard)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service.on_failure = stop.set
     runner = runner_for(make_app(service, config), DRAIN_S)
+    service.stop_listening = runner.cleanup
     await runner.setup()
     try:
         site = Site(runner, config, tls)
@@ -107,67 +100,37 @@ async def _serve(config: Config, service: Service) -> int:
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"TurtleMQ listens on {url}, data in {config.data}", flush=True)
         warn_if_open(config, host)
-        return await _until_stopped(config, service, runner, worker, stop, site.shares.files)
+        if me is None:
+            return await _until_stopped(config, service, runner, stop, site.shares.files)
+        from turtlemq.server.replica_start import run_replica
+
+        return await run_replica(config, me, url, service, stop, site.shares.files)
     finally:
         await runner.cleanup()
 
 
-async def _until_stopped(
-    config: Config, service: Service, runner: web.AppRunner, worker: ProcessWorker, stop: asyncio.Event, files: int
-) -> int:
+def _identity(config: Config, shard: int | None) -> Identity | None:
+    """The name of this node in its cluster; None for a single node, which loads nothing of replication."""
+    if shard is None:
+        return None
+    from turtlemq.server.replication import identity_of
+
+    return identity_of(config, shard)
+
+
+async def _until_stopped(config: Config, service: Service, runner: web.AppRunner, stop: asyncio.Event, files: int) -> int:
     """Serve until `stop` is set. `files`: how many descriptors are for files."""
-    flusher = ThreadPoolExecutor(1, "flush")
-
-    def opened() -> Engine:
-        door = Door(folder_mode=int(config.data_mode, 8), budget=FileBudget.of(files))
-        engine = Engine.open(Path(config.data), door=door, worker=worker, flusher=flusher, settings=config.topic_defaults())
-        if not door.set_mode(engine.root):
-            hint = f"it belongs to another user, and its mode is not {config.data_mode}"
-            logs.warning("data_folder_open", folder=config.data, hint=hint)
-        engine.folder.leftovers |= backup.prepare_pins(engine.door, engine.root)
-        return engine
-
-    loop = asyncio.get_running_loop()
-    gc.collect()
-    gc.disable()  # opening makes no garbage that has reference cycles; with 10,000 topics each collection would last a second
+    life = EngineLife(config, files)
     try:
-        engine = await loop.run_in_executor(None, opened)
+        await life.open()
     except (TurtleError, OSError) as error:
         print(f"Cannot open the data folder {config.data}: {error}", file=sys.stderr)
         return 1
-    try:
-        service.start(engine)
-    except BaseException:
-        engine.close()  # a start that fails must not look like a crash to the next one
-        raise
-    gc.freeze()  # these objects live as long as the process
-    gc.set_threshold(*GC_THRESHOLDS)
-    gc.enable()
-    sys.setswitchinterval(SWITCH_S)
-    logs.info("ready", topics=len(engine.topics), was_clean=engine.was_clean, version=__version__)
+    life.serve(service)
     await stop.wait()
     logs.info("stopping")
     service.drain()
     await runner.cleanup()
     service.close()
-    await loop.run_in_executor(None, _close, engine, flusher, worker)
+    await life.close()
     return 0 if service.failed is None else 1
-
-
-def _close(engine: Engine, flusher: ThreadPoolExecutor, worker: ProcessWorker) -> None:
-    """Close all topics, then end the threads and the worker process. Not on the event loop: thousands of topics take seconds."""
-    with ThreadPoolExecutor(STOP_THREADS, "stop") as stopper:
-        engine.close(stopper)
-    flusher.shutdown()
-    _end(worker)
-
-
-def _end(worker: ProcessWorker) -> None:
-    """End the worker process; terminate it if a seal takes too long."""
-    ending = threading.Thread(target=worker.close, daemon=True)
-    ending.start()
-    ending.join(WORKER_S)
-    if ending.is_alive():
-        for child in multiprocessing.active_children():
-            child.terminate()
-        ending.join(WORKER_S)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import LockLost, TurtleError, Unavailable, describe
+from turtlemq.model import Damage
 from turtlemq.server import logs
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
@@ -28,17 +30,28 @@ from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.timerfd import WallClockTimer
 from turtlemq.topic.topic import Topic
 
+if TYPE_CHECKING:  # a single node loads nothing of replication
+    from turtlemq.replica.healing import LeaderCare
+    from turtlemq.replica.lead import Lead
+    from turtlemq.replica.standby import Standby
+    from turtlemq.server.cluster_part import ClusterPart
+
 TICK_S = 0.01  # after this time a tick begins with no further topic: requests are served before the next tick
 POLLS_S = 0.005  # after this time a tick answers no further long poll; to send the answers takes three times as long
 TIMER_MS_MAX = 1_000  # the longest sleep of the timer, so that a change of the clock is noticed
 UNCOMMITTED_MAX = 256 << 20  # bytes of requests that may wait for their commit
 # A request of the only connection is synced on the event loop, not on a thread, if it is so small and commits are so fast.
 INLINE_BYTES, INLINE_S = 16 << 10, 0.005
+BEHIND_S = 0.05  # the pause of ticks and producers while required copies are far behind
 
 
 def now_ms() -> int:
     """The wall clock: epoch milliseconds, rounded down."""
     return time.time_ns() // 1_000_000
+
+
+async def _stop_nothing() -> None:
+    return
 
 
 class Service:
@@ -54,6 +67,16 @@ class Service:
         self.connections: Callable[[], int] = int  # the number of open connections; set by `listen`
         self.failed: LockLost | None = None  # why the process must end
         self.on_failure: Callable[[], object] = int  # called then; set by `run`
+        self.on_topic_stopped: Callable[[], object] = int  # called when a sync has failed
+        self.stop_listening: Callable[[], Awaitable[None]] = _stop_nothing  # and end requests under way; set by `run`
+        self.cluster: ClusterPart | None = None  # None: a single node
+        self.lead: Lead | None = None  # the leader's part of replication; None: there is no cluster, or another process leads
+        self.standby: Standby | None = None  # this process follows a leader
+        self.care: LeaderCare | None = None  # of this leader for all copies
+        self.on_damage: Callable[[str, list[Damage]], None] = lambda *_: None  # damage that was met in a topic
+        self.not_serving = "the server is starting: it reads its files. Try again in a moment."
+        self.under_way = 0  # requests that a leader works on
+        self._refusal: TurtleError = Unavailable("the server is stopping.")  # of requests, once it stops
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
         self._next_tick: asyncio.Handle | None = None
@@ -76,9 +99,9 @@ class Service:
     def engine(self) -> Engine:
         """The engine. Raises `Unavailable` before it is open and once the server stops."""
         if self._engine is None:
-            raise Unavailable("the server is starting: it reads its files. Try again in a moment.")
+            raise Unavailable(self.not_serving)
         if self.stopping:
-            raise Unavailable("the server is stopping.")
+            raise self._refusal
         if self._engine.folder.is_lost(now_ms()):
             self._engine.folder.refuse_if_lost()
         return self._engine
@@ -107,6 +130,17 @@ class Service:
         if self._next_tick is not None:
             self._next_tick.cancel()
 
+    def retire(self, refusal: TurtleError) -> None:
+        """Stop serving, and refuse requests with this error: another process leads, or will."""
+        self._refusal = refusal
+        self.drain()
+
+    async def until_idle(self, timeout_s: float) -> None:
+        """Wait for the requests under way, or for the end of the time."""
+        end = time.monotonic() + timeout_s
+        while self.under_way and time.monotonic() < end:  # noqa: ASYNC110 - once in the life of a process
+            await asyncio.sleep(0.002)
+
     def close(self) -> None:
         """End threads and timer. Requires: all requests are answered."""
         if self._committer is not None:
@@ -125,13 +159,16 @@ class Service:
                 f"{self._uncommitted:,} bytes wait to be written already; nothing was stored. Try again in a moment.",
                 retry_after_ms=max(1, round(2000 * self._commit_s)),
             )
+        if self.lead is not None and self.lead.is_far_behind():
+            text = "required copies are far behind; nothing was stored. Try again in a moment."
+            raise Overloaded(text, retry_after_ms=round(1000 * BEHIND_S))
 
     async def commit(self, topic: Topic, size: int = 0) -> None:
         """Return when all documents staged in a topic so far are durable and visible; raise if they were not stored."""
         assert self._committer is not None, "it serves"
         self._uncommitted += size
         try:
-            inline = size <= INLINE_BYTES and self._commit_s < INLINE_S and self.connections() == 1
+            inline = size <= INLINE_BYTES and self._commit_s < INLINE_S and self.connections() == 1 and self.lead is None
             await self._committer.commit(topic, inline)
         finally:
             self._uncommitted -= size
@@ -146,6 +183,7 @@ class Service:
         if topic.stopped is not None and topic.name not in self._reported_stopped:
             self._reported_stopped.add(topic.name)
             logs.error("topic_stopped", topic=topic.name, error=topic.stopped)
+            self.on_topic_stopped()
         if self._engine is not None and self._engine.topics.get(topic.name) is topic:
             self._engine.changed(topic, now_ms())
             self._tick_if_sooner(self._engine)
@@ -177,6 +215,9 @@ class Service:
     def _tick(self) -> None:
         self._next_tick = None
         if not self.serving:
+            return
+        if self.lead is not None and self.lead.is_far_behind():
+            asyncio.get_running_loop().call_later(BEHIND_S, self.tick_soon)
             return
         now = now_ms()
         begun = time.perf_counter()

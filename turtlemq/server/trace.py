@@ -21,6 +21,7 @@ from turtlemq.server.request import CONFIG, SERVICE
 T = TypeVar("T")
 
 HEADER = "X-Request-Id"
+CLUSTER_HEADER = "X-Turtlemq-Cluster"  # of answers in a cluster: there are other nodes to ask
 REQUEST_ID, STARTED, _BEGUN, _WAITED = "request_id", "started", "begun", "waited"
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 _PREFIX, _NUMBERS = secrets.token_hex(4), count(1)
@@ -79,9 +80,11 @@ async def waited(request: web.Request, work: Awaitable[T]) -> T:
 
 
 async def stamp(request: web.Request, response: web.StreamResponse) -> None:
-    """A signal handler of aiohttp: put the request id into the head of an answer, also of a stream."""
+    """A signal handler of aiohttp: put the request id into the head of an answer, also of a stream, and the cluster's name."""
     request[STARTED] = True
     response.headers[HEADER] = request.get(REQUEST_ID) or new_id()
+    if (cluster := request.app[SERVICE].cluster) is not None:
+        response.headers[CLUSTER_HEADER] = cluster.options.name
 
 
 def new_id() -> str:

@@ -36,6 +36,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OPENING = ("open", "listdir", "mmap")  # calls that need a descriptor, or a mapping, and change nothing without
 _UNSURE = ("fdatasync", "fsync_dir", "truncate")  # calls after whose failure the state of the file is unknown
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class KeptOpen(Protocol):
@@ -49,6 +50,7 @@ class Door:
     """Blocking file operations. Subclasses in tests override `_call`. `budget`: how many files may stay open."""
 
     keeps_room = True  # whether `ballast` reserves space on this disk
+    seq_floor = 0  # numbers of new documents are above it: another machine may have given those below, and lost them
     replicated = False  # whether other machines have copies: then damaged files are kept for comparison, not rewritten
 
     def __init__(self, budget: FileBudget = file_budget.DEFAULT, *, folder_mode: int = 0o700) -> None:
@@ -291,6 +293,10 @@ class Door:
             data += more
         return data
 
+    def drop_cached(self, path: Path) -> None:
+        """Let the kernel forget pages of a file that are cached, mapped ones excepted: the next read comes from the disk."""
+        self._do("fadvise", path, os.posix_fadvise, self._reader(path), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def read_many(self, path: Path, offsets: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
         """Read many short ranges of a file; a range is shorter only at the end of the file. 0.5 µs each from the page cache."""
         fd = self._reader(path)
@@ -367,6 +373,15 @@ class Door:
     def random_bytes(self, count: int) -> bytes:
         """Random bytes of the system, good enough for secrets. Tests that must repeat give others."""
         return os.urandom(count)
+
+    def boot_id(self) -> str:
+        """The id of the machine's present run; empty if the system does not tell. After another one, pages that were not synced
+        are lost."""
+        try:
+            with open(_BOOT_ID, "rb") as opened:
+                return opened.read(64).decode(errors="replace").strip()
+        except OSError:
+            return ""
 
     def free_bytes(self, path: Path) -> int:
         """Free space for this process on the file system of `path`."""

@@ -26,11 +26,21 @@ class ProcessWorker:
             self._pool = ProcessPoolExecutor(1, context, initializer=_begin)
         return self._pool.submit(work, *args)
 
-    def close(self) -> None:
-        """Wait for the job under way and end the process."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the process, and wait for its end: it writes into the data folder. A job under way has so much time; then the
+        process is killed."""
+        if self._pool is None:
+            return
+        options = {"wait": True, "cancel_futures": True}
+        ending = threading.Thread(target=self._pool.shutdown, kwargs=options, daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        if ending.is_alive():
+            for child in multiprocessing.active_children():
+                child.kill()
+                child.join()
+            ending.join()
+        self._pool = None
 
 
 def _begin() -> None:

@@ -92,6 +92,7 @@ async def _run(request: web.Request, asked: Command) -> CommandAnswer:
             assert asked.topic is not None
             check_due(due_time(asked.delay, None, now := now_ms()), now, due_rules(request, asked.topic))
             throttle(request, asked.topic, 1)
+            service.admit(0)
             return await _add(service, asked)
         case "pop":
             return await _pop(request, asked)

@@ -18,6 +18,7 @@ from turtlemq.server.incoming.body import read_as
 from turtlemq.server.media_types import NDJSON
 from turtlemq.server.outgoing.messages import letter_fields
 from turtlemq.server.outgoing.reply import answer, encode
+from turtlemq.server.output_commit import confirm_page
 from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, query, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.topic.dead_letters import DeadLetter, Filter
@@ -109,11 +110,13 @@ async def export(request: web.Request) -> web.StreamResponse:
     topic, asked = topic_of(request), query(request, DeadFilter)
     pages = _pages(request, topic, _filter(asked))
     first = await anext(pages)  # errors must be raised before the answer begins
+    await confirm_page(request)
     response = web.StreamResponse(headers={"Content-Type": NDJSON})
     await response.prepare(request)
     if request.method != "HEAD":  # aiohttp would send the lines of a stream all the same
         await response.write(_lines(first))
         async for page in pages:
+            await confirm_page(request)
             await response.write(_lines(page))
     await response.write_eof()
     return response

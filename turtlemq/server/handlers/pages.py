@@ -1,4 +1,4 @@
-"""Handlers of the browser pages: the dashboard at /, the API description at /docs, their files, and the OpenAPI document.
+"""Handlers of the browser pages: the dashboard at /, the cluster at /cluster, the API description at /docs, their files.
 
 The files are static and hold no data, so they need no token: their scripts call the HTTP interface with the token that the user
 typed in. The Content-Security-Policy allows nothing from another origin and no inline script.
@@ -57,6 +57,11 @@ def _send(request: web.Request, name: str) -> web.Response:
 async def dashboard(request: web.Request) -> web.Response:
     """GET /"""
     return _send(request, "dashboard.html")
+
+
+async def cluster(request: web.Request) -> web.Response:
+    """GET /cluster"""
+    return _send(request, "cluster.html")
 
 
 async def docs(request: web.Request) -> web.Response:

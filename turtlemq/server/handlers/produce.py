@@ -50,7 +50,7 @@ async def produce(request: web.Request) -> Reply:
         await service.turns.turn()
         pieces += (b",", _ids_json(receipt.given[at : at + IDS_MAX]))
     pieces.append(b'],"created":%d,"duplicates":%d,"durable":"fsync"}' % (len(receipt) - duplicates, duplicates))
-    return Reply(b"".join(pieces), 201)
+    return Reply(b"".join(pieces), 201, counts_copies=True)
 
 
 async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) -> Batch:

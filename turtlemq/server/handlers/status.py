@@ -10,11 +10,12 @@ from msgspec import Meta, Struct
 
 from turtlemq import __version__
 from turtlemq.engine import Engine
-from turtlemq.errors import describe
+from turtlemq.errors import Unavailable, describe
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.lifecycle import STATES
 from turtlemq.server.auth import AUTH
 from turtlemq.server.fair_turns import Slices, in_slices
+from turtlemq.server.forward import leads
 from turtlemq.server.metrics.collect import figures_of
 from turtlemq.server.metrics.labels import busiest
 from turtlemq.server.metrics.process import resident_bytes
@@ -31,6 +32,12 @@ class StatusQuery(Struct, forbid_unknown_fields=True):
 
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 50
     q: Annotated[str, Meta(max_length=200)] = ""
+
+
+class ReadyQuery(Struct):
+    """`lead`: only the leader of a cluster is meant."""
+
+    lead: bool = False
 
 
 class Lateness(Struct):
@@ -103,6 +110,12 @@ async def healthz(request: web.Request) -> web.Response:
 
 async def readyz(request: web.Request) -> web.Response:
     """GET /readyz"""
+    asked, service = query(request, ReadyQuery), request.app[SERVICE]
+    if (cluster := service.cluster) is not None and not leads(service):
+        url = cluster.leader_url()
+        if asked.lead or url is None:
+            raise Unavailable("this node does not lead" if url else "the cluster has no leader now", leader_url=url)
+        return answer({"status": "ready", "role": cluster.role, "leader_url": url})
     engine = engine_of(request)  # 503 while it starts or stops
     health = await in_slices((bool(topic.view.damage()), topic.stopped is not None) for topic in list(engine.topics.values()))
     damaged, stopped, trouble = sum(d for d, _ in health), sum(s for _, s in health), len(engine.trouble)

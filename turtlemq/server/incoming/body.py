@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 JSON_TYPES = (JSON, "")
 HELD = "held"  # bytes of a request that count against the byte budget
+_KEPT = "kept"  # the body of a request that was read before its handler runs
 _LARGE_BYTES = 256 << 10  # of a body that is decoded on a thread
 _LARGE_BODY = 4 << 20  # of a body whose pieces are joined on a thread
 SLOWEST = 64 << 10  # bytes a second: a body may take body_timeout_s, and a second more for each SLOWEST bytes
@@ -42,8 +43,17 @@ async def read(request: web.Request, types: tuple[str, ...] = JSON_TYPES) -> byt
     return data
 
 
+async def keep(request: web.Request) -> bytes:
+    """The bytes of the body as they were sent, read before the handler runs: `read` gives them again."""
+    if _KEPT not in request:
+        request[_KEPT] = await _received(request)
+    return bytes(request[_KEPT])
+
+
 async def _received(request: web.Request) -> bytes:
     """The bytes of the body as they were sent. Small bodies have arrived together with the head."""
+    if _KEPT in request:
+        return bytes(request[_KEPT])
     content, config = request.content, request.app[CONFIG]
     if (request.content_length or 0) > config.max_body_bytes:
         raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")

@@ -11,6 +11,7 @@ from turtlemq import __version__
 from turtlemq.lifecycle import STATES
 from turtlemq.server import logs
 from turtlemq.server.metrics import exposition
+from turtlemq.server.metrics.cluster_families import cluster_families
 from turtlemq.server.metrics.collect import GROUP_STATES, TopicFigures
 from turtlemq.server.metrics.exposition import Labels
 from turtlemq.server.service import Service
@@ -121,3 +122,4 @@ def server_families(service: Service) -> Iterator[str]:
     stalls = [(none, meter.loop.stalls)]
     about = "Times that something held the event loop above 50 ms, waits for a processor left out."
     yield from family("turtlemq_loop_stalls_total", "counter", about, stalls)
+    yield from cluster_families(service)

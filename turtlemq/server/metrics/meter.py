@@ -7,6 +7,7 @@ One object, made with the service; the code that does the work adds to it, once 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 from turtlemq.histogram import Histogram
 from turtlemq.server.metrics.loop_lag import SECONDS as FINE_SECONDS
@@ -25,6 +26,15 @@ class SocketFigures:
         self.open = self.most = self.refused = self.pauses = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CopyFigures:
+    """Figures of a replica's care for its copy, since the start of the process."""
+
+    scrubbed_bytes: int = 0
+    healed_files: int = 0
+    skews_s: dict[str, float] = field(default_factory=dict)  # by node: the distance of its clock from the others'
+
+
 class Meter:
     """All counters and histograms of a server since its start."""
 
@@ -40,6 +50,11 @@ class Meter:
         self.commit = Histogram(FINE_SECONDS)  # one write and one fdatasync
         self.commit_bytes = Histogram(BYTES)
         self.tick = Histogram(FINE_SECONDS)
+        self.answer_wait = Histogram(FINE_SECONDS)  # of an answer for the copies of a cluster
+        self.proxied: Counter[str] = Counter()  # requests for another node's ears, by outcome
+        self.etcd = Histogram(FINE_SECONDS)  # requests to the name server
+        self.elections = self.handovers = self.isr_changes = 0  # of this process as leader
+        self.copies: CopyFigures | None = None  # None: a single node
         self.loop = LoopLag()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:

@@ -28,6 +28,7 @@ class Stored(Struct):
     created: int
     duplicates: int
     durable: Literal["fsync"]
+    copies: int | UnsetType = UNSET
 
 
 class Messages(Struct):
@@ -216,11 +217,52 @@ class Ready(Struct):
     """The server serves. Counts of topics, and of those with problems."""
 
     status: Literal["ready"]
-    was_clean: bool
-    topics: int
-    damaged: int
-    stopped: int
-    trouble: int
+    was_clean: bool = True
+    topics: int = 0
+    damaged: int = 0
+    stopped: int = 0
+    trouble: int = 0
+    role: str = ""  # of a node that forwards
+    leader_url: str = ""
+
+
+class ClusterNode(Struct):
+    """A node of a cluster: `NodePlace` of the replica package, which a single node does not load."""
+
+    url: str
+    peer: str = ""
+    zone: str = ""
+    version: str = ""
+    drain: bool = False
+    format: int = 0
+    free_bytes: int = 0
+    clock_ms: int = 0
+
+
+class ClusterShard(Struct):
+    """A shard of a cluster: `ShardPlace` of the replica package."""
+
+    shard: int
+    epoch: int = 0
+    node: str | None = None
+    url: str | None = None
+    isr: list[str] = []
+    want: list[str] = []
+
+
+class ClusterAnswer(Struct):
+    """The nodes of a cluster, and the leaders of its shards: `Topology` of the replica package."""
+
+    cluster: str
+    revision: int
+    shards: int
+    replicas: int
+    min_isr: int
+    hash: str
+    nodes: dict[str, ClusterNode]
+    leaders: list[ClusterShard]
+    topics: dict[str, int]
+    problems: list[str]
 
 
 class Refusal(Struct, kw_only=True):
@@ -238,3 +280,19 @@ class Error(Struct):
     """The body of every refusal."""
 
     error: Refusal
+
+
+class HandedOver(Struct):
+    """Another node leads a shard."""
+
+    outcome: str
+    shard: int
+    node: str
+
+
+class Drained(Struct):
+    """A node is drained, or no longer is. `leads`: shards that it led when this was noted."""
+
+    outcome: str
+    node: str
+    leads: list[int]

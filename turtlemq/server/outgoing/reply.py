@@ -19,7 +19,7 @@ from turtlemq.segment.buffers import Buffer
 from turtlemq.server.aiohttp_internals import PIECE_BYTES, cut, http_date
 from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
-from turtlemq.server.trace import HEADER, REQUEST_ID
+from turtlemq.server.trace import CLUSTER_HEADER, HEADER, REQUEST_ID
 
 LEASE_HEADER = "X-Turtlemq-Lease"  # of a fetch that is answered with BSON documents: they have no place for it
 encode = msgspec.json.Encoder().encode
@@ -28,9 +28,10 @@ _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Ty
 
 class Reply:
     """An answer as bytes, in one piece or several. `undo` is called if it cannot be sent because the client is gone. `lease`: for
-    a header of its own."""
+    a header of its own. `counts_copies`: a JSON object that says in a cluster how many copies have the stored messages.
+    `cluster`: the name of the cluster, for a header; set behind the handler."""
 
-    __slots__ = ("pieces", "size", "status", "kind", "undo", "lease")
+    __slots__ = ("pieces", "size", "status", "kind", "undo", "lease", "counts_copies", "cluster")
     keep_alive = True
 
     def __init__(
@@ -40,22 +41,32 @@ class Reply:
         kind: str = JSON,
         undo: Callable[[], None] | None = None,
         lease: str = "",
+        counts_copies: bool = False,
     ) -> None:
         self.pieces = body if isinstance(body, list) else [body]
         self.size = len(self.pieces[0]) if len(self.pieces) == 1 else sum(map(len, self.pieces))
-        self.status, self.kind, self.undo, self.lease = status, kind, undo, lease
+        self.status, self.kind, self.undo, self.lease, self.counts_copies = status, kind, undo, lease, counts_copies
+        self.cluster = ""
 
     @classmethod
     def of(cls, value: Any, status: int = 200) -> Reply:
         """A JSON answer."""
         return cls(encode(value), status)
 
+    def add_copies(self, count: int) -> None:
+        """Add the number of copies to the JSON object. Requires: the body is one piece."""
+        tail = b',"copies":%d}' % count
+        self.pieces = [memoryview(self.pieces[0])[:-1], tail]
+        self.size += len(tail) - 1
+
     def head(self, request: web.BaseRequest) -> bytes:
         """Status line and headers."""
-        lease = f"{LEASE_HEADER}: {self.lease}\r\n" if self.lease else ""
+        more = f"{LEASE_HEADER}: {self.lease}\r\n" if self.lease else ""
+        if self.cluster:
+            more += f"{CLUSTER_HEADER}: {self.cluster}\r\n"
         return (
             f"{_STATUS[self.status]}{self.kind}\r\nContent-Length: {self.size}\r\nDate: {http_date()}\r\n"
-            f"{HEADER}: {request[REQUEST_ID]}\r\n{lease}\r\n"
+            f"{HEADER}: {request[REQUEST_ID]}\r\n{more}\r\n"
         ).encode()
 
     def as_response(self) -> web.Response:

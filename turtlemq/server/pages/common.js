@@ -1,4 +1,4 @@
-// What both pages need: elements without HTML strings (so nothing a producer sent can become markup), calls, the token, the theme.
+// What all pages need: elements without HTML strings (so nothing a producer sent can become markup), calls, the token, the theme.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -31,12 +31,13 @@ export class Refused extends Error {
   }
 }
 
-export async function call(path, body) {
+export async function call(path, body, method) {
   const headers = {};
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const sent = { headers, cache: "no-store", signal: AbortSignal.timeout(15000) };
   if (body !== undefined) Object.assign(sent, { method: "POST", body: JSON.stringify(body) });
+  if (method) sent.method = method;
   const response = await fetch(path, sent);
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Refused(response.status, answer.error || {});
@@ -80,4 +81,54 @@ export function span(ms) {
   if (s < 7200) return `${Math.round(s / 60)} min`;
   if (s < 172800) return `${Math.round(s / 3600)} h`;
   return `${Math.round(s / 86400)} days`;
+}
+
+// Parts of pages
+
+export const head = (...names) => el("thead", {}, el("tr", {}, names.map((name, i) => el("th", { scope: "col", class: i ? "n" : "" }, name))));
+export const card = (name, value, more, kind) =>
+  el("div", { class: `card ${kind || ""}` }, el("div", { class: "name" }, name), el("div", { class: "value" }, value), el("div", { class: "quiet" }, more || "\u00a0"));
+
+// A button that asks before it does something.
+export function sure(text, question, work, kind) {
+  let asked = false;
+  const button = el("button", { type: "button", class: kind || "", onclick: async () => {
+    if (!asked) {
+      asked = true;
+      button.textContent = question;
+      button.classList.add("asking");
+      setTimeout(() => ((asked = false), (button.textContent = text), button.classList.remove("asking")), 5000);
+      return;
+    }
+    button.disabled = true;
+    button.classList.remove("asking");
+    await work();
+  } }, text);
+  return button;
+}
+
+// The state of the server, in the head of a page.
+export function serving() {
+  byId("state").className = "pill good";
+  byId("state").textContent = "serving";
+  byId("state").title = "";
+  byId("token-form").classList.remove("wanted");
+}
+
+export function say(error) {
+  const denied = error instanceof Refused && (error.status === 401 || error.status === 403);
+  const state = byId("state");
+  state.className = "pill bad";
+  state.textContent = denied ? (error.status === 401 ? "needs a token" : "not allowed") : error instanceof Refused ? error.code || `status ${error.status}` : "no answer";
+  state.title = error.message;
+  byId("token-form").classList.toggle("wanted", denied);
+}
+
+export function tokenForm(changed) {
+  byId("token").value = token.get();
+  byId("token-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    token.set(byId("token").value.trim());
+    changed();
+  });
 }

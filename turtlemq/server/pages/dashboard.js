@@ -1,6 +1,6 @@
 // The dashboard: asks /v1/status every two seconds and draws it; rates and lateness are differences of two looks.
 
-import { Refused, byId, bytes, call, count, el, short, span, svg, theme, token } from "./common.js";
+import { byId, bytes, call, card, count, el, head, say, serving, short, span, sure, svg, theme, tokenForm } from "./common.js";
 
 const EVERY_MS = 2000;
 const KEEP = 30; // looks: a minute
@@ -63,11 +63,8 @@ function remember(status) {
 
 // Drawing
 
-const head = (...names) => el("thead", {}, el("tr", {}, names.map((name, i) => el("th", { scope: "col", class: i ? "n" : "" }, name))));
 const number = (n, kind) => el("td", { class: `n ${kind || ""} ${n ? "" : "zero"}`, title: count(n) }, short(n));
 const perSecond = (n) => el("td", { class: `n ${n ? "" : "zero"}` }, n === null ? "–" : `${short(n)}/s`);
-const card = (name, value, more, kind) =>
-  el("div", { class: `card ${kind || ""}` }, el("div", { class: "name" }, name), el("div", { class: "value" }, value), el("div", { class: "quiet" }, more || "\u00a0"));
 
 function drawCards(status) {
   const sum = (state) => status.topics.reduce((all, topic) => all + topic.states[state], 0);
@@ -204,23 +201,6 @@ function drawDead(found, name) {
 }
 
 // A button that asks back before it does anything.
-function sure(text, question, work, kind) {
-  let asked = false;
-  const button = el("button", { type: "button", class: kind || "", onclick: async () => {
-    if (!asked) {
-      asked = true;
-      button.textContent = question;
-      button.classList.add("asking");
-      setTimeout(() => ((asked = false), (button.textContent = text), button.classList.remove("asking")), 5000);
-      return;
-    }
-    button.disabled = true;
-    button.classList.remove("asking");
-    await work();
-  } }, text);
-  return button;
-}
-
 async function act(topic, what, filter) {
   try {
     await call(`/v1/topics/${encodeURIComponent(topic)}/dead/${what}`, { filter });
@@ -233,15 +213,6 @@ async function act(topic, what, filter) {
 
 // Asking
 
-function say(error) {
-  const denied = error instanceof Refused && (error.status === 401 || error.status === 403);
-  const state = byId("state");
-  state.className = "pill bad";
-  state.textContent = denied ? (error.status === 401 ? "needs a token" : "not allowed") : error instanceof Refused ? error.code || `status ${error.status}` : "no answer";
-  state.title = error.message;
-  byId("token-form").classList.toggle("wanted", denied);
-}
-
 let shownDead = "";
 let shownForecast = 0;
 
@@ -252,10 +223,7 @@ async function look() {
     const wanted = byId("filter").value.trim();
     const status = await call(`/v1/status?limit=100&q=${encodeURIComponent(wanted)}`);
     remember(status);
-    byId("state").className = "pill good";
-    byId("state").textContent = "serving";
-    byId("state").title = "";
-    byId("token-form").classList.remove("wanted");
+    serving();
     byId("version").textContent = `version ${status.version}`;
     byId("foot").textContent = `${count(status.requests)} requests, ${count(Object.values(status.rejected).reduce((a, b) => a + b, 0))} refused.`;
     drawWarnings(status);
@@ -299,12 +267,7 @@ function tabs() {
 
 theme(byId("theme"));
 tabs();
-byId("token").value = token.get();
-byId("token-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  token.set(byId("token").value.trim());
-  again();
-});
+tokenForm(again);
 byId("filter").addEventListener("input", again);
 addEventListener("hashchange", () => {
   chosen = decodeURIComponent(location.hash.slice(1));

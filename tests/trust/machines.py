@@ -1,0 +1,94 @@
+"""A real cluster: three nodes and three members of etcd, each on a host of its own, real clients, and faults of every kind.
+
+Thirty faults are the life of a cluster: the number of a case is its life and how many faults came before, and `--only` runs that
+life up to it. After each fault the service answers again within a bounded time, all copies are equal byte for byte, and no
+answer was taken back. Without root (network namespaces), faults of the network and of full disks are left out, and named.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.harness.etcd_process import MISSING, is_installed
+from tests.harness.network import isolated, isolation
+from tests.harness.server_process import ROOT, environment
+from tests.trust.machines_life import LIFE, WITHOUT_ROOT
+from tests.trust.model import NOT_RUN, TRIED, Broken, Figures, Part
+
+KEPT = ROOT / "build" / "machines"  # logs and files of lives that failed
+LIFE_S_MAX = 3_600
+SHORT = {"killed": "leader killed", "lost": "leader stopped, cut off or lost", "handover": "handover"}
+
+
+def run(cases: range, folder: Path) -> Figures:
+    """Every life to which these cases belong, each from its beginning."""
+    if not is_installed():
+        _tell(MISSING)
+        return Figures({f"{NOT_RUN}{MISSING}": len(cases)})
+    if not isolation():
+        _tell(f"no network namespaces here: {', '.join(sorted(WITHOUT_ROOT))} do not run. Run it as root.")
+    seen = Figures()
+    for number in range(cases.start // LIFE, -(-cases.stop // LIFE)):
+        place = folder / str(number)
+        place.mkdir()
+        seen.update(life(number, min(LIFE, cases.stop - number * LIFE), place))
+        shutil.rmtree(place, ignore_errors=True)
+    return seen
+
+
+def life(number: int, count: int, place: Path) -> Figures:
+    """A life of so many faults, in namespaces of its own."""
+    how = "namespaces" if isolation() else "loopback"
+    command = isolated("tests.trust.machines_life", str(number), str(count), str(place), how)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, timeout=LIFE_S_MAX)
+    if done.returncode == 0:
+        return Figures(json.loads(done.stdout.splitlines()[-1]))
+    kept = KEPT / f"life-{number}"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(place, kept)
+    failure = place / "failure"
+    why = failure.read_text() if failure.exists() else f"the run ended with {done.returncode}"
+    again = f"python -m tests.trust machines --only {number * LIFE + count - 1}"
+    raise Broken(f"{why}\nlogs and files: {kept.relative_to(ROOT)}; again: {again}")
+
+
+def _tell(text: str) -> None:
+    print(f"machines: {text}", file=sys.stderr, flush=True)
+
+
+def sum_up(seen: Figures) -> str:
+    """Times without answers, of each kind of failover.
+
+    >>> sum_up(Figures({"tried: killed: 900": 98, "tried: killed: 4000": 2}))
+    'leader killed p50 0.9 s, p99 4.0 s'
+    """
+    texts = []
+    for kind, name in SHORT.items():
+        head = f"{TRIED}{kind}: "
+        times = sorted(ms for key, count in seen.items() if key.startswith(head) for ms in [int(key.removeprefix(head))] * count)
+        if times:
+            p50, p99 = (times[min(len(times) - 1, int(share * len(times)))] / 1000 for share in (0.5, 0.99))
+            texts.append(f"{name} p50 {p50:.1f} s, p99 {p99:.1f} s")
+    return ", ".join(texts) or "nothing measured"
+
+
+PART = Part(
+    name="machines",
+    unit="faults",
+    about=(
+        "Three real nodes and three members of etcd in network namespaces, under load: kills, stops, cuts, lost disks, clocks. "
+        "Answers hold, the service comes back, copies are equal."
+    ),
+    run=run,
+    quick=4,
+    full=50 * LIFE,
+    chunk=LIFE,
+    alone=True,
+    sum_up=sum_up,
+    must=("faults", "leader kills", "comparisons", "messages accepted", "deliveries", "acknowledged", "reads of probes"),
+    floors={"leader kills": 500, "stops": 200, "partitions": 200, "wiped standbys": 100, "etcd kills": 50, "comparisons": 1_000},
+)

@@ -1,0 +1,195 @@
+"""The servers of a client: which one gets the next request. In a cluster, its leader. Pure: time and randomness are arguments.
+
+Without a cluster the client stays with one server, and moves on to the next when that one fails. A cluster tells its name in
+every answer; then the client reads `GET /v1/cluster`, and sends requests to the leader, which saves a hop. If the leader
+is lost, any other node will do: it waits for the next leader, and forwards the request to it. Meanwhile the client asks for the
+topology again, at most once in ASK_S.
+
+A server that could not be reached is avoided for a while, twice as long each time: a leader behind another network costs a few
+tries, and requests go through the other nodes.
+
+>>> servers = Servers(("http://a", "http://b"), random=lambda: 0.0)
+>>> servers.target(0.0)
+Target(url='http://a', direct=False)
+>>> servers.failed(servers.target(0.0), 0.0)
+>>> servers.target(0.0).url
+'http://b'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from turtlemq.client.wire import Answer, Request
+
+ASK_S = 0.2  # between two questions for the topology, at least; at most twice that
+REFRESH_S = 60.0  # a client that meets no failure learns of new nodes after this time
+AVOID_S = 1.0, 300.0  # a server that failed is avoided so long, at first and at most
+DIRECT_HEADER, CLUSTER_HEADER = "X-Turtlemq-Direct", "x-turtlemq-cluster"
+TOPOLOGY = Request("GET", "/v1/cluster")
+
+
+class Target(NamedTuple):
+    """Where a request goes. `direct`: to the leader, which must not forward it."""
+
+    url: str
+    direct: bool
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A shard in the answer of a cluster."""
+
+    shard: int
+    epoch: int = 0
+    url: str | None = None
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node in the answer of a cluster."""
+
+    url: str
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """The answer of `GET /v1/cluster`, as far as a client needs it."""
+
+    cluster: str
+    shards: int
+    nodes: dict[str, Node]
+    leaders: tuple[Place, ...]
+
+
+class _Failure(NamedTuple):
+    """A server that failed, so many times in a row, at this epoch: it is avoided until then."""
+
+    until_s: float
+    times: int
+    epoch: int
+
+
+_decode = msgspec.json.Decoder(Topology).decode
+
+
+class Servers:
+    """The servers of one client, and the facts learned about them. Threads may share it: a race costs one more hop."""
+
+    def __init__(self, urls: Sequence[str], random: Callable[[], float]) -> None:
+        self._given, self._random = tuple(urls), random
+        self._urls = self._given  # then the nodes of the cluster
+        self._index = 0  # of the server to ask, unless a leader is known
+        self._in_cluster = False
+        self._leader: Place | None = None
+        self._failures: dict[str, _Failure] = {}
+        self._ask_at = 0.0  # for the topology, if it is wanted
+        self._wanted_at = 0.0
+        self._tls_only = all(url.startswith("https://") for url in self._given)
+
+    @property
+    def has_others(self) -> bool:
+        """Another server can be asked, so that an attempt to connect need not take the whole time of a request."""
+        return len(self._urls) > 1
+
+    def target(self, now_s: float) -> Target:
+        """Where the next request goes."""
+        leader = self._leader
+        if leader is not None and leader.url is not None and not self._is_avoided(leader.url, now_s):
+            return Target(leader.url, True)
+        return Target(self._urls[self._index % len(self._urls)], False)
+
+    def question(self, now_s: float) -> Target | None:
+        """The node to ask for the topology now; None if there is no cluster, or nothing to ask. Counts as asked."""
+        if not self._in_cluster or now_s < self._wanted_at or now_s < self._ask_at:
+            return None
+        self._ask_at = now_s + ASK_S * (1 + self._random())
+        return Target(self._urls[self._index % len(self._urls)], False)
+
+    # Answers
+
+    def answered(self, target: Target, answer: Answer, now_s: float) -> None:
+        """Learn from an answer. A refusal as unavailable lets the next request go to another server."""
+        if CLUSTER_HEADER in answer.headers and not self._in_cluster:
+            self._in_cluster, self._wanted_at = True, now_s
+        if answer.status in (502, 503):
+            self._leader, self._wanted_at = None, now_s
+            self._move_on(target.url, now_s)
+        elif answer.status == 421:
+            self._leader, self._wanted_at = self._named(answer), now_s
+        else:
+            if target.url in self._failures:
+                self._failures = {url: failure for url, failure in self._failures.items() if url != target.url}
+            if self._leader is None and not target.direct:
+                self._wanted_at = min(self._wanted_at, now_s)
+
+    def failed(self, target: Target, now_s: float) -> None:
+        """No answer came: avoid this server for a while."""
+        known = self._failures.get(target.url)
+        if known is None or now_s >= known.until_s:  # many requests may fail together: that counts once
+            times = 1 if known is None else known.times + 1
+            epoch = self._leader.epoch if self._leader is not None and self._leader.url == target.url else 0
+            until_s = now_s + min(AVOID_S[1], AVOID_S[0] * 2.0 ** min(times - 1, 30))
+            self._failures = self._failures | {target.url: _Failure(until_s, times, epoch)}
+        self._wanted_at = now_s
+        self._move_on(target.url, now_s)
+
+    def learn(self, answer: Answer, now_s: float) -> None:
+        """Take the answer to a question. One that is no topology is not asked for again soon."""
+        self._wanted_at = now_s + REFRESH_S
+        try:
+            told = _decode(answer.body) if answer.status == 200 else None
+        except msgspec.DecodeError:
+            told = None
+        if told is None or not told.cluster:
+            self._leader = None
+            return
+        nodes = [url for node in told.nodes.values() if self._may_use(url := node.url.rstrip("/"))]
+        current = self._urls[self._index % len(self._urls)]
+        self._urls = tuple(dict.fromkeys((*self._given, *nodes)))
+        self._index = self._urls.index(current) if current in self._urls else 0
+        self._take_leader(told, now_s)
+
+    def _take_leader(self, told: Topology, now_s: float) -> None:
+        """A client of several shards lets the nodes find the leader."""
+        place = told.leaders[0] if told.shards == 1 and told.leaders else None
+        if place is None or place.url is None or not self._may_use(place.url):
+            self._leader = None
+            if told.shards == 1:
+                self._wanted_at = now_s
+            return
+        url = place.url.rstrip("/")
+        self._leader = Place(place.shard, place.epoch, url)
+        failure = self._failures.get(url)
+        if failure is None or now_s >= failure.until_s:
+            return
+        if place.epoch > failure.epoch > 0:  # it was elected since
+            self._failures = {name: one for name, one in self._failures.items() if name != url}
+        else:  # a lost leader is named until there is another one; one that is never reached is asked for rarely
+            self._wanted_at = now_s if failure.times == 1 else failure.until_s
+
+    # The next server
+
+    def _is_avoided(self, url: str, now_s: float) -> bool:
+        failure = self._failures.get(url)
+        return failure is not None and now_s < failure.until_s
+
+    def _move_on(self, url: str, now_s: float) -> None:
+        """Choose the next server, unless another thread has moved on from this one already."""
+        urls, index = self._urls, self._index
+        if urls[index % len(urls)] != url:
+            return
+        order = [(index + step) % len(urls) for step in range(1, len(urls) + 1)]
+        self._index = next((at for at in order if not self._is_avoided(urls[at], now_s)), order[0])
+
+    def _named(self, answer: Answer) -> Place | None:
+        """The leader that a node names which does not lead."""
+        try:
+            url = msgspec.json.decode(answer.body)["error"]["leader_url"]
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return None
+        return Place(0, 0, url.rstrip("/")) if isinstance(url, str) and self._may_use(url) else None
+
+    def _may_use(self, url: str) -> bool:
+        """Tokens of a client that uses TLS alone are not sent without it."""
+        return url.startswith("https://" if self._tls_only else ("https://", "http://"))

@@ -1,0 +1,272 @@
+"""Forwarding: a process that does not lead passes requests about stored messages on to the leader, so any node answers them.
+
+Without a leader the request waits for one, within its own time and WAIT_S: an election takes a second or two. It waits as well
+while the leader opens its files, or hands over. A request goes on once: a node that gets a forwarded one, or one that was sent to
+it as the leader, refuses it with 421 if it does not lead.
+
+A request that may have reached a leader which is lost is sent again only if it changes nothing. All others are answered with 503:
+the caller knows whether its ids make a second try safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+
+from turtlemq.errors import NotReplicated
+from turtlemq.server import logs, trace
+from turtlemq.server.errors import NoLeader, NotLeader, Overloaded
+from turtlemq.server.proxy import DIRECT, HOP, Lost, NotSent, Payload, Proxy, pass_back
+from turtlemq.server.request import time_left
+from turtlemq.server.service import Service
+
+if TYPE_CHECKING:  # a single node loads nothing of replication
+    from turtlemq.replica.topology import ShardPlace
+    from turtlemq.server.cluster_part import ClusterPart
+
+TO_LEADER = ("/v1/topics", "/v1/command", "/v1/status", "/v1/cluster/shards/")  # beginnings of paths
+WAIT_S = 5.0  # for a leader
+WAIT_PART = 0.9  # of the caller's own time, so that the refusal reaches it
+LOOK_S = 0.02  # between two looks at the role of this process, while requests wait for a leader
+PAUSE_S = 0.05, 0.4  # before a leader that could not be reached is tried again, at first and at most
+LAST_WORD_S = 0.5  # for a leader that was replaced: it answers the request to hand over after that, or says that it does not lead
+FORWARDS_MAX = 4_096  # requests under way
+_CHANGES_NOTHING = ("GET", "HEAD")
+
+
+def is_for_leader(path: str) -> bool:
+    """Whether only the leader can answer requests of this path.
+
+    >>> [is_for_leader(path) for path in ("/v1/topics/orders", "/v1/cluster/shards/0/handover", "/v1/cluster", "/healthz")]
+    [True, True, False, False]
+    """
+    return path.startswith(TO_LEADER)
+
+
+def leads(service: Service) -> bool:
+    """Whether this process answers requests about stored messages itself. A leader that hands over does not."""
+    return service.cluster is not None and service.cluster.role == "leader" and service.serving
+
+
+class Forwarder:
+    """Finds the leader for requests that this process cannot answer itself."""
+
+    def __init__(self, service: Service, cafile: str = "") -> None:
+        self._service, self._proxy = service, Proxy(cafile)
+        self._under_way = 0
+        self._unreached = ""  # why the leader could not be reached, as long as that is so
+        self._watched: ClusterPart | None = None  # whose changes are noticed
+        self._seen: object = None  # role and leader at the last look
+        self._waiting: set[asyncio.Future[None]] = set()  # for a change of them
+        self._next_look: asyncio.TimerHandle | None = None
+
+    async def close(self) -> None:
+        """End the connections to other nodes."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        await self._proxy.close()
+
+    async def elsewhere(self, request: web.Request, cluster: ClusterPart) -> web.StreamResponse | None:
+        """The leader's answer to a request; None if this process leads, perhaps after a while, and has to answer itself."""
+        if not is_for_leader(request.path):
+            return None
+        if leads(self._service):
+            await Payload(request).arrive()  # before it is decided: this process may hand over meanwhile
+            if leads(self._service):
+                return None
+        self._watch(cluster)
+        with self._counted():
+            if HOP in request.headers or request.headers.get(DIRECT) == "1":
+                await trace.waited(request, self._until_leading(request, cluster))
+                return None
+            return await trace.waited(request, self._forwarded(request, cluster))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._under_way >= FORWARDS_MAX:
+            text = f"{self._under_way:,} requests are forwarded to the leader already; nothing was done"
+            raise Overloaded(text, retry_after_ms=1_000)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    def _count(self, outcome: str) -> None:
+        self._service.meter.proxied[outcome] += 1
+
+    # The leader
+
+    def _leader(self, cluster: ClusterPart) -> ShardPlace | None:
+        """The leader that the name server tells; it may be this process, which opens its files or hands over."""
+        return cluster.topology().leader(cluster.shard)
+
+    def _is_here(self, cluster: ClusterPart, place: ShardPlace | None) -> bool:
+        return place is not None and place.node == cluster.options.node
+
+    # Requests
+
+    async def _until_leading(self, request: web.Request, cluster: ClusterPart) -> None:
+        """Return when this process leads, if it is about to. Raises `NotLeader` if it is not."""
+        end = _end(request)
+        while not leads(self._service):
+            place = self._leader(cluster)
+            if not self._is_here(cluster, place):
+                self._count("refused")
+                url = None if place is None else place.url
+                raise NotLeader(leader_url=url, revision=cluster.topology().revision)
+            await self._change(cluster, end)
+
+    async def _forwarded(self, request: web.Request, cluster: ClusterPart) -> web.StreamResponse | None:
+        payload, end, pause_s, hint = Payload(request), _end(request), PAUSE_S[0], ""
+        while not leads(self._service):
+            place = self._leader(cluster)
+            if place is None or place.url is None or self._is_here(cluster, place):
+                await self._change(cluster, end)
+                continue
+            try:
+                response = await self._asked(request, cluster, place, hint or place.url, payload)
+                answered = await pass_back(request, response)
+            except NotSent as error:
+                hint = "" if hint else self._hint(cluster, error)
+                self._note(str(error))
+            except Lost as error:
+                if request.method not in _CHANGES_NOTHING or trace.STARTED in request:
+                    self._count("lost")
+                    text = f"the leader was lost: {error}. It may be done, or not; sending it again with the same ids is safe"
+                    raise NotReplicated(text) from error
+                hint = ""
+            else:
+                self._count("answered")
+                self._unreached = ""
+                return answered
+            await self._pause(cluster, payload, end, 0.0 if hint else pause_s)
+            pause_s = min(PAUSE_S[1], 2 * pause_s)
+        return None
+
+    async def _asked(
+        self, request: web.Request, cluster: ClusterPart, place: ShardPlace, url: str, payload: Payload
+    ) -> aiohttp.ClientResponse:
+        """The head of the leader's answer. Raises `Lost` also when another leader is elected: the first may stay silent."""
+        asking: asyncio.Future[aiohttp.ClientResponse] = asyncio.ensure_future(self._proxy.ask(request, url, payload))
+        try:
+            while True:
+                with self._next_change(cluster) as change:
+                    either: list[asyncio.Future[Any]] = [asking, change]
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    return asking.result()
+                now = self._leader(cluster)
+                if now is not None and now.epoch != place.epoch:
+                    return await _last_word(asking, payload, f"{url} was replaced by {now.url}")
+        except BaseException:
+            asking.cancel()
+            asking.add_done_callback(_discard)
+            raise
+
+    def _note(self, why: str) -> None:
+        """Log that the leader cannot be reached, and why, once."""
+        if why != self._unreached:
+            self._unreached = why
+            logs.warning("leader_unreachable", why=why)
+
+    def _hint(self, cluster: ClusterPart, error: NotSent) -> str:
+        """The leader that another node names, if it knows more and names a node of the cluster."""
+        topology = cluster.topology()
+        known = {node.url for name, node in topology.nodes.items() if name != cluster.options.node}
+        return error.leader_url if error.leader_url in known and error.revision > topology.revision else ""
+
+    async def _pause(self, cluster: ClusterPart, payload: Payload, end: float, seconds: float) -> None:
+        """Wait before the next try. Raises `NoLeader` if there can be none."""
+        if not payload.can_be_sent:
+            self._count("no_leader")
+            raise NoLeader("the leader has changed while the body was sent: nothing was done. Send it again.")
+        now = asyncio.get_running_loop().time()
+        if now + seconds >= end:
+            await self._change(cluster, end)
+        elif seconds:
+            await self._change_until(cluster, now + seconds)
+
+    # Changes
+
+    async def _change(self, cluster: ClusterPart, end: float) -> None:
+        """Return at the next change of role or leader. Raises `NoLeader` at the end of the time."""
+        self._look_often(cluster)
+        if not await self._change_until(cluster, end):
+            self._count("no_leader")
+            raise NoLeader(f"{NoLeader.__doc__} The last failure: {self._unreached}" if self._unreached else None)
+
+    async def _change_until(self, cluster: ClusterPart, end: float) -> bool:
+        with self._next_change(cluster) as change:
+            try:
+                async with asyncio.timeout_at(end):
+                    await change
+                return True
+            except TimeoutError:
+                return False
+
+    @contextmanager
+    def _next_change(self, cluster: ClusterPart) -> Iterator[asyncio.Future[None]]:
+        """A future of the next change from the present role and leader."""
+        self._look(cluster)
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.add(change)
+        try:
+            yield change
+        finally:
+            self._waiting.discard(change)
+
+    def _watch(self, cluster: ClusterPart) -> None:
+        if self._watched is not cluster:
+            self._watched = cluster
+            cluster.view.changed.append(lambda: self._look(cluster))
+
+    def _state(self, cluster: ClusterPart) -> object:
+        return leads(self._service), self._leader(cluster)
+
+    def _look(self, cluster: ClusterPart) -> None:
+        """Wake all requests that wait, if role or leader have changed."""
+        state = self._state(cluster)
+        if state == self._seen:
+            return
+        self._seen = state
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+        self._waiting = set()
+
+    def _look_often(self, cluster: ClusterPart) -> None:
+        """The name server does not tell when this process has opened its files: look now and then, while requests wait."""
+        if self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._looked, cluster)
+
+    def _looked(self, cluster: ClusterPart) -> None:
+        self._next_look = None
+        self._look(cluster)
+        if self._waiting:
+            self._look_often(cluster)
+
+
+def _end(request: web.Request) -> float:
+    """The time until which a request waits for a leader."""
+    return asyncio.get_running_loop().time() + min(WAIT_S, WAIT_PART * time_left(request))
+
+
+async def _last_word(asking: asyncio.Future[aiohttp.ClientResponse], payload: Payload, why: str) -> aiohttp.ClientResponse:
+    """The answer of a leader that was replaced. Raises `Lost` if none comes, `NotSent` if it has not got the whole request."""
+    if payload.is_under_way:
+        await asyncio.wait([asking], timeout=LAST_WORD_S)
+    if asking.done():
+        return asking.result()
+    raise Lost(why) if payload.is_under_way else NotSent(why)
+
+
+def _discard(asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
+    """End the connection of a request whose answer no caller waits for."""
+    if not asking.cancelled() and asking.exception() is None:
+        asking.result().close()

@@ -1,0 +1,194 @@
+"""One request, passed on to another node, and its answer, passed back: bodies untouched, and streamed if they are large.
+
+A small body is read first, so that it can be sent again to another node. No body is sent before the other node's process has
+taken the request (100 Continue): its port is open while a process is replaced, and a body that waits there would leave in doubt
+whether the request is carried out. Which node is asked, and whether a failed request may be sent again, is decided in `forward`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from turtlemq.errors import InvalidArgument, describe
+from turtlemq.server.aiohttp_internals import send_once
+from turtlemq.server.incoming import body
+from turtlemq.server.request import BUDGET, check_deadline, time_left
+from turtlemq.server.trace import HEADER, REQUEST_ID
+
+HOP, DIRECT = "X-Turtlemq-Hop", "X-Turtlemq-Direct"
+CONNECT_S = 1.0  # a machine that is gone does not refuse connections
+GRACE_S = 1.0  # beyond the caller's own time: the other node tells better what became of the request
+STALL_S = 30.0  # for the next piece of a streamed answer, on its way from the other node and to the client
+KEPT_BYTES = 1 << 20  # of a request body that is read first, so that it can be sent twice
+SMALL_BYTES = 64 << 10  # an answer so small is read first: if that fails, the client gets an error instead of a broken answer
+PIECE_BYTES = 256 << 10
+# Headers of one connection, not of the request; those that the sender sets anew; Origin was checked against Host here.
+_OF_CONNECTION = frozenset(
+    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
+)
+_SET_ANEW = frozenset({"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, HEADER))})
+_AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp adds if there are none
+
+
+class NotSent(Exception):
+    """The other node has done nothing: it cannot be reached, or does not lead. `leader_url`: the leader that it names."""
+
+    def __init__(self, why: str, leader_url: str | None = None, revision: int = 0) -> None:
+        super().__init__(why)
+        self.leader_url, self.revision = leader_url, revision
+
+
+class Lost(Exception):
+    """The connection to the other node broke: the request may have been carried out, or may still be."""
+
+
+class Payload:
+    """The body of a request: read first if it is small, so that it can be sent again; a large one is streamed, once."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request, self._begun = request, False
+        length = request.content_length
+        self._is_small = not request.body_exists or (length is not None and length <= KEPT_BYTES)
+        self.is_under_way = True  # the other node may have all that it needs to carry out the request
+
+    @property
+    def can_be_sent(self) -> bool:
+        """Nothing of it is gone. False: neither this process nor another node can be given the whole body any more."""
+        return self._is_small or not self._begun
+
+    async def arrive(self) -> None:
+        """Return when a small body is there as a whole."""
+        if self._request.body_exists and self._is_small and not self._request.content.is_eof():
+            await body.keep(self._request)
+
+    async def data(self) -> AsyncIterator[bytes] | None:
+        """The body for one try. Requires: it can be sent."""
+        assert self.can_be_sent, "a streamed body was given away before"
+        self.is_under_way = not self._request.body_exists
+        if not self._request.body_exists:
+            return None
+        return self._kept(await body.keep(self._request)) if self._is_small else self._streamed()
+
+    async def _kept(self, data: bytes) -> AsyncIterator[bytes]:
+        self.is_under_way = True
+        yield data
+
+    async def _streamed(self) -> AsyncIterator[bytes]:
+        self.is_under_way = self._begun = True
+        while piece := await self._request.content.readany():
+            yield piece
+
+
+class Proxy:
+    """Connections to other nodes, kept open between requests."""
+
+    def __init__(self, cafile: str = "") -> None:
+        self._cafile = cafile
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            tls = ssl.create_default_context(cafile=self._cafile) if self._cafile else True
+            connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+            send_once(self._session)
+        return self._session
+
+    async def ask(self, request: web.Request, url: str, payload: Payload) -> aiohttp.ClientResponse:
+        """Send a request to the node at `url`. Returns when the head of the answer is there. Raises `NotSent` or `Lost`."""
+        data = await payload.data()
+        check_deadline(request)
+        left_s = time_left(request)
+        total_s = left_s + GRACE_S if left_s < float("inf") else None
+        try:
+            response = await self._opened().request(
+                request.method,
+                URL(url.rstrip("/") + request.raw_path, encoded=True),
+                data=data,
+                expect100=data is not None,  # until the other node has said so, it has not got the body, and done nothing
+                headers=forwarded_headers(request, left_s),
+                skip_auto_headers=_AUTOMATIC,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=min(CONNECT_S, left_s)),
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NotSent(f"{url} cannot be reached: {describe(error)}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if (broken := request.content.exception()) is not None:
+                raise InvalidArgument(f"the body cannot be read: {broken}") from None
+            why = f"{url} did not answer: {describe(error)}"
+            raise (Lost(why) if payload.is_under_way else NotSent(why)) from error
+        if response.status == 421:
+            raise await _not_leading(url, response)
+        return response
+
+
+async def _not_leading(url: str, response: aiohttp.ClientResponse) -> NotSent:
+    """The refusal of a node that does not lead."""
+    why = f"{url} does not lead"
+    try:
+        details = msgspec.json.decode(await response.read())["error"]
+        leader_url, revision = details["leader_url"], details["revision"]
+        return NotSent(why, leader_url if isinstance(leader_url, str) else None, int(revision))
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return NotSent(why)
+    finally:
+        response.release()
+
+
+def forwarded_headers(request: web.Request, left_s: float) -> CIMultiDict[str]:
+    """The headers of a request for its second way: with its name, and with the time that the caller still has."""
+    headers = _end_to_end(request.headers, _SET_ANEW)
+    headers[HOP], headers[HEADER] = "1", request[REQUEST_ID]
+    if left_s < float("inf"):
+        headers[BUDGET] = str(max(1, int(left_s * 1000)))
+    return headers
+
+
+def _end_to_end(headers: Mapping[str, str], without: frozenset[str] = frozenset()) -> CIMultiDict[str]:
+    """Headers that go on beyond one connection."""
+    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+    dropped = _OF_CONNECTION | without | named
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+
+
+async def pass_back(request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
+    """Give the answer of another node to the client. Raises `Lost` if it does not arrive whole."""
+    headers = _end_to_end(response.headers, frozenset({HEADER.lower()}))
+    try:
+        if request.method == "HEAD":
+            return web.Response(status=response.status, headers=headers)
+        if response.content_length is not None and response.content_length <= SMALL_BYTES:
+            headers.popall("Content-Length", None)
+            return web.Response(body=await response.read(), status=response.status, headers=headers)
+        out = web.StreamResponse(status=response.status, headers=headers)
+        await _stream_back(request, response, out)
+        return out
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Lost(f"the answer of {response.url.origin()} is not complete: {describe(error)}") from error
+    finally:
+        response.release()  # closes the connection, if the answer was not read to its end
+
+
+async def _stream_back(request: web.Request, response: aiohttp.ClientResponse, out: web.StreamResponse) -> None:
+    await out.prepare(request)
+    while True:
+        async with asyncio.timeout(STALL_S):
+            piece = await response.content.read(PIECE_BYTES)
+            if not piece:
+                break
+            await out.write(piece)
+    await out.write_eof()
