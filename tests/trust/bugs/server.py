@@ -1,0 +1,306 @@
+"""Bugs planted in `server`."""
+
+from __future__ import annotations
+
+from tests.trust.bugs.bug import Bug
+
+BUGS = (
+    # Durability: an answered request is on the disk
+    Bug(
+        "requests are answered before their group is written",
+        "server/commit.py",
+        "            await done\n",
+        "",
+        "commit server_kill trust:kills",
+    ),
+    Bug(
+        "a committer that was closed still publishes, beside the thread that closes the topics",
+        "server/commit.py",
+        "        if self._closed:\n            return\n        self._publish",
+        "        self._publish",
+        "commit",
+    ),
+    Bug(
+        "topics are closed on the event loop",
+        "server/engine_life.py",
+        "await asyncio.get_running_loop().run_in_executor(None, self._close)",
+        "self._close()",
+        "loop_budget",
+    ),
+    Bug(
+        "a cancel is answered before its sync",
+        "server/handlers/messages.py",
+        "        await service.synced(staged_in)\n",
+        "",
+        "log_syncs",
+    ),
+    Bug(
+        "a request takes a sync for its own that began before it",
+        "server/log_syncs.py",
+        "            if began > asked:\n                return\n",
+        "            return\n",
+        "log_syncs",
+    ),
+    # The door to the world
+    Bug(
+        "a token's secret is not compared",
+        "server/auth.py",
+        "if not hmac.compare_digest(_digest(parts[0]), digest) or token is None:",
+        "if token is None:",
+        "server_security trust:hostile",
+    ),
+    Bug(
+        "a token for one topic is good for all",
+        "server/auth.py",
+        "isdisjoint(token.rights) and bool(self._fits[token.name](topic))",
+        "isdisjoint(token.rights)",
+        "server_security trust:hostile",
+    ),
+    Bug(
+        "a compressed body may be as large as it likes",
+        "server/incoming/decompress.py",
+        "            if size > limit:\n",
+        "            if size > limit << 20:\n",
+        "server_bad server_encodings hostile trust:hostile",
+    ),
+    # At edges and in moments that only chance would meet
+    Bug(
+        "a fetch asks the engine only where something is ready",
+        "server/fetches.py",
+        "        return self._reserve(fetch, now_ms, clock)\n",
+        (
+            "        known = self._engine.topic(fetch.topic).view.has_group(fetch.group)\n"
+            "        if known and not self._has_ready(fetch.topic, fetch.group, now_ms, clock):\n"
+            "            return Reserved()\n"
+            "        return self._reserve(fetch, now_ms, clock)\n"
+        ),
+        "trust:simulation fetches",
+    ),
+    Bug(
+        "a group expires while a fetch waits for its messages",
+        "server/fetches.py",
+        "self._engine.tick(now_ms, self._waiting.groups, may_go_on)",
+        "self._engine.tick(now_ms, may_go_on=may_go_on)",
+        "fetches trust:simulation",
+    ),
+    Bug(
+        "long polls that a step did not come to are forgotten",
+        "server/fetches.py",
+        "        return bool(self._changed or self._unasked)\n",
+        "        return bool(self._changed)\n",
+        "fetches trust:simulation",
+    ),
+    Bug(
+        "one message answers the long polls of all groups in one step",
+        "server/fetches.py",
+        "                if not may_go_on():\n                    return\n",
+        "",
+        "fetches",
+    ),
+    Bug(
+        "polls of a deleted group wait on, and make it anew",
+        "server/fetches.py",
+        "        self._end(self._waiting.of_group(topic, group))\n",
+        "",
+        "trust:simulation fetches",
+    ),
+    Bug(
+        "polls of a deleted topic wait on, and take messages of the next one",
+        "server/fetches.py",
+        "                self._end(self._waiting.of_topic(topic))\n",
+        "                pass\n",
+        "fetches trust:simulation",
+    ),
+    Bug(
+        "a poll that ends keeps the messages it was just given",
+        "server/service.py",
+        "                self.give_back(fetch, future.result())  # the client",
+        "                pass  # the client",
+        "server_moments",
+    ),
+    Bug(
+        "labels of groups go by the rank of their names",
+        "server/metrics/labels.py",
+        "        self._own &= tallies.keys()\n",
+        "        self._own = set()\n",
+        "metrics",
+    ),
+    Bug(
+        "a time budget that is spent is not looked at",
+        "server/request.py",
+        "    if DEADLINE in request and time_left(request) <= 0:\n        raise DeadlineExceeded\n",
+        "    return\n",
+        "server_moments",
+    ),
+    Bug(
+        "messages in BSON that could not be sent are not given back",
+        "server/handlers/consume.py",
+        "        return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, undo, messages.lease)\n",
+        "        return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, None, messages.lease)\n",
+        "server_time",
+    ),
+    Bug(
+        "dead letters of a second page come all at once",
+        "server/handlers/dead.py",
+        "        due_ms = start + int(count * 1000 / asked.per_s) if asked.per_s else start\n",
+        "        due_ms = start\n",
+        "server_moments",
+    ),
+    Bug(
+        "pages of foreign domains may ask a server without tokens",
+        "server/auth.py",
+        "        return self._any_name or is_own_name(",
+        "        return True or is_own_name(",
+        "server_security",
+    ),
+    Bug(
+        "brackets in a text count as levels of a body",
+        "server/incoming/depth.py",
+        "            brackets = marks[~(in_text | quotes)] | 0x20\n",
+        "            brackets = marks[~quotes] | 0x20\n",
+        "depth",
+    ),
+    # Replication
+    Bug(
+        "reads do not wait for the copies",
+        "server/output_commit.py",
+        "    if not applies(request) or answered.status >= 500",
+        '    if request.method == "GET" or not applies(request) or answered.status >= 500',
+        "cluster_pair",
+    ),
+    Bug(
+        "a fetch that was not replicated keeps its messages",
+        "server/output_commit.py",
+        "        if isinstance(answered, Reply) and answered.undo is not None:\n            answered.undo()\n",
+        "",
+        "cluster_pair",
+    ),
+    Bug(
+        "refusals do not wait for the copies",
+        "server/output_commit.py",
+        "{401, 403, 405, 408, 413, 415, 429}",
+        "{401, 403, 404, 405, 408, 409, 413, 415, 429}",
+        "cluster_pair",
+    ),
+    # Forwarding to the leader
+    Bug(
+        "a forwarded request does not say how much time its caller still has",
+        "server/proxy.py",
+        '    if left_s < float("inf"):\n        headers[BUDGET] = str(max(1, int(left_s * 1000)))\n',
+        "",
+        "forward",
+    ),
+    Bug(
+        "a forwarded request is forwarded again",
+        "server/forward.py",
+        "            if HOP in request.headers or request.headers.get(DIRECT)",
+        "            if request.headers.get(DIRECT)",
+        "forward",
+    ),
+    Bug(
+        "a request that may have been carried out by a lost leader is sent to the next one",
+        "server/forward.py",
+        "                if request.method not in _CHANGES_NOTHING or trace.STARTED in request:\n",
+        "                if trace.STARTED in request:\n",
+        "forward",
+    ),
+    Bug(
+        "a request whose body no process took counts as lost with the leader",
+        "server/proxy.py",
+        "        self.is_under_way = not self._request.body_exists\n",
+        "        self.is_under_way = True\n",
+        "forward",
+    ),
+    Bug(
+        "a request stays with a leader that is silent although another one was elected",
+        "server/forward.py",
+        "                if now is not None and now.epoch != place.epoch:\n",
+        "                if False:\n",
+        "forward",
+    ),
+    # Machines: faults that one process cannot show
+    Bug(
+        "an answer does not wait for the copies",
+        "server/output_commit.py",
+        "    await lead.covered(lsn, time_left(request))\n",
+        "    lead.check_may_answer()\n",
+        "trust:machines",
+    ),
+    Bug(
+        "a leader that was cut off tells an old state",
+        "server/office.py",
+        "lambda: self.tenure.check_may_answer(boot_ms(), self.book.required())",
+        "lambda: None",
+        "trust:machines",
+    ),
+    Bug(
+        "the worker process of a deposed leader lives on",
+        "server/leadership.py",
+        "        await asyncio.get_running_loop().run_in_executor(None, leader.kill)\n",
+        "",
+        "trust:machines",
+    ),
+    Bug(
+        "the lease of a replica process is revoked while it runs",
+        "server/node.py",
+        "        child.signal(signal.SIGTERM)\n",
+        "        await self._revoke(child.report.lease)\n        child.signal(signal.SIGTERM)\n",
+        "node",
+    ),
+    Bug(
+        "a node that forwards a handover takes the new leader for a loss",
+        "server/forward.py",
+        "        await asyncio.wait([asking], timeout=LAST_WORD_S)\n",
+        "        pass\n",
+        "trust:machines",
+    ),
+    Bug(
+        "a lease counts though `lead` does not hang on it",
+        "server/office.py",
+        "        if lease == self._lead_lease:\n            self.tenure.kept_alive(sent_ms)\n",
+        "        if lease:\n            self.tenure.kept_alive(sent_ms)\n",
+        "office",
+    ),
+    Bug(
+        "an answer does not wait for a member that is about to come in",
+        "server/leadership.py",
+        "else self.office.book.required()",
+        "else self.office.book.isr",
+        "office",
+    ),
+    Bug(
+        "a deposed leader is replaced while its worker process writes",
+        "server/leadership.py",
+        "        await asyncio.get_running_loop().run_in_executor(None, leader.kill)\n",
+        "",
+        "office",
+    ),
+    Bug(
+        "the files of a member are replaced before etcd lets it go",
+        "server/office.py",
+        "        lead.may_sync = lambda member: member not in self.book.required()\n",
+        "        lead.may_sync = lambda member: True\n",
+        "office",
+    ),
+    Bug(
+        "a transaction in doubt counts as done",
+        "server/office.py",
+        "            await asyncio.sleep(LOOK_S)\n            self._read()\n        else:\n            self._settle",
+        "            self.book.know(change.revision + 1, change.isr)\n        else:\n            self._settle",
+        "office",
+    ),
+    Bug(
+        "a deposed leader follows before it has replaced itself",
+        "server/replica_process.py",
+        "        if self.ended.done() or self._replacing:\n",
+        "        if self.ended.done():\n",
+        "trust:machines",
+    ),
+    Bug(
+        "a late word about lost power counts after an election",
+        "server/reboot.py",
+        "            await part.etcd.transact(compares, [put(",
+        "            await part.etcd.transact(compares[:0], [put(",
+        "reboot",
+    ),
+)

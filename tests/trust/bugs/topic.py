@@ -1,0 +1,99 @@
+"""Bugs planted in `topic`."""
+
+from __future__ import annotations
+
+from tests.trust.bugs.bug import CRASH, SIM, Bug
+
+BUGS = (
+    # Durability: an answered request is on the disk
+    Bug(
+        "the Index lets go of what was handed off before that is synced",
+        "topic/handoff.py",
+        "        index.advance(due)\n",
+        "        index.advance(due)\n        index.release(broker.progress)\n",
+        CRASH,
+    ),
+    Bug(
+        "a sleeping retry ends before its cancel is durable",
+        "topic/stores.py",
+        "            self.broker.sync()  # a cancel that a power cut takes back in the journal must not end a retry\n",
+        "",
+        "log_syncs",
+    ),
+    # Split events
+    Bug(
+        "a busy topic has its next turn before the others",
+        "topic/wake_queue.py",
+        "self.schedule_earlier(topic, max(when_ms, now_ms))",
+        "self.schedule_earlier(topic, when_ms)",
+        "ended_deliveries",
+    ),
+    # Consuming
+    Bug(
+        "a requeued letter keeps its old expiry",
+        "topic/requeue.py",
+        "            _expiring(letter.document, expires_ms),\n",
+        "            letter.document,\n",
+        f"engine_trust server_expiry {SIM}",
+    ),
+    Bug(
+        "an id that is ready already is taken for a new one",
+        "topic/topic.py",
+        "        return partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None\n",
+        "        return None\n",
+        f"{SIM} server",
+    ),
+    # At edges and in moments that only chance would meet
+    Bug(
+        "dead letters go before their time",
+        "topic/dead_letters.py",
+        "(old := self.page(Filter(to_ms=limit_ms), _PAGE)[0])",
+        "(old := self.page(Filter(to_ms=now_ms), _PAGE)[0])",
+        "engine_trust",
+    ),
+    Bug(
+        "no checkpoint comes after the clock went back",
+        "topic/checkpoints.py",
+        "not now_ms < self._due_ms <= now_ms + self._stores.settings.beat_ms",
+        "self._due_ms <= now_ms",
+        "engine_trust",
+    ),
+    Bug(
+        "no maintenance runs after the clock went back",
+        "topic/maintenance.py",
+        "self.due_ms is not None and not now_ms < self.due_ms <= now_ms + MAINTENANCE_MS\n",
+        "self.due_ms is not None and self.due_ms <= now_ms\n",
+        "engine_trust",
+    ),
+    Bug(
+        "nothing is retained away after the clock went back",
+        "topic/maintenance.py",
+        "        if not now_ms < self.due_ms <= now_ms + RETENTION_MS:\n",
+        "        if self.due_ms <= now_ms:\n",
+        "engine_trust",
+    ),
+    Bug(
+        "check passes over dead letters",
+        "topic/check.py",
+        '    found += [f"dead letters of {line}" for line in stores.dead_letters.index.check()]\n',
+        "",
+        "check_trust",
+    ),
+    # Standing: where a message is for a group
+    Bug(
+        "a listing leaves out messages that a step did not come to",
+        "topic/listing.py",
+        "        at = at + len(read.starts) if decided is None else decided\n",
+        "        at = at + len(read.starts)\n",
+        "steps_of_pairs trust:limits",
+    ),
+    # Membership
+    Bug(
+        "dead letters are sealed by the thread of the engine",
+        "topic/maintenance.py",
+        "        self._letters = IndexUpkeep(stores.dead_letters.index, stores.door, worker)\n",
+        "        from turtlemq.storage.workers import Inline\n\n"
+        "        self._letters = IndexUpkeep(stores.dead_letters.index, stores.door, Inline())\n",
+        "dead",
+    ),
+)
