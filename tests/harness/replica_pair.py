@@ -20,6 +20,7 @@ from turtlemq.replica.link import Identity
 from turtlemq.replica.shipping import ShippingDoor
 from turtlemq.replica.standby import Standby, StandbyOptions
 from turtlemq.replica.stream import RING_BYTES, Stream
+from turtlemq.server.peer_port import PeerPort
 from turtlemq.storage.door import Door
 
 SECRET = b"a secret of the cluster"
@@ -120,12 +121,17 @@ async def leading(
     )
     engine = await asyncio.to_thread(Engine.open, folder, door=OneProcess(stream=stream, root=folder))
     lead.source = CopySource(folder, stream) if copies else None
-    pair = Pair(root, lead, engine, await lead.listen("127.0.0.1", 0), members, events)
+    port = PeerPort("127.0.0.1", 0)
+    port.accepts = lead.accept
+    await port.open()
+    lead.begin()
+    pair = Pair(root, lead, engine, port.port, members, events)
     try:
         yield pair
     finally:
         await pair.end()
         lead.close()
+        port.close()
 
 
 async def until(condition: Any, seconds: float = 10) -> None:

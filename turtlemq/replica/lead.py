@@ -96,7 +96,6 @@ class Lead:
         self._marks: deque[tuple[int, float]] = deque(maxlen=_BEATS_MAX)  # LSN of the stream at a time
         self._strangers = 0
         self._far = False  # members were far behind when it was last asked
-        self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._beating: asyncio.TimerHandle | None = None
         self._closed = False
@@ -105,11 +104,9 @@ class Lead:
 
     # Life
 
-    async def listen(self, host: str, port: int) -> int:
-        """Accept standbys. Returns the port."""
-        self._server = await self._loop.create_server(self._accept, host, port, ssl=self._me.tls.accepts)
+    def begin(self) -> None:
+        """Send heartbeats from now on. Standbys come through `accept`."""
         self._beat()
-        return int(self._server.sockets[0].getsockname()[1])
 
     async def finish(self, timeout_s: float) -> None:
         """Wait until the standbys that are attached have everything, or the time is over."""
@@ -121,8 +118,6 @@ class Lead:
     def close(self, why: str = "the leader stops") -> None:
         """End all connections. Answers that wait are refused."""
         self._closed = self._woken = True  # no further wake
-        if self._server is not None:
-            self._server.close()
         if self._beating is not None:
             self._beating.cancel()
         for task in self._tasks:
@@ -257,8 +252,12 @@ class Lead:
 
     # Standbys
 
-    def _accept(self) -> Link:
+    def accept(self) -> Link:
+        """The protocol of a connection that is being made to this leader."""
         link = Link(self._ship)
+        if self._closed:
+            link.close("the leader stops")
+            return link
         task = self._loop.create_task(self._attach(link))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

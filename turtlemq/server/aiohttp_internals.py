@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence, Sized
 from functools import partial
 from typing import Any, Protocol, cast
 
-from aiohttp import ClientSession, web
+from aiohttp import ClientRequest, ClientSession, web
 from aiohttp.helpers import rfc822_formatted_time as http_date
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -24,6 +24,7 @@ __all__ = [
     "AiohttpSite",
     "Dispatcher",
     "HttpProcessingError",
+    "QuietRequest",
     "cut",
     "http_date",
     "open_connections",
@@ -121,6 +122,23 @@ def open_connections(server: web.Server) -> Sized:
 def send_once(session: ClientSession) -> None:
     """Turn off a session's own retry of PUT and DELETE, which may send a request twice without notice."""
     session._retry_connection = False
+
+
+class QuietRequest(ClientRequest):
+    """A client's request. The task that sends its body fails beside it if the connection breaks before 100 Continue: the request
+    gets the error of its answer, and the event loop would log that of the task as one that was never retrieved."""
+
+    async def write_bytes(self, *args: Any, **options: Any) -> None:
+        """Send the body."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(_retrieve)
+        await super().write_bytes(*args, **options)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 class AcceptsConnections(Protocol):

@@ -4,8 +4,9 @@ Without a leader the request waits for one, within its own time and WAIT_S: an e
 while the leader opens its files, or hands over. A request goes on once: a node that gets a forwarded one, or one that was sent to
 it as the leader, refuses it with 421 if it does not lead.
 
-A request that may have reached a leader which is lost is sent again only if it changes nothing. All others are answered with 503:
-the caller knows whether its ids make a second try safe.
+A request that a lost leader may have carried out is sent again only if a second time makes no difference: reads, and settings of
+a topic. All others are answered with 503, for the caller knows whether its ids make a second try safe: a message that the first
+DELETE has removed is unknown to the second one, and a group is moved twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aiohttp import web
 from turtlemq.errors import NotReplicated
 from turtlemq.server import logs, trace
 from turtlemq.server.errors import NoLeader, NotLeader, Overloaded
-from turtlemq.server.proxy import DIRECT, HOP, Lost, NotSent, Payload, Proxy, pass_back
+from turtlemq.server.proxy import CHANGES_NOTHING, DIRECT, EMPTY, HOP, Lost, NotSent, Payload, Proxy, pass_back
 from turtlemq.server.request import time_left
 from turtlemq.server.service import Service
 
@@ -36,7 +37,6 @@ LOOK_S = 0.02  # between two looks at the role of this process, while requests w
 PAUSE_S = 0.05, 0.4  # before a leader that could not be reached is tried again, at first and at most
 LAST_WORD_S = 0.5  # for a leader that was replaced: it answers the request to hand over after that, or says that it does not lead
 FORWARDS_MAX = 4_096  # requests under way
-_CHANGES_NOTHING = ("GET", "HEAD")
 
 
 def is_for_leader(path: str) -> bool:
@@ -46,6 +46,17 @@ def is_for_leader(path: str) -> bool:
     [True, True, False, False]
     """
     return path.startswith(TO_LEADER)
+
+
+def can_be_repeated(method: str, path: str) -> bool:
+    """Whether a request that may have been carried out can be sent again without a difference for its caller.
+
+    >>> can_be_repeated("GET", "/v1/topics/t/messages"), can_be_repeated("PUT", "/v1/topics/t")
+    (True, True)
+    >>> can_be_repeated("DELETE", "/v1/topics/t/messages/m"), can_be_repeated("PUT", "/v1/topics/t/groups/g")
+    (False, False)
+    """
+    return method in CHANGES_NOTHING or (method == "PUT" and path.startswith("/v1/topics/") and path.count("/") == 3)
 
 
 def leads(service: Service) -> bool:
@@ -75,10 +86,10 @@ class Forwarder:
         """The leader's answer to a request; None if this process leads, perhaps after a while, and has to answer itself."""
         if not is_for_leader(request.path):
             return None
-        if leads(self._service):
+        if leads(self._service) or EMPTY in request.headers:
             await Payload(request).arrive()  # before it is decided: this process may hand over meanwhile
-            if leads(self._service):
-                return None
+        if leads(self._service):
+            return None
         self._watch(cluster)
         with self._counted():
             if HOP in request.headers or request.headers.get(DIRECT) == "1":
@@ -123,7 +134,7 @@ class Forwarder:
             await self._change(cluster, end)
 
     async def _forwarded(self, request: web.Request, cluster: ClusterPart) -> web.StreamResponse | None:
-        payload, end, pause_s, hint = Payload(request), _end(request), PAUSE_S[0], ""
+        payload, end, pause_s, hint, failed = Payload(request), _end(request), PAUSE_S[0], "", None
         while not leads(self._service):
             place = self._leader(cluster)
             if place is None or place.url is None or self._is_here(cluster, place):
@@ -136,7 +147,7 @@ class Forwarder:
                 hint = "" if hint else self._hint(cluster, error)
                 self._note(str(error))
             except Lost as error:
-                if request.method not in _CHANGES_NOTHING or trace.STARTED in request:
+                if not can_be_repeated(request.method, request.path) or trace.STARTED in request:
                     self._count("lost")
                     text = f"the leader was lost: {error}. It may be done, or not; sending it again with the same ids is safe"
                     raise NotReplicated(text) from error
@@ -145,6 +156,8 @@ class Forwarder:
                 self._count("answered")
                 self._unreached = ""
                 return answered
+            if place.epoch != failed:  # the time until a leader has failed was no time without one
+                failed, end = place.epoch, _end(request)
             await self._pause(cluster, payload, end, 0.0 if hint else pause_s)
             pause_s = min(PAUSE_S[1], 2 * pause_s)
         return None

@@ -14,7 +14,7 @@ from turtlemq.replica.frames import Handover, Ready
 from turtlemq.replica.interventions import target_of
 from turtlemq.replica.link import Identity
 from turtlemq.replica.member import Member
-from turtlemq.replica.member_events import Event, Failed, HandoverAsked, Seen, State
+from turtlemq.replica.member_events import Event, HandoverAsked, Seen, State
 from turtlemq.replica.membership import Change, handed_over_isr
 from turtlemq.replica.replica_file import ReplicaFacts
 from turtlemq.replica.shard_view import config_of
@@ -26,6 +26,7 @@ from turtlemq.server.engine_life import EngineLife
 from turtlemq.server.errors import NoLeader, NotLeader
 from turtlemq.server.office import Office
 from turtlemq.server.offset_notes import OffsetNotes
+from turtlemq.server.peer_port import PeerPort
 from turtlemq.server.replica_names import ReplicaNames
 from turtlemq.server.replication import FINISH_S, Leader
 from turtlemq.server.service import Service
@@ -42,6 +43,7 @@ class Process(Protocol):
     part: ClusterPart
     service: Service
     names: ReplicaNames
+    port: PeerPort
     member: Member
     lock: int
     files: int
@@ -97,20 +99,13 @@ class Leadership:
         )
         lead.caught_up, lead.ready = process.service.tick_soon, self._got_ready
         process.service.on_topic_stopped = self.office.leave
-        process.spawn(self._serve(self._leader))
+        self._serve(self._leader)
 
-    async def _serve(self, leader: Leader) -> None:
+    def _serve(self, leader: Leader) -> None:
         process, life = self._process, self._life
         assert life is not None
         assert self.office is not None
-        try:
-            await leader.listen()
-        except OSError as error:
-            where = process.config.cluster.peer
-            process.tell(Failed(f"standbys cannot be served on {where}: {error.strerror or error}", copy_lost=False))
-            return
-        if process.member.state is not State.LEAD:
-            return
+        leader.listen(process.port)
         part, service = process.part, process.service
         part.lead = service.lead = leader.lead
         service.care = leader.care

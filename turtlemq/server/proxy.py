@@ -2,7 +2,9 @@
 
 A small body is read first, so that it can be sent again to another node. No body is sent before the other node's process has
 taken the request (100 Continue): its port is open while a process is replaced, and a body that waits there would leave in doubt
-whether the request is carried out. Which node is asked, and whether a failed request may be sent again, is decided in `forward`.
+whether the request is carried out. For the same reason a request without a body that may change something is sent with an empty
+one (EMPTY), whose end the other node awaits. Which node is asked, and whether a failed request may be sent again, is decided in
+`forward`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from turtlemq.errors import InvalidArgument, describe
-from turtlemq.server.aiohttp_internals import send_once
+from turtlemq.server.aiohttp_internals import QuietRequest, send_once
 from turtlemq.server.incoming import body
 from turtlemq.server.request import BUDGET, check_deadline, time_left
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
 HOP, DIRECT = "X-Turtlemq-Hop", "X-Turtlemq-Direct"
+EMPTY = "X-Turtlemq-Empty"  # the body has no bytes, and an end: nothing is done before that has arrived
+CHANGES_NOTHING = ("GET", "HEAD")
 CONNECT_S = 1.0  # a machine that is gone does not refuse connections
 GRACE_S = 1.0  # beyond the caller's own time: the other node tells better what became of the request
 STALL_S = 30.0  # for the next piece of a streamed answer, on its way from the other node and to the client
@@ -34,7 +38,7 @@ PIECE_BYTES = 256 << 10
 _OF_CONNECTION = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
-_SET_ANEW = frozenset({"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, HEADER))})
+_SET_ANEW = frozenset({"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, EMPTY, HEADER))})
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp adds if there are none
 
 
@@ -55,7 +59,7 @@ class Payload:
 
     def __init__(self, request: web.Request) -> None:
         self._request, self._begun = request, False
-        length = request.content_length
+        length = 0 if EMPTY in request.headers else request.content_length
         self._is_small = not request.body_exists or (length is not None and length <= KEPT_BYTES)
         self.is_under_way = True  # the other node may have all that it needs to carry out the request
 
@@ -72,14 +76,17 @@ class Payload:
     async def data(self) -> AsyncIterator[bytes] | None:
         """The body for one try. Requires: it can be sent."""
         assert self.can_be_sent, "a streamed body was given away before"
-        self.is_under_way = not self._request.body_exists
-        if not self._request.body_exists:
+        if not self._request.body_exists and self._request.method in CHANGES_NOTHING:
             return None
+        self.is_under_way = False
+        if not self._request.body_exists:
+            return self._kept(b"")
         return self._kept(await body.keep(self._request)) if self._is_small else self._streamed()
 
     async def _kept(self, data: bytes) -> AsyncIterator[bytes]:
         self.is_under_way = True
-        yield data
+        if data:
+            yield data
 
     async def _streamed(self) -> AsyncIterator[bytes]:
         self.is_under_way = self._begun = True
@@ -103,7 +110,7 @@ class Proxy:
         if self._session is None:
             tls = ssl.create_default_context(cafile=self._cafile) if self._cafile else True
             connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
-            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, request_class=QuietRequest)
             send_once(self._session)
         return self._session
 
@@ -153,6 +160,9 @@ def forwarded_headers(request: web.Request, left_s: float) -> CIMultiDict[str]:
     """The headers of a request for its second way: with its name, and with the time that the caller still has."""
     headers = _end_to_end(request.headers, _SET_ANEW)
     headers[HOP], headers[HEADER] = "1", request[REQUEST_ID]
+    if not request.body_exists and request.method not in CHANGES_NOTHING:
+        headers[EMPTY] = "1"
+        headers.popall("Content-Length", None)
     if left_s < float("inf"):
         headers[BUDGET] = str(max(1, int(left_s * 1000)))
     return headers

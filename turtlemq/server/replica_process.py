@@ -52,6 +52,7 @@ from turtlemq.server.config import Config
 from turtlemq.server.copy_care import CopyCare
 from turtlemq.server.following import Following
 from turtlemq.server.leadership import Leadership
+from turtlemq.server.peer_port import PeerPort
 from turtlemq.server.reboot import Reboot
 from turtlemq.server.replica_names import ReplicaNames
 from turtlemq.server.replication import door_of, log
@@ -84,10 +85,12 @@ class ReplicaProcess:
         part: ClusterPart,
         service: Service,
         names: ReplicaNames,
+        port: PeerPort,
         copy: Copy,
         line: SupervisorLine,
     ) -> None:
         self.config, self.part, self.service, self.names, self.line = config, part, service, names, line
+        self.port = port
         self.lock, facts, self.files = copy
         self.root, self.door = Path(config.data), door_of(config)
         fresh = facts.complete and facts.epoch == 0

@@ -19,6 +19,7 @@ from turtlemq.replica.shard_view import config_of, want_of
 from turtlemq.server import logs
 from turtlemq.server.cluster_part import ClusterPart, connect
 from turtlemq.server.config import Config
+from turtlemq.server.peer_port import PeerPort
 from turtlemq.server.replica_names import ReplicaNames
 from turtlemq.server.replica_process import Copy, ReplicaProcess
 from turtlemq.server.replication import SWITCH_S, address_of, log, take
@@ -59,23 +60,24 @@ class _Start:
 
     def __init__(self, config: Config, me: Identity, url: str, part: ClusterPart, service: Service, files: int) -> None:
         self._config, self._me, self._url, self._part, self._service, self._files = config, me, url, part, service, files
+        self._port = PeerPort(*address_of(config, me.shard), me.tls.accepts)
         self._process: ReplicaProcess | None = None
         self._state = "start"
 
     def report(self) -> Report:
         if self._process is not None:
             return self._process.report()
-        return Report(self._state, 0, 0, 0, "", complete=False, good=True)
+        return Report(self._state, good=not self._port.why, why=self._port.why)
 
     async def run(self, stop: asyncio.Event, line: SupervisorLine) -> int:
         stopped = asyncio.create_task(stop.wait())
         try:
-            wanted = asyncio.create_task(self._until_wanted())
-            await asyncio.wait([wanted, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not wanted.done():
-                wanted.cancel()
+            making = asyncio.create_task(self._make(line))
+            await asyncio.wait([making, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not making.done():
+                making.cancel()
                 return 0
-            process = await self._make(line)
+            process = making.result()
             if process is None:
                 return 1
             self._process = process
@@ -83,6 +85,7 @@ class _Start:
             return await process.run()
         finally:
             stopped.cancel()
+            self._port.close()
 
     async def _until_wanted(self) -> None:
         """Wait until the cluster is made, and this node should have a copy."""
@@ -118,7 +121,9 @@ class _Start:
         return None
 
     async def _make(self, line: SupervisorLine) -> ReplicaProcess | None:
-        """Lock the folder. None: it cannot be used, and standard error says why."""
+        """Wait until this node should have a copy, lock its folder, bind its port. None: the folder cannot be used, and standard
+        error says why."""
+        await self._until_wanted()
         config, part, shard = self._config, self._part, self._me.shard
         own = structs.replace(config, data=str(folder_of(config, shard)))
         try:
@@ -127,10 +132,15 @@ class _Start:
             print(f"Cannot use the data folder {own.data}: {error}", file=sys.stderr)
             return None
         sys.setswitchinterval(SWITCH_S)
-        host, port = address_of(config, shard)
-        peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        requests = ReplicaNames(part, facts.replica, self._url, peer, self._service.meter.etcd)
-        process = ReplicaProcess(own, self._me, part, self._service, requests, Copy(lock, facts, self._files), line)
+        await self._port.open(lambda why: self._hold_up(why, line))
+        requests = ReplicaNames(part, facts.replica, self._url, self._port.address, self._service.meter.etcd)
+        copy = Copy(lock, facts, self._files)
+        process = ReplicaProcess(own, self._me, part, self._service, requests, self._port, copy, line)
         logs.info("replica", replica=facts.replica, complete=facts.complete, epoch=facts.epoch, lsn=facts.lsn, pid=os.getpid())
         self._service.not_serving = "this server does not lead. Try again in a moment."
         return process
+
+    def _hold_up(self, why: str, line: SupervisorLine) -> None:
+        """Tell clients and the supervisor why this node has no copy yet."""
+        self._service.not_serving = why
+        line.tell()

@@ -30,6 +30,7 @@ from turtlemq.segment.format import VERSION
 from turtlemq.server import logs
 from turtlemq.server.cluster_config import parse_address, read_secret
 from turtlemq.server.config import Config
+from turtlemq.server.peer_port import PeerPort
 from turtlemq.server.peer_tls import peer_tls
 from turtlemq.server.service import now_ms
 from turtlemq.storage import names
@@ -123,13 +124,14 @@ class Leader:
         facts = replace(self._facts, lsn=None, chain=None)
         await asyncio.get_running_loop().run_in_executor(None, self._write, facts)
 
-    async def listen(self) -> None:
-        """Listen for standbys."""
+    def listen(self, port: PeerPort) -> None:
+        """Accept standbys from now on."""
         self.lead.source = CopySource(self._root, self.stream, lambda: door_of(self._config))
         bulk = self._config.cluster.bulk_mb_per_s * 1e6
         self.care = LeaderCare(self.lead, self._root, self.examiner, bulk, log=log)
         self.care.distrust = self._distrust
-        await self.lead.listen(*address_of(self._config, self._facts.shard))
+        port.accepts = self.lead.accept
+        self.lead.begin()
 
     def _distrust(self, paths: list[str]) -> None:
         """Note files of this copy that have damage: it compares them with those of the next leader."""

@@ -200,14 +200,14 @@ BUGS = (
     Bug(
         "a request that may have been carried out by a lost leader is sent to the next one",
         "server/forward.py",
-        "                if request.method not in _CHANGES_NOTHING or trace.STARTED in request:\n",
+        "                if not can_be_repeated(request.method, request.path) or trace.STARTED in request:\n",
         "                if trace.STARTED in request:\n",
         "forward",
     ),
     Bug(
         "a request whose body no process took counts as lost with the leader",
         "server/proxy.py",
-        "        self.is_under_way = not self._request.body_exists\n",
+        "        self.is_under_way = False\n",
         "        self.is_under_way = True\n",
         "forward",
     ),
@@ -217,6 +217,34 @@ BUGS = (
         "                if now is not None and now.epoch != place.epoch:\n",
         "                if False:\n",
         "forward",
+    ),
+    Bug(
+        "a leader carries out a request without a body before its end has arrived",
+        "server/proxy.py",
+        "        length = 0 if EMPTY in request.headers else request.content_length\n",
+        "        length = request.content_length\n",
+        "forward",
+    ),
+    Bug(
+        "a move of a group that a lost leader may have done is done again",
+        "server/forward.py",
+        'and path.count("/") == 3)',
+        'and path.count("/") >= 3)',
+        "forward",
+    ),
+    Bug(
+        "a request that was long under way does not wait for the next leader",
+        "server/forward.py",
+        "                failed, end = place.epoch, _end(request)\n",
+        "                failed = place.epoch\n",
+        "forward",
+    ),
+    Bug(
+        "a node that cannot have its peer port is a member all the same",
+        "server/peer_port.py",
+        "            await asyncio.sleep(pause_s)\n            pause_s = min(",
+        "            return\n            pause_s = min(",
+        "peer_port",
     ),
     # Machines: faults that one process cannot show
     Bug(
