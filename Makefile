@@ -52,10 +52,10 @@ soak: setup ## a steady mixed load with restarts, and a picture of it (ARGS="--m
 	@exec $(BIN)/python -m tests.trust.soak --picture docs/soak.svg $(ARGS)
 
 browser: ## install Chromium for the tests of the pages, where that is allowed
-	@sh tests/get_browser.sh
+	@sh tests/get_package.sh chromium
 
 etcd: ## install etcd for clusters and their tests, where that is allowed
-	@sh tests/get_etcd.sh
+	@sh tests/get_package.sh etcd-server
 
 check: lint ## lint, types and the fast tests: run before every commit
 	@echo "── fast tests"

@@ -84,8 +84,9 @@ def main() -> None:
     parser.add_argument("--url", help="address of the server (else TURTLEMQ_URL, else this machine)")
     parser.add_argument("--orders", type=int, default=6, help="how many orders are placed; every third is paid")
     parser.add_argument("--fast", action="store_true", help="one second in place of 30 minutes")
+    parser.add_argument("--delay", type=float, help="seconds until an unpaid order is closed, in place of 30 minutes")
     args = parser.parse_args()
-    delay = 1.0 if args.fast else 1800.0
+    delay = args.delay or (1.0 if args.fast else 1800.0)
     done = threading.Event()
 
     with tempfile.TemporaryDirectory() as folder, Client(args.url) as client:
@@ -95,6 +96,9 @@ def main() -> None:
         def handle(message: Message) -> None:
             if message.headers.get("run") == run:  # otherwise an earlier, interrupted run has left it
                 close(shop, message)
+            finish()
+
+        def finish() -> None:
             if "open" not in shop.states().values():
                 done.set()
 
@@ -106,6 +110,7 @@ def main() -> None:
         with Consumer(TOPIC, handle, client, wait=5, concurrency=1):
             for order in range(0, args.orders, 3):
                 pay(client, shop, run, order)
+            finish()  # the last open order may be a paid one
             done.wait()
         print(f"at the end: {shop.states()}")
 

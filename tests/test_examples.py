@@ -48,9 +48,21 @@ def test_it_explains_itself(path: Path) -> None:
 @pytest.mark.slow
 def test_orders_that_are_not_paid_are_closed(server: Server) -> None:
     for _ in range(2):  # a second run is not disturbed by the first
-        out = run(example("order_closer"), "--fast", "--orders", "4", url=server.url)
+        out, cancelled = paid_in_time(server)
         assert out.splitlines()[-1] == "at the end: {0: 'paid', 1: 'closed', 2: 'closed', 3: 'paid'}"
-    assert server.ok("GET", "/v1/topics/order-closer")["stats"]["cancelled"] == 4
+        assert cancelled == 2
+
+
+def paid_in_time(server: Server, delays: tuple[str, ...] = ("1", "6", "36")) -> tuple[str, int]:
+    """Run the example, with more time if this machine was so busy that orders came due before they were paid, which the example
+    says. Returns its output, and how many messages it has cancelled."""
+    server.ok("PUT", "/v1/topics/order-closer", {})
+    for delay in delays:
+        before = server.ok("GET", "/v1/topics/order-closer")["stats"]["cancelled"]
+        out = run(example("order_closer"), "--delay", delay, "--orders", "4", url=server.url)
+        if "paid too late" not in out and "its closer is in state" not in out:
+            break
+    return out, server.ok("GET", "/v1/topics/order-closer")["stats"]["cancelled"] - before
 
 
 @pytest.mark.slow
