@@ -53,15 +53,14 @@ def test_orders_that_are_not_paid_are_closed(server: Server) -> None:
         assert cancelled == 2
 
 
-def paid_in_time(server: Server, delays: tuple[str, ...] = ("1", "6", "36")) -> tuple[str, int]:
+def paid_in_time(server: Server, delay: int = 1) -> tuple[str, int]:
     """Run the example, with more time if this machine was so busy that orders came due before they were paid, which the example
     says. Returns its output, and how many messages it has cancelled."""
     server.ok("PUT", "/v1/topics/order-closer", {})
-    for delay in delays:
-        before = server.ok("GET", "/v1/topics/order-closer")["stats"]["cancelled"]
-        out = run(example("order_closer"), "--delay", delay, "--orders", "4", url=server.url)
-        if "paid too late" not in out and "its closer is in state" not in out:
-            break
+    before = server.ok("GET", "/v1/topics/order-closer")["stats"]["cancelled"]
+    out = run(example("order_closer"), "--delay", str(delay), "--orders", "4", url=server.url)
+    if delay < 36 and ("paid too late" in out or "its closer is in state" in out):
+        return paid_in_time(server, 6 * delay)
     return out, server.ok("GET", "/v1/topics/order-closer")["stats"]["cancelled"] - before
 
 
