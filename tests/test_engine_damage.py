@@ -571,3 +571,120 @@ def test_what_waits_to_be_tried_again_is_no_notice(tmp_path: Path) -> None:
     engine.topic("t").stores.broker.groups["g"].add_retry(1, Retry(20, 2, "no"))
     assert engine.reserve("t", "g", 9, 30).ids == []
     engine.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("cut", [1, 40, 250, 310])
+def test_messages_put_behind_a_cut_document_stay(tmp_path: Path, cut: int, killed: bool) -> None:
+    """The length of the cut document reaches over them: to a scan, they would be its end."""
+    engine = reopen(tmp_path)
+    engine.submit("t", [Message(b"x" * 300, 500_000, id=f"old{n}") for n in range(2)], 0)
+    engine.close()
+    path = folder(tmp_path) / "delay_0000000000.bson"
+    os.truncate(path, path.stat().st_size - cut)
+    engine = reopen(tmp_path)
+    assert any(d.file == path.name for d in engine.damage()["t"])
+    engine.submit("t", messages(3, due=500_000), 1)
+    (abandon if killed else Engine.close)(engine)
+    for run in folder(tmp_path).glob("*.run"):
+        run.unlink()
+    engine = reopen(tmp_path)
+    engine.move_group("t", "g", "earliest", 2)
+    assert _drain(engine) == ["old0", "m0", "m1", "m2"]
+    engine.close()
+
+
+def test_a_dead_letter_behind_a_cut_one_stays(tmp_path: Path) -> None:
+    engine = reopen(tmp_path, max_attempts=1)
+    engine.move_group("t", "g", "earliest", 0)
+    engine.submit("t", [Message(b"x" * 400, 10, id=f"m{n}") for n in range(5)], 0)
+    engine.tick(10)
+    ids = engine.reserve("t", "g", 5, 10).ids
+    engine.ack("t", "g", ["-m0", "-m1"], 11, error="no")
+    engine.close()
+    path = folder(tmp_path) / "dead" / "delay_0000000000.bson"
+    os.truncate(path, path.stat().st_size - 300)
+    engine = reopen(tmp_path, max_attempts=1)
+    engine.ack("t", "g", [f"-{id_}" for id_ in ids[2:]], 12, error="no")
+    engine.close()
+    for run in path.parent.glob("*.run"):
+        run.unlink()
+    engine = reopen(tmp_path, max_attempts=1)
+    assert {letter.id for letter in engine.topic("t").view.dead_letters.all(Filter())} == {*ids} - {"m1"}
+    engine.close()
+
+
+def test_a_notice_in_a_leased_messages_place_becomes_no_letter(tmp_path: Path) -> None:
+    """It is no message of any group: none was sent like that."""
+    engine = reopen(tmp_path, max_attempts=1)
+    engine.move_group("t", "g", "earliest", 0)
+    engine.submit("t", [Message(b"", 10, id="m0"), Message(b"", 500_000, id="m1")], 0)
+    engine.cancel("t", ["m1"], 1)
+    engine.tick(10)
+    assert engine.reserve("t", "g", 9, 10, ttr_ms=100).ids == ["m0"]
+    engine.close()
+    path = folder(tmp_path) / "ready_0000000000.bson"
+    data = bytearray(path.read_bytes())
+    found = scan(memoryview(data), f.decode_header(bytes(data), "")[1], len(data), sealed=True)
+    spans = [slice(int(at), int(at + size)) for at, size in zip(found.positions, found.lengths, strict=True)]
+    (notice,) = (span for span, flags in zip(spans, found.flags, strict=True) if flags & f.NOTICE)
+    (leased,) = (span for span in spans if b"m0\0" in data[span])
+    data[leased] = data[notice]
+    path.write_bytes(data)
+    engine = reopen(tmp_path, max_attempts=1)
+    engine.tick(1_000)
+    assert engine.reserve("t", "g", 9, 1_000).ids == []
+    assert list(engine.topic("t").view.dead_letters.all(Filter())) == []
+    engine.close()
+
+
+@pytest.mark.parametrize("delay_ms", [None, 60_000])
+def test_a_failed_message_never_gets_the_body_of_another(tmp_path: Path, delay_ms: int | None) -> None:
+    """Two sound documents change places while both are leased; then they become dead letters, or sleep until their retry."""
+    engine = reopen(tmp_path, max_attempts=1 if delay_ms is None else 2)
+    engine.move_group("t", "g", "earliest", 0)
+    engine.submit("t", [Message(f"of {id_}".encode(), 10, id=id_) for id_ in ("m0", "m1", "m2")], 0)
+    engine.tick(10)
+    ids = engine.reserve("t", "g", 9, 10, ttr_ms=10**6).ids
+    path = folder(tmp_path) / "ready_0000000000.bson"
+    data = bytearray(path.read_bytes())
+    _, first, second, third = _positions(path)
+    data[first:second], data[second:third] = data[second:third], data[first:second]
+    path.write_bytes(data)
+    logs_of(engine).ready.sync()
+    engine.ack("t", "g", [f"-{id_}" for id_ in ids], 11, retry_delay_ms=delay_ms, error="no")
+    found = {(d.position, d.reason) for d in engine.damage()["t"]}
+    assert found == {(at, "another document stands in its place") for at in (first, second)}
+    engine.tick(100_000)
+    again = [(message.id.rpartition("/")[2], message.body) for message in engine.reserve("t", "g", 9, 100_000).documents()]
+    dead = [(letter.id, letter.body) for letter in engine.topic("t").view.dead_letters.all(Filter())]
+    assert again + dead == [("m2", b"of m2")]
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["delay", "dead/delay", "ready"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_damage_of_one_document_does_not_spread_with_a_kill(tmp_path: Path, kind: str, cut: bool) -> None:
+    """A proper stop, damage in the last batch, and a kill before anything more is written: the rest of the batch is not torn."""
+    engine = reopen(tmp_path, max_attempts=1)
+    engine.move_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(6, due=500_000 if kind == "delay" else 10), 0)
+    engine.tick(10)
+    ids = engine.reserve("t", "g", 2 if kind == "ready" else 6, 10).ids
+    engine.ack("t", "g", [f"-{id_}" for id_ in ids] if kind == "dead/delay" else ids, 11)
+    engine.close()
+    path = folder(tmp_path) / f"{kind}_0000000000.bson"
+    if cut:
+        os.truncate(path, _positions(path)[-1])
+    else:
+        flip(path, _positions(path)[-3] + 70)
+    for _ in range(3):
+        engine = reopen(tmp_path, max_attempts=1)
+        assert kind != "delay" or engine.stats("t").sleep == 5
+        abandon(engine)
+    engine = reopen(tmp_path, max_attempts=1)
+    dead = {letter.id for letter in engine.topic("t").view.dead_letters.all(Filter())}
+    acked = {*ids} if kind == "ready" else set()
+    assert {*_drain(engine), *dead} == {f"m{n}" for n in range(6)} - acked - {"m5" if cut else "m3"}
+    assert not dead or kind == "dead/delay"
+    engine.close()

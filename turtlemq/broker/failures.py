@@ -179,11 +179,11 @@ class Failures:
         """Let another store take over messages, a batch of bounded size at a time, and end their deliveries. `store` stores a
         batch durably and returns a function that journals it; it changes nothing if the disk is full or no file opens. Returns
         how many were taken over, from the first on."""
-        done, offsets = 0, ended.messages.offsets
+        done, offsets, seqs = 0, ended.messages.offsets, ended.messages.seqs
         while done < len(ended):
             self._logs.refuse_if_journals_stopped()  # before another store takes messages over
             self._logs.secure_leases()
-            read, _ = self._logs.ready.read(offsets[done:], SLICE_BYTES)
+            read, _ = self._logs.ready.read(offsets[done:], SLICE_BYTES, seqs[done:])
             at = slice(done, done + _until_repeated(ended.messages.ids[done : done + len(read.starts)]))
             batch = ended.pick(np.arange(at.start, at.stop))
             try:

@@ -27,7 +27,7 @@ from turtlemq.broker.replay import Replay
 from turtlemq.broker.results import Interrupted
 from turtlemq.broker.save import state_for_journal
 from turtlemq.broker.state import BrokerState
-from turtlemq.broker.visibility import Visibility
+from turtlemq.broker.visibility import Visibility, restricted_for_others
 from turtlemq.model import I64, Damage
 from turtlemq.settings import Settings
 from turtlemq.storage import names
@@ -139,8 +139,9 @@ def _group(ready: ReadyLog, name: str, mark: c.GroupMark) -> Group:
 
 
 def _messages(ready: ReadyLog, name: str, offsets: I64, mark: c.GroupMark) -> MessageColumns:
-    """The undamaged messages at these offsets."""
+    """The undamaged messages at these offsets. Where the log is damaged, one may hold another document by now: no notice, and no
+    retry of another group, was leased."""
     read, times = ready.read(offsets)
-    which = np.flatnonzero(read.good)
+    which = np.flatnonzero(read.good & ~restricted_for_others(name, mark, read))
     attempts = np.array([mark.open[offset].attempt for offset in offsets[which].tolist()], np.int64)
     return delivery.columns(name, read, offsets, times, which, attempts)

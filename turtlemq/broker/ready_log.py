@@ -219,12 +219,13 @@ class ReadyLog(log.OpenLog):
         return self.segments[0].first_offset if self.segments else self.next_offset
 
     @repairing
-    def read(self, offsets: I64, bytes_max: int | None = None) -> tuple[log.Documents, I64]:
+    def read(self, offsets: I64, bytes_max: int | None = None, seqs: I64 | None = None) -> tuple[log.Documents, I64]:
         """Documents at these offsets, and their ready times. Required: the offsets rise and are in the log. Returns no more than
-        `bytes_max`, but at least one document; `good` tells which are undamaged."""
+        `bytes_max`, but at least one document; `good` tells which are undamaged. `seqs`: of the wanted documents; another one
+        in the place of such a document is damage."""
         buffers: list[bytes | bytearray] = []
         starts, heads, good, times = [], [], [], []
-        size = 0
+        size = count = 0
         for segment, table, ordinals in self._split(offsets):
             begin, end = self.tail.spans_of(ordinals) if table is None else table.spans_of(ordinals)
             full = False
@@ -235,16 +236,17 @@ class ReadyLog(log.OpenLog):
                 if not fits:
                     break
             read = log.read_documents(self.door, segment.path, begin, end)
-            np.logical_and(
-                read.good, (read.heads["flags"] & f.HANDOFF) == 0, out=read.good
-            )  # a head has no offset: the log is damaged
-            self._report_damage(segment, read, begin, end)
+            fits_here = (read.heads["flags"] & f.HANDOFF) == 0  # a head has no offset: the log is damaged
+            if seqs is not None:
+                fits_here &= read.heads["seq"] == seqs[count : count + len(ordinals)]
+            self._report_damage(segment, read, fits_here, begin, end)
+            np.logical_and(read.good, fits_here, out=read.good)
             buffers.append(read.buffer)
             starts.append(read.starts + size)
             heads.append(read.heads)
             good.append(read.good)
             times.append(self.tail.ready_times(ordinals) if table is None else _ready_times(table, ordinals))
-            size += len(read.buffer)
+            size, count = size + len(read.buffer), count + len(ordinals)
             if full:
                 break
         if len(buffers) == 1:
@@ -290,10 +292,12 @@ class ReadyLog(log.OpenLog):
                 parts.append((segment, None, numbers[np.searchsorted(numbers, at) :] - at))
         return parts
 
-    def _report_damage(self, segment: Segment, read: log.Documents, begin: I64, end: I64) -> None:
-        known = {(d.file, d.position) for d in self.damage} if not read.good.all() else set()
-        for i in np.flatnonzero(~read.good).tolist():
-            damage = Damage(segment.path.name, int(begin[i]), int(end[i] - begin[i]), "checksum does not match")
+    def _report_damage(self, segment: Segment, read: log.Documents, fits_here: Mask, begin: I64, end: I64) -> None:
+        bad = np.flatnonzero(~(read.good & fits_here)).tolist()
+        known = {(d.file, d.position) for d in self.damage} if bad else set()
+        for i in bad:
+            reason = "another document stands in its place" if read.good[i] else "checksum does not match"
+            damage = Damage(segment.path.name, int(begin[i]), int(end[i] - begin[i]), reason)
             if (damage.file, damage.position) not in known:
                 self.damage.append(damage)
 

@@ -50,12 +50,13 @@ def open_ready(ready: ReadyLog, clean: CleanEnd | None) -> None:
         last = base == bases[-1]
         end = None if clean is None else clean.next_offset
         _open_segment(ready, base, end if last else _first_offset_of(ready, bases[i + 1]), last)
-    while len(ready.segments) > 1 and not ready.segments[-1].tables and not ready.tail.count and clean is None:
+    while len(ready.segments) > 1 and ready.segments[-1].size == ready.segments[-1].data_start and clean is None:
         _drop_empty_last(ready)
     ready.durable_progress, ready.durable_offset = ready.progress, ready.next_offset
-    if clean is not None and ready.progress != clean.progress:  # the head that said so is damaged: say it again
-        ready.durable_offset = -1  # it has no message, and is to be synced all the same
+    if clean is not None and (ready.damage or ready.progress != clean.progress):
+        # The head with the progress may be damaged: say it again. A BARRIER behind bad bytes, so that no crash makes them torn.
         ready.accept(b"", np.empty(0, np.int64), clean.progress, ready.tail.last_ready_ms)
+        ready.durable_offset = -1  # the batch has no message, and is to be synced all the same
         ready.sync()
 
 

@@ -124,7 +124,6 @@ def _open_parts(
     if segment.sealed:
         _open_sealed(segments, segment, file)
         return
-    active = last and segment.generation >= 0  # nothing is appended to a file with a damaged header
     if segment.generation < 0:  # perhaps sealed, so seqs do not rise: one run over all of it
         settings = replace(settings, run_messages=SEGMENT_MESSAGES_MAX)
     runs = _fitting_runs(segments, segment, file)
@@ -139,7 +138,14 @@ def _open_parts(
         segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than it was at the last proper stop"))
     if last:
         _make_durable(segments, segment, scanned.end)
+    active = last and segment.generation >= 0 and not _ends_badly(scanned)
     _cover_scanned(segments, segment, view, scanned, runs.position, runs.documents, settings, active)
+
+
+def _ends_badly(scanned: Scan) -> bool:
+    """Whether an end that a proper stop vouches for has bad bytes or half a batch. A new file is begun behind it: a document that
+    has lost its end would reach into those appended there, and after a crash all of it would count as torn."""
+    return bool(scanned.damaged) or bool(len(scanned) and scanned.flags[-1] & f.CONTINUES)
 
 
 def _open_sealed(segments: Segments, segment: Segment, file: SegmentFile) -> None:

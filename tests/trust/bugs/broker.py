@@ -299,4 +299,25 @@ BUGS = (
         "            return None\n",
         "standing_cases trust:standing",
     ),
+    Bug(
+        "damage in the last batch of the ready log is torn after the next kill",
+        "broker/ready_recover.py",
+        "(ready.damage or ready.progress != clean.progress)",
+        "ready.progress != clean.progress",
+        "engine_damage trust:damage",
+    ),
+    Bug(
+        "a notice in the place of a leased message is leased",
+        "broker/opening.py",
+        "read.good & ~restricted_for_others(name, mark, read)",
+        "read.good",
+        "engine_damage trust:damage",
+    ),
+    Bug(
+        "a failed message gets the body of the document that stands in its place",
+        "broker/failures.py",
+        "SLICE_BYTES, seqs[done:])",
+        "SLICE_BYTES)",
+        "engine_damage",
+    ),
 )

@@ -209,4 +209,18 @@ BUGS = (
         "_last_seq(segments)",
         "replica cluster_pair",
     ),
+    Bug(
+        "documents are appended behind one that has lost its end",
+        "index/recover.py",
+        "segment.generation >= 0 and not _ends_badly(scanned)\n",
+        "segment.generation >= 0\n",
+        "engine_damage trust:damage",
+    ),
+    Bug(
+        "half a batch that a proper stop vouched for is torn after the next kill",
+        "index/recover.py",
+        "bool(scanned.damaged) or bool(len(scanned) and scanned.flags[-1] & f.CONTINUES)\n",
+        "bool(scanned.damaged)\n",
+        "engine_damage trust:damage",
+    ),
 )
