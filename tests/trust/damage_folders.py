@@ -210,13 +210,18 @@ def make(root: Path, seed: int, clean: bool) -> Folder:
     if clean:
         story.engine.close()
     else:
-        story.engine.door.shut()
-        story.engine.folder.unlock()
+        kill(story.engine)
     found = Folder(root, clean, story.now, story.promised)
     found.files = {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
     found.docs = {name: list(documents(data)) for name, data in found.files.items() if name.endswith(".bson")}
     shutil.rmtree(root)
     return found
+
+
+def kill(engine: Engine) -> None:
+    """The process ends as it stands."""
+    engine.door.shut()
+    engine.folder.unlock()
 
 
 # Files, by their description
