@@ -688,3 +688,22 @@ def test_damage_of_one_document_does_not_spread_with_a_kill(tmp_path: Path, kind
     assert {*_drain(engine), *dead} == {f"m{n}" for n in range(6)} - acked - {"m5" if cut else "m3"}
     assert not dead or kind == "dead/delay"
     engine.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_topic_opens_again_after_a_file_without_header_and_documents(tmp_path: Path, killed: bool) -> None:
+    """The first opening knows the file by its torn tail, and cuts that off."""
+    engine = reopen(tmp_path)
+    engine.submit("t", messages(1, due=500_000), 0)
+    abandon(engine)
+    path = folder(tmp_path) / "delay_0000000000.bson"
+    data = path.read_bytes()
+    _, begin = f.decode_header(data, path.name)
+    path.write_bytes(b"\x7f" * begin + data[begin:])
+    flip(path, len(data) - 3)
+    engine = reopen(tmp_path)
+    assert any(d.file == path.name for d in engine.damage()["t"])
+    (abandon if killed else Engine.close)(engine)
+    engine = reopen(tmp_path)
+    assert engine.submit("t", messages(1, due=500_000), 1).created == [True]
+    engine.close()

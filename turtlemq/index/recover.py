@@ -133,6 +133,11 @@ def _open_parts(
     scanned = scan_uncovered(view, file, runs, whole=not last or clean_end is not None)
     for damage in log.damage_of(segment.path, scanned):
         segments.damage(damage)
+    if last and clean_end is None and file.header is None and scanned.end == segment.data_start:
+        # Nothing in it is whole. Without its torn tail, no later opening could tell that the file is of this program.
+        segments.door.remove(segment.path)
+        del segments.by_base[segment.base]
+        return
     if last and clean_end is not None and clean_end > segment.size:
         gone = clean_end - segment.size
         segments.damage(Damage(segment.path.name, segment.size, gone, "the file is shorter than it was at the last proper stop"))
