@@ -186,9 +186,19 @@ def calm(folder: Path, case: str) -> None:
 
 def check_copy(data: Path, copy: Path, case: str) -> None:
     """Every invariant of the folder as the killed process left it; the server itself must repair the original."""
+    make_copy(data, copy)
+    check_folder(copy, case)
+
+
+def make_copy(data: Path, copy: Path) -> None:
+    """Replace a folder by a copy of another one."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(data, copy, copy_function=_copied)
-    engine = Engine.open(copy)
+
+
+def check_folder(folder: Path, case: str) -> None:
+    """Open a folder without a server, and check every invariant."""
+    engine = Engine.open(folder)
     problems = [*engine.check(), *(str(damage) for topic in engine.topics.values() for damage in topic.view.damage())]
     engine.close()
     if problems:

@@ -25,7 +25,7 @@ from tests.trust.model import Broken, Figures
 CLIENTS = 4
 BUDGET_MS = 4_000  # for a request: the node gives up before the client does
 TIMEOUT_S = 7.0
-PAUSE_S = 0.01  # between two deeds: failovers are to be measured, not a full processor
+PAUSE_S = 0.02  # between two deeds: failovers are to be measured, not a full processor
 DOUBT = {408, 421, 429, 500, 502, 503, 504, 507}  # perhaps done, perhaps not
 BUDGET, DIRECT = "X-Turtlemq-Budget-Ms", "X-Turtlemq-Direct"
 

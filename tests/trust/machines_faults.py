@@ -15,15 +15,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tests.harness.machines import ETCD_HOSTS, NODES, SHARD, Machines, Node, signal_to, until
 from tests.harness.network import DRIVER
-from tests.trust.machines_clients import Gate
+from tests.trust.machines_clients import ClusterModel, Gate
 from tests.trust.machines_probe import Probe
 from tests.trust.model import Broken, Figures
 
 WHOLE_S_MAX = 90  # until all copies are in sync after the end of a fault
-LONG_S = 8.0  # longer than a lease: another node leads by then
+LONG_S = 5.0  # longer than a lease lasts, or than the leader waits for a standby
+CHANGE_S_MAX = 15  # until another node leads
 REST_S = 4  # after the last request: messages that are due were moved, leases have ended, and the checkpoint is written
 SEAL_S = 30  # until a leader has begun to seal
 _HANDOVERS = 3
@@ -41,10 +43,9 @@ class Struck:
 class Faults:
     """The faults of one life of a cluster."""
 
-    def __init__(self, machines: Machines, probe: Probe, gate: Gate, seen: Figures) -> None:
-        self.machines, self.probe, self.gate, self.seen = machines, probe, gate, seen
+    def __init__(self, machines: Machines, model: ClusterModel, probe: Probe, gate: Gate, seen: Figures) -> None:
+        self.machines, self.model, self.probe, self.gate, self.seen = machines, model, probe, gate, seen
         self.dice = random.Random()  # for the next fault
-        self.slack_s = 0.0  # by which clocks were wrong
 
     # helpers
 
@@ -63,6 +64,20 @@ class Faults:
     def _kill_replica(self, node: Node) -> None:
         until(lambda: node.replica is not None, f"{node.name} has a process for its shard", 30)
         signal_to(node.replica or 0, signal.SIGKILL)
+
+    def any_node(self) -> Node:
+        return self.dice.choice(list(self.nodes.values()))
+
+    def _wait(self, leader: Node, seconds: float | None) -> str:
+        """Some time; None: until another node leads, and has answered for a while, so that the old leader knows less. Returns its
+        description."""
+        if seconds is not None:
+            time.sleep(seconds)
+            return f"for {seconds:g} s"
+        until(lambda: self.machines.leader() not in (None, leader.name), f"another node than {leader.name} leads", CHANGE_S_MAX)
+        self._answers()
+        time.sleep(self.dice.uniform(0, 1))
+        return "until another node led"
 
     def _answers(self) -> None:
         """Until a put that is sent now is answered."""
@@ -121,18 +136,18 @@ class Faults:
 
     def leader_stopped(self) -> Struck:
         """SIGSTOP of the leader's process alone: its supervisor kills it, or it goes on."""
-        leader, seconds = self._leader(), self.dice.choice([0.5, 1.5, LONG_S])
+        leader, seconds = self._leader(), self.dice.choice([0.5, 1.5, None])
         pid = leader.replica
         assert pid is not None
         signal_to(pid, signal.SIGSTOP)
-        time.sleep(seconds)
+        span = self._wait(leader, seconds)
         signal_to(pid, signal.SIGCONT)
         self.seen["stops"] += 1
-        return Struck(f"{leader.name} for {seconds:g} s", measured="lost" if seconds == LONG_S else "")
+        return Struck(f"{leader.name} {span}", measured="" if seconds else "lost")
 
     def leader_frozen(self) -> Struck:
         """SIGSTOP of all processes of the leader's machine, and SIGCONT when another one leads. Requests wait meanwhile."""
-        return self._frozen(self._leader(), self.dice.choice([LONG_S, 12]), "lost")
+        return self._frozen(self._leader(), None)
 
     def node_frozen(self) -> Struck:
         """SIGSTOP of all processes of a machine, for some time."""
@@ -140,12 +155,12 @@ class Faults:
         node = self.dice.choice([leader, *self._standbys(leader)])
         return self._frozen(node, self.dice.choice([1, 2.5, LONG_S]))
 
-    def _frozen(self, node: Node, seconds: float, measured: str = "") -> Struck:
+    def _frozen(self, node: Node, seconds: float | None) -> Struck:
         node.signal_all(signal.SIGSTOP)
-        time.sleep(seconds)
+        span = self._wait(node, seconds)
         node.signal_all(signal.SIGCONT)
         self.seen["stops"] += 1
-        return Struck(f"{node.name} for {seconds:g} s", measured=measured)
+        return Struck(f"{node.name} {span}", measured="" if seconds else "lost")
 
     # the network
 
@@ -155,21 +170,21 @@ class Faults:
         one, other = (node.name for node in self._standbys(leader))
         name = self.dice.choice(sorted(self._cuts(leader.name, one, other)))
         outage_s = seconds if name in ("everything at random", "both standbys are cut off") else 0
+        is_lost = name in ("leader is cut off", "leader sees clients only") and seconds == LONG_S
         self._cuts(leader.name, one, other)[name]()
-        time.sleep(seconds)
+        span = self._wait(leader, None if is_lost else seconds)
         self.machines.network.heal()
         self.seen["partitions"] += 1
         self.seen[f"tried: cut: {name}"] += 1
-        alone = name in ("leader is cut off", "leader sees clients only")
-        return Struck(f"{name} ({leader.name}) for {seconds:g} s", outage_s, "lost" if alone and seconds == LONG_S else "")
+        return Struck(f"{name} ({leader.name}) {span}", outage_s, "lost" if is_lost else "")
 
     def leader_alone(self) -> Struck:
         """Only readers reach the leader: it has nothing new of its own that could not be answered, and must not tell the old.
         Its worker process is stopped: it does not end by itself when the leader is deposed, and must be killed."""
         leader = self._leader()
-        self._send(leader, "PUT", "topics/sealed", {"segment_bytes": 4_096})
+        self.send(leader, "PUT", "topics/sealed", {"segment_bytes": 4_096})
         for _ in range(5):  # a batch is in one segment
-            self._send(leader, "POST", "topics/sealed/messages", {"messages": [{"body": n, "delay": 3_600} for n in range(100)]})
+            self.send(leader, "POST", "topics/sealed/messages", {"messages": [{"body": n, "delay": 3_600} for n in range(100)]})
         until(lambda: bool(leader.workers), "a segment is sealed", SEAL_S)
         with self.gate.closed(), self.probe.puts_elsewhere(leader.name):
             time.sleep(REST_S)
@@ -177,14 +192,14 @@ class Faults:
             for pid in workers:
                 signal_to(pid, signal.SIGSTOP)
             self.machines.network.cut_between([leader.name], {*NODES, *ETCD_HOSTS} - {leader.name})
-            time.sleep(LONG_S)
+            span = self._wait(leader, None)
         self.machines.network.heal()
         if self.machines.leader() == leader.name:
             for pid in workers:
                 signal_to(pid, signal.SIGCONT)
         self.seen["partitions"] += 1
         self.seen["workers of deposed leaders"] += len(workers)
-        return Struck(f"{leader.name} for {LONG_S:g} s", measured="lost")
+        return Struck(f"{leader.name} {span}", measured="lost")
 
     def _cuts(self, leader: str, one: str, other: str) -> dict[str, Callable[[], None]]:
         net = self.machines.network
@@ -262,21 +277,24 @@ class Faults:
     # disks and clocks
 
     def standby_wiped(self) -> Struck:
-        """The disk of a standby is lost with its processes; sometimes the leader is killed while it is copied again."""
+        """A standby is killed or stopped, and its disk is lost; sometimes the leader is killed while it is copied again.
+        After a kill the new node waits for the lease of the old one: eight seconds."""
         leader = self._leader()
         node = self._standbys(leader)[0]
-        node.kill_all()
+        killed = self.dice.random() < 0.3
+        (node.kill_all if killed else node.stop)()
         node.wipe()
         time.sleep(self.dice.choice([0, 0.5]))
         node.start()
         self.seen["wiped standbys"] += 1
         kill = self.dice.random() < 0.4
         if kill:
-            time.sleep(self.dice.uniform(0, 3))
+            until(lambda: node.replica is not None, f"{node.name} has a process for its shard", 30)
+            time.sleep(self.dice.uniform(0.3, 1))
             self._kill_replica(leader)
             self.seen["leader kills"] += 1
         self._answers()
-        return Struck(f"{node.name}{', leader killed' * kill}", outage_s=10 * kill)
+        return Struck(f"{node.name}{' was killed' * killed}{', leader killed' * kill}", outage_s=10 * kill)
 
     def disk_full(self) -> Struck:
         """No room on the disk of a standby, or of the leader, for some seconds."""
@@ -293,7 +311,8 @@ class Faults:
         leader = self._leader()
         node = self.dice.choice([leader, *self._standbys(leader)])
         ahead_s = self.dice.choice([-20, -0.3, 0.3, 20])
-        self.slack_s = abs(ahead_s) + 0.5
+        slack_ms = round(abs(ahead_s) * 1000) + 500  # from now on: the leader's clock decides when a message is due
+        self.model.slack_ms = max(self.model.slack_ms, slack_ms)
         node.set_clock(ahead_s)
         time.sleep(3)
         self._kill_replica(leader)
@@ -315,7 +334,7 @@ class Faults:
             leader = self._leader()
             target = self._standbys(leader)[0]
             begin = time.monotonic()
-            self._post(self.dice.choice(list(self.nodes.values())), f"shards/{SHARD}/handover", {"to": target.name})
+            self._post(self.any_node(), f"shards/{SHARD}/handover", {"to": target.name})
             self._until_leads(target)
             self._answers()
             self.seen["handovers"] += 1
@@ -356,13 +375,14 @@ class Faults:
         self.seen[f"tried: {kind}: {round(seconds * 1000)}"] += 1
 
     def _post(self, node: Node, path: str, value: object = None, method: str = "POST") -> None:
-        self._send(node, method, f"cluster/{path}", value)
+        self.send(node, method, f"cluster/{path}", value)
 
-    def _send(self, node: Node, method: str, path: str, value: object) -> None:
+    def send(self, node: Node, method: str, path: str, value: object = None) -> Any:
+        """A request to a node, which must be carried out. Returns the answer."""
         data = json.dumps(value).encode() if value is not None else None
         request = urllib.request.Request(f"{node.url}/v1/{path}", data, {"Content-Type": "application/json"}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                answer.read()
+                return json.load(answer)
         except urllib.error.HTTPError as error:
             raise Broken(f"{method} {path} to {node.name}: {error.code} {error.read()!r}") from error

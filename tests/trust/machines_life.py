@@ -8,20 +8,24 @@ file `failure` in the folder.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tests.harness.machines import NODES, Machines
-from tests.harness.server_process import Answer
+from tests.harness.machines import NODES, SHARD, Machines, Node
+from tests.harness.server_process import PROGRAM, ROOT, Answer, environment
 from tests.trust.failover import compare
-from tests.trust.kills import SETTINGS, check_copy, drain, sleeping
+from tests.trust.kills import SETTINGS, check_folder, drain, make_copy, sleeping
 from tests.trust.kills_clients import Gone
 from tests.trust.kills_model import GROUPS
 from tests.trust.machines_clients import ClusterClient, ClusterModel, Gate, new_clients
@@ -47,6 +51,7 @@ WITHOUT_ROOT = {
 }  # faults that cannot be made on loopback
 GAP_S_MAX = 15  # without answers, beside the time for which none can be expected
 EQUAL_S_MAX = 60
+VERIFY_S_MAX = 60
 START_S_MAX = 60
 SEGMENTS = (16_384, 65_536, 1 << 20)
 
@@ -78,7 +83,9 @@ class Life:
         self.clients = new_clients(self.model, number, {node.name: node.address for node in nodes})
         self.probe = Probe({node.name: node.url for node in nodes}, self.model)
         self.gate, self._ended = Gate(), threading.Event()
-        self.faults = Faults(self.machines, self.probe, self.gate, self.seen)
+        self.faults = Faults(self.machines, self.model, self.probe, self.gate, self.seen)
+        self._checks = ProcessPoolExecutor(1, get_context("spawn"), os.nice, (10,))  # behind servers, whose times are measured
+        self._check_under_way: Future[None] | None = None
         self._threads = [threading.Thread(target=client.labour, args=(self.gate, self._ended)) for client in self.clients]
 
     def lead(self, faults: Sequence[str]) -> Figures:
@@ -97,6 +104,7 @@ class Life:
         finally:
             self._ended.set()
             self.probe.end()
+            self._checks.shutdown(wait=False, cancel_futures=True)
             self.machines.close()
             for thread in self._threads:
                 if thread.is_alive():
@@ -144,28 +152,58 @@ class Life:
             time.sleep(0.02)
 
     def _judge(self, case: str) -> None:
-        """A quiet moment: all copies are equal, one of them is sound, and no promise was broken so far."""
-        self.model.slack_ms = round(self.faults.slack_s * 1000)
+        """No promise was broken so far. In a quiet moment all copies are equal, by a comparison from outside, and one of them is
+        sound; under load they are equal, by the product's own word."""
         with self.gate.closed(), self.probe.paused():
             self.model.verdict(case)
             self.until_equal(case)
             self._no_orphans(case)
-            node = self.faults.dice.choice(list(self.machines.nodes.values()))
-            check_copy(node.data, self.folder / "copy", f"{case}, folder of {node.name}")
+            self._begin_check(self.faults.any_node(), case)
+        self._verify(case)
         self._calm(case)
 
+    def _begin_check(self, node: Node, case: str) -> None:
+        """Check a copy of a node's folder while the life goes on; the end of the last check comes first."""
+        self._end_check()
+        make_copy(node.data, self.folder / "copy")
+        self._check_under_way = self._checks.submit(check_folder, self.folder / "copy", f"{case}, folder of {node.name}")
+
+    def _end_check(self) -> None:
+        if self._check_under_way is not None:
+            self._check_under_way.result()
+            self._check_under_way = None
+            self.seen["checks"] += 1
+
+    def _verify(self, case: str) -> None:
+        """`POST /v1/cluster/shards/0/verify` to any node, while clients work: all copies are equal."""
+        end = time.monotonic() + VERIFY_S_MAX
+        while not are_equal(told := self.faults.send(self.faults.any_node(), "POST", f"cluster/shards/{SHARD}/verify"), case):
+            if time.monotonic() > end:
+                raise Broken(f"{case}: verify does not reach all copies within {VERIFY_S_MAX} s: {told}")
+            time.sleep(0.1)
+        self.seen["verifications"] += 1
+
+    def _verify_by_command(self, case: str) -> None:
+        """`turtlemq cluster verify 0`, as an operator runs it."""
+        command = [*PROGRAM, "cluster", "verify", str(SHARD), "--url", self.faults.any_node().url]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=VERIFY_S_MAX)
+        if done.returncode or done.stdout.count("equal") != len(NODES) - 1:
+            raise Broken(f"{case}: cluster verify ended with {done.returncode}: {done.stdout}{done.stderr}")
+        self.seen["verifications by command"] += 1
+
     def until_equal(self, case: str) -> None:
-        """All folders are equal byte for byte, as soon as the leader has finished its own work."""
+        """All folders are equal byte for byte, at some moment soon: just now the leader may move messages or rename files. Files
+        that its worker process writes have no copies before they get their names."""
         end = time.monotonic() + EQUAL_S_MAX
         first, *others = (node.data for node in self.machines.nodes.values())
         while True:
             try:
                 for other in others:
-                    compare(first, other)
-            except (Broken, FileNotFoundError) as error:  # the leader may seal or remove a file just now
+                    compare(first, other, unfinished=False)
+            except (Broken, FileNotFoundError) as error:
                 if time.monotonic() > end:
                     raise Broken(f"{case}: copies differ: {error}") from error
-                time.sleep(0.2)
+                time.sleep(0.05)
             else:
                 self.seen["comparisons"] += 1
                 return
@@ -208,6 +246,8 @@ class Life:
         self.model.verdict(case)
         self.machines.until_whole(WHOLE_S_MAX)
         self.until_equal(case)
+        self._end_check()
+        self._verify_by_command(case)
         self.seen.update(self.model.figures())
         self.seen["answers in doubt"] += sum(client.doubts for client in self.clients)
         self.seen["probes answered"] += len(self.probe.answered)
@@ -223,6 +263,21 @@ class Life:
         for _, _, id_ in self.probe.answered:
             if id_ not in found:
                 self.model.fault("lost", f"probe {id_}")
+
+
+def are_equal(told: dict[str, Any], case: str) -> bool:
+    """Does an answer of `verify` call both copies equal? A copy that has just come back may not be reached yet.
+
+    >>> equal, away = {"node": "b", "state": "equal"}, {"node": "c", "state": "not reached"}
+    >>> are_equal({"state": "done", "copies": [equal, equal]}, ""), are_equal({"state": "done", "copies": [equal, away]}, "")
+    (True, False)
+    >>> are_equal({"state": "done", "copies": [equal, away | {"state": "differs"}]}, "case 7")
+    Traceback (most recent call last):
+    tests.trust.model.Broken: case 7: verify: [{'node': 'c', 'state': 'differs'}]
+    """
+    if differing := [copy for copy in told["copies"] if copy["state"] == "differs"]:
+        raise Broken(f"{case}: verify: {differing}")
+    return told["state"] == "done" and [copy["state"] for copy in told["copies"]] == ["equal"] * (len(NODES) - 1)
 
 
 class Front:
