@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.harness.server_process import ROOT
-from tests.trust.model import NOT_RUN, Part, figures
+from tests.trust import machines
+from tests.trust.kept import Kept
+from tests.trust.model import NOT_RUN, Broken, Figures, Part, figures
 from tests.trust.parts import all_parts, apart
 
 CHUNKS = [(part, first) for part in all_parts() for first in range(0, part.quick, part.chunk)]
@@ -31,6 +34,35 @@ def test_a_run_that_saw_too_little_is_told() -> None:
     assert part.lacks(99, figures(kills=1)) == [], "not a whole run"
     assert part.lacks(100, figures(kills=1, in_a_seal=2)) == ["in a seal: 2 in 100 cases, 3 are the least"]
     assert part.lacks(100, figures(kills=1, in_a_seal=3)) == []
+
+
+def test_cases_that_passed_count_until_the_code_changes(tmp_path: Path) -> None:
+    module, folder = tmp_path / "turtlemq" / "module.py", tmp_path / "build"
+    module.parent.mkdir()
+    module.write_text("1")
+    run = Kept("p", folder, tmp_path)
+    assert run.get(0, 30) is None
+    run.add(0, 30, 2.5, figures(kills=7))
+    again = Kept("p", folder, tmp_path)
+    assert again.get(0, 30) == (2.5, figures(kills=7))
+    assert again.get(30, 60) is None
+    module.write_text("2")
+    again.add(30, 60, 2.5, figures(kills=8))
+    assert Kept("p", folder, tmp_path).get(0, 30) is None
+    module.write_text("1")
+    assert Kept("p", folder, tmp_path).get(30, 60) is None, "the code changed while these cases ran"
+
+
+def test_slow_failovers_fail_a_full_run_of_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"tried: lost: 5900": 98, "tried: lost: 6100": 1, "tried: handover: 900": 9}
+    seen = Figures({"faults": machines.PART.full, **times})
+    monkeypatch.delenv(machines.BUSY, raising=False)
+    with pytest.raises(Broken, match=r"lost p50 5\.90 s, p99 6\.10 s of 99; at most"):
+        machines.sum_up(seen)
+    assert "p99 6.10 s" in machines.sum_up(Figures(times)), "not a full run"
+    assert "p99 5.90 s" in machines.sum_up(Figures({**seen, "tried: lost: 5900": 99})), "one of a hundred"
+    monkeypatch.setenv(machines.BUSY, "1")
+    assert "p99 6.10 s" in machines.sum_up(seen)
 
 
 def test_every_promise_has_a_part_that_attacks_it() -> None:

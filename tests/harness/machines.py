@@ -191,7 +191,15 @@ class Machines:
     def leader(self) -> str | None:
         """The node that leads by etcd's word."""
         with contextlib.suppress(OSError):
-            return str(self.keys()["lead"]["node"]) if "lead" in self.keys() else None
+            lead = self.keys().get("lead")
+            return str(lead["node"]) if lead else None
+        return None
+
+    def elected(self) -> str | None:
+        """The node that was elected last. It leads on without its lease while etcd does not reach it."""
+        with contextlib.suppress(OSError):
+            state = self.keys().get("state")
+            return str(state["nodes"][state["leader"]]) if state else None
         return None
 
     def in_sync(self) -> set[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tests.trust.kept import Kept
 from tests.trust.model import TRIED, Broken, Figures, Part
 from tests.trust.parts import all_parts, apart, chunk
 
@@ -29,7 +30,7 @@ class Outcome:
 
     part: Part
     cases: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of this run, and of earlier ones that it goes on with
     figures: Figures = field(default_factory=Figures)
     failures: list[str] = field(default_factory=list)
 
@@ -82,6 +83,7 @@ def _parser(parts: dict[str, Part]) -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first one")
     parser.add_argument("--only", type=int, metavar="N", help="this case alone, with what it prints")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at once (default: cores)")
+    parser.add_argument("--resume", action="store_true", help="count cases that passed with this code before; run the others")
     parser.add_argument("--keep-going", action="store_true", help="do not stop a part at its first failure")
     parser.add_argument("--write", action="store_true", help="put the figures of full runs without a failure into docs/TRUST.md")
     return parser
@@ -94,7 +96,7 @@ def _run(part: Part, options: argparse.Namespace) -> Outcome:
         outcome.cases = 1
     else:
         _spread(outcome, options)
-    outcome.seconds = time.monotonic() - begin
+    outcome.seconds += time.monotonic() - begin
     try:
         seen = outcome.seen
     except Broken as error:
@@ -117,16 +119,22 @@ def _spread(outcome: Outcome, options: argparse.Namespace) -> None:
         task = bar.add_task(part.name, total=count)
         first, last = options.first, options.first + count
         step = part.chunk * min(8, max(1, count // (part.chunk * jobs * 16)))  # of many, more in one process
-        work = {pool.submit(apart, part.name, at, min(last, at + step)): at for at in range(first, last, step)}
+        kept, work = Kept(part.name), {}
+        for at in range(first, last, step):
+            passed = kept.get(at, min(last, at + step)) if options.resume else None
+            if passed is None:
+                work[pool.submit(_timed, part.name, at, min(last, at + step))] = at
+            else:
+                outcome.seconds += passed[0] / jobs
+                _count(outcome, bar, min(last, at + step) - at, passed[1])
         for done in as_completed(work):
-            at, size = work[done], min(last, work[done] + step) - work[done]
-            bar.advance(task, size)
-            _tell(bar, part.name, size)
+            at, end = work[done], min(last, work[done] + step)
             error = done.exception()
             if error is None:
-                outcome.figures.update(done.result())
-                outcome.cases += size
+                kept.add(at, end, *done.result())
+                _count(outcome, bar, end - at, done.result()[1])
             else:
+                bar.advance(task, end - at)
                 outcome.failures.append(str(error))
                 print(f"{part.name}, cases from {at}: {error}", file=sys.stderr, flush=True)
                 if not options.keep_going:
@@ -134,12 +142,23 @@ def _spread(outcome: Outcome, options: argparse.Namespace) -> None:
                     break  # those that were cancelled never end
 
 
-def _tell(bar: Progress, name: str, size: int) -> None:
-    """Without a terminal there is no bar: a line for each tenth."""
+def _timed(name: str, first: int, last: int) -> tuple[float, Figures]:
+    begin = time.monotonic()
+    figures = apart(name, first, last)
+    return time.monotonic() - begin, figures
+
+
+def _count(outcome: Outcome, bar: Progress, size: int, figures: Figures) -> None:
+    """Cases that have passed. Without a terminal there is no bar: a line for each tenth, or fiftieth with figures to reach."""
+    outcome.figures.update(figures)
+    outcome.cases += size
     (task,) = bar.tasks
-    tenths = [int(10 * done / (task.total or 1)) for done in (task.completed - size, task.completed)]
-    if not bar.console.is_terminal and tenths[0] < tenths[1]:
-        print(f"{name}: {task.completed:,.0f} of {task.total:,.0f}", file=sys.stderr, flush=True)
+    bar.advance(task.id, size)
+    lines = 50 if outcome.part.floors else 10
+    shares = [int(lines * done / (task.total or 1)) for done in (task.completed - size, task.completed)]
+    if not bar.console.is_terminal and shares[0] < shares[1]:
+        reached = "".join(f", {outcome.figures[name]:,} {name}" for name in outcome.part.floors)
+        print(f"{outcome.part.name}: {task.completed:,.0f} of {task.total:,.0f}{reached}", file=sys.stderr, flush=True)
 
 
 def write(outcomes: Sequence[Outcome]) -> None:

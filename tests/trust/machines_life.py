@@ -210,7 +210,7 @@ class Life:
 
     def _no_orphans(self, case: str) -> None:
         """The process of a standby has no children: the worker of a leader that was deposed has ended."""
-        leader = self.machines.leader()
+        leader = self.machines.elected()
         for node in self.machines.nodes.values():
             left = {pid: command for pid, command in node.processes().items() if pid not in (node.supervisor, node.replica)}
             if left and node.name != leader:
