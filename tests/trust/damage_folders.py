@@ -97,6 +97,7 @@ class Story:
 
     def __init__(self, root: Path, seed: int) -> None:
         self.dice, self.now, self.count = Random(seed), NOW, 0
+        self.turns = 12 if seed % 5 == 2 else 3  # many leave several sealed files of dead letters
         self.square = seed % 3 == 1  # documents of 128 bytes: whole ones fit each other's places if pages are exchanged
         self.engine = Engine.open(root, door=Ram(), settings=Settings())
         self.promised = {topic: Promised() for topic in TOPICS}
@@ -166,7 +167,7 @@ class Story:
 
     def live(self, topic: str) -> None:
         dice, asleep = self.dice, list[str]()
-        for turn in range(1 if topic == "quiet" else 3):
+        for turn in range(1 if topic == "quiet" else self.turns):
             asleep = self.put(topic, dice.randint(8, 20), FAR + turn * 100, dice.choice([0, 7]))
             soon = self.put(topic, dice.randint(6, 14), self.now + 5)
             self.cancel(topic, dice.sample(asleep, 2))
@@ -203,7 +204,8 @@ def letters(engine: Engine, topic: str) -> list[Any]:
 def make(root: Path, seed: int, clean: bool) -> Folder:
     """A folder, stopped properly or killed."""
     story = Story(root, seed)
-    for topic in TOPICS:
+    longer = ["struck"] * 3 if seed % 5 == 2 else []  # it leaves several sealed files of dead letters
+    for topic in (*TOPICS, *longer):
         story.live(topic)
     if story.dice.random() < 0.7:
         story.pass_time(6_000)  # the checkpoint
