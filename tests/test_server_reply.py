@@ -229,3 +229,11 @@ def test_bson_is_sent_where_the_accept_header_prefers_it(tmp_path: Path) -> None
         ]:
             answer = server.call("POST", "/v1/topics/t/groups/g/fetch", {}, headers={"Accept": accept})
             assert answer.headers["Content-Type"].split(";")[0] == kind, accept
+
+
+def test_an_answer_that_counts_copies_stays_in_one_piece() -> None:
+    """Several pieces would be sent with a system call and a turn of the event loop each."""
+    reply = Reply(b'{"ids":["x"],"durable":"fsync"}', 201, counts_copies=True)
+    reply.add_copies(2)
+    assert [bytes(piece) for piece in reply.pieces] == [b'{"ids":["x"],"durable":"fsync","copies":2}']
+    assert reply.size == len(reply.pieces[0])

@@ -54,9 +54,10 @@ class Reply:
         return cls(encode(value), status)
 
     def add_copies(self, count: int) -> None:
-        """Add the number of copies to the JSON object. Requires: the body is one piece."""
+        """Add the number of copies to the JSON object. Requires: the body is one piece. It stays one, since two are sent in two
+        turns of the event loop."""
         tail = b',"copies":%d}' % count
-        self.pieces = [memoryview(self.pieces[0])[:-1], tail]
+        self.pieces = [b"".join((memoryview(self.pieces[0])[:-1], tail))]
         self.size += len(tail) - 1
 
     def head(self, request: web.BaseRequest) -> bytes:
