@@ -73,10 +73,10 @@ format: setup ## format the code and repair what ruff can
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench: bench-setup ## run the benchmarks: TurtleMQ, the peers and the machine's limits, with a report
+bench: bench-setup etcd ## run the benchmarks: TurtleMQ, the peers and the machine's limits, with a report
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
-bench-quick: bench-setup ## the same, small: in a few minutes
+bench-quick: bench-setup etcd ## the same, small: in a few minutes
 	@exec $(BIN)/python -m benchmarks --quick --minutes 4 $(ARGS)
 
 bench-setup: $(BENCH_STAMP) ## install the peers that the benchmarks compare with, where that is allowed

@@ -27,7 +27,7 @@ from benchmarks.state import States
 
 FOLDER_VARIABLE = "TURTLEMQ_BENCH_DIR"
 TIMES = (
-    f"The full size needs {FULL.disk_bytes / 1e9:.0f} GB and about 40 minutes, 25 for the peers and 15 for the engine; "
+    f"The full size needs {FULL.disk_bytes / 1e9:.0f} GB and about 45 minutes, 25 for the peers, 20 for the rest; "
     f"--quick needs {QUICK.disk_bytes / 1e9:.0f} GB and less than five minutes."
 )
 SIZES = {size.name: size for size in (FULL, QUICK, TINY)}
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help=f"the same shape with {QUICK.sleepers:,} sleepers")
     parser.add_argument("--size", choices=SIZES, default=FULL.name, help=f"full: {FULL.sleepers:,} sleepers (default)")
     parser.add_argument("--results", type=Path, default=report.RESULTS_FOLDER, metavar="DIR", help="where JSON is kept")
-    parser.add_argument("--minutes", type=float, default=36, help="begin no benchmark of the engine after so many (default 36)")
+    parser.add_argument("--minutes", type=float, default=41, help="begin no benchmark of the engine after so many (default 41)")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write RESULTS.md from a run that was kept, and stop")
     return parser
 
@@ -117,7 +117,7 @@ def scratch(needed_bytes: int) -> Iterator[Path]:
 
 
 def measure(
-    chosen: Sequence[Benchmark], size: Size, folder: Path, console: Console, *, versus: bool = False, minutes: float = 36
+    chosen: Sequence[Benchmark], size: Size, folder: Path, console: Console, *, versus: bool = False, minutes: float = 41
 ) -> report.Report:
     """Run the comparison with the peers, then the benchmarks one by one, and print each figure at once."""
     began, begin = datetime.now(UTC), time.monotonic()
@@ -134,6 +134,9 @@ def measure(
             compared = comparison.compare(size.name, folder, progress, say, comparison.all_queue_infos())
             results = replace(results, comparison=compared)
         for benchmark in chosen:
+            if benchmark.needs and shutil.which(benchmark.needs) is None:
+                console.print(f"{benchmark.name}: not run, {benchmark.needs} is not installed", highlight=False)
+                continue
             if time.monotonic() - begin > 60 * minutes:
                 results.skipped.append(benchmark.name)
                 continue

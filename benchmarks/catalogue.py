@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.append import append, durable
 from benchmarks.broker import broker
+from benchmarks.cluster import cluster, failover
 from benchmarks.codec import codec
 from benchmarks.fire import cold, fire
 from benchmarks.growth import growth
@@ -30,6 +31,8 @@ ALL: tuple[Benchmark, ...] = (
     restart,
     broker,
     codec,
+    cluster,
+    failover,
     growth,
     cold,
     http_in,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import uvloop
@@ -111,14 +111,15 @@ async def _draining(server: ServerProcess, count: int, rounds: int) -> dict[str,
                 await connections[0].call_ok(request)
             await asyncio.sleep(0.5)  # until they are handed off
             begin = time.perf_counter()
-            done = sum(await asyncio.gather(*(_drain(connection, topic, type_) for connection in connections)))
+            done = sum(await asyncio.gather(*(drain(connection, topic, type_) for connection in connections)))
             rates.setdefault(f"fetch and acknowledge, {kind}", []).append(done / (time.perf_counter() - begin))
             assert done == count // batch * batch, "each came once"
         child.report_progress((number + 1) / rounds)
     return rates
 
 
-async def _drain(connection: Connection, topic: str, kind: str) -> int:
+async def drain(connection: Connection, topic: str, kind: str) -> int:
+    """Fetch and acknowledge batches until nothing is ready. Returns the number of messages."""
     done = 0
     request = post_request(f"/v1/topics/{topic}/fetch", b'{"max":1000}', accept=kind)
     while ids := ids_of(await connection.call_ok(request), kind):
@@ -143,10 +144,18 @@ def _late(run: Run) -> Iterator[Figure]:
 
 def lateness(folder: str, seconds: float, load: int) -> dict[str, float]:
     """In a child process: milliseconds from due to received, beside `load` messages per second that stay asleep."""
-    return uvloop.run(_lateness(ServerProcess(folder), seconds, load))
+    return uvloop.run(lateness_of(ServerProcess(folder), seconds, load))
 
 
-async def _lateness(server: ServerProcess, seconds: float, load_s: int) -> dict[str, float]:
+class Server(Protocol):
+    """A server that is measured: a single node or the leader of a cluster."""
+
+    async def ready(self) -> None: ...
+    async def connect(self) -> Connection: ...
+
+
+async def lateness_of(server: Server, seconds: float, load_s: int) -> dict[str, float]:
+    """Milliseconds from due to received by percentile, the latest, and the counts of due messages and of those of the load."""
     await server.ready()
     stop = asyncio.Event()
     late: list[float] = []

@@ -23,6 +23,7 @@ from benchmarks.workloads import CONNECTIONS
 FOLDER = Path(__file__).resolve().parent
 RESULTS_FOLDER = FOLDER / "results"
 RESULTS = FOLDER / "RESULTS.md"
+CLUSTER = ("cluster", "failover")  # benchmarks with a section of their own
 _COLUMNS = ("benchmark", "figure", "value", "goal", "met", "of the limit", "note")
 
 CAVEATS = """\
@@ -176,13 +177,20 @@ def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
     if report.comparison is not None:
         shares = tables.shares(report.comparison, report.limits, report.size.name)
         lines += [*_markdown_table(("TurtleMQ as a share of them", ""), shares), ""]
-    if report.figures:
-        lines += [f"## The engine alone, {report.size.sleepers:,} sleepers", ""]
-        lines += ["What each figure means: [docs/PERFORMANCE.md](../docs/PERFORMANCE.md).", ""]
-        lines += [*_markdown_table(_COLUMNS, [cells(name, figure) for name, figure in report.figures]), ""]
+    for title, figures in (
+        (f"The engine alone, {report.size.sleepers:,} sleepers", [each for each in report.figures if each[0] not in CLUSTER]),
+        ("A cluster", [each for each in report.figures if each[0] in CLUSTER]),
+    ):
+        lines += figure_lines(title, figures) if figures else []
     if report.skipped:
         lines += [f"No time was left for: {', '.join(report.skipped)}.", ""]
     return "\n".join([*lines, "## What these figures do not show", "", CAVEATS.format(connections=CONNECTIONS).rstrip(), ""])
+
+
+def figure_lines(title: str, figures: Sequence[tuple[str, Figure]]) -> list[str]:
+    """A section of RESULTS.md with a table of figures."""
+    about = "What each figure means: [docs/PERFORMANCE.md](../docs/PERFORMANCE.md)."
+    return [f"## {title}", "", about, "", *_markdown_table(_COLUMNS, [cells(name, figure) for name, figure in figures]), ""]
 
 
 def _comparison_lines(report: Report, comparison: Comparison, pictures: Mapping[str, Path]) -> list[str]:

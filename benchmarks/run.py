@@ -37,9 +37,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A family of figures: name, description, goals by figure, and the function that measures."""
+    """A family of figures: name, description, goals by figure, and the function that measures. `needs`: a program without which
+    it does not run."""
 
     name: str
     about: str
     goals: dict[str, Goal]
     run: Callable[[Run], Iterator[Figure]]
+    needs: str = ""

@@ -1,0 +1,177 @@
+"""A cluster of two nodes on loopback, with an etcd of its own: real supervisors and replica processes with default settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import ROOT, environment
+from benchmarks.http_client import Connection, post_request
+from benchmarks.probe import cpu_seconds
+from turtlemq.replica.cluster_init import Shape, init_cluster
+from turtlemq.replica.etcd import Etcd, EtcdError
+
+NAME = "bench"
+_WAIT_S = 60.0  # the longest wait for a start or a standby
+_TOPOLOGY = b"GET /v1/cluster HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node: its folder, its ports and its supervisor."""
+
+    name: str
+    home: Path
+    port: int
+    peer: int
+    supervisor: subprocess.Popen[bytes]
+
+    @property
+    def replica(self) -> int:
+        """The process id of its replica process, which serves or follows."""
+        return int((self.home / "data" / "shard" / "00" / "LOCK").read_text())
+
+    def cpu_seconds(self) -> float:
+        """Processor time of its replica process so far."""
+        return cpu_seconds(self.replica)
+
+    def kill_replica(self) -> None:
+        os.kill(self.replica, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two nodes, one of which leads. Requests go to the leader itself."""
+
+    nodes: dict[str, Node]
+    leader: Node
+    standby: Node
+    epoch: int = 0
+
+    async def ready(self, after: int = 0) -> None:
+        """Wait until both nodes know a leader, of an epoch later than `after`, and a standby in sync."""
+        end = time.monotonic() + _WAIT_S
+        while not await self._in_sync(after):
+            if time.monotonic() > end:
+                raise TimeoutError("the standby does not get in sync")
+            await asyncio.sleep(0.02)
+
+    async def _in_sync(self, after: int) -> bool:
+        places = [await self._place(node) for node in self.nodes.values()]
+        first = places[0]
+        if first is None or first != places[1] or first["node"] is None or len(first["isr"]) < 2 or first["epoch"] <= after:
+            return False
+        self.epoch, self.leader = first["epoch"], self.nodes[first["node"]]
+        self.standby = next(node for node in self.nodes.values() if node is not self.leader)
+        return True
+
+    async def _place(self, node: Node) -> dict[str, Any] | None:
+        """The leader and the copies in sync, as a node knows them; None if it does not answer."""
+        try:
+            connection = await Connection.open(node.port)
+            try:
+                (place,) = json.loads(await connection.call_ok(_TOPOLOGY))["leaders"]
+            finally:
+                connection.close()
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return dict(place)
+
+    async def connect(self) -> Connection:
+        return await Connection.open(self.leader.port)
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the leader."""
+        return self.leader.cpu_seconds()
+
+    async def hand_over(self) -> None:
+        """Ask the leader to hand over to the standby; return when it is done."""
+        connection = await self.connect()
+        with suppress(ConnectionError):  # it replaces its process
+            await connection.call_ok(
+                post_request("/v1/cluster/shards/0/handover", json.dumps({"to": self.standby.name}).encode())
+            )
+        connection.close()
+
+
+@asynccontextmanager
+async def running_pair(folder: Path) -> AsyncIterator[Pair]:
+    """Start etcd and two nodes, wait until both are in sync, and end all of them."""
+    processes: list[subprocess.Popen[bytes]] = []
+    etcd, endpoint = _start_etcd(folder)
+    try:
+        await _init(endpoint)
+        nodes = {name: _start_node(folder, name, endpoint) for name in ("a", "b")}
+        processes = [node.supervisor for node in nodes.values()]
+        pair = Pair(nodes, nodes["a"], nodes["b"])
+        await pair.ready()
+        yield pair
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(_WAIT_S)
+        etcd.kill()
+        etcd.wait()
+
+
+async def _init(endpoint: str) -> None:
+    end = time.monotonic() + _WAIT_S
+    async with Etcd([endpoint]) as etcd:
+        while True:
+            try:
+                await init_cluster(etcd, NAME, Shape(replicas=2))
+            except EtcdError:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+def _start_etcd(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    client, peer = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
+    options = {
+        "data-dir": folder / "etcd",
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+    }
+    return _start(["etcd", *(f"--{name}={value}" for name, value in options.items())], folder / "etcd.log"), client
+
+
+def _start_node(folder: Path, name: str, endpoint: str) -> Node:
+    home, port, peer = folder / name, _free_port(), _free_port()
+    home.mkdir()
+    secret, config = home / "secret", home / "turtlemq.toml"
+    secret.write_text("the secret of the benchmark")
+    config.write_text(
+        f'data = "{home / "data"}"\nport = {port}\n\n[cluster]\nname = "{NAME}"\nnode = "{name}"\netcd = ["{endpoint}"]\n'
+        f'peer = "127.0.0.1:{peer}"\nsecret_file = "{secret}"\n'
+    )
+    command = [sys.executable, "-m", "turtlemq", "serve", "--config", str(config)]
+    return Node(name, home, port, peer, _start(command, home / "log"))
+
+
+def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
