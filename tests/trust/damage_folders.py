@@ -97,7 +97,7 @@ class Story:
 
     def __init__(self, root: Path, seed: int) -> None:
         self.dice, self.now, self.count = Random(seed), NOW, 0
-        self.turns = 12 if seed % 5 == 2 else 3  # many leave several sealed files of dead letters
+        self.crowd = 4 if seed % 5 == 2 else 1  # so many times as many deliveries: several files of dead letters are sealed
         self.square = seed % 3 == 1  # documents of 128 bytes: whole ones fit each other's places if pages are exchanged
         self.engine = Engine.open(root, door=Ram(), settings=Settings())
         self.promised = {topic: Promised() for topic in TOPICS}
@@ -167,9 +167,9 @@ class Story:
 
     def live(self, topic: str) -> None:
         dice, asleep = self.dice, list[str]()
-        for turn in range(1 if topic == "quiet" else self.turns):
+        for turn in range(1 if topic == "quiet" else 3):
             asleep = self.put(topic, dice.randint(8, 20), FAR + turn * 100, dice.choice([0, 7]))
-            soon = self.put(topic, dice.randint(6, 14), self.now + 5)
+            soon = self.put(topic, self.crowd * dice.randint(6, 14), self.now + 5)
             self.cancel(topic, dice.sample(asleep, 2))
             self.change(topic, dice.sample([id_ for id_ in asleep if id_ not in self.promised[topic].cancelled], 2))
             self.pass_time(10)
@@ -178,7 +178,7 @@ class Story:
             ready = [id_ for id_ in soon if not any(id_ in self.promised[topic].acked[g] for g in GROUPS)]
             self.cancel(topic, dice.sample(ready, 1))
             for group in GROUPS:
-                self.consume(topic, group, dice.randint(4, 12))
+                self.consume(topic, group, self.crowd * dice.randint(4, 12))
             self.pass_time(dice.choice([20, 2_000, 6_000]))
             self.consume(topic, "a", 6)
             self.bury(topic)
@@ -204,8 +204,7 @@ def letters(engine: Engine, topic: str) -> list[Any]:
 def make(root: Path, seed: int, clean: bool) -> Folder:
     """A folder, stopped properly or killed."""
     story = Story(root, seed)
-    longer = ["struck"] * 3 if seed % 5 == 2 else []  # it leaves several sealed files of dead letters
-    for topic in (*TOPICS, *longer):
+    for topic in TOPICS:
         story.live(topic)
     if story.dice.random() < 0.7:
         story.pass_time(6_000)  # the checkpoint
