@@ -35,6 +35,9 @@ RINGS = {
             "batching calls consumer_flows consumer_state dead_calls errors fetched outgoing results sending topology wire"
         ).split()
     },
+    "turtlemq.importing": "client",
+    "turtlemq.importing.fields": "pure",
+    "turtlemq.integrations": "client",
     "turtlemq.engine": "engine",
     "turtlemq.backup": "engine",
     "turtlemq.data_folder": "engine",

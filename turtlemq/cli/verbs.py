@@ -21,6 +21,7 @@ VERBS = {  # verb: module.attribute below this package
     "fetch": "queue.fetch",
     "ack": "queue.ack",
     "extend": "queue.extend",
+    "work": "work.work",
     "cancel": "queue.cancel",
     "get": "message.get",
     "list": "message.list_",
@@ -35,6 +36,7 @@ VERBS = {  # verb: module.attribute below this package
     "compact": "files.compact",
     "backup": "backup.backup",
     "restore": "backup.restore",
+    "import": "importing.app",
     "bench": "bench.bench",
     "report": "report.report",
     "cluster": "cluster.app",
@@ -45,6 +47,10 @@ VERBS = {  # verb: module.attribute below this package
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},
     "groups": {"help": "Consumer groups of a topic: list, place, replay, delete."},
+    "import": {
+        "help": "Copy waiting messages of another queue: redis-zset, bullmq, beanstalkd, sqs-json, csv.",
+        "no_args_is_help": True,
+    },
     "cluster": {"help": "Several nodes with copies of the same data: make a cluster, look at it, act on it."},
     "dead": {"help": "Dead letters: list, summary, requeue, delete, export.", "no_args_is_help": True},
 }
