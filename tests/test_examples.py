@@ -77,3 +77,10 @@ def test_payments_are_asked_for_until_they_are_known(server: Server) -> None:
     assert "transfer: paid at attempt 4" in lines, lines
     assert lines[-1] == "for a person to look at: [('cheque', 'still pending')]"
     assert "'cheque': 'given up'" in lines[-2]
+
+
+@pytest.mark.slow
+def test_jobs_of_an_apscheduler_are_moved_and_run(server: Server) -> None:
+    lines = run(example("apscheduler_jobs"), "--fast", url=server.url).splitlines()
+    assert lines[0] == "stay with APScheduler: ['tidy']"
+    assert sorted(lines[1:]) == ["mail to Ada", "mail to Bert"]
