@@ -1,8 +1,8 @@
 """Move the one-off jobs of an APScheduler into TurtleMQ.
 
-Each job that runs once at a date becomes a message with its function, arguments and due time. Its id is that of the job, so a second
-run stores nothing twice. A consumer calls the functions, of which it knows a list: a message cannot name any other. Jobs that repeat
-(interval, cron) stay where they are. The job store may be any that APScheduler 3 has; here it is in memory.
+Each job that runs once at a date becomes a message with its function, arguments and due time. Its id is that of the job, so a
+second run stores nothing twice. A consumer calls the functions, of which it knows a list: a message cannot name any other. Jobs
+that repeat (interval, cron) stay where they are. The job store may be any that APScheduler 3 has; here it is in memory.
 
     python examples/apscheduler_jobs.py --fast
 """

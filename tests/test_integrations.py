@@ -226,7 +226,6 @@ def test_a_view_of_django_puts_and_a_command_consumes(server: Server, client: Cl
     """
     assert django(project, server, answers) == "[200, 409, 200]\n"
     assert [client.get("django", f"order-{number}").value for number in (1, 2)] == [{"close": 1}, {"close": 2}]
-    assert client.topic("django").stats.created == 2
     command = ("turtlemq_consume", "django", "shop.handlers.close", "--concurrency", "2")
     with program(project, server, "-m", "django", *command, "--settings", "settings"):
         until(lambda: client.stats("django").history == 2)
@@ -275,21 +274,21 @@ def working(app: TurtleCelery) -> Iterator[None]:
 def test_tasks_with_a_countdown_sleep_here_and_run_in_celery(celery: TurtleCelery, client: Client) -> None:
     ran: list[Any] = []
 
-    @celery.task(bind=True)
     def close(self: Any, order: int, *, why: str) -> str:
         ran.append((order, why, time.time(), self.request.id, self.request.eta))
         return f"closed {order}"
 
+    task = celery.task(bind=True)(close)
     topic = celery.turtlemq.topic
     with working(celery):
         before = time.time()
-        result = close.apply_async((17,), {"why": "unpaid"}, countdown=0.7)
-        kept = close.apply_async((18,), {"why": "later"}, countdown=3600, task_id="order-18")
+        result = task.apply_async((17,), {"why": "unpaid"}, countdown=0.7)
+        kept = task.apply_async((18,), {"why": "later"}, countdown=3600, task_id="order-18")
         assert {found.id for found in client.browse(topic)} == {result.id, "order-18"}
         assert celery.turtlemq.cancel("order-18")
         assert not celery.turtlemq.cancel("order-18")
         assert kept.state == "PENDING"
-        now = close.apply_async((19,), {"why": "now"})
+        now = task.apply_async((19,), {"why": "now"})
         assert now.get(timeout=PATIENCE_S) == "closed 19"
         assert result.get(timeout=PATIENCE_S) == "closed 17"
     ((order, why, at_s, id_, eta),) = [run for run in ran if run[0] == 17]
@@ -302,19 +301,18 @@ def test_a_retry_with_a_countdown_sleeps_and_keeps_its_callbacks(celery: TurtleC
     attempts: list[int] = []
     called: list[Any] = []
 
-    @celery.task(bind=True, max_retries=5)
     def ask(self: Any) -> str:
         attempts.append(self.request.retries)
         if self.request.retries < 2:
             raise self.retry(countdown=0.2)
         return "paid"
 
-    @celery.task
     def note(answer: str) -> None:
         called.append(answer)
 
+    task, callback = celery.task(bind=True, max_retries=5)(ask), celery.task(note)
     with working(celery):
-        result = ask.apply_async(countdown=0.2, link=note.s(), expires=3600)
+        result = task.apply_async(countdown=0.2, link=callback.s(), expires=3600)
         assert result.get(timeout=PATIENCE_S) == "paid"
         until(lambda: called == ["paid"])
     assert attempts == [0, 1, 2]
@@ -343,7 +341,7 @@ def test_an_id_that_was_used_is_put_under_another(server: Server, client: Client
 
 
 class SleepingStub(SleepingDelays, StubBroker):
-    """The broker for tests of dramatiq itself."""
+    """A broker in memory."""
 
 
 class SleepingRedis(SleepingDelays, RedisBroker):
@@ -358,7 +356,7 @@ def test_delayed_messages_sleep_here_and_run_in_dramatiq(server: Server, client:
         def close(order: int) -> None:
             ran.append((order, time.time()))
 
-        actor = dramatiq.actor(close, broker=broker)
+        actor = dramatiq.actor(broker=broker)(close)
         worker = dramatiq.Worker(broker, worker_timeout=50, worker_threads=1)
         worker.start()
         try:
@@ -386,7 +384,7 @@ def test_retries_of_dramatiq_sleep_here(server: Server, client: Client) -> None:
         if len(attempts) < 3:
             raise Retry("not yet")
 
-    actor = dramatiq.actor(ask, broker=broker, min_backoff=100, max_backoff=200)
+    actor = dramatiq.actor(broker=broker, min_backoff=100, max_backoff=200)(ask)
     worker = dramatiq.Worker(broker, worker_timeout=50, worker_threads=1)
     worker.start()
     try:

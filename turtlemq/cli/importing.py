@@ -16,7 +16,7 @@ from turtlemq.cli.times import TIME_HELP, format_time
 
 if TYPE_CHECKING:
     from turtlemq.importing.copy import Report
-    from turtlemq.importing.fields import Source
+    from turtlemq.importing.source import Source
 
 app = typer.Typer(context_settings={"help_option_names": ["--help"]})
 

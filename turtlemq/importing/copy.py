@@ -15,7 +15,7 @@ from typing import Any
 from turtlemq.client import Client, NewMessage, errors
 from turtlemq.client.options import outgoing_messages
 from turtlemq.client.sending import split_batch, store_batch
-from turtlemq.importing.fields import Source
+from turtlemq.importing.source import Source
 
 SAMPLE = 5  # messages that a dry run shows
 REQUEST_BYTES = 4 << 20

@@ -109,7 +109,7 @@ def _values(file: TextIO, path: Path) -> Iterator[Any]:
             except ValueError as error:
                 if not piece:
                     raise Unusable(f"{path} is no JSON: {error}") from None
-                read = max(READ_CHARS, len(text) - at)  # a value that is larger than what was read
+                read = max(READ_CHARS, len(text) - at)  # a value that goes on beyond the text so far
                 break
             yield value
         text = text[at:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Unpack
 
-from django.conf import settings
+from django import conf
 from django.db import transaction
 
 from turtlemq.client import Client, new_id
@@ -20,7 +20,7 @@ def client() -> Client:
     global _client
     with _lock:
         if _client is None:
-            _client = Client(**getattr(settings, "TURTLEMQ", {}))
+            _client = Client(**getattr(conf.settings, "TURTLEMQ", {}))
         return _client
 
 
