@@ -216,6 +216,7 @@ def django(folder: Path, server: Server, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_view_of_django_puts_and_a_command_consumes(server: Server, client: Client, project: Path) -> None:
     client.configure("django", backoff={"base": 0.1})
     answers = """
@@ -271,6 +272,7 @@ def working(app: TurtleCelery) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_tasks_with_a_countdown_sleep_here_and_run_in_celery(celery: TurtleCelery, client: Client) -> None:
     ran: list[Any] = []
 
@@ -297,6 +299,7 @@ def test_tasks_with_a_countdown_sleep_here_and_run_in_celery(celery: TurtleCeler
     assert len(ran) == 2
 
 
+@pytest.mark.slow
 def test_a_retry_with_a_countdown_sleeps_and_keeps_its_callbacks(celery: TurtleCelery, client: Client) -> None:
     attempts: list[int] = []
     called: list[Any] = []

@@ -123,6 +123,7 @@ def test_a_command_over_its_limit_is_ended(server: Server, client: Client) -> No
     assert letter.error == "ended after 0.3 s: begun"
 
 
+@pytest.mark.slow
 def test_leases_are_extended_while_a_command_runs(server: Server, client: Client, tmp_path: Path) -> None:
     client.put("long", "x", id="a")
     work(server, "long", f"echo $MESSAGE_ATTEMPT >> {tmp_path}/runs; sleep 1.5", "--ttr", "0.5", "--max", "1")
