@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.harness.other_queues import beanstalkd_server, redis_server, run_bull
 from tests.harness.server_process import Server, running
 from turtlemq.cli.verbs import command_line
 from turtlemq.client import Client
+from turtlemq.importing import copy
 from turtlemq.importing.bullmq import BullMq
 from turtlemq.importing.copy import CopyOptions, copy_messages
 from turtlemq.importing.csv_file import CsvFile
@@ -291,7 +293,7 @@ def test_refused_messages_are_named_and_the_rest_is_stored(server: Server, clien
     (tmp_path / "f.csv").write_text("\n".join(["body,priority,delay", *rows, f"far,low,{9e9}"]))
     args = ("csv", "refused", str(tmp_path / "f.csv"))
     found = report(server, *args, code=1)
-    assert (found["created"], found["refused_count"]) == (6, 3)
+    assert (found["created"], len(found["refused"])) == (6, 3)
     assert {body for _, body in sleepers(client, "refused").values()} == {"m0", "m1", "m2", "m4", "m6", "m7"}
     assert "6 duplicates, 3 refused" in run_import(server, *args, code=1)
 
@@ -362,3 +364,20 @@ def test_a_dry_run_needs_no_server(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("body,due\n1,1893456000\n")
     report = copy_messages(CsvFile(tmp_path / "f.csv"), "t", None, CopyOptions())
     assert (report.read, report.first_ms, report.created) == (1, 1_893_456_000_000, 0)
+
+
+def test_many_refused_messages_end_a_copy(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("body,priority\n" + "x,none\n" * 101)
+    assert "more than 100 messages are refused" in run_import(server, "csv", "wrong", str(tmp_path / "f.csv"), code=1)
+
+
+def test_a_rate_is_kept(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f.csv").write_text("body\n" + "x\n" * 250)
+    now_s, sizes = [0.0], list[int]()
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    monkeypatch.setattr(copy, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now_s[0], time_ns=time.time_ns))
+    copy_messages(CsvFile(tmp_path / "f.csv"), "rate", client, CopyOptions(per_s=100), sizes.append)
+    assert (sizes, now_s) == ([100, 100, 50], [2.5])

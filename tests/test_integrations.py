@@ -19,6 +19,7 @@ import pytest
 from celery.contrib.testing.worker import start_worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
+from redis import Redis
 
 from benchmarks.peers.common import free_port
 from tests.harness.other_queues import redis_server
@@ -398,3 +399,55 @@ def test_retries_of_dramatiq_sleep_here(server: Server, client: Client) -> None:
         worker.stop()
         broker.close()
     assert client.stats("retries").history == 2
+
+
+# The programs of the relays
+
+
+def test_the_relay_of_dramatiq_is_a_program(server: Server, client: Client, tmp_path: Path) -> None:
+    write(
+        tmp_path / "tasks.py",
+        """
+        import os
+        import dramatiq
+        from dramatiq.brokers.redis import RedisBroker
+        from turtlemq.integrations.dramatiq import SleepingDelays
+
+        class Broker(SleepingDelays, RedisBroker): ...
+
+        broker = Broker(url=open("redis.url").read())
+        """,
+    )
+    with redis_server(tmp_path) as url, Redis.from_url(url) as redis:
+        (tmp_path / "redis.url").write_text(url)
+        broker = SleepingRedis(url=url, turtlemq=Handoff("dramatiq-delayed", client, min_delay=0))
+        dramatiq.actor(broker=broker, actor_name="close")(print).send_with_options(args=(17,), delay=1)
+        with program(tmp_path, server, "-m", "turtlemq.integrations.dramatiq", "tasks:broker"):
+            until(lambda: redis.llen("dramatiq:default") == 1)
+            until(lambda: client.stats("dramatiq-delayed").history == 1)
+        broker.close()
+
+
+def test_the_relay_of_celery_is_a_program(server: Server, client: Client, tmp_path: Path) -> None:
+    write(
+        tmp_path / "tasks.py",
+        """
+        from turtlemq.integrations.celery import TurtleCelery
+
+        app = TurtleCelery("shop", broker="filesystem://")
+        app.conf.broker_transport_options = {"data_folder_out": "out", "data_folder_in": "out", "control_folder": "control"}
+        """,
+    )
+    (tmp_path / "out").mkdir()
+    app = TurtleCelery("shop", turtlemq=Handoff("celery-eta", client, min_delay=0))
+    app.send_task("tasks.close", (17,), countdown=0.1)
+    with program(tmp_path, server, "-m", "turtlemq.integrations.celery", "tasks:app"):
+        (file,) = until(lambda: list((tmp_path / "out").glob("*.celery.msg")))
+    assert "tasks.close" in file.read_text()
+
+
+def test_a_relay_without_an_object_is_wrong_use(server: Server, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "turtlemq.integrations.dramatiq", "tasks"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "MODULE:NAME" in done.stderr

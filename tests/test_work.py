@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,15 +40,19 @@ def work(server: Server, topic: str, command: str, *args: str, code: int = 0) ->
     return found.output
 
 
+def worker(server: Server, topic: str, command: str, *args: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return worker_at(server.url, topic, command, *args)
+
+
 @contextmanager
-def worker(server: Server, topic: str, command: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+def worker_at(url: str, topic: str, command: str, *args: str) -> Iterator[subprocess.Popen[str]]:
     """The verb as a process of its own."""
     process = subprocess.Popen(
         [*PROGRAM, "work", topic, "--exec", command, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(TURTLEMQ_URL=server.url),
+        env=environment(TURTLEMQ_URL=url),
     )
     try:
         yield process
@@ -183,3 +187,11 @@ def test_commands_end_with_the_drain_or_a_second_signal(server: Server, client: 
 def test_wrong_use_and_refusals_end_it(server: Server) -> None:
     assert "bad/name" in work(server, "bad/name", "true", code=1)
     work(server, "t", "true", "--ttr", "0.01", code=2)
+
+
+def test_a_worker_may_start_before_its_server(tmp_path: Path) -> None:
+    with worker_at("http://127.0.0.1:9", "early", "true") as process:
+        assert process.stderr is not None
+        assert "The worker waits for a server" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0

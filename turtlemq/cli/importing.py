@@ -243,7 +243,7 @@ def _copy(open_source: Callable[[], Source], topic: str, url: str, dry_run: bool
         if client is not None:
             client.close()
     _print(report, dry_run, as_json)
-    raise typer.Exit(1 if report.refused_count else 0)
+    raise typer.Exit(1 if report.refused else 0)
 
 
 def _progress() -> Any:
@@ -258,7 +258,7 @@ def _progress() -> Any:
 def _print(report: Report, dry_run: bool, as_json: bool) -> None:
     skipped = {reason: count for reason, count in report.skipped.items() if count}
     if as_json:
-        names = ("read", "created", "duplicates", "refused_count", "refused", "first_ms", "last_ms")
+        names = ("read", "created", "duplicates", "refused", "first_ms", "last_ms")
         print_json({"dry_run": dry_run, **{name: getattr(report, name) for name in names}, "skipped": skipped})
         return
     if dry_run:
@@ -266,7 +266,7 @@ def _print(report: Report, dry_run: bool, as_json: bool) -> None:
             print(printable(str(message.id)), f"due {format_time(_ms(message.due))}", _shown(message.body), sep="\t")
         print(f"dry run: {report.read} would be put" + _range(report))
     else:
-        print(f"{report.read} read: {report.created} created, {report.duplicates} duplicates, {report.refused_count} refused")
+        print(f"{report.read} read: {report.created} created, {report.duplicates} duplicates, {len(report.refused)} refused")
     for reason, count in skipped.items():
         print(f"{count} left out: {printable(reason)}")
     for id_, error in list(report.refused.items())[:10]:

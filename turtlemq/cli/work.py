@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from turtlemq.cli.call import URL
-from turtlemq.cli.output import fail
+from turtlemq.cli.output import fail, print_error
 from turtlemq.cli.parameters import Group, Topic, Url, duration_option
 
 if TYPE_CHECKING:
@@ -79,10 +79,24 @@ def work(
         )
         commands.stop_after(count, lambda: consumer.stop(wait=False))
         with _signals() as signals:
+            _warn_if_unreachable(url)
             threading.Thread(target=_on_signals, args=(signals, consumer, commands, drain), daemon=True).start()
             consumer.run(timeout=drain + KILL_S + ACKS_S)
     except (errors.ClientError, ValueError) as error:
         fail(str(error), 2 if isinstance(error, ValueError | errors.InvalidArgument) else 1)
+
+
+def _warn_if_unreachable(url: str) -> None:
+    """Say that there is no server. The worker waits for one: it may be started before it."""
+    from turtlemq.client import Client, errors
+
+    try:
+        with Client(url, timeout=3) as client:
+            client.topics()
+    except (errors.TimedOut, errors.ConnectionFailed) as error:
+        print_error(f"{error}. The worker waits for a server; say where it is with --url or TURTLEMQ_URL.")
+    except errors.Refused:
+        pass  # it answers, though not to this token
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Source: the waiting and delayed jobs of a BullMQ queue, read from the keys that BullMQ keeps in Redis.
 
 A job is a hash `bull:QUEUE:ID`. Its id is in the sorted set `delayed` (the score is the due time times 4096, plus a counter), in
-the lists `wait` and `paused`, or in the sorted set `prioritized`. Tried with BullMQ 6; these keys are the same since BullMQ 4.
+the lists `wait` and `paused`, or in the sorted set `prioritized`. Tested with BullMQ 6.7.
 """
 
 from __future__ import annotations

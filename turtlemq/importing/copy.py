@@ -1,6 +1,7 @@
 """Copy of a source into a topic: batches at a limited rate, a count of each outcome. A dry run only reads.
 
-A message that the server refuses is left out, and the rest of its batch is put again; all other errors end the copy. Since ids
+A message that the server refuses is left out, and the rest of its batch is put again; all other errors end the copy, and so do
+many refusals. Since ids
 are the same in every run, it goes on where it stopped when it is run again.
 """
 
@@ -15,11 +16,12 @@ from typing import Any
 from turtlemq.client import Client, NewMessage, errors
 from turtlemq.client.options import outgoing_messages
 from turtlemq.client.sending import split_batch, store_batch
+from turtlemq.importing.fields import Unusable
 from turtlemq.importing.source import Source
 
 SAMPLE = 5  # messages that a dry run shows
 REQUEST_BYTES = 4 << 20
-REFUSED_MAX = 100  # kept with their errors
+REFUSED_MAX = 100  # each costs a request; if there are more, something is wrong with all
 
 
 @dataclass(slots=True)
@@ -33,7 +35,6 @@ class Report:
     read: int = 0
     created: int = 0
     duplicates: int = 0
-    refused_count: int = 0
     refused: dict[str, str] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     first_ms: int | None = None
@@ -122,8 +123,7 @@ def _without(batch: list[NewMessage], error: errors.ClientError, report: Report)
     """The batch without the message that was refused. Raises the error if it is not about one message."""
     if error.index is None:
         raise error
-    refused = batch[error.index]
-    report.refused_count += 1
-    if len(report.refused) < REFUSED_MAX:
-        report.refused[str(refused.id)] = str(error)
+    if len(report.refused) == REFUSED_MAX:
+        raise Unusable(f"more than {REFUSED_MAX} messages are refused; the last: {batch[error.index].id}: {error}")
+    report.refused[str(batch[error.index].id)] = str(error)
     return [*batch[: error.index], *batch[error.index + 1 :]]
