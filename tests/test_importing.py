@@ -381,3 +381,11 @@ def test_a_rate_is_kept(client: Client, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(copy, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now_s[0], time_ns=time.time_ns))
     copy_messages(CsvFile(tmp_path / "f.csv"), "rate", client, CopyOptions(per_s=100), sizes.append)
     assert (sizes, now_s) == ([100, 100, 50], [2.5])
+
+
+def test_a_batch_that_is_too_large_for_a_request_is_split(server: Server, client: Client, tmp_path: Path) -> None:
+    sizes = [10, 3 << 20, 3 << 20, 10]
+    rows = [f"m{number},{'x' * size},3600" for number, size in enumerate(sizes)]
+    (tmp_path / "f.csv").write_text("\n".join(["id,body,delay", *rows]))
+    assert report(server, "csv", "large", str(tmp_path / "f.csv"))["created"] == 4
+    assert {id_: len(body) for id_, (_, body) in sleepers(client, "large").items()} == {f"m{n}": sizes[n] for n in range(4)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -53,6 +54,7 @@ def worker_at(url: str, topic: str, command: str, *args: str) -> Iterator[subpro
         stderr=subprocess.PIPE,
         text=True,
         env=environment(TURTLEMQ_URL=url),
+        start_new_session=True,
     )
     try:
         yield process
@@ -157,7 +159,7 @@ def test_a_signal_lets_commands_finish(server: Server, client: Client, tmp_path:
     command = f"touch {tmp_path}/begun; until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo done $MESSAGE_ID"
     with worker(server, topic, command) as process:
         until((tmp_path / "begun").exists)
-        process.send_signal(number)
+        os.killpg(process.pid, number)  # as a terminal does
         time.sleep(0.5)  # it has noticed, and waits
         (tmp_path / "go").touch()
         out, err = process.communicate(timeout=PATIENCE_S)

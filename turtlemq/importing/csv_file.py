@@ -15,6 +15,7 @@ from turtlemq.importing.fields import BodyKind, Unusable, body_of, due_of_text, 
 
 COLUMNS = ("id", "body", "due", "delay", "priority", "ttr", "expires")
 HEADER = "header."
+CELL_CHARS_MAX = 16 << 20  # more than a message may have; the module's own limit is 128 KiB
 
 
 @dataclass
@@ -51,6 +52,7 @@ class CsvFile:
 
     def _rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, str]]]:
         """Rows by field, with their numbers from 1 on; cells that are empty are left out."""
+        csv.field_size_limit(CELL_CHARS_MAX)
         reader = csv.DictReader(file, delimiter=self.delimiter, strict=True)
         fields = {self.columns.get(name, name): name for name in COLUMNS}
         names = reader.fieldnames or []
