@@ -26,8 +26,8 @@ from tests.harness.other_queues import redis_server
 from tests.harness.server_process import Server, environment, running
 from turtlemq.client import Client, Retry
 from turtlemq.integrations.celery import TurtleCelery
+from turtlemq.integrations.delayed_tasks import DelayedTasks
 from turtlemq.integrations.dramatiq import SleepingDelays
-from turtlemq.integrations.handoff import Handoff
 
 PATIENCE_S = 30
 WEEK_MS = 7 * 86_400_000
@@ -257,7 +257,7 @@ def test_an_unknown_handler_of_django_is_told(server: Server, project: Path) -> 
 def celery(server: Server, request: pytest.FixtureRequest) -> Iterator[TurtleCelery]:
     topic = request.node.name.replace("[", "-").replace("]", "")
     app = TurtleCelery(
-        "shop", broker="memory://", backend="cache+memory://", turtlemq=Handoff(topic, url=server.url, min_delay=0.1)
+        "shop", broker="memory://", backend="cache+memory://", turtlemq=DelayedTasks(topic, url=server.url, min_delay=0.1)
     )
     polling = {"polling_interval": 0.02}
     app.conf.update(task_default_queue=topic, worker_hijack_root_logger=False, broker_transport_options=polling)
@@ -334,8 +334,8 @@ def test_a_format_that_celery_does_not_accept_is_refused(celery: TurtleCelery, c
 
 
 def test_an_id_that_was_used_is_put_under_another(server: Server, client: Client) -> None:
-    handoff = Handoff("used", client)
-    ids = [handoff.put("task", b"x", 4 * 10**12, {}) for _ in range(3)]
+    tasks = DelayedTasks("used", client)
+    ids = [tasks.put("task", b"x", 4 * 10**12, {}) for _ in range(3)]
     assert ids[0] == "task"
     assert len(set(ids)) == 3
     assert client.stats("used").sleep == 3
@@ -354,7 +354,7 @@ class SleepingRedis(SleepingDelays, RedisBroker):
 
 def test_delayed_messages_sleep_here_and_run_in_dramatiq(server: Server, client: Client, tmp_path: Path) -> None:
     with redis_server(tmp_path) as url:
-        broker = SleepingRedis(url=url, turtlemq=Handoff("dramatiq", client, min_delay=0.1))
+        broker = SleepingRedis(url=url, turtlemq=DelayedTasks("dramatiq", client, min_delay=0.1))
         ran: list[tuple[int, float]] = []
 
         def close(order: int) -> None:
@@ -380,7 +380,7 @@ def test_delayed_messages_sleep_here_and_run_in_dramatiq(server: Server, client:
 
 
 def test_retries_of_dramatiq_sleep_here(server: Server, client: Client) -> None:
-    broker = SleepingStub(turtlemq=Handoff("retries", client, min_delay=0.01))
+    broker = SleepingStub(turtlemq=DelayedTasks("retries", client, min_delay=0.01))
     attempts: list[float] = []
 
     def ask() -> None:
@@ -420,7 +420,7 @@ def test_the_relay_of_dramatiq_is_a_program(server: Server, client: Client, tmp_
     )
     with redis_server(tmp_path) as url, Redis.from_url(url) as redis:
         (tmp_path / "redis.url").write_text(url)
-        broker = SleepingRedis(url=url, turtlemq=Handoff("dramatiq-delayed", client, min_delay=0))
+        broker = SleepingRedis(url=url, turtlemq=DelayedTasks("dramatiq-delayed", client, min_delay=0))
         dramatiq.actor(broker=broker, actor_name="close")(print).send_with_options(args=(17,), delay=1)
         with program(tmp_path, server, "-m", "turtlemq.integrations.dramatiq", "tasks:broker"):
             until(lambda: redis.llen("dramatiq:default") == 1)
@@ -439,7 +439,7 @@ def test_the_relay_of_celery_is_a_program(server: Server, client: Client, tmp_pa
         """,
     )
     (tmp_path / "out").mkdir()
-    app = TurtleCelery("shop", turtlemq=Handoff("celery-eta", client, min_delay=0))
+    app = TurtleCelery("shop", turtlemq=DelayedTasks("celery-eta", client, min_delay=0))
     app.send_task("tasks.close", (17,), countdown=0.1)
     with program(tmp_path, server, "-m", "turtlemq.integrations.celery", "tasks:app"):
         (file,) = until(lambda: list((tmp_path / "out").glob("*.celery.msg")))

@@ -16,7 +16,7 @@ from celery.utils.time import maybe_make_aware
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from turtlemq.client import Consumer, Message
-from turtlemq.integrations.handoff import Handoff, run_relay
+from turtlemq.integrations.delayed_tasks import DelayedTasks, run_relay
 
 TOPIC = "celery-eta"
 _OF_THIS_PROCESS = ("producer", "publisher", "connection", "router", "result_cls", "task_type", "add_to_parent")
@@ -25,12 +25,12 @@ _OF_THIS_PROCESS = ("producer", "publisher", "connection", "router", "result_cls
 class TurtleCelery(Celery):
     """A Celery app whose delayed tasks sleep in TurtleMQ, retries with a countdown included.
 
-    turtlemq: the hand-off; else one with the topic `celery-eta` and the server of TURTLEMQ_URL.
+    turtlemq: where its tasks sleep; else in the topic `celery-eta` of the server in TURTLEMQ_URL.
     """
 
-    def __init__(self, *args: Any, turtlemq: Handoff | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, turtlemq: DelayedTasks | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.turtlemq = Handoff(TOPIC) if turtlemq is None else turtlemq
+        self.turtlemq = DelayedTasks(TOPIC) if turtlemq is None else turtlemq
 
     def send_task(
         self, name: str, args: Any = None, kwargs: Any = None, countdown: Any = None, eta: Any = None, **options: Any

@@ -13,7 +13,7 @@ from typing import Any
 import dramatiq
 
 from turtlemq.client import Consumer, Message
-from turtlemq.integrations.handoff import Handoff, run_relay
+from turtlemq.integrations.delayed_tasks import DelayedTasks, run_relay
 
 TOPIC = "dramatiq-delayed"
 
@@ -21,12 +21,12 @@ TOPIC = "dramatiq-delayed"
 class SleepingDelays(dramatiq.Broker):
     """A mixin for brokers: `class Broker(SleepingDelays, RedisBroker)`. Retries with a back-off sleep in TurtleMQ, too.
 
-    turtlemq: the hand-off; else one with the topic `dramatiq-delayed` and the server of TURTLEMQ_URL.
+    turtlemq: where its tasks sleep; else in the topic `dramatiq-delayed` of the server in TURTLEMQ_URL.
     """
 
-    def __init__(self, *args: Any, turtlemq: Handoff | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, turtlemq: DelayedTasks | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.turtlemq = Handoff(TOPIC) if turtlemq is None else turtlemq
+        self.turtlemq = DelayedTasks(TOPIC) if turtlemq is None else turtlemq
 
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
         """Enqueue a message. One with a delay, in milliseconds, is stored by TurtleMQ before this returns."""

@@ -1,4 +1,4 @@
-"""Hand-off of delayed tasks: they sleep in a topic, and a relay gives them to the broker of a task queue when they are due.
+"""Delayed tasks of a task queue: they sleep in a topic, and a relay gives them to the broker of the task queue when they are due.
 
 Delivery is at least once, as that of the task queues: a relay that dies between the broker's answer and its own ack sends a task
 twice, with the same task id.
@@ -16,10 +16,10 @@ from turtlemq.client.outgoing import outgoing_message
 from turtlemq.client.sending import store_batch
 
 
-class Handoff:
+class DelayedTasks:
     """The topic in which tasks sleep. The client is made at the first use, from the arguments of `Client`, if none is given.
 
-    min_delay: tasks that are due sooner than in so many seconds go to the broker at once, as they would without a hand-off.
+    min_delay: tasks that are due sooner than in so many seconds go to the broker at once, and do not sleep here.
     """
 
     def __init__(self, topic: str, client: Client | None = None, *, min_delay: float = 1.0, **arguments: Any) -> None:
@@ -64,7 +64,7 @@ class Handoff:
 def run_relay(name: str, description: str) -> None:
     """The program of a relay: `python -m MODULE shop.tasks:app` runs the `relay()` of that object until SIGTERM or Ctrl-C."""
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description)
-    parser.add_argument("object", metavar="MODULE:NAME", help="the object with the hand-off, such as shop.tasks:app")
+    parser.add_argument("object", metavar="MODULE:NAME", help="the app or broker, such as shop.tasks:app")
     parser.add_argument("--concurrency", type=int, default=4, help="tasks that are forwarded at the same time (default: 4)")
     arguments = parser.parse_args()
     module, _, attribute = arguments.object.partition(":")
