@@ -223,12 +223,13 @@ def _wipe(story: StoryWithFaults, node: Node) -> None:
 
 
 def may_lose(story: StoryWithFaults, node: Node) -> bool:
-    """Whether the disk of a node is not the last one that has everything. It may become so by its own election only."""
+    """Whether the disk of a node is not the last one that has everything. It may become so by its own election, or if the files
+    of the leader cannot be trusted any more."""
     state = story.world.etcd.state
     candidate = node.process is not None and node.process.member.state in (State.RUN, State.OPEN, State.LEAD)
     leads = state.leader == node.replica or candidate
     leader = next((other for other in story.world.nodes.values() if other.replica == state.leader), None)
-    return not leads and leader is not None and not story.world.bids_of(node)
+    return not leads and leader is not None and leader.complete and not story.world.bids_of(node)
 
 
 def rot(story: StoryWithFaults) -> None:
@@ -259,7 +260,9 @@ def rot(story: StoryWithFaults) -> None:
 def hand_over(story: StoryWithFaults, process: Replica, *, begin: bool = True) -> bool:
     """Let another member lead, because this copy is bad. Returns False if there is none."""
     assert process.book is not None
-    others = [replica for replica in sorted(process.book.isr & process.member.seen.isr) if replica in process.attached]
+    failing = {node.replica for node in story.world.nodes.values() if node.sync_fails}  # two disks do not fail at once
+    members = sorted((process.book.isr & process.member.seen.isr) - failing)
+    others = [replica for replica in members if replica in process.attached]
     if not others:
         return False
     if begin:
@@ -366,9 +369,14 @@ def lose_only_member(story: StoryWithFaults) -> None:
     if leader is None or world.min_isr > 1:
         return
     others = [node for node in world.nodes.values() if node is not leader.node]
-    for node in others:
-        world.power_off(node, cut=False)
-    if not world.run(lambda: world.etcd.state.isr == {leader.member.me}, NO_LEADER_MS):
+
+    def is_alone() -> bool:
+        for node in others:  # an earlier fault may have planned to switch one of them on again
+            if node.up:
+                world.power_off(node, cut=False)
+        return world.etcd.state.isr == {leader.member.me}
+
+    if not world.run(is_alone, NO_LEADER_MS):
         raise Broken(f"{story.case}: members that are gone are not let go: {world.etcd.state}")
     if not world.run(story.has_leader, NO_LEADER_MS):
         raise Broken(f"{story.case}: the only member does not lead: {leader}, {world.etcd.state}")

@@ -29,6 +29,7 @@ class Node:
         self.holes = False  # files are being replaced: they are at no LSN
         self.cut = False  # a power cut may have taken unsynced bytes since the files were last equal to a leader's
         self.full = self.sync_fails = False
+        self.complete = True  # `complete` of its file REPLICA
         self.replica = ""  # the id in the file REPLICA
 
     def __repr__(self) -> str:

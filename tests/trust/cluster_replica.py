@@ -144,7 +144,7 @@ class Replica(Leading, Shell):
 
     def write_facts(self, facts: ReplicaFacts) -> None:
         replica_file.write(self.door, self.node.drive.root, facts)
-        self.facts = facts
+        self.facts, self.node.complete = facts, facts.complete
 
     # Etcd
 
