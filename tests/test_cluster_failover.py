@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from http.client import HTTPException
 from itertools import pairwise
@@ -314,6 +314,71 @@ def test_an_etcd_that_was_restored_stops_everybody(tmp_path: Path) -> None:
             assert again.lead is None
         finally:
             again.end()
+
+
+def test_an_etcd_restored_within_an_epoch_stops_everybody(tmp_path: Path) -> None:
+    """The in-sync set of the old copy may have a member that lacks answers. All nodes have been restarted since the newer one."""
+    port = free_port()
+    with ExitStack() as stack:
+        with running_etcd(tmp_path, port=port) as endpoint:
+            cluster = stack.enter_context(cluster_of(tmp_path, endpoint))
+            leader = cluster.healthy()
+            standby = cluster.other_of(leader)
+            epoch = leader.facts.epoch
+        shutil.copytree(tmp_path / "etcd", tmp_path / "backup")
+        with running_etcd(tmp_path, port=port):
+            standby.kill()
+            eventually(lambda: cluster.in_sync() == [leader.name])
+            put(leader.server, 2, "a")
+            cluster.start(standby.name)
+            cluster.until_in_sync()
+            newest = epoch, revision_of(cluster)
+            eventually(lambda: all(node.facts.newest == newest for node in cluster.nodes.values()))
+            for node in cluster.nodes.values():
+                node.kill()
+                node.log_from += len(node.log)
+        shutil.rmtree(tmp_path / "etcd")
+        shutil.move(tmp_path / "backup", tmp_path / "etcd")
+        with running_etcd(tmp_path, port=port):
+            cluster.start()
+            for node in cluster.nodes.values():
+                eventually(partial(node.events, "name_server_went_back"))
+                assert "cluster force-leader" in node.log
+            eventually(lambda: cluster.lead is None)  # the old copy holds a lease as well
+            assert cluster.state is not None
+            assert cluster.state.epoch == epoch
+            cluster.end()
+
+
+def revision_of(cluster: Cluster) -> int:
+    """The revision of `state`."""
+    return cluster.do(lambda etcd: etcd.get(cluster.keys.state(0))).keys[0].mod_revision
+
+
+@pytest.mark.parametrize("order", ["standby first", "leader first"])
+def test_after_a_stop_of_all_nodes_copies_resume(cluster: Cluster, order: str) -> None:
+    """The nodes have stopped at different records, and no file is compared."""
+    leader = cluster.healthy()
+    standby = cluster.other_of(leader)
+    put(leader.server, 10, "s")
+    last = leader
+    if order == "standby first":
+        standby.stop()
+        put(leader.server, 10, "t")
+    else:
+        leader.stop()
+        last = cluster.leader(leader.name)
+        put(last.server, 10, "u")
+    cluster.end()
+    assert all(node.facts.lsn is not None for node in cluster.nodes.values())
+    for node in cluster.nodes.values():
+        node.log_from += len(node.log)
+    cluster.start(last.name)
+    put(cluster.leader().server, 5, "v")
+    cluster.start(cluster.other_of(last).name)
+    cluster.until_in_sync()
+    assert not any(node.events("reconcile_begun") for node in cluster.nodes.values())
+    cluster.until_equal()
 
 
 def test_a_standby_with_another_secret_is_refused(cluster: Cluster) -> None:

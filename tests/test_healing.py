@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -52,6 +53,12 @@ class Cared:
 
     async def settle(self) -> None:
         await self.pair.all_covered()
+
+    async def again(self) -> None:
+        """The standby compares its files."""
+        before = len(self.logged("reconcile_done"))
+        self.standby.distrust(["FORMAT"])
+        await until(lambda: len(self.logged("reconcile_done")) > before and self.pair.lead.standbys)
 
     async def scrub_standby(self) -> None:
         await StandbyCare(self.standby, self.pair.root / "b", FAST, log=self.pair.log).scrub.examine_all()
@@ -246,6 +253,68 @@ def test_a_copy_keeps_bytes_that_have_rotted_with_the_leader(tmp_path: Path) -> 
             assert own.read_bytes() == good
             await world.scrub_leader()
             assert world.handed == ["b"]
+
+    run(story())
+
+
+@pytest.mark.parametrize("places", [(3_000, 4_000), (2_000, 3_000, 9_000)])
+def test_a_copy_keeps_all_bytes_that_have_rotted_with_the_leader(tmp_path: Path, places: tuple[int, ...]) -> None:
+    async def story() -> None:
+        async with cared(tmp_path) as world:
+            theirs, own = segment_of(tmp_path / "leader"), segment_of(tmp_path / "b")
+            good = own.read_bytes()
+            for place in places:
+                rot(theirs, place)
+            world.standby.distrust(["FORMAT"])
+            await until(lambda: world.standby.healed and world.pair.lead.standbys)
+            assert own.read_bytes() == good
+
+    run(story())
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_damage_that_a_new_copy_gets_is_named_and_healed(tmp_path: Path, noted: bool) -> None:
+    """The leader's byte has rotted before it was copied, perhaps after the checksum of its file was noted."""
+
+    async def story() -> None:
+        async with cared(tmp_path) as world:
+            pair, file = world.pair, segment_of(tmp_path / "leader")
+            path, good = f"topic/t/{file.name}", file.read_bytes()
+            if noted:
+                os.utime(file, ns=(1, time.time_ns() - 10**10))
+                await world.again()
+                assert path in (tmp_path / "leader" / "REPLICA.sums").read_text()
+            rot(file, 3_000)
+            (tmp_path / "c").mkdir()
+            (tmp_path / "c" / "FORMAT").write_bytes(b"mine")
+            async with pair.following("c") as standby:
+                await until(lambda: "c" in pair.lead.standbys)
+                (damage,) = pair.logged("copied_damage")
+                assert damage["file"] == path
+                assert damage["position"] <= 3_000 < damage["position"] + damage["length"]
+                assert list(standby.facts.suspect) == [path]
+                await StandbyCare(standby, tmp_path / "c", FAST, log=pair.log).look()
+                await until(lambda: world.handed)
+                assert world.handed == ["b"], "the leader looks at its own file, and lets a healthy copy lead"
+                file.write_bytes(good)  # as with the next leader
+                healed = len(pair.logged("healed"))
+                standby.distrust(["FORMAT"])
+                await until(lambda: len(pair.logged("healed")) > healed)
+                assert not standby.facts.suspect
+            assert segment_of(tmp_path / "c").read_bytes() == good
+
+    run(story())
+
+
+def test_files_of_an_unfinished_copy_are_checked_by_the_next(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with cared(tmp_path) as world:
+            pair, file = world.pair, segment_of(tmp_path / "leader")
+            rot(file, 3_000)
+            shutil.copytree(tmp_path / "leader" / "topic", tmp_path / "c" / "topic")  # all files are there
+            async with pair.following("c") as standby:
+                await until(lambda: "c" in pair.lead.standbys)
+                assert standby.facts.suspect == (f"topic/t/{file.name}",)
 
     run(story())
 

@@ -237,7 +237,7 @@ def test_the_forced_copy_runs_and_leads_by_the_rules() -> None:
     assert member.state.name == "ATTACH"
     forced = state_of(plan_force(view(**LOST), 0, "b", COMPLETE, BY).plan)
     change = seen(11, forced.epoch, forced.leader, set(forced.isr), nonce=forced.nonce)
-    assert dos(member.handle(change, 0.5)) == [Do.STOP]
+    assert dos(member.handle(change, 0.5)) == [Do.NOTE_STATE, Do.STOP]
     assert dos(member.handle(Drained(), 0.5)) == [Do.BID]
     assert member.bid is not None
     assert (member.bid.epoch, member.bid.isr) == (6, frozenset({"rb"}))
@@ -249,9 +249,9 @@ def test_the_forced_copy_runs_and_leads_by_the_rules() -> None:
 def test_the_leader_of_before_is_deposed_by_the_forced_epoch() -> None:
     """It must not claim the key `lead` again, as it would if the epoch were the same."""
     old = Member(me="ra", process="q", complete=True, epoch=4, state=State.LEAD, term=4)
-    assert dos(old.handle(seen(10, 4, "ra", {"ra"}), 0.5)) == [Do.CLAIM]
+    assert dos(old.handle(seen(10, 4, "ra", {"ra"}), 0.5)) == [Do.NOTE_STATE, Do.CLAIM]
     forced = state_of(plan_force(view(**LOST), 0, "b", COMPLETE, BY).plan)
-    assert dos(old.handle(seen(11, forced.epoch, forced.leader, set(forced.isr)), 0.5)) == [Do.EXEC]
+    assert dos(old.handle(seen(11, forced.epoch, forced.leader, set(forced.isr)), 0.5)) == [Do.NOTE_STATE, Do.EXEC]
 
 
 def test_names_of_nodes_are_checked() -> None:

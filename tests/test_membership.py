@@ -136,10 +136,14 @@ def isr(*names: str) -> frozenset[str]:
 
 
 def told(member: Member, *events: Event) -> list[Do]:
-    """The actions of the last of these events."""
+    """The actions of the last of these events, without the note of a newer `state`, which is always the first one."""
     actions: list[Action] = []
     for event in events:
+        known = member.epoch, member.revision
         actions = member.handle(event, 0.5)
+        is_newer = isinstance(event, Seen) and (event.epoch, event.revision) > known
+        assert [n for n, action in enumerate(actions) if action.do is Do.NOTE_STATE] == [0] * is_newer
+        actions = actions[is_newer:]
     return [action.do for action in actions]
 
 
@@ -309,6 +313,28 @@ def test_etcd_that_went_back_stops_everything() -> None:
     assert member.state is State.STUCK
     member = leader()
     assert told(member, Seen(2, 1, 1, "a", isr("a"), read=member.reads)) == [Do.ALARM, Do.EXEC]
+
+
+def test_each_state_of_etcd_is_noted_once() -> None:
+    member = attached()
+    news = seen(member, revision=member.seen.revision + 1)
+    assert Do.NOTE_STATE in [action.do for action in member.handle(news, 0.5)]
+    assert Do.NOTE_STATE not in [action.do for action in member.handle(news._replace(at=news.at + 1), 0.5)]
+
+
+@pytest.mark.parametrize("epoch", [4, 5])
+def test_a_later_process_knows_that_etcd_went_back_within_an_epoch(epoch: int) -> None:
+    """A process that has started knows the revision from its disk. A forced epoch counts with any revision."""
+    member = Member("b", "process", complete=True, epoch=4, revision=7)
+    told(member, Begin())
+    actions = member.handle(Seen(6, revision=6, epoch=epoch, leader="b", isr=isr("b"), read=1), 0.5)
+    if epoch == 4:
+        assert [action.do for action in actions] == [Do.ALARM]
+        assert "force-leader" in actions[0].text
+        assert member.state is State.STUCK
+    else:
+        assert Do.ALARM not in [action.do for action in actions]
+        assert member.state is State.RUN
 
 
 def test_the_first_node_begins_a_shard_once() -> None:

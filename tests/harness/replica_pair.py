@@ -14,17 +14,19 @@ from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.replica import replica_file
 from turtlemq.replica.copy_source import CopySource
+from turtlemq.replica.frames import BadPeer
 from turtlemq.replica.lead import Lead
 from turtlemq.replica.lead_types import LeadOptions
-from turtlemq.replica.link import Identity
+from turtlemq.replica.link import Identity, Turned
 from turtlemq.replica.shipping import ShippingDoor
-from turtlemq.replica.standby import Standby, StandbyOptions
+from turtlemq.replica.standby import NotTrusted, Standby, StandbyOptions
 from turtlemq.replica.stream import RING_BYTES, Stream
 from turtlemq.server.peer_port import PeerPort
 from turtlemq.storage.door import Door
 
 SECRET = b"a secret of the cluster"
 BEAT_S = 0.05
+PAUSES_S = 0.03, 0.5  # the shortest and the longest pause before the next connection
 
 
 def identity(node: str, cluster: str = "prod", secret: bytes = SECRET, shard: int = 0) -> Identity:
@@ -68,12 +70,26 @@ class Pair:
     async def following(self, name: str = "b", **more: Any) -> AsyncIterator[Standby]:
         """A standby that follows meanwhile."""
         standby = self.standby(name, **more)
-        task = asyncio.ensure_future(standby.run(lambda: ("127.0.0.1", self.port)))
+        task = asyncio.ensure_future(self.follow(standby))
         try:
             yield standby
         finally:
             await standby.stop()
             await task
+
+    async def follow(self, standby: Standby) -> None:
+        """Follow this leader again and again, until the standby ceases. Raises `NotTrusted` if its disk fails."""
+        pause_s = PAUSES_S[0]
+        while not standby.ceased:
+            before = standby.lsn
+            try:
+                self.log("leader_lost", why=await standby.follow("127.0.0.1", self.port))
+            except NotTrusted:
+                raise
+            except (BadPeer, TimeoutError, OSError) as error:
+                self.log("refused_by_leader" if isinstance(error, Turned) else "no_leader", why=str(error))
+            pause_s = PAUSES_S[0] if standby.lsn > before else min(PAUSES_S[1], 2 * pause_s)
+            await asyncio.sleep(pause_s)
 
     def put(self, count: int, prefix: str = "m", topic: str = "t") -> None:
         """Messages in the engine: records, that nothing has acknowledged yet."""

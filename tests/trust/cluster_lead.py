@@ -27,6 +27,7 @@ class Leading(Shell):
 
     node: Node
     alive: bool
+    began_at: int
     stream: NotedStream
     new_door: Callable[..., NodeDoor]
     later: Callable[..., None]
@@ -138,6 +139,7 @@ class Leading(Shell):
         fits = complete and lsn is not None and chain is not None and self.stream.resumes(lsn, chain)
         greeting = self.book.greet(replica, lsn if fits else None)
         self.world.seen[f"hello: {greeting.value}"] += 1
+        self.world.seen["resumed from records before the start"] += fits and (lsn or 0) < self.began_at
         if greeting is Greeting.LATER:
             self._propose(self.book.let_go({replica}, min_isr=1))
             wire.send(wire.standby, "refused")

@@ -21,7 +21,7 @@ from tests.trust.membership_shell import Call, Shell
 from tests.trust.simulation_disk import Crash
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, TurtleError
-from turtlemq.replica import arrivals, replica_file
+from turtlemq.replica import arrivals, replica_file, ring_file
 from turtlemq.replica.follower import Follower
 from turtlemq.replica.frames import File
 from turtlemq.replica.member import Member
@@ -77,6 +77,7 @@ class Replica(Leading, Shell):
         self.copying: CopyInto | None = None
         self.quay = Quay(self)
         self.known = False  # which records were applied
+        self.began_at = 0  # the LSN at which the process before was stopped properly
         self.trusted = True  # its disk has not failed
         self.stuck_at: int | None = None
         self.watched = len(world.etcd.history)
@@ -133,12 +134,15 @@ class Replica(Leading, Shell):
         node.replica = facts.replica
         self.known = facts.lsn is not None and facts.chain is not None
         lsn, chain = facts.lsn or 0, facts.chain or 0
-        self.stream = NotedStream(node.chains, facts.epoch, lsn, chain, self.world.ring_bytes)
+        tail = ring_file.take(self.door, root, lsn, chain)
+        self.stream = NotedStream(node.chains, facts.epoch, tail.lsn, tail.chain, self.world.ring_bytes)
+        self.stream.refill(tail.records)
+        self.began_at = lsn
         self.follower = Follower(root, self.door, lsn, chain, syncer=self.syncer)
         self.member = Member(
             facts.replica, f"{node}{self.number}", facts.complete, facts.epoch, fresh=self.first and empty and not facts.epoch
         )
-        self.member.rebooted = facts.rebooted
+        (self.member.epoch, self.member.revision), self.member.rebooted = facts.newest, facts.rebooted
         self.later(self._keep_lease, ms=LEASE_MS // 3)
         self.tell(Begin())
 
@@ -407,6 +411,10 @@ class Replica(Leading, Shell):
     def note_epoch(self) -> None:
         self.write_facts(replace(self.facts, epoch=self.member.epoch, lsn=None, chain=None))
 
+    def note_state(self) -> None:
+        epoch, revision = self.member.epoch, self.member.revision
+        self.write_facts(replace(self.facts, state_epoch=epoch, revision=revision, lsn=None, chain=None))
+
     def copy_files(self) -> None:
         if self.wire is not None:
             self.follower.close()
@@ -478,8 +486,7 @@ class Replica(Leading, Shell):
         if not self.trusted:
             self.write_facts(replace(self.facts, complete=False, lsn=None, chain=None))
         elif self.retiring and self.closed:
-            replica_file.sync_all(self.door, self.node.drive.root)
-            self.write_facts(replace(self.facts, lsn=self.stream.lsn, chain=self.stream.chain))
+            self._write_position()
         self.world.seen["deposed"] += not self.retiring
         self._restart()
 
@@ -507,12 +514,16 @@ class Replica(Leading, Shell):
             self.follower.close()
             self.world.seen["standbys stopped properly"] += wire is not None
         if self.known or self.engine is not None:
-            lsn, chain = (self.stream.lsn, self.stream.chain)
-            replica_file.sync_all(self.door, self.node.drive.root)
-            self.write_facts(replace(self.facts, lsn=lsn, chain=chain))
+            self._write_position()
         if self.lease is not None:
             self.world.call(self, "revoke", (self.lease[0],), told=True)
         self._restart()
+
+    def _write_position(self) -> None:
+        root = self.node.drive.root
+        replica_file.sync_all(self.door, root)
+        ring_file.write(self.door, root, self.stream)
+        self.write_facts(replace(self.facts, lsn=self.stream.lsn, chain=self.stream.chain))
 
     def _restart(self) -> None:
         self.world.ended(self)

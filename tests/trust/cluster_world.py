@@ -19,7 +19,7 @@ from tests.trust.membership_etcd import Etcd
 from tests.trust.membership_shell import Call
 from tests.trust.model import Broken, Figures
 from tests.trust.simulation_disk import Crash
-from turtlemq.replica.member_events import State, Unwatched
+from turtlemq.replica.member_events import Seen, State, Unwatched
 from turtlemq.replica.tenure import BEAT_MS
 
 CALL_MS = 1_000  # a request to etcd is given up after this time
@@ -34,7 +34,7 @@ class World:
         self.chance, self.story, self.now = chance, story, 0
         self.seen = Figures()
         self.etcd = Etcd()
-        self.etcd_down = False
+        self.etcd_down = self.restored = False
         self.ends = 0.0  # how often a process is about to end in its work
         self.min_isr = chance.choice([1, 1, 2])
         self.ring_bytes = chance.choice([8_000, 30_000, 200_000, 1 << 20])
@@ -291,6 +291,7 @@ class World:
 
     def rewind(self) -> None:
         """Etcd was restored: watches begin anew."""
+        self.restored = True
         self._told = 0
         for node in self.nodes.values():
             if node.process is not None:
@@ -305,8 +306,9 @@ class World:
             raise Broken(f"C4: {node} is elected while its files are replaced")
 
     def check(self) -> None:
-        """C1, C2 and C5; C4 is looked at by the model of etcd, C6 with each answer."""
-        state = self.etcd.state
+        """C1, C2 and C5; C4 is looked at by the model of etcd, C6 with each answer. The in-sync set of an etcd that was restored
+        is an old one, which says nothing about copies: C2 and C5 speak of the true one, and no replica may act on this (R8)."""
+        state = Seen(at=0) if self.restored else self.etcd.state
         lsn, chain = self.answered
         for node in self.nodes.values():
             if node.replica in state.isr and (node.holes or node.chains.get(lsn) != chain):

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.trust.model import Broken
-from turtlemq.replica.member import Bid
-from turtlemq.replica.member_events import Seen
+from turtlemq.replica.member_events import Bid, Seen
 from turtlemq.replica.membership import Change
 from turtlemq.replica.tenure import LEASE_MS
 

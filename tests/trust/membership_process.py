@@ -36,6 +36,7 @@ class Disk:
     holes: bool = False  # files are being replaced: they are at no LSN
     complete: bool = False
     epoch: int = 0
+    state: tuple[int, int] = 0, 0  # epoch and revision of the newest `state` that it has seen
     known: bool = False  # a clean stop has written LSN and chain
     began: bool = False
     synced: int = 0  # records that a power cut leaves
@@ -61,7 +62,7 @@ class Process(Shell):
     def __init__(self, world: Any, disk: Disk, number: int) -> None:
         first = disk.name == "a"
         member = Member(disk.name, f"{disk.name}{number}", disk.complete, disk.epoch, fresh=first and not disk.began)
-        member.rebooted = disk.rebooted
+        (member.epoch, member.revision), member.rebooted = max((disk.epoch, 0), disk.state), disk.rebooted
         super().__init__(world, member, first)
         self.disk, self.alive, self.number = disk, True, number
         disk.began = True
@@ -111,6 +112,9 @@ class Process(Shell):
     def note_epoch(self) -> None:
         self.disk.epoch = self.member.epoch
 
+    def note_state(self) -> None:
+        self.disk.state = self.member.epoch, self.member.revision
+
     def copy_files(self) -> None:
         self.jobs.append(("copy", self.connection))
 
@@ -141,7 +145,8 @@ class Process(Shell):
     def work(self) -> None:
         name, value = self.jobs.pop(0)
         if name == "mark":
-            self.disk.complete, self.disk.epoch = value, self.member.epoch
+            self.disk.complete = value
+            self.note_epoch()
             if value:
                 self.disk.rebooted, self.disk.synced = False, len(self.disk.log)
             self.tell(Marked(value))

@@ -88,6 +88,9 @@ class Shell(ABC):
     def note_epoch(self) -> None: ...
 
     @abstractmethod
+    def note_state(self) -> None: ...
+
+    @abstractmethod
     def copy_files(self) -> None: ...
 
     @abstractmethod
@@ -145,6 +148,7 @@ class Shell(ABC):
             Do.HANG_UP: self.hang_up,
             Do.STOP: self.stop_receiving,
             Do.NOTE: self.note_epoch,
+            Do.NOTE_STATE: self.note_state,
             Do.COPY: self.copy_files,
             Do.OPEN: self.open_engine,
             Do.SERVE: self.serve,

@@ -24,6 +24,10 @@ Mend = Callable[[Door, Path, Path, int], None]
 class Changed(TurtleError):
     """A file of the leader has changed since its checksums were made: the files are compared again."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: {Changed.__doc__}")
+        self.path = path
+
 
 class Tails:
     """Bytes of logs that the leader does not have, kept in `folder`, up to `left` bytes. None: they are not kept."""
@@ -104,7 +108,7 @@ class FileWriter:
     def _check(self, piece: int) -> None:
         total, self._sum = self._sum.intdigest(), xxhash.xxh3_64()
         if total != self._plan.wanted.sums[piece] and not is_unfinished(self._plan.wanted.path):
-            raise Changed(f"{self._plan.wanted.path}: {Changed.__doc__}")
+            raise Changed(self._plan.wanted.path)
 
     def _make_anew(self, at: int) -> None:
         """The end of the own file differs: go on in a new one."""

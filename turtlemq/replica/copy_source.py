@@ -60,12 +60,13 @@ class CopySource:
     async def unpin(self, pins: Pins) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, unpin, self._reader, pins)
 
-    async def states(self, pins: Pins) -> list[FileState]:
-        """The files with their checksums."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read_states, pins)
+    async def states(self, pins: Pins, changed: str = "") -> list[FileState]:
+        """The files with their checksums. Noted ones of the file `changed` do not count."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read_states, pins, changed)
 
-    def _read_states(self, pins: Pins) -> list[FileState]:
+    def _read_states(self, pins: Pins, changed: str) -> list[FileState]:
         self._sums = self._sums or Sums(self._reader, self.root)
+        self._sums.forget(changed)
         now_ns = time.time_ns()
         found = [
             FileState(path, size, self._sums.of(path, pins.link(number), size, now_ns))
@@ -120,7 +121,7 @@ class Copying:
         source, pins = self._source, self._pins
         if isinstance(request, Sync):
             await self._unpin()
-            await self._offer()
+            await self._offer(request.changed)
             return True
         if pins is None:
             raise IndexError("nothing was offered")
@@ -133,10 +134,10 @@ class Copying:
         self._copied(pins.lsn if fits else None)
         return not fits
 
-    async def _offer(self) -> None:
+    async def _offer(self, changed: str) -> None:
         pins = self._pins = Pins(self._folder / str(next(self._rounds)))
         await self._source.pin(pins)
-        files = await self._source.states(pins)
+        files = await self._source.states(pins, changed)
         for group in frames_of(files):
             await self._send(Manifest(pins.lsn, pins.chain, group, [], [], False))
         units = [UnitState(name, lsn) for name, lsn in pins.units.items()]

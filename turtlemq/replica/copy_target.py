@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from turtlemq.model import Damage
 from turtlemq.replica.copy_files import Changed, Tails
 from turtlemq.replica.file_copy import FileCopy, Whole
 from turtlemq.replica.frames import Ack, BadPeer, Beat, Done, Frame, Manifest, Piece, Pull, Sync, Welcome
-from turtlemq.replica.good_pieces import keep_good_pieces
+from turtlemq.replica.good_pieces import damage_of, keep_good_pieces
 from turtlemq.replica.link import Items, Link
 from turtlemq.replica.manifest import CatchUp, FilePlan
 from turtlemq.replica.records import Record
@@ -45,10 +46,21 @@ class CopyTarget:
     """A copy under way over one connection. `progress` counts; `tails` keeps diverging bytes."""
 
     def __init__(
-        self, root: Path, door: Door, link: Link, progress: Progress, tails: Tails, suspect: Collection[str] = ()
+        self,
+        root: Path,
+        door: Door,
+        link: Link,
+        progress: Progress,
+        tails: Tails,
+        suspect: Collection[str] = (),
+        *,
+        unchecked: bool = True,
     ) -> None:
-        """`suspect`: files of this copy that may have damage."""
-        self._link, self._progress = link, progress
+        """`suspect`: files of this copy that may have damage. `unchecked`: some may have come from a leader earlier, in a copy
+        that did not become complete."""
+        self.damaged: dict[str, Damage] = {}  # files that are damaged as they have come, and the first damage of each
+        self._root, self._door, self._link, self._progress, self._unchecked = root, door, link, progress, unchecked
+        self._pulled: set[str] = set()  # files that have come in any round
         self._files = FileCopy(root, door, tails, suspect, keep_good_pieces)
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Record | Frame] = deque()
@@ -58,17 +70,21 @@ class CopyTarget:
 
     async def run(self) -> tuple[Welcome, Whole]:
         """Returns the leader's welcome, and the manifest, when all files are in place and durable. Raises `BadPeer`."""
+        changed = ""
         for number in range(ROUNDS_MAX):
             self._progress.round = number + 1
-            self._link.send(Sync(number))
+            self._link.send(Sync(number, changed))
             manifest = await self._manifest()
             try:
                 await self._make(manifest)
-            except Changed:
+            except Changed as error:
+                changed = error.path
                 continue
+            changed = ""
             self._link.send(Done(manifest.lsn))
             welcome = await self._next(Welcome)
             if welcome.mode == "resume":
+                await self._on_thread(self._check, manifest)
                 return welcome, manifest
         raise BadPeer("the leader's files have changed again and again while they were compared")
 
@@ -121,6 +137,7 @@ class CopyTarget:
     async def _make(self, manifest: Whole) -> None:
         plans = await self._on_thread(self._files.compare, manifest, time.time_ns())
         self._progress.files = len(plans)
+        self._pulled |= {plan.wanted.path for plan in plans}
         self._progress.bytes_total, self._progress.bytes_done = sum(plan.pull_bytes for plan in plans), 0
         parts = ((plan, at, length) for plan in plans for at, length in plan.parts())
         asked: deque[tuple[FilePlan, int, int]] = deque()
@@ -140,6 +157,12 @@ class CopyTarget:
         finally:
             await self._on_thread(self._files.close)
         await self._on_thread(self._files.finish)
+
+    def _check(self, manifest: Whole) -> None:
+        """Bytes of the leader may have rotted before they were sent: check all files that came by their own checksums."""
+        for file in manifest.files:
+            if (self._unchecked or file.path in self._pulled) and (holes := damage_of(self._door, self._root / file.path)):
+                self.damaged[file.path] = holes[0]
 
     async def _on_thread(self, work: Callable[..., T], *args: object) -> T:
         return await self._loop.run_in_executor(None, work, *args)

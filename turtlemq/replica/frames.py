@@ -126,6 +126,7 @@ class Sync(Struct, frozen=True):
     """The standby is ready to compare its files, and asks for the manifest of the leader's."""
 
     round: Count
+    changed: Text = ""  # a file whose bytes were not those of the manifest before: its noted checksums do not count
 
 
 class Manifest(Struct, frozen=True):

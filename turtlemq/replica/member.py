@@ -12,7 +12,8 @@ each of which the shell restarts with an action and reports with an event; `chan
   create_revision(lead) = 0 THEN put `state` and `lead`. In doubt, the nonce tells; if `state` is unchanged, the lease of the
   bid is revoked, and with it the bid can no longer be applied.
 - **R8** A leader that meets a higher epoch than its own stops. A replica that reads a lower epoch, or an older revision, than
-  it has seen stops: etcd was restored from an old copy.
+  it has seen stops: etcd was restored from an old copy. Each `state` that it sees is noted on its disk (NOTE_STATE), so that a
+  process that starts later knows as much.
 - **R11** A replica whose machine lost power while it followed or led may lack records that it had acknowledged, for acks are
   not always synced. It runs only if the machines of all other members have lost power as well, since `state` was last changed,
   or if it has waited long enough for them.
@@ -30,9 +31,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from turtlemq.replica.member_events import (
+    WENT_BACK,
     Action,
     Beat,
     Begin,
+    Bid,
     BidAnswered,
     Copied,
     Do,
@@ -63,15 +66,6 @@ _PATIENCE = (2.5, 5.0)  # of T: the range of E
 _NOTHING = Seen(at=0)
 
 
-class Bid(NamedTuple):
-    """The transaction of a candidate: compares `revision` of `state` and the absence of `lead`, and puts the rest."""
-
-    revision: int
-    epoch: int
-    isr: frozenset[str]
-    nonce: str
-
-
 @dataclass
 class Member:
     """A replica's process: its state, and the facts that guards of the table look at."""
@@ -99,17 +93,26 @@ class Member:
     reads: int = 0  # number of the last READ
     fresh_from: int = 1  # reads from this one on began when everything known here was true already
     went_back: bool = False  # the last `Seen` shows that etcd was restored
+    revision: int = 0  # of `state`, the newest seen of this epoch; at the start, the one of the file REPLICA
     rebooted: bool = False  # its machine lost power: this copy may lack records that it had acknowledged, and not synced
 
     def handle(self, event: Event, chance: float) -> list[Action]:
         """Take an event. Returns the actions to carry out, in this order."""
+        known = self.epoch, self.revision
         if not self._learn(event):
             return []
+        dos = self._step(event)
+        if isinstance(event, Seen) and (self.epoch, self.revision) > known:
+            dos = Do.NOTE_STATE, *dos
+        return [self._action(do, event, chance) for do in dos]
+
+    def _step(self, event: Event) -> tuple[Do, ...]:
+        """Change the state along the first row of the table that fits. Returns the actions of the row."""
         for row in TABLE:
             if self.state in row.states and isinstance(event, row.event) and row.when(self, event):
                 self.state = row.then or self.state
-                return [self._action(do, event, chance) for do in row.do]
-        return []
+                return row.do
+        return ()
 
     def _learn(self, event: Event) -> bool:
         """Keep the facts of an event. False: it is older than those known, and is dropped."""
@@ -150,18 +153,18 @@ class Member:
         return True
 
     def _see(self, seen: Seen) -> bool:
-        old = seen.at < self.seen.at or seen.epoch < self.epoch
+        old = seen.at < self.seen.at or (seen.epoch, seen.revision) < (self.epoch, self.revision)
         self.went_back = old and seen.read >= self.fresh_from
         if old:  # a watch may have overtaken the last READ: it is answered by the newer facts
             return self.went_back or (seen.at < self.seen.at and seen.read == self.reads)
         if seen.at > self.seen.at:
             self.fresh_from = self.reads + 1
-        self.seen, self.epoch = seen, seen.epoch
+        self.seen, self.epoch, self.revision = seen, seen.epoch, seen.revision
         return True
 
     def _know_epoch(self, epoch: int) -> None:
         if epoch > self.epoch:
-            self.epoch, self.fresh_from = epoch, self.reads + 1
+            self.epoch, self.revision, self.fresh_from = epoch, 0, self.reads + 1
 
     def _action(self, do: Do, event: Event, chance: float) -> Action:
         match do:
@@ -174,7 +177,7 @@ class Member:
             case Do.RETRY:
                 return Action(do, wait_ms=round(self.beat_ms * chance))
             case Do.ALARM:
-                return Action(do, text=event.why if isinstance(event, Failed) else _WENT_BACK)
+                return Action(do, text=event.why if isinstance(event, Failed) else WENT_BACK)
             case Do.HELLO:
                 self.calling = True
             case Do.HANG_UP:
@@ -192,9 +195,6 @@ class Member:
             case _:
                 pass
         return Action(do)
-
-
-_WENT_BACK = "the name server went back in time: it was restored from an old copy, or its data was exchanged"
 
 
 # ── guards ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+WENT_BACK = (
+    "the name server went back in time: it was restored from an old copy, or its data was exchanged. This replica stops, for "
+    "answers could be lost. Give etcd its newest data again, or choose a copy with 'turtlemq cluster force-leader'; then restart "
+    "all nodes"
+)
+
 
 class State(Enum):
     """The state of a replica's process."""
@@ -33,7 +39,8 @@ class Do(Enum):
     RETRY = "start the other timer → RetryNow"
     MARK_INCOMPLETE = "write `complete = false` durably → Marked"
     MARK_COMPLETE = "write `complete = true` durably → Marked"
-    NOTE = "write the highest epoch durably"
+    NOTE = "write the epoch of the leader that this copy follows from now on, or of its own, durably"
+    NOTE_STATE = "write epoch and revision of `state` durably"
     COPY = "replace files by the leader's, once for a connection → Copied"
     BID = "send the transaction of `Member.bid` once, with this process's lease → BidAnswered"
     GIVE_UP = "revoke the lease of the bid, again and again until etcd answers → GaveUp"
@@ -54,6 +61,15 @@ class Action(NamedTuple):
     wait_ms: int = 0  # of PATIENCE and RETRY
     read: int = 0  # of READ: its number, which `Seen.read` repeats
     text: str = ""  # of ALARM
+
+
+class Bid(NamedTuple):
+    """The transaction of a candidate: compares `revision` of `state` and the absence of `lead`, and puts the rest."""
+
+    revision: int
+    epoch: int
+    isr: frozenset[str]
+    nonce: str
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,8 +6,10 @@ proper stop. They are removed, durably, before anything changes, so that after a
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,6 +33,40 @@ class ReplicaFacts:
     boot: str = ""  # of the machine, when its process began; empty: not known
     rebooted: bool = False  # the machine lost power since: records that were acknowledged may be missing
     suspect: tuple[str, ...] = ()  # files with damage: they are compared with the leader's, and replaced
+    state_epoch: int = 0  # of the newest `state` that it has seen in etcd: its files may be of an earlier epoch
+    revision: int = 0  # of that `state`
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The highest epoch that this copy knows, and the newest revision of `state` in it; 0: none is known."""
+        return max((self.epoch, 0), (self.state_epoch, self.revision))
+
+
+class ReplicaFile:
+    """The file REPLICA of a running process. `facts` are those on the disk. Any thread may change them, but not the event loop:
+    each change is durable when the call returns."""
+
+    def __init__(self, door: Door, root: Path, facts: ReplicaFacts, lock: AbstractContextManager[object] | None = None) -> None:
+        """Requires: the facts that `take` has returned. `lock` is held while they change."""
+        self.facts = replace(facts, lsn=None, chain=None)
+        self._door, self._root, self._writing = door, root, lock or nullcontext()
+
+    def write(self, **changes: Any) -> None:
+        """Change some of the facts."""
+        with self._writing:
+            facts = replace(self.facts, **changes)
+            write(self._door, self._root, facts)
+            self.facts = facts
+
+    def note(self, epoch: int) -> None:
+        """Note the epoch of the leader whose records the files get from now on."""
+        if epoch > self.facts.epoch:
+            self.write(epoch=epoch, lsn=None, chain=None)
+
+    def note_state(self, epoch: int, revision: int) -> None:
+        """Note the newest `state` of etcd, unless a newer one is known."""
+        if (epoch, revision) > (self.facts.state_epoch, self.facts.revision):
+            self.write(state_epoch=epoch, revision=revision, lsn=None, chain=None)
 
 
 def take(door: Door, root: Path, cluster: str, shard: int = 0) -> ReplicaFacts:

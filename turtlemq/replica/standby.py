@@ -9,17 +9,16 @@ Requires: the folder is locked by the caller. Nothing here decides to lead.
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from turtlemq.errors import DiskFull, Unavailable
-from turtlemq.replica import replica_file
+from turtlemq.replica import replica_file, ring_file
 from turtlemq.replica.arrivals import Arrivals
 from turtlemq.replica.clock_skew import Skew
 from turtlemq.replica.copy_files import Tails
@@ -30,14 +29,13 @@ from turtlemq.replica.frames import BadPeer, Beat, Distrust, Frame, Handover, He
 from turtlemq.replica.inspector import Distrusted, Inspector
 from turtlemq.replica.link import SHAKE_S, Identity, Link, Turned, prove_to_leader
 from turtlemq.replica.records import NotArrived, OutOfStep
-from turtlemq.replica.replica_file import ReplicaFacts
+from turtlemq.replica.replica_file import ReplicaFacts, ReplicaFile
 from turtlemq.replica.session import Session, report
 from turtlemq.replica.stream import RING_BYTES, Stream
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 SYNC_THREADS = 8  # the leader syncs so many files at a time
-BACK_OFF_S = 0.05, 2.0  # the shortest and the longest pause before the next connection
 SILENT_BEATS = 5  # a leader that is silent for so many heartbeats is given up
 ROOM_BYTES = 32 << 20  # free disk space that a standby with a full disk waits for
 Log = Callable[..., None]
@@ -72,9 +70,11 @@ class Standby:
     def __init__(
         self, root: Path, door: Door, me: Identity, facts: ReplicaFacts, options: StandbyOptions, *, log: Log = _nothing
     ) -> None:
-        self.facts = facts
+        self.file = ReplicaFile(door, root, facts, threading.Lock())
         lsn, chain = (0, 0) if facts.lsn is None or facts.chain is None else (facts.lsn, facts.chain)
-        self.stream = Stream(facts.epoch, lsn, chain, ring_bytes=options.ring_bytes, lock=threading.Lock())
+        tail = ring_file.take(door, root, lsn, chain)
+        self.stream = Stream(facts.epoch, tail.lsn, tail.chain, ring_bytes=options.ring_bytes, lock=threading.Lock())
+        self.stream.refill(tail.records)
         self.link: Link | None = None  # to the leader, once it has welcomed this copy
         self.heartbeat_s = 0.6
         self.decide: Callable[[Welcome], Awaitable[bool]] = _go_on  # after WELCOME: False ends the connection
@@ -82,6 +82,7 @@ class Standby:
         self.completed: Callable[[], None] = _nothing  # the files are at one LSN, and the file REPLICA says so
         self.offered: Callable[[int, bool], None] = _nothing  # the leader's epoch; is this copy equal to its closed files?
         self.may_sync: Callable[[], bool] = lambda: True  # whether this copy is no member: only then may its files be replaced
+        self.ceased = False  # it follows no leader any more
         self.progress: Progress | None = None  # of a copy of the leader's files that is under way
         self.examiner = Examiner(root)
         self.inspector: Inspector | None = None  # of the connection to the leader
@@ -93,16 +94,19 @@ class Standby:
         self._known = facts.lsn is not None  # which records were applied
         self._stuck_at: int | None = None  # the record behind which the next one did not fit
         self._own_epoch: int | None = None  # of a complete copy that is about to be replaced
+        self._damaged: tuple[str, ...] = ()  # files that came from the leader with damage
         self._full = False  # there was no room for a record
-        self._writing = threading.Lock()  # the file REPLICA
         self._applying = threading.Lock()  # held while records are applied
         self._shaking: asyncio.Task[object] | None = None  # a connection that the leader has not welcomed yet
         self._session: Session | None = None
         self._loop = asyncio.get_running_loop()
-        self._stopping = False
-        self._sleep = asyncio.Event()
         self._idle = asyncio.Event()  # no connection is under way
         self._idle.set()
+
+    @property
+    def facts(self) -> ReplicaFacts:
+        """The facts in the file REPLICA."""
+        return self.file.facts
 
     @property
     def root(self) -> Path:
@@ -127,26 +131,6 @@ class Standby:
 
     # Life
 
-    async def run(self, leader: Callable[[], tuple[str, int] | None]) -> None:
-        """Follow the leader, wherever `leader` says that it is, until `stop`. Raises `NotTrusted` if the disk fails."""
-        pause_s = BACK_OFF_S[0]
-        while not self._stopping:
-            address = leader()
-            before = self.lsn
-            if address is not None:
-                try:
-                    why = await self.follow(*address)
-                    self._log("leader_lost", why=why, lsn=self.lsn)
-                except Turned as refused:
-                    self._log("refused_by_leader", why=str(refused), leader=f"{address[0]}:{address[1]}")
-                    pause_s = BACK_OFF_S[1]
-                except (BadPeer, TimeoutError, OSError) as error:
-                    if isinstance(error, NotTrusted):
-                        raise
-                    self._log("no_leader", leader=f"{address[0]}:{address[1]}", why=str(error) or "it was silent")
-            pause_s = BACK_OFF_S[0] if self.lsn > before else min(BACK_OFF_S[1], 2 * pause_s)
-            await self._pause(pause_s * (0.5 + random.random() / 2))
-
     async def stop(self) -> None:
         """End the connection, apply the records that have arrived, and write down the position, after a sync of everything."""
         await self.cease()
@@ -156,8 +140,7 @@ class Standby:
 
     async def cease(self) -> None:
         """Receive and acknowledge no more. Returns when everything that has arrived is applied: `stream` may be led then."""
-        self._stopping = True
-        self._sleep.set()
+        self.ceased = True
         await self.settle()
 
     async def settle(self) -> None:
@@ -200,28 +183,12 @@ class Standby:
         with self._applying:
             if not complete and self.facts.complete:
                 self._own_epoch = self.facts.epoch
-            self._write(complete=complete, epoch=max(epoch, self.facts.epoch), lsn=None, chain=None)
-
-    def note(self, epoch: int) -> None:
-        """Note the highest epoch durably. Not on the event loop."""
-        if epoch > self.facts.epoch:
-            self._write(epoch=epoch, lsn=None, chain=None)
+            self.file.write(complete=complete, epoch=max(epoch, self.facts.epoch), lsn=None, chain=None)
 
     def _write_position(self) -> None:
         replica_file.sync_all(self._door, self._root)
-        self._write(lsn=self.lsn, chain=self._follower.chain)
-
-    def _write(self, **changes: Any) -> None:
-        with self._writing:
-            self.facts = replace(self.facts, **changes)
-            replica_file.write(self._door, self._root, self.facts)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._sleep.wait()
-        except TimeoutError:
-            return
+        ring_file.write(self._door, self._root, self.stream)
+        self.file.write(lsn=self.lsn, chain=self._follower.chain)
 
     # One connection
 
@@ -251,8 +218,8 @@ class Standby:
                 if target is None:
                     link.close("the copy was not made", at_once=True)
         else:
-            await self._loop.run_in_executor(None, self.note, welcome.epoch)
-        if self._stopping:
+            await self._loop.run_in_executor(None, self.file.note, welcome.epoch)
+        if self.ceased:
             link.close("this standby stops", at_once=True)
             return "this standby stops"
         return await self._apply(host, port, link, welcome, target)
@@ -325,12 +292,16 @@ class Standby:
         self._known, self.link, self.progress = False, link, Progress()
         await loop.run_in_executor(None, self._follower.close)
         self._log("reconcile_begun", leader=link.peer, epoch=epoch)
-        target = CopyTarget(self._root, self._door, link, self.progress, tails, self.facts.suspect)
+        suspect, unchecked = self.facts.suspect, before is None
+        target = CopyTarget(self._root, self._door, link, self.progress, tails, suspect, unchecked=unchecked)
         watch = asyncio.create_task(self._until_silent(link))
         try:
             _, manifest = await target.run()
         finally:
             watch.cancel()
+        self._damaged = tuple(sorted(target.damaged))
+        for path, hole in target.damaged.items():
+            self._log("copied_damage", file=path, position=hole.position, length=hole.length, reason=hole.reason)
         if tails.bytes:
             self._log("diverged", bytes=tails.bytes, folder=str(tails.folder))
         self._follower = Follower(self._root, self._door, manifest.lsn, manifest.chain, syncer=self._syncer)
@@ -348,8 +319,8 @@ class Standby:
         if catch_up is None or not catch_up.is_complete(self.lsn):
             return False
         replica_file.sync_all(self._door, self._root)
-        healed = self.facts.suspect
-        self._write(complete=True, suspect=(), rebooted=False)
+        healed = sorted({*self.facts.suspect} - {*self._damaged})
+        self.file.write(complete=True, suspect=self._damaged, rebooted=False)
         self._known, self._follower.catch_up = True, None
         if healed:
             self.healed += len(healed)
@@ -418,7 +389,7 @@ class Standby:
             return str(error)
         if isinstance(error, Distrusted):
             suspect = tuple(sorted({*self.facts.suspect, *error.paths}))
-            await self._loop.run_in_executor(None, partial(self._write, suspect=suspect))
+            await self._loop.run_in_executor(None, partial(self.file.write, suspect=suspect))
             return str(error)
         if isinstance(error, OutOfStep):
             if self._stuck_at == self.lsn:

@@ -23,6 +23,20 @@ class StandbyCare:
         self.scrub = Scrub(root, standby.examiner, bytes_per_s, self._damaged, log=log)
         self._standby, self._log = standby, log
         self._known: set[tuple[str, int]] = set()  # damage that the leader has as well, by file and position
+        self._bytes_per_s = bytes_per_s
+        self._asked: tuple[object, tuple[str, ...]] = None, ()  # a connection, and the suspect files that were looked at there
+
+    async def look(self) -> None:
+        """Files that came with damage from the leader are suspect: let it look at its own, which may have rotted since."""
+        standby = self._standby
+        about = standby.inspector, standby.facts.suspect
+        if about == self._asked or standby.inspector is None or not standby.facts.complete:
+            return
+        self._asked = about
+        for path in standby.facts.suspect:
+            answer = await standby.examiner.examine(path, self._bytes_per_s)
+            if answer.damage:
+                await self._damaged(path, answer)
 
     async def _damaged(self, path: str, answer: Answer) -> None:
         standby = self._standby

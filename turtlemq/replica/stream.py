@@ -6,7 +6,7 @@ order of changes. `after` and `bytes_behind` need no lock: a record is in the ri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -117,6 +117,20 @@ class Stream:
             if bytes_max is not None and size >= bytes_max:
                 break
         return found
+
+    def newest(self, bytes_max: int) -> tuple[int, list[Entry]]:
+        """The newest records of the ring, with no more than so many bytes, and the chain of the record before them."""
+        lsn, size = self.lsn, 0
+        while lsn >= self.first and (size := size + self._entries[lsn].size) <= bytes_max:
+            lsn -= 1
+        return self._chain_at(lsn), [self._entries[number] for number in range(lsn + 1, self.lsn + 1)]
+
+    def refill(self, records: Iterable[Record]) -> None:
+        """Put records into the ring of a stream that has just begun before them. They are of earlier epochs, or of this one."""
+        epoch = self.epoch
+        for record in records:
+            self.repeat(record)
+        self.epoch = epoch
 
     def bytes_behind(self, lsn: int) -> int:
         """Bytes of the records behind this one; if the ring has lost some of them, of all records since this object was made."""

@@ -33,7 +33,11 @@ class Sums:
         except (FileNotFoundError, msgspec.DecodeError):
             pass  # it is a cache
         for path in suspect:
-            self._noted.pop(path, None)
+            self.forget(path)
+
+    def forget(self, path: str) -> None:
+        """The bytes of a file have changed without any trace: read it again."""
+        self._noted.pop(path, None)
 
     def of(self, path: str, file: Path, length: int, now_ns: int) -> list[int]:
         """Checksums of the first `length` bytes of a file, which is `path` in the data folder and may have another name now."""

@@ -26,6 +26,7 @@ from turtlemq.server.replication import log
 from turtlemq.server.service import Service
 
 LOOK_S = 1.0
+LOOK_BYTES_PER_S = 50e6  # for files that came with damage, if scrub is switched off
 RETRY_S = 10.0  # before the next try to hand over for a wrong clock
 
 
@@ -48,6 +49,7 @@ class CopyCare:
         self._scrub: Scrub | None = None
         self._scrubbing: asyncio.Task[None] | None = None
         self._care: LeaderCare | None = None  # while this process leads
+        self._standby_care: StandbyCare | None = None  # while it follows
         self._scrubbed = 0  # bytes, in earlier roles
         self._wrong: set[str] = set()  # nodes whose clocks are known to be wrong
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,6 +83,8 @@ class CopyCare:
         try:
             while True:
                 self._look()
+                if self._care is None and self._standby_care is not None:
+                    self._begin(self._standby_care.look())
                 self._check_clocks()
                 self._process.service.meter.copies = self._figures()
                 await asyncio.sleep(LOOK_S)
@@ -103,7 +107,8 @@ class CopyCare:
         self._care = care
         root = Path(process.config.data)
         if care is None:
-            self._scrub = StandbyCare(process.standby, root, self._bytes_per_s, log=log).scrub
+            self._standby_care = StandbyCare(process.standby, root, self._bytes_per_s or LOOK_BYTES_PER_S, log=log)
+            self._scrub = self._standby_care.scrub
         else:
             process.service.on_damage = self._engine_found
             self._scrub = Scrub(root, care.examiner, self._bytes_per_s, care.scrubbed, self._compare, log=log)

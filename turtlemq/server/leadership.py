@@ -16,7 +16,7 @@ from turtlemq.replica.link import Identity
 from turtlemq.replica.member import Member
 from turtlemq.replica.member_events import Event, HandoverAsked, Seen, State
 from turtlemq.replica.membership import Change, handed_over_isr
-from turtlemq.replica.replica_file import ReplicaFacts
+from turtlemq.replica.replica_file import ReplicaFile
 from turtlemq.replica.shard_view import config_of
 from turtlemq.replica.stream import Stream
 from turtlemq.server import logs
@@ -76,13 +76,14 @@ class Leadership:
 
     # Actions of the state machine
 
-    async def open(self, facts: ReplicaFacts, stream: Stream | None) -> None:
+    async def open(self, file: ReplicaFile, epoch: int, stream: Stream | None) -> None:
         """Open the engine: its changes are records from now on. Raises `TurtleError` or `OSError`."""
         process = self._process
         config, part = process.config, process.part
         shape = config_of(part.view.keys, part.keys)
         min_isr = 1 if shape is None else shape.min_isr
-        leader = self._leader = Leader(config, self._me, process.lock, facts, stream, required=self._required, min_isr=min_isr)
+        copy = file, epoch, stream
+        leader = self._leader = Leader(config, self._me, process.lock, *copy, required=self._required, min_isr=min_isr)
         self._life = EngineLife(config, process.files, worker=leader.worker, door=leader.door, lock=leader.lock())
         await leader.note()
         await self._life.open()

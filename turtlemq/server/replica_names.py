@@ -26,7 +26,7 @@ from turtlemq.replica.etcd import (
 from turtlemq.replica.frames import Ready
 from turtlemq.replica.interventions import nodes_of
 from turtlemq.replica.lead import boot_s
-from turtlemq.replica.member import Bid
+from turtlemq.replica.member_events import Bid
 from turtlemq.replica.membership import Change
 from turtlemq.replica.shard_view import state_of
 from turtlemq.server.cluster_part import ClusterPart

@@ -14,7 +14,6 @@ import random
 import secrets
 import sys
 from collections.abc import Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,8 +94,8 @@ class ReplicaProcess:
         self.root, self.door = Path(config.data), door_of(config)
         fresh = facts.complete and facts.epoch == 0
         beat_ms = config.cluster.heartbeat_ms
-        self.member = Member(facts.replica, secrets.token_hex(8), facts.complete, facts.epoch, fresh, beat_ms)
-        self.member.rebooted = facts.rebooted
+        self.member = Member(facts.replica, secrets.token_hex(8), facts.complete, 0, fresh, beat_ms)
+        (self.member.epoch, self.member.revision), self.member.rebooted = facts.newest, facts.rebooted
         self._reboot = Reboot(part, self.member, self.tell)
         options = StandbyOptions(config.cluster.ring_bytes, VERSION, __version__, config.cluster.bulk_mb_per_s * 1e6)
         self.standby = Standby(self.root, self.door, me, facts, options, log=log)
@@ -261,7 +260,9 @@ class ReplicaProcess:
             case Do.MARK_INCOMPLETE | Do.MARK_COMPLETE:
                 self._queue(self._mark(action.do is Do.MARK_COMPLETE))
             case Do.NOTE:
-                self._queue(self._on_thread(self.standby.note, self.member.epoch))
+                self._queue(self._on_thread(self.standby.file.note, self.member.epoch))
+            case Do.NOTE_STATE:
+                self._queue(self._on_thread(self.standby.file.note_state, self.member.epoch, self.member.revision))
             case Do.BID:
                 self.spawn(self._bid())
             case Do.GIVE_UP:
@@ -371,10 +372,8 @@ class ReplicaProcess:
     async def _open(self) -> None:
         standby = self.standby
         stream = standby.stream if standby.is_known else None
-        epoch = self.member.term
-        facts = replace(standby.facts, complete=True, rebooted=False, epoch=epoch, lsn=None, chain=None)
         try:
-            await self.leadership.open(facts, stream)
+            await self.leadership.open(standby.file, self.member.term, stream)
         except (TurtleError, OSError) as error:
             self.tell(Failed(f"the data folder {self.config.data} cannot be opened: {describe(error)}", copy_lost=False))
             return

@@ -9,13 +9,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from turtlemq import backup
 from turtlemq.model import SEQ_COUNTER_BITS
-from turtlemq.replica import arrivals, replica_file
+from turtlemq.replica import arrivals, replica_file, ring_file
 from turtlemq.replica.copy_source import CopySource
 from turtlemq.replica.examiner import Examiner
 from turtlemq.replica.ferry import Ferry
@@ -23,7 +23,7 @@ from turtlemq.replica.healing import LeaderCare
 from turtlemq.replica.lead import Lead
 from turtlemq.replica.lead_types import LeadOptions
 from turtlemq.replica.link import Identity
-from turtlemq.replica.replica_file import ReplicaFacts
+from turtlemq.replica.replica_file import ReplicaFacts, ReplicaFile
 from turtlemq.replica.shipping import ShippingDoor
 from turtlemq.replica.stream import Stream
 from turtlemq.segment.format import VERSION
@@ -45,7 +45,9 @@ AHEAD_MS = 1_000  # ids that a lost leader gave, and no copy has, are not given 
 _UNKNOWN_SHIFT = 40  # a stream whose beginning is not known begins far behind all records of earlier epochs
 
 
-_LEVELS = dict.fromkeys(("copy_not_trusted", "copy_damaged", "copies_differ", "damaged_everywhere"), logs.error) | dict.fromkeys(
+_LEVELS = dict.fromkeys(
+    ("copy_not_trusted", "copy_damaged", "copied_damage", "copies_differ", "damaged_everywhere"), logs.error
+) | dict.fromkeys(
     ("standby_refused", "standby_stopped", "refused_by_leader", "file_refused", "handover_failed", "scrub_failed"), logs.warning
 )
 
@@ -88,26 +90,27 @@ def take(config: Config, shard: int = 0) -> tuple[int, ReplicaFacts]:
 class Leader:
     """The leader's part of a server process, from `begin` to `end`.
 
-    `facts`: of the copy, with the epoch in which it leads. `stream`: that of a standby that has ceased to follow, and leads from
-    now on: its ring serves other standbys. By default it begins where the copy was stopped."""
+    `file`: the facts of the copy. `epoch`: in which it leads. `stream`: that of a standby that has ceased to follow, and leads
+    from now on: its ring serves other standbys. None: it is not known which records the copy has."""
 
     def __init__(
         self,
         config: Config,
         me: Identity,
         lock: int,
-        facts: ReplicaFacts,
-        stream: Stream | None = None,
+        file: ReplicaFile,
+        epoch: int,
+        stream: Stream | None,
         *,
         required: Callable[[], Collection[str]],
         min_isr: int,
     ) -> None:
         """`required`: replicas whose copies an answer needs."""
         self._config, self._lock, self._root = config, lock, Path(config.data)
-        self._facts = facts
+        self._file = file
         cluster = config.cluster
-        self.stream = stream or _stream_of(facts, cluster.ring_bytes)
-        self.stream.epoch = facts.epoch
+        self.stream = stream or _unknown_stream(epoch, cluster.ring_bytes)
+        self.stream.epoch = epoch
         options = LeadOptions(
             acks=cluster.acks,
             min_isr=min_isr,
@@ -115,14 +118,14 @@ class Leader:
             lag_max_s=cluster.lag_max_s,
             format=VERSION,
         )
-        self.lead = Lead(self.stream, me, options, required, own=facts.replica, log=log)
+        self.lead = Lead(self.stream, me, options, required, own=file.facts.replica, log=log)
         self.examiner = Examiner(self._root)
         self.worker = Ferry(self.lead, self._root, ProcessWorker(), cluster.bulk_mb_per_s * 1e6, log=log)
 
     async def note(self) -> None:
-        """Note the epoch in the folder, durably."""
-        facts = replace(self._facts, lsn=None, chain=None)
-        await asyncio.get_running_loop().run_in_executor(None, self._write, facts)
+        """Note durably that this copy leads: from now on its files are those that count."""
+        facts = {"complete": True, "rebooted": False, "epoch": self.stream.epoch, "lsn": None, "chain": None}
+        await asyncio.get_running_loop().run_in_executor(None, partial(self._file.write, **facts))
 
     def listen(self, port: PeerPort) -> None:
         """Accept standbys from now on."""
@@ -135,8 +138,7 @@ class Leader:
 
     def _distrust(self, paths: list[str]) -> None:
         """Note files of this copy that have damage: it compares them with those of the next leader."""
-        self._facts = replace(self._facts, suspect=tuple(sorted({*self._facts.suspect, *paths})))
-        self._write(replace(self._facts, lsn=None, chain=None))
+        self._file.write(suspect=tuple(sorted({*self._file.facts.suspect, *paths})), lsn=None, chain=None)
 
     def door(self, budget: FileBudget) -> Door:
         """The engine's Door."""
@@ -164,21 +166,17 @@ class Leader:
     def _release(self, clean: bool, complete: bool) -> None:
         try:
             if not complete:
-                self._write(replace(self._facts, complete=False, lsn=None, chain=None))
+                self._file.write(complete=False, lsn=None, chain=None)
             elif clean:
-                replica_file.sync_all(door_of(self._config), self._root)
-                self._write(replace(self._facts, lsn=self.stream.lsn, chain=self.stream.chain))
+                door = door_of(self._config)
+                replica_file.sync_all(door, self._root)
+                ring_file.write(door, self._root, self.stream)
+                self._file.write(lsn=self.stream.lsn, chain=self.stream.chain)
         finally:
             os.close(self._lock)
 
-    def _write(self, facts: ReplicaFacts) -> None:
-        replica_file.write(door_of(self._config), self._root, facts)
 
-
-def _stream_of(facts: ReplicaFacts, ring_bytes: int) -> Stream:
-    """The stream of a new leader. After a crash its position is not known: then no standby can resume without a comparison."""
-    lock = threading.Lock()
-    if facts.lsn is None or facts.chain is None:
-        chain = int.from_bytes(os.urandom(8), "little") | 1
-        return Stream(facts.epoch, facts.epoch << _UNKNOWN_SHIFT, chain, ring_bytes=ring_bytes, lock=lock)
-    return Stream(facts.epoch, facts.lsn, facts.chain, ring_bytes=ring_bytes, lock=lock)
+def _unknown_stream(epoch: int, ring_bytes: int) -> Stream:
+    """The stream of a new leader whose position is not known, as after a crash: no standby can resume without a comparison."""
+    chain = int.from_bytes(os.urandom(8), "little") | 1
+    return Stream(epoch, epoch << _UNKNOWN_SHIFT, chain, ring_bytes=ring_bytes, lock=threading.Lock())

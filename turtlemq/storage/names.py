@@ -26,11 +26,14 @@ PINNED = "PINNED"  # links that a backup is being made from
 READERS = "READERS"  # links that Spark reads from
 REPLICA = "REPLICA"  # facts of a copy about itself
 REPLICA_SUMS = "REPLICA.sums"  # checksums of files that do not change any more
+REPLICA_RING = "REPLICA.ring"  # the newest records of a copy that was stopped properly
 SYNC = "SYNC"  # links and files of copies under way
 DIVERGED = "DIVERGED"  # tails of an old leader that no answer has told of
 NODE = "NODE"  # facts of a cluster's node about itself
 SHARDS = "shard"  # in the folder of such a node: the data folders of its replicas
-LOCAL = frozenset({LOCK, BALLAST, RESERVE, PINNED, READERS, REPLICA, REPLICA_SUMS, SYNC, DIVERGED})  # of one machine alone
+LOCAL = frozenset(  # of one machine alone
+    {LOCK, BALLAST, RESERVE, PINNED, READERS, REPLICA, REPLICA_SUMS, REPLICA_RING, SYNC, DIVERGED}
+)
 SETTINGS = "topic.toml"
 OFFSET = "offset"  # the checkpoint of a Broker
 TMP = ".tmp"

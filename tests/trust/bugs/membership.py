@@ -268,4 +268,18 @@ BUGS = (
         "",
         "membership",
     ),
+    Bug(
+        "an etcd that went back within an epoch is not noticed after a restart",
+        "replica/member.py",
+        "(seen.epoch, seen.revision) < (self.epoch, self.revision)",
+        "seen.epoch < self.epoch",
+        "membership trust:cluster",
+    ),
+    Bug(
+        "a newer state of etcd is not noted on the disk",
+        "replica/member.py",
+        "(self.epoch, self.revision) > known:\n",
+        "(self.epoch, self.revision) > known and self.state is State.STUCK:\n",
+        "membership trust:cluster",
+    ),
 )

@@ -106,7 +106,8 @@ def replica_status(service: Service) -> ReplicaStatus:
     if member is None:
         told.complete = False
         return told
-    told.replica, told.state, told.complete, told.healthy = member.me, member.state.value, member.complete, member.healthy
+    told.replica, told.state, told.complete = member.me, member.state.value, member.complete
+    told.healthy = member.healthy and member.state.value != "stuck"
     told.epoch = max(member.epoch, member.seen.epoch)
     if part.lead is not None:
         told.lsn = part.lead.stream.lsn
