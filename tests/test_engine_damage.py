@@ -352,6 +352,23 @@ def test_after_a_kill_a_missing_file_between_others_is_named(tmp_path: Path) -> 
     engine.close()
 
 
+@pytest.mark.parametrize("kind", ["history", "reserve"])
+def test_after_a_kill_a_missing_journal_between_others_is_named(tmp_path: Path, kind: str) -> None:
+    engine = reopen(tmp_path, segment_bytes=4096)
+    engine.move_group("t", "g", "earliest", 0)
+    engine.submit("t", messages(400), 0)
+    engine.tick(10)
+    for _ in range(100):
+        engine.ack("t", "g", engine.reserve("t", "g", 4, 10).ids, 11)
+    abandon(engine)
+    files = sorted(folder(tmp_path).glob(f"{kind}_*.bson"))
+    assert len(files) > 2
+    files[1].unlink()
+    engine = reopen(tmp_path, segment_bytes=4096)
+    assert [d.file for d in engine.damage()["t"] if "missing" in d.reason] == [files[1].name]
+    engine.close()
+
+
 def test_copied_documents_behind_the_end_are_not_served(tmp_path: Path) -> None:
     engine = reopen(tmp_path)
     engine.move_group("t", "g", "earliest", 0)

@@ -129,6 +129,7 @@ class Journal(log.OpenLog):
         `clean`: the end at a proper stop; if it still is the end, no event is torn."""
         known = start[1] > 0 and self.holds(start)
         events: list[Event] = []
+        self.damage += log.missing_files(self.kind, {base: self.door.size(self._path(base)) for base in self.bases})
         for base in self.bases:
             if known and base < start[0]:
                 continue

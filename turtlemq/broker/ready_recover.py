@@ -21,7 +21,6 @@ from turtlemq.broker.ready_readonly import (
     read_segment,
 )
 from turtlemq.broker.ready_tail import Tail
-from turtlemq.model import Damage
 from turtlemq.segment import log
 from turtlemq.segment import table as t
 from turtlemq.segment.readonly import data_start, open_segment, segment_bases
@@ -45,7 +44,7 @@ def open_ready(ready: ReadyLog, clean: CleanEnd | None) -> None:
         if clean is not None and damage is not None:
             # the log has lost its end: fill up with zeros, which are damage, so that each offset has a position again
             log.make_durable(ready.door, _path(ready, clean.base), _size(ready, clean.base), clean.end)
-    ready.damage += _gaps(ready, bases)
+    ready.damage += log.missing_files(KIND, {base: _size(ready, base) for base in bases})
     for i, base in enumerate(bases):
         last = base == bases[-1]
         end = None if clean is None else clean.next_offset
@@ -58,14 +57,6 @@ def open_ready(ready: ReadyLog, clean: CleanEnd | None) -> None:
         ready.accept(b"", np.empty(0, np.int64), clean.progress, ready.tail.last_ready_ms)
         ready.durable_offset = -1  # the batch has no message, and is to be synced all the same
         ready.sync()
-
-
-def _gaps(ready: ReadyLog, bases: list[int]) -> list[Damage]:
-    """The bytes that no file has: each file begins where the one before ends, and files are only removed from the front."""
-    ends = [base + _size(ready, base) for base in bases]
-    gaps = [(end, base - end, base) for end, base in zip(ends, bases[1:], strict=False) if end < base]
-    reason = "this file is missing, or the one before has lost its end; the next one is"
-    return [Damage(names.segment(KIND, end), 0, gone, f"{reason} {names.segment(KIND, base)}") for end, gone, base in gaps]
 
 
 def _remove_leftovers(ready: ReadyLog) -> list[int]:

@@ -7,7 +7,7 @@ block other threads. Every document returned from here was verified against its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment import scan as s
 from turtlemq.segment.bulk_crc import all_match
+from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 _HEAD_BYTES = 1 << 16  # searched for a document if the header is unreadable
@@ -192,6 +193,19 @@ def scan_file(door: Door, path: Path, *, whole: bool = False, hint: I64 | None =
 def damage_of(path: Path, scanned: s.Scan) -> list[Damage]:
     """The holes of a scan as reports of damage."""
     return [Damage(path.name, hole.position, hole.length, hole.reason) for hole in scanned.damaged]
+
+
+def missing_files(kind: str, sizes: Mapping[int, int]) -> list[Damage]:
+    """The bytes that no file of a log has. `sizes`: by base, in order. Requires: each file begins where the one before ends, and
+    files are only removed from the front.
+
+    >>> missing_files("history", {0: 300, 300: 100, 500: 80})[0].file
+    'history_0000000400.bson'
+    """
+    ends = [base + size for base, size in sizes.items()]
+    gaps = [(end, base - end, base) for end, base in zip(ends, [*sizes][1:], strict=False) if end < base]
+    reason = "this file is missing, or the one before has lost its end; the next one is"
+    return [Damage(names.segment(kind, end), 0, gone, f"{reason} {names.segment(kind, base)}") for end, gone, base in gaps]
 
 
 class Stoppable:

@@ -320,4 +320,11 @@ BUGS = (
         "SLICE_BYTES)",
         "engine_damage",
     ),
+    Bug(
+        "a journal file that is missing between two others is not named",
+        "broker/journal.py",
+        "        self.damage += log.missing_files(self.kind, {base: self.door.size(self._path(base)) for base in self.bases})\n",
+        "",
+        "engine_damage trust:damage",
+    ),
 )
