@@ -171,6 +171,37 @@ def test_a_wrong_environment_says_what_is_wrong() -> None:
         load({}, {}, Path("nothing.toml"))
 
 
+# The variables in a pod of Kubernetes, for Services named turtlemq and turtlemq-eu with a named port
+SERVICES: dict[str, Any] = {
+    f"{name}_{key}": text
+    for name in ("TURTLEMQ", "TURTLEMQ_EU")
+    for key, text in {
+        "SERVICE_HOST": "10.96.0.7",
+        "SERVICE_PORT": "8878",
+        "SERVICE_PORT_HTTP": "8878",
+        "PORT": "tcp://10.96.0.7:8878",
+        "PORT_8878_TCP": "tcp://10.96.0.7:8878",
+        "PORT_8878_TCP_PROTO": "tcp",
+        "PORT_8878_TCP_PORT": "8878",
+        "PORT_8878_TCP_ADDR": "10.96.0.7",
+    }.items()
+}
+
+
+def test_variables_of_a_kubernetes_service_are_no_settings(tmp_path: Path) -> None:
+    assert load({}, SERVICES, None) == Config()
+    config, origins = resolve({}, SERVICES | {"TURTLEMQ_HOST": "::1"}, None)
+    assert (config.host, origins) == ("::1", {"host": "TURTLEMQ_HOST"})
+    with running(tmp_path / "data", **SERVICES) as server:
+        assert server.call("GET", "/readyz").status == 200
+
+
+@pytest.mark.parametrize("key", ["TURTLEMQ_SERVICE", "TURTLEMQ_SERVICE_HOSTS", "TURTLEMQ_PORT_8878", "TURTLEMQ_PORTS"])
+def test_variables_that_only_resemble_those_are_refused(key: str) -> None:
+    with pytest.raises(InvalidArgument, match="unknown setting"):
+        load({}, {key: "tcp://10.96.0.7:8878"}, None)
+
+
 def test_settings_are_the_same_in_both_forms() -> None:
     import msgspec
 

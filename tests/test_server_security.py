@@ -83,20 +83,33 @@ def as_(server: Server, name: str, method: str, path: str, value: Any = None) ->
 
 def test_only_allowed_hosts_are_served(server: Server) -> None:
     for source, status in (("127.0.0.1", 200), ("127.0.0.5", 200), ("127.0.0.2", 403)):
-        assert server.call("GET", "/readyz", source=source).status == status
+        assert server.call("GET", "/docs", source=source).status == status
         assert server.call("GET", "/v1/topics", headers=bearer("root"), source=source).status == status
     refused = server.call("POST", "/v1/topics/orders/messages", {"body": 1}, headers=bearer("root"), source="127.0.0.2")
     assert (refused.status, refused.code) == (403, "HOST_NOT_ALLOWED")
     assert "127.0.0.2" in refused.json["error"]["message"]
 
 
+def test_health_checks_are_answered_to_every_address(server: Server) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert server.call("GET", path, source="127.0.0.2").status == 200
+    for method, path in (("POST", "/readyz"), ("GET", "/healthz/x"), ("GET", "/readyz%2F..%2Fv1/topics"), ("GET", "/")):
+        assert server.call(method, path, source="127.0.0.2").status in (403, 405), path
+
+
+def test_the_machine_itself_is_always_served(tmp_path: Path) -> None:
+    with running(tmp_path / "data", TURTLEMQ_ALLOWED_HOSTS="172.16.0.0/12") as server:
+        assert server.call("GET", "/v1/topics", source="127.0.0.1").status == 200
+        assert server.call("GET", "/v1/topics", source="127.0.0.2").status == 403
+
+
 @pytest.mark.parametrize(
     ("hosts", "yes", "no"),
     [
         (None, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"], ["10.0.0.1", "::2", "::ffff:10.0.0.1", "", "x"]),
-        ("10.0.0.0/8,fe80::/10", ["10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0"], ["127.0.0.1", "11.0.0.1", "fec0::1"]),
+        ("10.0.0.0/8,fe80::/10", ["10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0"], ["127.0.0.2", "11.0.0.1", "fec0::1"]),
         ("*", ["1.2.3.4", "2001:db8::1", "127.0.0.1"], ["", "nobody"]),
-        ("192.0.2.7, 2001:db8::/32", ["192.0.2.7", "2001:db8:1::1"], ["192.0.2.8", "2001:db9::1"]),
+        ("192.0.2.7, 2001:db8::/32", ["192.0.2.7", "2001:db8:1::1", "127.0.0.1", "::1"], ["192.0.2.8", "::2"]),
     ],
 )
 def test_hosts_from_the_environment(hosts: str | None, yes: list[str], no: list[str]) -> None:

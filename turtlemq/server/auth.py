@@ -32,6 +32,8 @@ Right = Literal["produce", "consume", "admin"]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOOPBACK = ("127.0.0.0/8", "::1")
+ALWAYS = ("127.0.0.1", "::1")  # admitted whatever `allowed_hosts` says: tools and health checks inside a container
+PROBES = ("/healthz", "/readyz")  # answered to every address: a kubelet or a balancer need not be a client
 HOSTS_MAX, TOKENS_MAX, PATTERNS_MAX = 1_000, 10_000, 100
 TOKEN_KEY = "token"  # of a request: its `Token`; None where none is needed
 _TOKEN = re.compile(r"tmq_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
@@ -187,7 +189,7 @@ class Auth:
         tls: bool = False,
     ) -> None:
         self._access = access or {}  # by method and path; a route that it lacks needs ADMIN
-        self._networks = networks_of(allowed_hosts)
+        self._networks = networks_of(allowed_hosts) + networks_of(ALWAYS)
         self._tokens: dict[str, tuple[str, Token]] = {}  # by ID, with the digest
         self._fits: dict[str, Callable[[str], object]] = {}  # by name of the token
         for token in tokens:
@@ -201,7 +203,7 @@ class Auth:
         self.answers_to = lru_cache(1_000)(self._answers_to)
 
     def _allows(self, remote: str) -> bool:
-        """Whether `allowed_hosts` admits this address."""
+        """Whether `allowed_hosts` admits this address, or it is one of `ALWAYS`."""
         try:
             address = plain_address(remote)
         except ValueError:
@@ -231,9 +233,9 @@ class Auth:
     def _admit(self, request: web.Request) -> None:
         remote = request.remote or ""
         request[TOKEN_KEY] = None
-        if not self.allows(remote):
-            raise HostNotAllowed(f"clients of {remote or 'no address'} are not served here; allowed_hosts says which are")
         resource = request.match_info.route.resource
+        if not self.allows(remote) and not (resource is not None and resource.canonical in PROBES):
+            raise HostNotAllowed(f"clients of {remote or 'no address'} are not served here; allowed_hosts says which are")
         if not self.answers_to(host := request.headers.get("Host", "")):
             raise Forbidden(f"a page of {host!r:.80} cannot be one of this server; use its address, or name it in host_names")
         if not self._tokens or resource is None:

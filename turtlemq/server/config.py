@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -37,6 +38,9 @@ NO_SETTINGS = (
     "TURTLEMQ_SUPERVISOR",
     "TURTLEMQ_LISTENING",
 )
+# Kubernetes sets these in every pod for a Service whose name begins with "turtlemq": its addresses, and no settings of ours
+_SERVICE = re.compile(r"TURTLEMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 HIDDEN = "(hidden)"
 TABLES = ("cluster", "defaults")
 _BEAT, _ATTEMPTS, _BACKOFF = LIMITS["beat_ms"], LIMITS["max_attempts"], LIMITS["backoff_base_ms"]
@@ -55,7 +59,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any that is free")] = 8878
     allowed_hosts: Annotated[
         tuple[str, ...],
-        Meta(max_length=HOSTS_MAX, description='clients that are served: addresses, networks, "*" for all'),
+        Meta(max_length=HOSTS_MAX, description='clients served beside 127.0.0.1 and ::1: addresses, networks, "*" for all'),
     ] = LOOPBACK
     host_names: Annotated[
         tuple[str, ...],
@@ -160,10 +164,20 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Any, str]]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    variables = {key.removeprefix(PREFIX).lower(): key for key in environ if key.startswith(PREFIX) and key not in NO_SETTINGS}
+    keys = [key for key, text in environ.items() if key.startswith(PREFIX) and not _is_service_variable(key, text)]
+    variables = {key.removeprefix(PREFIX).lower(): key for key in keys if key not in NO_SETTINGS}
     _refuse_unknown(variables, Config, "the environment")
     for name, key in variables.items():
         yield name, _parsed(name, environ[key], key), key
+
+
+def _is_service_variable(key: str, text: str) -> bool:
+    """Whether Kubernetes made a variable from a Service.
+
+    >>> _is_service_variable("TURTLEMQ_PORT", "tcp://10.96.0.7:8878"), _is_service_variable("TURTLEMQ_PORT", "8878")
+    (True, False)
+    """
+    return bool(_SERVICE.fullmatch(key) or (key.endswith("_PORT") and _SERVICE_URL.match(text)))
 
 
 def _parsed(name: str, text: str, key: str) -> Any:
