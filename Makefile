@@ -1,7 +1,7 @@
 # TurtleMQ: everything a developer or a newcomer runs. `make` alone lists the targets.
 #
 #   PYTHON=python3.12 make setup     choose the interpreter (3.11 or newer)
-#   make run ARGS="--port 8080"      pass arguments on (run, cluster, test, bench, bench-quick, lock)
+#   make run ARGS="--port 8080"      pass arguments on (run, cluster, test, bench, bench-quick, lock, release)
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -16,11 +16,11 @@ SPARK_STAMP := $(VENV)/.spark-done
 BENCH_STAMP := $(VENV)/.bench-done
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --no-emit-package turtlemq-client
 ARGS ?=
 SPARK_TESTS := tests/test_spark.py tests/test_report.py
 
-.PHONY: help setup spark run cluster test trust soak check lint format lock bench bench-quick bench-setup bench-spark clean distclean browser etcd
+.PHONY: help setup spark run cluster test trust soak check lint format lock bench bench-quick bench-setup bench-spark release clean distclean browser etcd
 
 help: ## list the targets
 	@echo "TurtleMQ. Usage: make TARGET [ARGS=\"...\"]"
@@ -98,6 +98,9 @@ lock: $(BIN)/python ## make the locks again from pyproject.toml (ARGS=--upgrade 
 	@! grep -nE '://|--(extra-)?index-url|--find-links' requirements.lock requirements-run.lock requirements-spark.lock requirements-bench.lock \
 	  || { echo "A lock names a host: see the lines above."; exit 1; }
 
+release: setup ## build sdists, wheels and their papers into dist/, twice, and try them with each Python from 3.11 on
+	@exec $(BIN)/python -m packages.release $(ARGS)
+
 clean: ## remove caches and build leftovers (never data/)
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	@find turtlemq tests benchmarks spark -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
@@ -109,19 +112,17 @@ distclean: clean ## clean, and remove .venv too
 # The stamp is newer than the lock and pyproject.toml when the environment is up to date. Everything is
 # installed from the lock by hash, the build backend included, so building the project itself downloads nothing.
 
-$(STAMP): requirements.lock pyproject.toml | $(BIN)/python
+$(STAMP): requirements.lock pyproject.toml packages/client/pyproject.toml | $(BIN)/python
 	@echo "Installing the locked packages into $(VENV) (a minute or so the first time)"
 	@$(PIP) install --require-hashes -r requirements.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements.lock); }
 	@echo "Installing turtlemq itself (editable)"
-	@$(PIP) install --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 || { $(call explain,turtlemq itself); }
+	@$(PIP) install --no-deps --no-build-isolation -e packages/client -e . >>$(LOG) 2>&1 || { $(call explain,turtlemq itself); }
 	@touch $@
 	@echo "Ready: $(BIN)/turtlemq"
 
-# Spark looks for data sources among the modules on its path, which an editable package is not: a .pth file puts it there.
 $(SPARK_STAMP): requirements-spark.lock $(STAMP)
 	@echo "Installing Spark into $(VENV) (a few minutes the first time)"
 	@$(PIP) install --require-hashes -r requirements-spark.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-spark.lock); }
-	@$(BIN)/python -c "import pathlib, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'turtlemq-spark.pth').write_text('$(CURDIR)/spark\n')"
 	@echo "Java for Spark: $$($(BIN)/python -m pyspark_turtlemq.java)"
 	@touch $@
 

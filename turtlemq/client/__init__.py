@@ -63,5 +63,10 @@ def __getattr__(name: str) -> Any:
     if name in _ASYNC:
         from importlib import import_module
 
-        return getattr(import_module(f"turtlemq.client.{_ASYNC[name]}"), name)
+        try:
+            return getattr(import_module(f"turtlemq.client.{_ASYNC[name]}"), name)
+        except ModuleNotFoundError as missing:
+            if missing.name not in ("aiohttp", "yarl"):
+                raise
+            raise ImportError(f"{name} needs aiohttp: pip install 'turtlemq-client[aio]'") from missing
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -110,8 +110,10 @@ def messages_from_bson(data: bytes) -> list[Message]:
 
 
 def _messages_from_any_bson(data: bytes) -> list[Message]:
-    import bson  # not at the top: rarely needed, and slow to load
-
+    try:
+        import bson  # not at the top: rarely needed, and slow to load
+    except ModuleNotFoundError as missing:
+        raise ImportError("this answer needs the bson of pymongo: pip install 'turtlemq-client[bson]'") from missing
     try:
         return [_message_from_document(document) for document in bson.decode_all(data)]
     except (bson.errors.BSONError, msgspec.DecodeError, TypeError) as wrong:
