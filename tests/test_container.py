@@ -1,0 +1,130 @@
+"""The container image: its steps in a clean environment, and the image itself where an engine has the base image.
+
+An engine that needs options gets them from IMAGE_BUILD_OPTIONS (such as `--build-arg=BASE=…`) and IMAGE_RUN_OPTIONS."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from packages import release
+from tests.harness.cli_reference import verbs
+from tests.harness.server_process import ROOT
+from turtlemq import __version__
+from turtlemq.server.config import Config
+
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text("utf-8").replace("\\\n", " ")
+BUILD_OPTIONS, RUN_OPTIONS = (shlex.split(os.environ.get(f"IMAGE_{name}_OPTIONS", "")) for name in ("BUILD", "RUN"))
+
+
+def steps(instruction: str, stage: int) -> list[str]:
+    """The arguments of an instruction of the Dockerfile, in one of its two stages."""
+    found = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[1:][stage]
+    return re.findall(rf"^{instruction} +(.*)$", found, re.MULTILINE)
+
+
+def context() -> set[str]:
+    """Files and folders at the top that .dockerignore lets pass."""
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert "*" in lines
+    return {line.removeprefix("!") for line in lines if line.startswith("!")}
+
+
+def test_the_context_is_what_the_image_copies() -> None:
+    copied = {name for step in steps("COPY", 0) for name in step.split()[:-1]}
+    assert copied == context()
+    assert all((ROOT / name).exists() for name in copied)
+    assert steps("COPY", 1) == ["--from=build /opt/turtlemq /opt/turtlemq"]
+
+
+def test_the_image_runs_as_an_ordinary_user_and_is_probed() -> None:
+    assert steps("USER", 1) == ["10001"]
+    assert steps("VOLUME", 1) == ["/data"]
+    assert steps("EXPOSE", 1) == [str(Config().port)]
+    program, verb, *options = json.loads(steps("ENTRYPOINT", 1)[0])
+    known = {option for parameter in dict(verbs())[f"{program} {verb}"].params for option in parameter.opts}
+    assert {option for option in options if option.startswith("--")} <= known
+
+
+def health_check(url: str, programs: Path) -> int:
+    """The exit code of the image's health check, for a server on another port."""
+    command = json.loads(steps("HEALTHCHECK", 1)[0].partition("CMD ")[2])
+    assert f"127.0.0.1:{Config().port}" in command[-1]
+    command[-1] = command[-1].replace(str(Config().port), url.rpartition(":")[2])
+    return subprocess.run([programs / command[0], *command[1:]], capture_output=True, timeout=60).returncode
+
+
+@pytest.mark.slow
+def test_steps_of_the_image_make_a_server(tmp_path: Path) -> None:
+    """The commands of the first stage, in a folder instead of a container: with the context alone, and the locked packages."""
+    source, target = tmp_path / "src", tmp_path / "opt"
+    source.mkdir()
+    for name in context():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    for step in steps("RUN", 0):
+        command = step.replace("/opt/turtlemq", str(target)).replace("python3 ", f"{sys.executable} ")
+        release.run("sh", "-e", "-c", command, cwd=source)
+    programs = target / "bin"
+    assert release.run(programs / "turtlemq", "--version").strip().endswith(__version__)
+    assert not (programs / "pip").exists()
+    here = tmp_path / "here"
+    here.mkdir()
+    assert release.run_readme(programs, here) > 5
+    with release.served(programs, here) as url:
+        assert health_check(url, programs) == 0
+    assert health_check(url, programs) != 0
+
+
+# With an engine
+
+
+@pytest.fixture(name="engine", scope="module")
+def an_engine() -> str:
+    """The engine that has the base image."""
+    if (name := release.engine()) is None:
+        pytest.skip("there is no container engine that works: install docker, or podman and runc")
+    if not release.has_image(name, base := release.base_image(BUILD_OPTIONS)):
+        pytest.skip(f"{name} has no base image: {name} pull {base}; the steps of the image are tried without it")
+    return name
+
+
+@contextlib.contextmanager
+def container(engine: str, *options: str) -> Iterator[str]:
+    """A container of the image with a volume of its own."""
+    name = f"turtlemq-test-{os.getpid()}"
+    try:
+        run = ("run", "-d", "--name", name, *RUN_OPTIONS, "-v", f"{name}:/data", "--read-only", "--cap-drop", "ALL", *options)
+        release.run(engine, *run, release.IMAGE)
+        yield name
+    finally:
+        for end in (("rm", "--force", name), ("volume", "rm", name)):
+            subprocess.run([engine, *end], capture_output=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_image_serves_with_a_read_only_root(engine: str) -> None:
+    assert __version__ in release.build_image("1700000000", [*BUILD_OPTIONS, "--tag", release.IMAGE])
+    hosts = {"TURTLEMQ_ALLOWED_HOSTS": "192.0.2.0/24", "TURTLEMQ_PORT_8878_TCP": "tcp://10.96.0.1:8878"}
+    with container(engine, *(f"--env={key}={text}" for key, text in hosts.items())) as name:
+        inside = (engine, "exec", name)
+        check = json.loads(steps("HEALTHCHECK", 1)[0].partition("CMD ")[2])
+        release.run(*inside, "sh", "-c", f"until {shlex.join(check)} 2>/dev/null; do sleep 0.2; done")
+        release.run(*inside, "turtlemq", "put", "orders", "1", "--id", "o1")
+        assert release.run(*inside, "turtlemq", "fetch", "orders", "--wait", "10").startswith("o1\t")
+        assert release.run(*inside, "id", "-u").strip() == "10001"
+        release.run(*inside, "sh", "-c", "! touch /opt/turtlemq/x 2>/dev/null")
+        release.run(engine, "stop", "--time", "20", name)
+        assert release.run(engine, "inspect", "--format", "{{.State.ExitCode}}", name).strip() == "0"
