@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from packages import release
+from tests.harness.clean_environment import clean_environment, locked_packages
 from tests.harness.cli_reference import verbs
 from tests.harness.server_process import ROOT
 from turtlemq import __version__
@@ -66,7 +67,9 @@ def health_check(url: str, programs: Path) -> int:
 
 @pytest.mark.slow
 def test_steps_of_the_image_make_a_server(tmp_path: Path) -> None:
-    """The commands of the first stage, in a folder instead of a container: with the context alone, and the locked packages."""
+    """The commands of the first stage, in a folder instead of a container, with the context alone.
+
+    Packages that this environment has in the locked version are there already, so pip brings only the others."""
     source, target = tmp_path / "src", tmp_path / "opt"
     source.mkdir()
     for name in context():
@@ -74,6 +77,7 @@ def test_steps_of_the_image_make_a_server(tmp_path: Path) -> None:
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, source / name)
+    clean_environment(target, *locked_packages(ROOT / "requirements-run.lock"))
     for step in steps("RUN", 0):
         command = step.replace("/opt/turtlemq", str(target)).replace("python3 ", f"{sys.executable} ")
         release.run("sh", "-e", "-c", command, cwd=source)
