@@ -34,7 +34,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.harness.server_process import Server, running
 from tests.trust.model import Broken, Figures, Part
-from turtlemq.server.openapi import document
+from turtlemq.server.openapi import codes_by_status, document
 
 if TYPE_CHECKING:
     from schemathesis.schemas import APIOperation, BaseSchema
@@ -89,7 +89,8 @@ def _documents(_: Any, value: Any) -> bytes:
 
 @cache
 def linked() -> dict[str, Any]:
-    """The document, where bodies may hold values of answers, and a list of topics leads to everything about its first one."""
+    """The document, where bodies may hold values of answers, a list of topics leads to everything about its first one, and each
+    status has its own error codes."""
     found = deepcopy(document())
     every = {one["operationId"]: (path, one) for path, methods in found["paths"].items() for one in methods.values()}
     for source, targets in BODIES.items():
@@ -106,6 +107,9 @@ def linked() -> dict[str, Any]:
         taken = {part: value for part, value in known.items() if f"{{{part}}}" in path}
         if taken:
             _links(every["listTopics"][1])[name] = {"operationId": name, "parameters": taken}
+    for status, codes in codes_by_status().items():
+        content = found["components"]["responses"][f"Error{status}"]["content"]["application/json"]
+        content["schema"] = {"allOf": [content["schema"], {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}]}
     return found
 
 

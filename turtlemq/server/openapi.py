@@ -21,24 +21,22 @@ from turtlemq.server.forward import is_for_leader
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON, TEXT
-from turtlemq.server.openapi_texts import ABOUT, FIELDS, SCHEMAS
+from turtlemq.server.openapi_texts import ABOUT, FIELDS, SCHEMAS, TAGS
 from turtlemq.server.operation import MESSAGES, Operation
-from turtlemq.server.operations import OPERATIONS
+from turtlemq.server.operations import DOCUMENTED
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.outgoing.reply import LEASE_HEADER, encode
 from turtlemq.server.request import BUDGET
 from turtlemq.server.trace import HEADER
 
+LICENSE = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
 REF = "#/components/schemas/{name}"
 ALWAYS = (400, 403, 429, 503, 504)  # statuses that any request may be answered with
 PLAIN_CODES = {404: ["NOT_FOUND"]}  # codes without an error class
 NAMES = {  # published names of schemas whose Python class has another name
-    "BrowseQuery": "Browse",
-    "DeadPage": "Page",
-    "ForecastQuery": "Outlook",
+    "Error": "ErrorAnswer",  # generators of clients change a plain `Error`: most languages have one
     "Moment": "TimelineEntry",
-    "StatusQuery": "Look",
     "TopicSettings": "Settings",
 }
 OPTIONAL = {"Delivered": ("body", "body_base64")}  # fields that msgspec calls required, but that an answer may leave out
@@ -58,7 +56,6 @@ PARTS: dict[str, dict[str, Any]] = {
     },
     "shard": {"schema": {"type": "string", "pattern": "^[0-9]{1,4}$"}, "example": "0", "description": "The number of a shard."},
     "node": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "example": "a"},
-    "file": {"schema": {"type": "string", "pattern": r"^[a-z]+\.(css|html|js|svg)$"}, "example": "style.css"},
 }
 _STORED = {"id": "$response.body#/ids/0"}
 _FIRST = {"id": "$response.body#/messages/0/id"}
@@ -85,14 +82,15 @@ def encoded() -> bytes:
 
 def document() -> dict[str, Any]:
     """The whole document."""
-    schemas = _Schemas([Delivered, answers.Error, answers.Letter, JsonMessage, BsonMessage, *_types()])
+    schemas = _Schemas([Delivered, answers.Error, answers.Letter, JsonMessage, BsonMessage, *_types()], _queries())
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in DOCUMENTED:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "TurtleMQ", "version": __version__, "description": ABOUT, "license": {"name": "Apache-2.0"}},
-        "tags": [{"name": name} for name in dict.fromkeys(operation.tag for operation in OPERATIONS)],
+        "info": {"title": "TurtleMQ", "version": __version__, "description": ABOUT, "license": LICENSE},
+        "servers": [{"url": "/", "description": "The server that gives this document."}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
@@ -105,9 +103,13 @@ def document() -> dict[str, Any]:
 
 def _types() -> Iterator[Any]:
     """All types of the table; bodies and answers that are named by a media type have none."""
-    for operation in OPERATIONS:
-        types = (operation.body, operation.query, operation.answer)
-        yield from (kind for kind in types if kind is not None and not isinstance(kind, str))
+    for operation in DOCUMENTED:
+        yield from (kind for kind in (operation.body, operation.answer) if kind is not None and not isinstance(kind, str))
+
+
+def _queries() -> set[Any]:
+    """All types of query strings. Their fields become parameters, so no schema has their names."""
+    return {operation.query for operation in DOCUMENTED if operation.query is not None}
 
 
 # Schemas
@@ -116,9 +118,10 @@ def _types() -> Iterator[Any]:
 class _Schemas:
     """JSON schemas of types. Shared ones are `components`, under their published names."""
 
-    def __init__(self, kinds: Iterable[Any]) -> None:
+    def __init__(self, kinds: Iterable[Any], queries: Iterable[Any]) -> None:
         kinds = list(kinds)
         made, components = msgspec.json.schema_components(kinds, ref_template=REF)
+        _, self._queries = msgspec.json.schema_components(queries, ref_template=REF)
         self._made = [(kind, _renamed(schema)) for kind, schema in zip(kinds, made, strict=True)]
         self.components = {NAMES.get(name, name): _described(_renamed(schema)) for name, schema in components.items()}
         for name, optional in OPTIONAL.items():
@@ -127,16 +130,24 @@ class _Schemas:
             if row.path:
                 section = row.path[0].capitalize() if len(row.path) > 1 else "Settings"
                 self.components[section]["properties"][row.path[-1]] |= _limits(row)
-        self.components["Browse"]["properties"]["state"]["enum"] = list(STATES)
+        self._queries["BrowseQuery"]["properties"]["state"]["enum"] = list(STATES)
         self.components["JsonMessage"]["anyOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
+        self.components["MessageBatch"] = _batch()
 
     def of(self, kind: Any) -> dict[str, Any]:
         """The schema of a type, or a reference to it."""
         return next(schema for known, schema in self._made if known == kind)
 
-    def fields(self, kind: Any) -> dict[str, Any]:
-        """The properties of a struct."""
-        return dict(self.components[self.of(kind)["$ref"].rpartition("/")[2]]["properties"])
+    def parameters(self, query: Any) -> dict[str, Any]:
+        """The fields of a query string, by name."""
+        return _with_texts(self._queries[query.__name__]["properties"], query.__name__)
+
+
+def _batch() -> dict[str, Any]:
+    """The schema of many messages in one request."""
+    many = {"type": "array", "items": {"$ref": REF.format(name="JsonMessage")}, "minItems": 1, "maxItems": BATCH_MESSAGES_MAX}
+    fields = {"type": "object", "properties": {"messages": many}, "required": ["messages"], "additionalProperties": False}
+    return {"title": "MessageBatch", "description": SCHEMAS["MessageBatch"], **fields}
 
 
 def _limits(row: settings.Setting) -> dict[str, Any]:
@@ -160,13 +171,19 @@ def _renamed(schema: Any) -> Any:
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
     """A component with its texts."""
     title = schema["title"]
-    for name, field in schema["properties"].items():
-        text = FIELDS.get(f"{title}.{name}", FIELDS.get(name))
-        if text and "$ref" not in field:
-            field.setdefault("description", text)
+    _with_texts(schema["properties"], title)
     return {"title": title, "description": SCHEMAS[title]} | {
         key: schema[key] for key in schema if key not in ("title", "description")
     }
+
+
+def _with_texts(fields: dict[str, Any], title: str) -> dict[str, Any]:
+    """The fields of a type, each with its text."""
+    for name, field in fields.items():
+        text = FIELDS.get(f"{title}.{name}", FIELDS.get(name))
+        if text and "$ref" not in field:
+            field.setdefault("description", text)
+    return fields
 
 
 # Operations
@@ -202,7 +219,7 @@ def _errors(operation: Operation) -> list[int]:
 
 
 def _links(operation: Operation) -> dict[str, Any]:
-    paths, links = {other.name: other.path for other in OPERATIONS}, {}
+    paths, links = {other.name: other.path for other in DOCUMENTED}, {}
     for name, taken in LINKS.get(operation.name, {}).items():
         shared = [part for part in PARTS if f"{{{part}}}" in operation.path and f"{{{part}}}" in paths[name]]
         passed_on = {part: f"$request.path.{part}" for part in shared}
@@ -219,7 +236,7 @@ def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
 def _query_parameters(operation: Operation, schemas: _Schemas) -> Iterator[dict[str, Any]]:
     if operation.query is None:
         return
-    for name, schema in schemas.fields(operation.query).items():
+    for name, schema in schemas.parameters(operation.query).items():
         plain = dict(schema)
         text = plain.pop("description", "")
         if "anyOf" in plain:  # a missing parameter stands for null
@@ -241,13 +258,12 @@ def _content_in(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
     example = {} if operation.body_example is None else {"example": operation.body_example}
     if operation.body != MESSAGES:
         return {JSON: {"schema": schemas.of(operation.body), **example}}
-    message = schemas.of(JsonMessage)
-    many = {"type": "array", "items": message, "minItems": 1, "maxItems": BATCH_MESSAGES_MAX}
-    whole = {"type": "object", "properties": {"messages": many}, "required": ["messages"], "additionalProperties": False}
+    one_or_many = {"anyOf": [{"$ref": REF.format(name="MessageBatch")}, schemas.of(JsonMessage)]}
     lines = {"type": "string", "description": "A message a line, each a `JsonMessage`."}
     row = {"type": "string", "format": "binary", "description": "Documents in a row, each a `BsonMessage`."}
+    row |= {"contentMediaType": BSON, "contentSchema": schemas.of(BsonMessage)}
     return {
-        JSON: {"schema": {"anyOf": [whole, message]}, **example},
+        JSON: {"schema": one_or_many, **example},
         NDJSON: {"schema": lines, "example": '{"body": 1, "id": "n1"}\n{"body": 2, "delay": 3600}\n'},
         BSON: {"schema": row},
     }
@@ -292,9 +308,8 @@ def _subclasses(kind: type[errors.TurtleError]) -> Iterator[type[errors.TurtleEr
 
 def _error(status: int, codes: list[str]) -> dict[str, Any]:
     listed = ", ".join(f"`{code}`" for code in codes)
-    inner = {"type": "object", "properties": {"error": {"type": "object", "properties": {"code": {"enum": codes}}}}}
     body = {"code": codes[0], "message": "what is wrong and what to do", "request_id": "7f3a90c1-2b"}
-    schema = {"allOf": [{"$ref": REF.format(name="Error")}, inner]}
+    schema = {"$ref": REF.format(name="ErrorAnswer")}  # one type for all: strict enums of codes would refuse later ones
     headers: dict[str, Any] = dict(_HEADERS)
     if status == 429:
         headers["Retry-After"] = {"schema": {"type": "integer"}, "description": "Seconds; `retry_after_ms` is more exact."}

@@ -11,13 +11,25 @@ Times are epoch milliseconds in every field that ends in `_ms`; `delay`, `ttr` a
 nothing. Bodies may come with `Content-Encoding: gzip` or `zstd`. Every answer has an
 `X-Request-Id`; send your own to have it used."""
 
+# Sections of the document, in their order.
+TAGS = {
+    "Produce": "Store messages, and change or cancel them while they wait.",
+    "Consume": "Fetch due messages under a lease, and acknowledge them.",
+    "Look": "Messages by state and by due time.",
+    "Topics": "Topics, their settings, and groups of consumers.",
+    "Dead letters": "Messages that failed for the last time, or expired.",
+    "Operate": "Health, figures, backups, and this document.",
+    "Cluster": "Nodes, leaders and copies.",
+}
+
 # By name of the schema.
 SCHEMAS = {
     "Delivered": "A message as a consumer gets it.",
-    "Error": "Every refusal.",
+    "ErrorAnswer": "Every refusal.",
     "Refusal": "What is wrong and what to do. `index` is the first bad item, `state` the one that a message is in; "
     "others may come.",
     "Letter": "A dead letter.",
+    "MessageBatch": "Many messages: all of them are stored, or none.",
     "JsonMessage": "A message in JSON.",
     "BsonMessage": "A message in BSON. Its body is a binary, or a value that JSON has as well.",
     "Stored": "A batch is durable: ids in the order sent.",
@@ -34,10 +46,8 @@ SCHEMAS = {
     "Acked": "The answer to a grouped ack list.",
     "Extend": "The body of an extend.",
     "Extended": "Leases that got more time.",
-    "Browse": "Which page of a listing.",
     "Listing": "A page of messages; `cursor` asks for the next one. A page may be short, or empty, though there is a next one.",
     "Listed": "A line of a listing; one that sleeps before another attempt of a group, or is dead in one, names it.",
-    "Outlook": "How far and how finely to look ahead.",
     "Forecast": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
     "Topics": "All topics.",
     "TopicAnswer": "A topic.",
@@ -53,7 +63,6 @@ SCHEMAS = {
     "GroupStart": "Where a group starts. Nothing: a new one at the oldest message, one that is there stays where it is.",
     "GroupStartAt": "A group's start by time.",
     "GroupAnswer": "A group.",
-    "Page": "A page of them.",
     "Letters": "A page of dead letters.",
     "DeadFilter": "Which dead letters: every field that is given must match. Times are when they died.",
     "Causes": "Dead letters by error, the most common first.",
@@ -63,7 +72,6 @@ SCHEMAS = {
     "Deleted": "Dead letters that are gone.",
     "Alive": "The process lives.",
     "Ready": "It serves; topics that are not well are counted.",
-    "Look": "Which topics: so many of the busiest whose name holds `q`.",
     "Status": "The whole server. `topics` are those asked for, `totals` of all of those; `damage` names the first few.",
     "Lateness": "Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. "
     "Differences of two looks\n    give the lateness of the time between.",
@@ -82,7 +90,6 @@ SCHEMAS = {
     "Comparison": "All copies of a shard, compared with the leader's. `lsn` to `last_lsn`: the records at which topics were.",
     "ComparedCopy": "One copy. Of one that was not reached, `why` tells the reason.",
     "DifferingFile": "A file that is not as the leader's. `ranges` are bytes, from and to, by pieces of 4 MiB.",
-    "ReadyQuery": "Whether only the leader is meant.",
     "ClusterAnswer": "A cluster at one revision of its name server. `topics` are those of several partitions; `problems` names "
     "values of the name server that this version cannot read.",
     "ClusterNode": "A node at work.",
@@ -96,6 +103,7 @@ FIELDS = {
     "body": "Any JSON value; it comes back as it was sent.",
     "body_base64": "Instead of `body`, for bytes.",
     "bucket": "Seconds in one count.",
+    "Refusal.code": "A word for programs. The description of each status lists its codes.",
     "consumer": "A name for the record.",
     "copies": "In a cluster: copies that have it, the leader's included.",
     "ShardStatus.copies": "All known copies of the shard.",

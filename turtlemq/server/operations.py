@@ -23,6 +23,7 @@ _BODY = (408, 413, 415)  # the body is slow, too large, or of an unknown type
 _CHANGE = (*_BODY, 404, 507)  # an operation with a body that writes to an existing topic
 
 
+PAGES = "Pages"
 _TOPIC = "/v1/topics/{topic}"
 _GROUP = _TOPIC + "/groups/{group}"
 
@@ -373,12 +374,12 @@ OPERATIONS: list[Operation] = [
             answers.Pinned,
             status=201,
         ),
+        Operation("GET /openapi.json", pages.openapi, OPEN, "openapi", "This document", JSON),
         Operation("DELETE /v1/backup", backup.unpin, ADMIN, "unpinBackup", "The copy is made, or given up", answers.Outcome),
     ),
     *tagged("Cluster", *CLUSTER),
     *tagged(
-        "Pages",
-        Operation("GET /openapi.json", pages.openapi, OPEN, "openapi", "This document", JSON),
+        PAGES,
         Operation("GET /docs", pages.docs, OPEN, "docs", "A page to read it", HTML),
         Operation("GET /cluster", pages.cluster, OPEN, "clusterPage", "Nodes and copies of a cluster", HTML),
         Operation("GET /", pages.dashboard, OPEN, "dashboard", "The dashboard", HTML),
@@ -394,5 +395,7 @@ OPERATIONS: list[Operation] = [
     ),
 ]
 
+# Operations for programs: the OpenAPI document leaves out the pages, which no client calls.
+DOCUMENTED = [operation for operation in OPERATIONS if operation.tag != PAGES]
 # The access right of every route, by `Operation.route`.
 ACCESS: dict[str, Access] = {operation.route: operation.access for operation in OPERATIONS}
