@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -172,6 +173,42 @@ def test_the_interface_page_shows_every_operation_with_a_command(server: Server,
     links = page.locator("#operations a, #contents a").evaluate_all("found => found.map(one => one.getAttribute('href'))")
     missing = page.evaluate("links => links.filter(link => !document.getElementById(link.slice(1)))", links)
     assert missing == []
+
+
+@pytest.mark.slow
+def test_the_interface_page_sends_requests_with_the_token_of_the_tab(tmp_path: Path, context: BrowserContext) -> None:
+    token, config = new_token(), tmp_path / "turtle.toml"
+    config.write_text(f'[[tokens]]\nname = "me"\nhash = "{hash_of(token)}"\nrights = ["produce", "consume", "admin"]\n')
+    with running(tmp_path / "data", "--config", str(config)) as server:
+        page = context.new_page()
+        page.goto(server.url + "/")
+        page.get_by_role("link", name="Interface").click()
+        produce = page.locator("#produce")
+        produce.get_by_text("Try it").click()
+        produce.get_by_role("button", name="Send").click()
+        expect(produce.locator(".answer .pill")).to_have_text("401 Unauthorized")
+        page.locator("#token").fill(token)
+        page.get_by_role("button", name="Use").click()
+        produce.get_by_label("topic").fill("tried")
+        produce.get_by_label("body").fill(json.dumps({"id": "t1", "body": NASTY}))
+        expect(produce.locator(".curl")).to_contain_text("/v1/topics/tried/messages")
+        produce.get_by_role("button", name="Send").click()
+        expect(produce.locator(".answer .pill")).to_have_text("201 Created")
+        listed = page.locator("#listMessages")
+        listed.get_by_text("Try it").click()
+        listed.get_by_label("topic").fill("tried")
+        listed.get_by_label("state").select_option("ready")
+        expect(listed.locator(".curl")).to_have_text(f"curl '{server.url}/v1/topics/tried/messages?state=ready'")
+        listed.get_by_role("button", name="Send").click()
+        expect(listed.locator(".answer pre")).to_contain_text("<img src=x")  # as text, not as markup
+        expect(listed.locator(".answer img")).to_have_count(0)
+        drop = page.locator("#dropTopic")
+        drop.get_by_text("Try it").click()
+        drop.get_by_label("topic").fill("tried")
+        drop.get_by_role("button", name="Send").click()
+        drop.get_by_role("button", name="Really delete?").click()
+        expect(drop.locator(".answer .pill")).to_have_text("200 OK")
+        assert page.title() == "TurtleMQ: the HTTP interface"
 
 
 @pytest.mark.slow

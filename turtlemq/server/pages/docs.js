@@ -1,6 +1,7 @@
-// The interface, drawn from /openapi.json: what each operation takes and answers, with a curl command that works as it stands.
+// The interface, drawn from /openapi.json: what each operation takes and answers, with a curl command and a form that sends it.
 
-import { byId, call, el, theme } from "./common.js";
+import { byId, call, el, theme, tokenForm } from "./common.js";
+import { tryIt } from "./try_it.js";
 
 let spec;
 
@@ -44,17 +45,6 @@ function fields(schema) {
   return rows.length ? el("table", {}, el("tbody", {}, rows)) : null;
 }
 
-function curl(method, path, operation) {
-  let target = path;
-  for (const one of operation.parameters || []) if (one.in === "path") target = target.replace(`{${one.name}}`, one.example);
-  const example = operation.requestBody?.content["application/json"]?.example;
-  const parts = ["curl"];
-  if (method !== "GET" && !(method === "POST" && example !== undefined)) parts.push(`-X ${method}`);
-  if (example !== undefined) parts.push(`--json '${JSON.stringify(example)}'`);
-  parts.push(`${location.origin}${target}`);
-  return parts.join(" ");
-}
-
 function bodyOf(operation) {
   if (!operation.requestBody) return null;
   const kinds = Object.entries(operation.requestBody.content);
@@ -90,7 +80,7 @@ function article(path, method, operation) {
     el("div", { class: "row" }, el("span", { class: `method ${method}` }, method.toUpperCase()), el("code", {}, path)),
     el("h2", {}, operation.summary),
     operation.description ? el("p", {}, prose(operation.description)) : null,
-    el("pre", { class: "curl" }, curl(method.toUpperCase(), path, operation)),
+    tryIt(method.toUpperCase(), path, operation),
     parametersOf(operation),
     bodyOf(operation),
     el("details", {}, el("summary", {}, "Answers: ", Object.keys(operation.responses).join(", ")), answersOf(operation)),
@@ -112,4 +102,5 @@ function draw() {
 }
 
 theme(byId("theme"));
+tokenForm(() => byId("token").blur());
 call("/openapi.json").then((found) => ((spec = found), draw())).catch((error) => (byId("about").textContent = `No answer: ${error.message}`));
