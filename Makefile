@@ -20,7 +20,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit
 ARGS ?=
 SPARK_TESTS := tests/test_spark.py tests/test_report.py
 
-.PHONY: help setup spark run cluster test trust soak check lint format lock bench bench-quick bench-setup bench-spark release clean distclean browser etcd
+.PHONY: help setup spark run cluster test trust soak check lint format lock bench bench-quick bench-setup bench-spark release clean distclean browser etcd tools
 
 help: ## list the targets
 	@echo "TurtleMQ. Usage: make TARGET [ARGS=\"...\"]"
@@ -41,7 +41,7 @@ run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) ## start the server (ARGS="--
 cluster: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) etcd ## start etcd and three nodes on this machine, to try them out (ARGS="--port P")
 	@exec $(BIN)/python deploy/local_cluster.py $(ARGS)
 
-test: spark browser etcd bench-setup ## run the whole test suite (ARGS="-k name")
+test: spark browser etcd tools bench-setup ## run the whole test suite (ARGS="-k name")
 	@$(BIN)/pytest -n auto --dist loadgroup $(SPARK_TESTS:%=--ignore=%) $(ARGS) || [ $$? -eq 5 ]
 	@for file in $(SPARK_TESTS); do echo "── $$file, on its own: Spark takes both cores"; $(BIN)/pytest $$file $(ARGS) || [ $$? -eq 5 ] || exit 1; done
 
@@ -56,6 +56,9 @@ browser: ## install Chromium for the tests of the pages, where that is allowed
 
 etcd: ## install etcd for clusters and their tests, where that is allowed
 	@sh tests/get_package.sh etcd-server
+
+tools: setup ## install Go, Java, TypeScript, Redocly and promtool for the tests that use them, where that is allowed
+	@sh tests/get_tools.sh
 
 check: lint ## lint, types and the fast tests: run before every commit
 	@echo "── fast tests"

@@ -31,6 +31,7 @@ from turtlemq.server.request import BUDGET
 from turtlemq.server.trace import HEADER
 
 LICENSE = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
+FORMATS = {"integer": "int64", "number": "double"}
 REF = "#/components/schemas/{name}"
 ALWAYS = (400, 403, 429, 503, 504)  # statuses that any request may be answered with
 PLAIN_CODES = {404: ["NOT_FOUND"]}  # codes without an error class
@@ -121,9 +122,9 @@ class _Schemas:
     def __init__(self, kinds: Iterable[Any], queries: Iterable[Any]) -> None:
         kinds = list(kinds)
         made, components = msgspec.json.schema_components(kinds, ref_template=REF)
-        _, self._queries = msgspec.json.schema_components(queries, ref_template=REF)
-        self._made = [(kind, _renamed(schema)) for kind, schema in zip(kinds, made, strict=True)]
-        self.components = {NAMES.get(name, name): _described(_renamed(schema)) for name, schema in components.items()}
+        self._queries = _published(msgspec.json.schema_components(queries, ref_template=REF)[1])
+        self._made = [(kind, _published(schema)) for kind, schema in zip(kinds, made, strict=True)]
+        self.components = {NAMES.get(name, name): _described(_published(schema)) for name, schema in components.items()}
         for name, optional in OPTIONAL.items():
             self.components[name]["required"] = [field for field in self.components[name]["required"] if field not in optional]
         for row in settings.TABLE:
@@ -131,7 +132,7 @@ class _Schemas:
                 section = row.path[0].capitalize() if len(row.path) > 1 else "Settings"
                 self.components[section]["properties"][row.path[-1]] |= _limits(row)
         self._queries["BrowseQuery"]["properties"]["state"]["enum"] = list(STATES)
-        self.components["JsonMessage"]["anyOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
+        self.components["JsonMessage"] |= {"if": {"not": _with("body")}, "then": _with("body_base64")}  # anyOf makes more models
         self.components["MessageBatch"] = _batch()
 
     def of(self, kind: Any) -> dict[str, Any]:
@@ -141,6 +142,11 @@ class _Schemas:
     def parameters(self, query: Any) -> dict[str, Any]:
         """The fields of a query string, by name."""
         return _with_texts(self._queries[query.__name__]["properties"], query.__name__)
+
+
+def _with(field: str) -> dict[str, Any]:
+    """The schema of objects that have a field."""
+    return {"properties": {field: {}}, "required": [field]}
 
 
 def _batch() -> dict[str, Any]:
@@ -158,14 +164,18 @@ def _limits(row: settings.Setting) -> dict[str, Any]:
     return {"minimum": low / 1000, "maximum": high / 1000} if row.in_seconds else {"minimum": low, "maximum": high}
 
 
-def _renamed(schema: Any) -> Any:
-    """A schema with published names in titles and references."""
+def _published(schema: Any) -> Any:
+    """A schema with published names in titles and references. Numbers have a format and enums a type, because generators of
+    clients take 32 bits for numbers without one."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
-            return {**schema, "$ref": REF.format(name=NAMES.get(name, name))}
-        return {key: NAMES.get(value, value) if key == "title" else _renamed(value) for key, value in schema.items()}
-    return [_renamed(item) for item in schema] if isinstance(schema, list) else schema
+            return {"$ref": REF.format(name=NAMES.get(name, name))}  # a default of {} says nothing
+        out = {key: NAMES.get(value, value) if key == "title" else _published(value) for key, value in schema.items()}
+        if schema.get("type") in FORMATS:
+            out["format"] = FORMATS[schema["type"]]
+        return {"type": "string"} | out if "enum" in schema else out
+    return [_published(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +259,7 @@ def _budget() -> dict[str, Any]:
     return {
         "name": BUDGET,
         "in": "header",
-        "schema": {"type": "integer", "minimum": 0, "maximum": 10**12 - 1},
+        "schema": {"type": "integer", "format": "int64", "minimum": 0, "maximum": 10**12 - 1},
         "description": text,
     }
 
@@ -260,7 +270,7 @@ def _content_in(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         return {JSON: {"schema": schemas.of(operation.body), **example}}
     one_or_many = {"anyOf": [{"$ref": REF.format(name="MessageBatch")}, schemas.of(JsonMessage)]}
     lines = {"type": "string", "description": "A message a line, each a `JsonMessage`."}
-    row = {"type": "string", "format": "binary", "description": "Documents in a row, each a `BsonMessage`."}
+    row: dict[str, Any] = {"type": "string", "format": "binary", "description": "Documents in a row, each a `BsonMessage`."}
     row |= {"contentMediaType": BSON, "contentSchema": schemas.of(BsonMessage)}
     return {
         JSON: {"schema": one_or_many, **example},

@@ -1,0 +1,3 @@
+module example.org/turtlemq-worker
+
+go 1.19
