@@ -72,6 +72,7 @@ def test_every_setting_can_be_told_by_the_environment() -> None:
         "log_format": "json",
         "log_level": "error",
         "slow_request_ms": 5,
+        "tracing": True,
         "max_delivery_retries": 3,
         "retry_delay_ms": 250,
         "cluster": json.dumps({"name": "p", "node": "a", "peer": "a:1", "secret_file": "s", "etcd": ["http://e:1"]}),

@@ -1,5 +1,5 @@
-"""The files in deploy/ for Prometheus and Grafana: alerts fire when they should and only then, and a real Prometheus that scrapes a
-real server answers every query of the dashboard."""
+"""The files in deploy/ for Prometheus and Grafana: alerts fire when they should and only then, and a real Prometheus that scrapes
+a real server answers every query of the dashboard."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def queries() -> list[tuple[str, str]]:
     return out
 
 
-def test_panels_of_the_dashboard_have_places_ids_and_units_of_their_own() -> None:
+def test_panels_of_the_dashboard_have_places_ids_and_units() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 30
     taken: set[tuple[int, int]] = set()
@@ -190,8 +190,9 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) 
         server.put("orders", {"id": "a", "body": 1, "delay": 0.2}, {"id": "b", "body": 2, "delay": 3600}, {"id": "c", "body": 3})
         for message in server.fetch("orders", wait=5):
             server.ack("orders", message["id"])
+        server.put("orders", {"id": "d", "body": "ready, and not fetched"})
         server.call("GET", "/v1/topics/none")
-        until_known(url, "rate(turtlemq_rejected_total[1m])")
+        until_known(url, "rate(turtlemq_rejected_total[1m]) and on () turtlemq_oldest_ready_seconds")
         empty = {(title, query) for title, query in queries() if not ask(url, query)}
         rules = [rule["record"] for rule in yaml.safe_load(RECORDED.read_text())["groups"][0]["rules"]]
         until_known(url, rules[0])

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import aiohttp
 from yarl import URL
 
-from turtlemq.client import calls, clock, dead_calls, sending
+from turtlemq.client import calls, clock, dead_calls, sending, tracing
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import MessageFields, outgoing_message
@@ -168,12 +168,14 @@ class AsyncClient:
         """Store one message durably. Returns its id. Arguments as of `Client.put`."""
         now = self.options.policy.now()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
-        return (await self.run(sending.store_batch(topic, [out], self.options.policy))).ids[0]
+        with tracing.sending(topic, [out]):
+            return (await self.run(sending.store_batch(topic, [out], self.options.policy))).ids[0]
 
     async def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
         """Store many messages and return their ids. Arguments and errors as of `Client.put_many`."""
         batch = outgoing_messages(messages, self.options.policy.now())
-        return await self.run(sending.store_all(topic, batch, self.options.policy, together=together))
+        with tracing.sending(topic, batch):
+            return await self.run(sending.store_all(topic, batch, self.options.policy, together=together))
 
     fetch = _method(calls.fetch)
     ack = _method(calls.ack)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from turtlemq.client import clock, consumer_flows
+from turtlemq.client import clock, consumer_flows, tracing
 from turtlemq.client.aio import AsyncClient, wait_until
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
@@ -174,7 +174,8 @@ class AsyncConsumer:
     async def _handle(self, job: list[InHand]) -> Mapping[str, BaseException | str]:
         messages = [item.message for item in job]
         try:
-            result = await self.handler(messages if self.options.batch else messages[0])
+            with tracing.handling(self.options.topic, self.options.group, messages):
+                result = await self.handler(messages if self.options.batch else messages[0])
         except (Exception, asyncio.CancelledError) as error:  # any exception of a handler becomes the error of its message
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

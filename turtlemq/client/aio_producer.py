@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from turtlemq.client import clock
+from turtlemq.client import clock, tracing
 from turtlemq.client.aio import AsyncClient, wait_until
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
@@ -79,6 +79,8 @@ class AsyncProducer:
         """Buffer a message; arguments and errors are those of `Producer.put`."""
         now = clock.now_s()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
+        if tracing.active is not None:
+            tracing.note_put(self.topic, out)
         put = AsyncPut()
         put.id = out.id
         pending = PendingPut(out, put, now + self._policy.budget_s)

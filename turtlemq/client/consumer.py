@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from turtlemq.client import clock, consumer_flows
+from turtlemq.client import clock, consumer_flows, tracing
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
 from turtlemq.client.options import refuse_client_arguments
@@ -224,7 +224,8 @@ class Consumer:
     def _handle(self, job: list[InHand]) -> Mapping[str, BaseException | str]:
         messages = [item.message for item in job]
         try:
-            result = self.handler(messages if self.options.batch else messages[0])
+            with tracing.handling(self.options.topic, self.options.group, messages):
+                result = self.handler(messages if self.options.batch else messages[0])
         except Exception as error:  # noqa: BLE001 - any exception of a handler becomes the error of its message
             return consumer_flows.handler_raised(self.options, job, error)
         return result if self.options.batch and isinstance(result, Mapping) else {}

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from turtlemq import __version__
-from turtlemq.client import clock
+from turtlemq.client import clock, tracing
 from turtlemq.client.errors import ClientError, InvalidArgument
 from turtlemq.client.outgoing import MessageFields, OutgoingMessage, Priority, outgoing_message
 from turtlemq.client.sending import RetryPolicy, Send
@@ -76,6 +76,8 @@ class Options:
             out[BUDGET_HEADER] = str(send.budget_ms)
         if direct:
             out[DIRECT_HEADER] = "1"
+        if tracing.active is not None:
+            tracing.active.inject(out)
         return out
 
 

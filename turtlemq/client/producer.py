@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from turtlemq.client import clock
+from turtlemq.client import clock, tracing
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
 from turtlemq.client.options import new_id, refuse_client_arguments
@@ -145,6 +145,8 @@ class Producer:
         """
         now = clock.now_s()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
+        if tracing.active is not None:
+            tracing.note_put(self.topic, out)
         put = Put(out.id, self._room)
         pending = PendingPut(out, put, now + self._policy.budget_s)
         wait = self._policy.budget_s if block is None else block

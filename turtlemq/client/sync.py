@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from turtlemq.client import calls, clock, dead_calls, sending
+from turtlemq.client import calls, clock, dead_calls, sending, tracing
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import MessageFields, outgoing_message
@@ -264,7 +264,8 @@ class Client:
         """
         now = self.options.policy.now()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
-        return self.run(sending.store_batch(topic, [out], self.options.policy)).ids[0]
+        with tracing.sending(topic, [out]):
+            return self.run(sending.store_batch(topic, [out], self.options.policy)).ids[0]
 
     def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
         """Store many messages, bodies or `NewMessage`s, and return their ids.
@@ -276,7 +277,8 @@ class Client:
         'b'
         """
         batch = outgoing_messages(messages, self.options.policy.now())
-        return self.run(sending.store_all(topic, batch, self.options.policy, together=together))
+        with tracing.sending(topic, batch):
+            return self.run(sending.store_all(topic, batch, self.options.policy, together=together))
 
     # Calls
 

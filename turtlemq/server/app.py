@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
+from turtlemq import __version__
 from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import openapi, output_commit, trace
 from turtlemq.server.auth import AUTH, Auth
@@ -26,6 +27,7 @@ from turtlemq.server.outgoing.reply import Answered, Reply, answer, refusal
 from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.request import CONFIG, SERVICE, check_origin, set_deadline
 from turtlemq.server.service import Service
+from turtlemq.server.spans import SPANS, Spans
 
 if TYPE_CHECKING:
     from turtlemq.replica.lead import Lead
@@ -46,6 +48,7 @@ def make_app(service: Service, config: Config) -> web.Application:
     """The application around a service, with the limits of a configuration."""
     app = web.Application(middlewares=[cast(Any, _middleware)], client_max_size=config.max_body_bytes)
     app[SERVICE], app[CONFIG], app[metrics.TOPIC_LABELS] = service, config, TopicLabels()
+    app[SPANS] = Spans(__version__) if config.tracing else None
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.append(EventLog(service))

@@ -110,6 +110,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     slow_request_ms: Annotated[
         int, Meta(ge=0, le=3_600_000, description="requests that take longer are logged, waits left out; 0: none")
     ] = 1_000
+    tracing: Annotated[bool, Meta(description="true: spans of OpenTelemetry, see OBSERVE.md")] = False
     cluster: Cluster = Cluster()
     defaults: dict[str, Any] = {}
 

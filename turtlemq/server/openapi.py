@@ -21,6 +21,7 @@ from turtlemq.server.forward import is_for_leader
 from turtlemq.server.incoming.bson_messages import BsonMessage
 from turtlemq.server.incoming.json_messages import JsonMessage
 from turtlemq.server.media_types import BSON, JSON, NDJSON, TEXT
+from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.openapi_texts import ABOUT, FIELDS, SCHEMAS, TAGS
 from turtlemq.server.operation import MESSAGES, Operation
 from turtlemq.server.operations import DOCUMENTED
@@ -32,6 +33,11 @@ from turtlemq.server.trace import HEADER
 
 LICENSE = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
 FORMATS = {"integer": "int64", "number": "double"}
+LINES = {  # answers that are lines of text, by media type
+    NDJSON: "A `Letter` a line",
+    TEXT: "Prometheus' text format",
+    OPENMETRICS: "OpenMetrics, with exemplars if the server traces",
+}
 REF = "#/components/schemas/{name}"
 ALWAYS = (400, 403, 429, 503, 504)  # statuses that any request may be answered with
 PLAIN_CODES = {404: ["NOT_FOUND"]}  # codes without an error class
@@ -289,9 +295,7 @@ def _content_out(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         return content
     if operation.answer == JSON:
         return {JSON: {"schema": {"type": "object"}}}
-    text = "Prometheus' text format" if operation.answer == TEXT else "A `Letter` a line"
-    plain = {"type": "string"} | ({"description": text} if operation.answer in (TEXT, NDJSON) else {})
-    return {kind: {"schema": plain} for kind in operation.answer.split()}
+    return {kind: {"schema": {"type": "string", "description": LINES[kind]}} for kind in operation.answer.split()}
 
 
 # Errors

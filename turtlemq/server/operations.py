@@ -13,6 +13,7 @@ from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN,
 from turtlemq.server.cluster_operations import CLUSTER
 from turtlemq.server.handlers import backup, command, consume, dead, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
+from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Operation, tagged
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.reply import LEASE_HEADER
@@ -349,7 +350,7 @@ OPERATIONS: list[Operation] = [
             "A node of a cluster that does not lead is ready while there is a leader to forward requests to.",
             query=status.ReadyQuery,
         ),
-        Operation("GET /metrics", metrics.metrics, ALL, "metrics", "Figures for Prometheus", TEXT),
+        Operation("GET /metrics", metrics.metrics, ALL, "metrics", "Figures for Prometheus", f"{TEXT} {OPENMETRICS}"),
         Operation(
             "GET /v1/status", status.status, TOKEN, "status", "What the dashboard shows", status.Status, query=status.StatusQuery
         ),

@@ -10,13 +10,14 @@ import re
 import secrets
 from collections.abc import Awaitable
 from itertools import count
-from time import perf_counter
+from time import perf_counter, time
 from typing import TypeVar
 
 from aiohttp import web
 
 from turtlemq.server import logs
 from turtlemq.server.request import CONFIG, SERVICE
+from turtlemq.server.spans import SPANS
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ def begin(request: web.Request) -> str:
     name = given if given is not None and is_safe(given) else new_id()
     request[REQUEST_ID], request[_BEGUN] = name, perf_counter()
     request.app[SERVICE].meter.in_flight += 1
+    if (spans := request.app[SPANS]) is not None:
+        spans.begin(request, route_of(request), name)
     return name
 
 
@@ -56,11 +59,14 @@ def finish(request: web.Request, status: int | None) -> None:
     """Count an answered request, and log it if it was slow. `status` is None if the client was gone."""
     meter = request.app[SERVICE].meter
     meter.in_flight -= 1
+    trace_id = "" if (spans := request.app[SPANS]) is None else spans.end(request, status)
     if status is None:
         return
     seconds = perf_counter() - request[_BEGUN] - request.get(_WAITED, 0.0)
     route = route_of(request)
     meter.answered(request.method if route != "other" else "other", route, status, seconds)
+    if trace_id:
+        meter.traced(route, seconds, trace_id, time())
     limit_ms = request.app[CONFIG].slow_request_ms
     if limit_ms and seconds * 1000 >= limit_ms:
         left_out = _log_limiter.allow("slow_request", perf_counter())

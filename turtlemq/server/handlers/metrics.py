@@ -1,13 +1,15 @@
-"""The handler of /metrics: collects all figures and writes them in Prometheus' text format."""
+"""The handler of /metrics: collects all figures and writes them in Prometheus' text format, or as OpenMetrics on wish."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from aiohttp import web
 
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.metrics import exposition
 from turtlemq.server.metrics.collect import collect
-from turtlemq.server.metrics.families import server_families, topic_families
+from turtlemq.server.metrics.families import exemplars, server_families, topic_families
 from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.metrics.process import process_families
 from turtlemq.server.request import SERVICE
@@ -19,12 +21,19 @@ TOPIC_LABELS = web.AppKey("topic_labels", TopicLabels)
 async def metrics(request: web.Request) -> web.Response:
     """GET /metrics"""
     service = request.app[SERVICE]
+    as_open_metrics = exposition.OPENMETRICS in request.headers.get("Accept", "")
+    examples = exemplars(service) if as_open_metrics else {}
+
+    def form(lines: Iterable[str]) -> Iterable[str]:
+        return exposition.open_metrics(lines, examples) if as_open_metrics else lines
+
     topics: list[str] = []
     root = None
     if service.serving:
         engine = service.engine
         root = str(engine.root)
         figures = await collect(engine, request.app[TOPIC_LABELS], now_ms())
-        topics = await in_slices(topic_families(figures))
-    lines = [*server_families(service), *process_families(root), *topics]
-    return web.Response(body="\n".join(lines).encode() + b"\n", headers={"Content-Type": exposition.CONTENT_TYPE})
+        topics = await in_slices(form(topic_families(figures)))
+    lines = [*form(server_families(service)), *form(process_families(root)), *topics, *(["# EOF"] if as_open_metrics else [])]
+    kind = exposition.OPENMETRICS_TYPE if as_open_metrics else exposition.CONTENT_TYPE
+    return web.Response(body="\n".join(lines).encode() + b"\n", headers={"Content-Type": kind})

@@ -14,6 +14,7 @@ from turtlemq.server.incoming.body import read
 from turtlemq.server.outgoing.reply import Reply, encode
 from turtlemq.server.request import SERVICE, check_deadline, due_rules, throttle, topic_of
 from turtlemq.server.service import now_ms
+from turtlemq.server.spans import SPANS
 
 HEAVY_BYTES = 16 << 10  # a larger body takes more than a fraction of a millisecond, so its work waits for its turn
 IDS_MAX = 10_000  # of an answer, written at once: 5 ms if they are as long as ids can be
@@ -29,6 +30,8 @@ async def produce(request: web.Request) -> Reply:
     now = now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
     batch = await _decoded(request, decode_slices(data, kind, now, due_rules(request, topic)))
+    if (spans := request.app[SPANS]) is not None:
+        spans.carry(request, batch)
     throttle(request, topic, len(batch))
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()

@@ -1,4 +1,4 @@
-"""Prometheus' text format, version 0.0.4: families of samples as lines. Pure.
+"""Prometheus' text format, version 0.0.4, and OpenMetrics: families of samples as lines. Pure.
 
 >>> print("\\n".join(family("up", "gauge", "1 while it serves.", [({}, 1)])))
 # HELP up 1 while it serves.
@@ -8,11 +8,14 @@ up 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from turtlemq.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 Labels = Mapping[str, str]
 
 
@@ -43,6 +46,32 @@ def histogram(name: str, text: str, samples: Iterable[tuple[Labels, Histogram]],
         yield f'{name}_bucket{{{inner}{comma}le="+Inf"}} {seen}'
         yield f"{name}_sum{_braces(labels)} {_number(round(counted.total * unit, 9))}"
         yield f"{name}_count{_braces(labels)} {seen}"
+
+
+def exemplar(name: str, labels: Labels, bound: float, trace_id: str, value: float, at_s: float) -> tuple[str, str]:
+    """The bucket of a histogram (`bound`: its upper one), and the exemplar behind its count.
+
+    >>> exemplar("t_seconds", {"route": "/"}, 0.5, "4bf9", 0.25, 1.5)
+    ('t_seconds_bucket{route="/",le="0.5"}', '# {trace_id="4bf9"} 0.25 1.5')
+    """
+    le = "+Inf" if bound == math.inf else _number(round(bound, 9))
+    return f"{name}_bucket{_braces({**labels, 'le': le})}", f'# {{trace_id="{trace_id}"}} {_number(value)} {_number(at_s)}'
+
+
+def open_metrics(lines: Iterable[str], exemplars: Mapping[str, str]) -> Iterator[str]:
+    """Lines of the text format as OpenMetrics: a family of counters has a name without `_total`, buckets have exemplars.
+
+    >>> list(open_metrics(["# TYPE a_total counter", "a_total 1"], {}))
+    ['# TYPE a counter', 'a_total 1']
+    """
+    for line in lines:
+        if line.startswith("# "):
+            _, word, name, rest = line.split(" ", 3)
+            yield f"# {word} {name.removesuffix('_total')} {rest}"
+        elif exemplars and (given := exemplars.get(line.rpartition(" ")[0])) is not None:
+            yield f"{line} {given}"
+        else:
+            yield line
 
 
 def _head(name: str, kind: str, text: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ Pure formatting of figures that `collect`, `meter` and `process` hold; names and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from turtlemq import __version__
@@ -14,6 +15,7 @@ from turtlemq.server.metrics import exposition
 from turtlemq.server.metrics.cluster_families import cluster_families
 from turtlemq.server.metrics.collect import GROUP_STATES, TopicFigures
 from turtlemq.server.metrics.exposition import Labels
+from turtlemq.server.metrics.meter import SECONDS
 from turtlemq.server.service import Service
 
 # Name, help text, key of `TopicFigures.stats`. Figures that do not add up over topics are left out for `other`.
@@ -77,6 +79,15 @@ def topic_families(rows: dict[str, TopicFigures]) -> Iterator[str]:
     text = "From ready to the first delivery, in every group: the consumers' part of lateness."
     yield from exposition.histogram(
         "turtlemq_consumer_wait_seconds", text, [({"topic": t}, r.wait) for t, r in rows.items()], 0.001
+    )
+
+
+def exemplars(service: Service) -> dict[str, str]:
+    """Exemplars of the durations of requests, by their bucket."""
+    bounds = (*SECONDS, math.inf)
+    return dict(
+        exposition.exemplar("turtlemq_request_seconds", {"route": route}, bounds[bucket], *given)
+        for (route, bucket), given in service.meter.exemplars.items()
     )
 
 

@@ -6,6 +6,7 @@ One object, made with the service; the code that does the work adds to it, once 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -41,6 +42,7 @@ class Meter:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()  # by method, route and status
         self.durations: dict[str, Histogram] = {}  # by route, in seconds, without the wait of a long poll
+        self.exemplars: dict[tuple[str, int], tuple[str, float, float]] = {}  # by route and bucket: trace id, seconds, Unix time
         self.rejected: Counter[str] = Counter()  # by error code
         self.in_flight = 0
         self.sockets = SocketFigures()
@@ -64,3 +66,7 @@ class Meter:
         if durations is None:
             durations = self.durations[route] = Histogram(SECONDS)
         durations.add(seconds)
+
+    def traced(self, route: str, seconds: float, trace_id: str, at_s: float) -> None:
+        """Note the trace of an answered request: the exemplar of its bucket, until a later one is."""
+        self.exemplars[route, bisect_left(SECONDS, seconds)] = (trace_id, seconds, at_s)
