@@ -114,6 +114,7 @@ def test_services_of_a_compose_file_refer_to_what_is_there(name: str) -> None:
             assert (DEPLOY / source).is_file() if source.startswith(".") else source in whole["volumes"]
         if "build" in service:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        if "build" in service and service["image"] == "turtlemq":
             assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
             load({}, service["environment"], None)
     names = [compose(other)["name"] for other in COMPOSE_FILES]
@@ -146,6 +147,10 @@ def test_prometheus_and_grafana_find_what_they_show() -> None:
     assert {f"/etc/prometheus/{file}" for file in ("prometheus.yml", *scrape["rule_files"])} <= set(mounted)
     (source,) = yaml.safe_load((DEPLOY / "grafana-datasource.yml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((DEPLOY / "grafana-dashboards.yml").read_text())["providers"]
+    mounted = [volume.split(":")[:2] for volume in services["grafana"]["volumes"]]
+    assert ["./grafana.json", f"{provider['options']['path']}/turtlemq.json"] in mounted
+    assert ["./grafana-dashboards.yml", "/etc/grafana/provisioning/dashboards/turtlemq.yml"] in mounted
 
 
 # Kubernetes

@@ -84,7 +84,7 @@ def test_the_server_needs_the_client_of_its_version(dist: Path) -> None:
     assert f"turtlemq-client=={__version__}" in metadata(dist / SERVER).get_all("Requires-Dist", [])
     needed = metadata(dist / CLIENT).get_all("Requires-Dist", [])
     assert [one for one in needed if "extra" not in one] == ["msgspec>=0.19"]
-    assert metadata(dist / CLIENT).get_all("Provides-Extra") == ["aio", "bson"]
+    assert metadata(dist / CLIENT).get_all("Provides-Extra") == ["aio", "bson", "otel"]
 
 
 def test_licenses_of_both_are_the_same() -> None:
