@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -17,14 +15,13 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from tests.harness.cli_reference import verbs
 from tests.harness.client_network import proxied
+from tests.harness.command_line import Line, on_a_terminal
 from tests.harness.server_process import PROGRAM, Server, environment, run, running
 from turtlemq.cli import queue
 from turtlemq.cli.times import parse_duration, parse_time
-from turtlemq.cli.verbs import command_line
 from turtlemq.engine import Engine
 from turtlemq.model import Message
 
@@ -33,23 +30,6 @@ from turtlemq.model import Message
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(tmp_path_factory.mktemp("cli") / "data") as found:
         yield found
-
-
-class Line:
-    """The command line in this process, which is quicker than a new one."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __call__(self, *args: str, code: int = 0, given: str | None = None) -> str:
-        found = CliRunner().invoke(
-            command_line(*args[:1]), list(args), input=given, env={"TURTLEMQ_URL": self._url, "COLUMNS": "200"}
-        )
-        assert found.exit_code == code, (args, found.exit_code, found.output, found.exception)
-        return found.output
-
-    def json(self, *args: str, code: int = 0) -> list[Any]:
-        return [json.loads(line) for line in self(*args, "--json", code=code).splitlines()]
 
 
 @pytest.fixture
@@ -320,23 +300,6 @@ def test_watching_ends_with_ctrl_c(line: Line, server: Server) -> None:
         process.send_signal(signal.SIGINT)
         process.stdout.read()
     assert process.returncode == 0
-
-
-def on_a_terminal(*args: str, **env: str) -> str:
-    """Output for humans."""
-    ours, theirs = pty.openpty()
-    env = environment(TERM="xterm-256color", **env)
-    with subprocess.Popen([*PROGRAM, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        seen = b""
-        try:
-            while piece := os.read(ours, 65536):
-                seen += piece
-        except OSError:  # the other end is closed
-            pass
-        process.wait()
-    os.close(ours)
-    return seen.decode()
 
 
 @pytest.mark.slow

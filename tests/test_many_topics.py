@@ -95,12 +95,13 @@ async def _serving(engine: Engine) -> AsyncIterator[str]:
     [
         ("GET", "/v1/topics", None),
         ("GET", "/v1/status", None),
+        ("GET", "/v1/find?id=nowhere", None),
         ("GET", "/metrics", None),
         ("GET", "/readyz", None),
         ("POST", "/v1/command", {"command": "finish", "id": "nowhere"}),
         ("POST", "/v1/command", {"command": "delete", "id": "nowhere"}),
     ],
-    ids=["topics", "status", "metrics", "readyz", "finish", "delete"],
+    ids=["topics", "status", "find", "metrics", "readyz", "finish", "delete"],
 )
 def test_work_over_all_topics_is_interrupted_after_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any

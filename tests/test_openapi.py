@@ -147,6 +147,8 @@ def test_the_examples_work(server: Server) -> None:
         for parameter in operation.get("parameters", []):
             if parameter["in"] == "path":
                 target = target.replace("{" + parameter["name"] + "}", parameter["example"])
+            elif parameter["in"] == "query" and parameter.get("required"):
+                target += f"?{parameter['name']}=order-17"
         body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
         if isinstance(body, dict) and "wait" in body:
             body = {**body, "wait": 0}

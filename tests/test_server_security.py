@@ -189,6 +189,7 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
     tuple(PEOPLE): (
         "GET /v1/topics",
         "GET /v1/status",
+        "GET /v1/find",
         "POST /v1/command",
         f"GET {CLUSTER}",
         f"GET {CLUSTER}/replica",

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from turtlemq.cli.call import URL, call, path, request
-from turtlemq.cli.output import body_text, fail, new_table, print_json, print_table, printable
-from turtlemq.cli.parameters import AsJson, Topic, Url, duration_option, time_option
+from turtlemq.cli.listing import pages, print_pages
+from turtlemq.cli.output import body_text, confirm, fail, new_table, print_json, printable
+from turtlemq.cli.parameters import AsJson, InGroup, Topic, Url, Yes, duration_option, time_option
 from turtlemq.cli.times import format_time
 
 app = typer.Typer()
 
 Ids = Annotated[list[str] | None, typer.Argument(help="Ids; or use --all, --in-group, --error.", show_default=False)]
-InGroup = Annotated[str | None, typer.Option("--in-group", help="Only of this group.", show_default=False)]
 OfError = Annotated[str | None, typer.Option("--error", help="Only those that died of this.", show_default=False)]
 Since = Annotated[int | None, time_option("Only those that died since.")]
 Until = Annotated[int | None, time_option("Only those that died until.")]
@@ -37,7 +38,8 @@ def _selection(ids: list[str] | None, group: str | None, error: str | None, ever
 @app.command("list")
 def list_dead(
     topic: Topic,
-    limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=10_000)] = 100,
+    limit: Annotated[int, typer.Option(metavar="N", help="How many at most.", min=1)] = 100,
+    everything: Annotated[bool, typer.Option("--all", help="All of them, whatever --limit says.")] = False,
     group: InGroup = None,
     error: OfError = None,
     since: Since = None,
@@ -49,18 +51,15 @@ def list_dead(
 
     turtlemq dead list orders --since -1d --limit 20
     """
-    page = call(url, "GET", path(topic, "dead", limit=limit, group=group, error=error, from_ms=since, to_ms=until))
-    table = new_table("id", "group", "attempts", "died", "error", "body", left=6)
-    for letter in page["messages"]:
-        if as_json:
-            print_json(letter)
-        else:
-            cells = (letter["id"], letter["group"], str(letter["attempts"]), format_time(letter["dropped_ms"]), letter["error"])
-            table.add_row(*map(printable, cells), body_text(letter))
-    if not as_json:
-        print_table(table)
-    if page["cursor"] is not None and not as_json:
-        print("… and more (--limit)", file=sys.stderr)
+    filters = {"group": group, "error": error, "from_ms": since, "to_ms": until}
+    most = None if everything else limit
+    table = new_table("id", "group", "attempts", "died", "error", "body", left=6, shrink=("error", "body"))
+    print_pages(pages(url, topic, "dead", limit=most, **filters), table, _row, most, as_json)
+
+
+def _row(letter: dict[str, Any]) -> Sequence[str]:
+    died = format_time(letter["dropped_ms"])[:19]
+    return printable(letter["id"]), letter["group"], str(letter["attempts"]), died, printable(letter["error"]), body_text(letter)
 
 
 @app.command()
@@ -110,14 +109,21 @@ def delete(
     group: InGroup = None,
     error: OfError = None,
     everything: All = False,
+    yes: Yes = False,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead letters for good. Exits with 1 if an id is not among them.
+    """Delete dead letters for good: asks first, unless it is by ids. Exits with 1 if an id is not among them.
 
     turtlemq dead delete orders order-17
+
+    turtlemq dead delete orders --error "no such customer" --yes
     """
-    answer = call(url, "POST", path(topic, "dead", "delete"), _selection(ids, group, error, everything))
+    selection = _selection(ids, group, error, everything)
+    if not ids:
+        which = " and ".join(f"{name} {value!r}" for name, value in selection["filter"].items())
+        confirm(f"Delete all dead letters of {topic!r}{' with ' if which else ''}{which}?", yes)
+    answer = call(url, "POST", path(topic, "dead", "delete"), selection)
     _end(answer, "deleted", as_json)
 
 

@@ -1,17 +1,15 @@
-"""Client verbs about single messages: get (with a timeline), reschedule, list."""
+"""Client verbs about single messages: get (with a timeline), reschedule."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
 from typing import Annotated, Any
 
 import typer
 
 from turtlemq.cli.call import URL, call, json_with_body, path
-from turtlemq.cli.output import body_text, console, fail, new_table, print_json, print_table, printable
-from turtlemq.cli.parameters import AsJson, Topic, Url, duration_option, time_option
+from turtlemq.cli.output import body_text, console, fail, print_json, printable
+from turtlemq.cli.parameters import AsJson, Id, Topic, Url, duration_option, time_option
 from turtlemq.cli.times import TIME_HELP, format_duration, format_time
 
 COLOURS = {
@@ -27,9 +25,7 @@ COLOURS = {
 }
 
 
-def get(
-    topic: Topic, id_: Annotated[str, typer.Argument(metavar="ID", help="Its id.")], url: Url = URL, as_json: AsJson = False
-) -> None:
+def get(topic: Topic, id_: Id, url: Url = URL, as_json: AsJson = False) -> None:
     """Everything about one message: its state in every group, and its events with their times, as a picture.
 
     turtlemq get orders order-17
@@ -80,7 +76,7 @@ def timeline(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
 
 def reschedule(
     topic: Topic,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="Its id.")],
+    id_: Id,
     delay: Annotated[float | None, duration_option("Sleep so many seconds from now.")] = None,
     due: Annotated[int | None, time_option(f"Or until: {TIME_HELP}.")] = None,
     body: Annotated[str | None, typer.Option(help="Another body: JSON, or any other text.", show_default=False)] = None,
@@ -96,36 +92,3 @@ def reschedule(
         fail("what shall change? Give --delay, --due or --body", 2)
     answer = call(url, "PATCH", path(topic, "messages", id_), json_with_body(fields, body))
     print_json(answer) if as_json else print(f"{answer['outcome']}, due {format_time(answer['due_ms'])}")
-
-
-def list_(
-    topic: Topic,
-    from_: Annotated[int | None, time_option(f"Due from: {TIME_HELP}.", "--from")] = None,
-    to: Annotated[int | None, time_option("Due until.")] = None,
-    limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=10_000)] = 100,
-    url: Url = URL,
-    as_json: AsJson = False,
-) -> None:
-    """List sleepers by due time. With --json an object a line.
-
-    turtlemq list orders --to +1h --limit 20
-    """
-    page = call(url, "GET", path(topic, "messages", state="sleep", from_ms=from_, to_ms=to, limit=limit))
-    if as_json:
-        for message in page["messages"]:
-            print_json(message)
-        return
-    table = new_table("id", "due", "in", "body", left=4)
-    now_ms = time.time_ns() // 1_000_000
-    for message in page["messages"]:
-        text = body_text(message)
-        left = message["due_ms"] - now_ms
-        table.add_row(
-            printable(message["id"]),
-            format_time(message["due_ms"]),
-            format_duration(left),
-            text[:60] + ("…" if len(text) > 60 else ""),
-        )
-    print_table(table)
-    if page["cursor"] is not None:
-        print("… and more (--limit)", file=sys.stderr)

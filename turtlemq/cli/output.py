@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from turtlemq.cli.table import Table
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -52,26 +54,20 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False)
 
 
-def new_table(*columns: str, left: int = 1) -> Table:
-    """A table without frames. The first `left` columns are text, the others right-aligned numbers."""
-    from rich.table import Table
-    from rich.text import Text
-
-    class PlainTable(Table):
-        def add_row(self, *cells: Any, **how: Any) -> None:
-            super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **how)
-
-    table = PlainTable(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(columns):
-        justify, style = "left" if number < left else "right", "cyan" if number == 0 else None
-        table.add_column(Text(name), justify=justify, no_wrap=True, style=style)  # type: ignore[arg-type]
-    return table
+def new_table(*columns: str, left: int = 1, shrink: Collection[str] = ()) -> Table:
+    """A table without frames. The first `left` columns are text, the others right-aligned numbers; only those that `shrink`
+    names are ever cut."""
+    return Table(columns, left, shrink)
 
 
 def print_table(table: Table) -> None:
-    """Print a table. In a pipe it gets its full width, so that no figure is cut."""
-    out = console()
-    out.print(table, width=max(out.measure(table).maximum, 1) if not out.is_terminal else None, crop=False)
+    """Print the rows of a table that are not printed yet."""
+    if sys.stdout.isatty():
+        console().print(table, soft_wrap=False, crop=False)
+        table.printed()
+        return
+    for line in table.lines():
+        print(line)
 
 
 def progress() -> Progress:

@@ -1,4 +1,4 @@
-"""Command line parameters that several verbs share: --url, --json, --group, --yes and the topic, with shell completion.
+"""Command line parameters that several verbs share: --url, --json, --group, --yes, topics, ids and settings, with completion.
 
 `duration_option` and `time_option` make options whose text is a duration (30m) or a time (+2h); `times` parses it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from typing import Annotated, Any
 
@@ -16,10 +17,8 @@ import typer
 from turtlemq.cli.call import URL, path, request
 from turtlemq.cli.times import parse_duration, parse_time
 
-Url = Annotated[str, typer.Option("--url", envvar="TURTLEMQ_URL", help="Address of the server.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
+CONNECTION = "Connection"  # the panel of --url, --token and --cacert in the help
 
 
 def duration_option(help_text: str, *, show_default: bool = False) -> Any:
@@ -32,15 +31,74 @@ def time_option(help_text: str, *names: str) -> Any:
     return typer.Option(*names, parser=parse_time, metavar="TIME", help=help_text, show_default=False)
 
 
-def _complete_topic(incomplete: str) -> list[str]:
-    """Topic names for the shell to complete; none if no server answers within a second."""
+# Completion by the shell: from the server, if one answers within a second
+
+
+def _ask(*parts: str) -> Any:
+    """An answer of the server for the shell to complete from; None if there is none."""
     url = os.environ.get("TURTLEMQ_URL", URL)
     try:
-        with redirect_stderr(io.StringIO()), request(url, "GET", path(), timeout_s=1) as response:
-            topics = json.loads(response.read())["topics"]
+        with redirect_stderr(io.StringIO()), request(url, "GET", path(*parts), timeout_s=1) as response:
+            return json.loads(response.read())
     except typer.Exit:
-        return []
-    return [topic["topic"] for topic in topics if topic["topic"].startswith(incomplete)]
+        return None
 
 
-Topic = Annotated[str, typer.Argument(help="The topic.", show_default=False, autocompletion=_complete_topic)]
+def _complete_topic(incomplete: str) -> list[str]:
+    answer = _ask() or {"topics": []}
+    return [topic["topic"] for topic in answer["topics"] if topic["topic"].startswith(incomplete)]
+
+
+def _complete_group(context: typer.Context, incomplete: str) -> list[str]:
+    """Groups of the topic that the line names already."""
+    topic = context.params.get("topic")
+    answer = _ask(topic) if topic else None
+    return [group for group in answer["groups"] if group.startswith(incomplete)] if answer else []
+
+
+def _complete_setting(incomplete: str) -> list[str]:
+    """Names of settings of a topic with the sign that follows them, and the values of those that take a word."""
+    from turtlemq.settings import TABLE
+
+    words = [(f"{'.'.join(row.path)}=", row.limits.words) for row in TABLE if row.path]
+    valued = "=" in incomplete
+    lines = [name + word for name, values in words for word in values] if valued else [name for name, _ in words]
+    return [line for line in lines if line.startswith(incomplete)]
+
+
+def choice(*values: str) -> Callable[[str], list[str]]:
+    """A completion from fixed values."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="TURTLEMQ_URL", metavar="URL", help="Address of the server.", rich_help_panel=CONNECTION, show_envvar=True
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC", show_default=False, autocompletion=_complete_topic)]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Its id.", show_default=False)]
+Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The consumer group.", autocompletion=_complete_group)]
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=_complete_group)
+]
+InGroup = Annotated[
+    str | None,
+    typer.Option("--in-group", metavar="GROUP", help="Only of this group.", show_default=False, autocompletion=_complete_group),
+]
+State = Annotated[
+    str,
+    typer.Option("--state", metavar="STATE", help=f"In which state: {', '.join(STATES)}.", autocompletion=choice(*STATES)),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME=VALUE…",
+        help="Settings, such as ttr=30 or backoff.base=2.",
+        show_default=False,
+        autocompletion=_complete_setting,
+    ),
+]

@@ -9,19 +9,11 @@ import typer
 
 from turtlemq.cli.call import URL, call, path
 from turtlemq.cli.output import confirm, fail, format_bytes, new_table, print_json, print_table
-from turtlemq.cli.parameters import AsJson, Topic, Url, Yes
+from turtlemq.cli.parameters import STATES, AsJson, GroupName, Settings, Topic, Url, Yes, choice
 from turtlemq.cli.times import TIME_HELP, parse_time
-
-STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
 
 app = typer.Typer(invoke_without_command=True)
 groups = typer.Typer(no_args_is_help=True)
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NAME=VALUE…", help="Settings, such as ttr=30 or backoff.base=2.", show_default=False),
-]
-GroupName = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
 
 
 @app.callback()
@@ -154,7 +146,12 @@ def place(
     topic: Topic,
     group: GroupName,
     start: Annotated[
-        str, typer.Option(metavar="earliest|latest|TIME", help=f"Where it goes on; TIME is {TIME_HELP}.")
+        str,
+        typer.Option(
+            metavar="earliest|latest|TIME",
+            help=f"Where it goes on; TIME is {TIME_HELP}.",
+            autocompletion=choice("earliest", "latest"),
+        ),
     ] = "earliest",
     url: Url = URL,
     as_json: AsJson = False,
@@ -177,10 +174,11 @@ def replay(
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Let a group see again all messages that became ready since a time, as far as history is kept.
+    """Let a group see again all messages that became ready since a time, as far as history is kept. The group must exist.
 
     turtlemq groups replay orders audit --since -2h
     """
+    call(url, "GET", path(topic, "groups", group))  # fails if it does not exist: a misspelt name must not create one
     place(topic, group, start=str(parse_time(since)), url=url, as_json=as_json)
 
 

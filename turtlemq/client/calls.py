@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlencode
 
 from msgspec import Raw, Struct
 
@@ -22,6 +23,7 @@ from turtlemq.client.results import (
     Compacted,
     Extended,
     Forecast,
+    FoundMessage,
     Group,
     MessagePage,
     MessageView,
@@ -39,6 +41,10 @@ class _Topics(Struct):
     topics: list[Topic]
 
 
+class _Found(Struct):
+    found: list[FoundMessage]
+
+
 class _Due(Struct):
     due_ms: int
 
@@ -54,6 +60,7 @@ _parse_group = parser_of(Group)
 _parse_forecast = parser_of(Forecast)
 _parse_compacted = parser_of(Compacted)
 _parse_due = parser_of(_Due)
+_parse_found = parser_of(_Found)
 
 
 # Consuming
@@ -153,6 +160,16 @@ def get(topic: str, id: str) -> Call[MessageView]:  # noqa: A002 - the contract'
     ('sleep', {'work': 1})
     """
     return Call(Request("GET", path(topic, "messages", id)), _parse_view)
+
+
+def find(id: str) -> Call[list[FoundMessage]]:  # noqa: A002 - the contract's word
+    """The topics that know an id, with its state in each. Only topics that the token may read.
+
+    >>> _ = client.put("jobs", {"work": 1}, id="j1", due=4_000_000_000_000)
+    >>> client.find("j1")
+    [FoundMessage(topic='jobs', id='j1', state='sleep', due_ms=4000000000000)]
+    """
+    return Call(Request("GET", f"/v1/find?{urlencode({'id': id})}"), lambda answer: _parse_found(answer).found)
 
 
 def cancel(topic: str, id: str) -> Call[None]:  # noqa: A002 - the contract's word

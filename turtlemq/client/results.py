@@ -95,6 +95,15 @@ class MessagePage(Struct):
     cursor: str | None = None
 
 
+class FoundMessage(Struct):
+    """Where an id was found."""
+
+    topic: str
+    id: str
+    state: str
+    due_ms: int
+
+
 class DeadLetterPage(Struct):
     """A page of dead letters; `cursor` leads to the next page, None at the end."""
 

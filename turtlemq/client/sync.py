@@ -286,6 +286,7 @@ class Client:
     ack = _method(calls.ack)
     extend = _method(calls.extend)
     get = _method(calls.get)
+    find = _method(calls.find)
     cancel = _method(calls.cancel)
     cancel_many = _method(calls.cancel_many)
     reschedule = _method(calls.reschedule)

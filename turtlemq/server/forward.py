@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a single node loads nothing of replication
     from turtlemq.replica.topology import ShardPlace
     from turtlemq.server.cluster_part import ClusterPart
 
-TO_LEADER = ("/v1/topics", "/v1/command", "/v1/status", "/v1/cluster/shards/")  # beginnings of paths
+TO_LEADER = ("/v1/topics", "/v1/find", "/v1/command", "/v1/status", "/v1/cluster/shards/")  # beginnings of paths
 WAIT_S = 5.0  # for a leader
 WAIT_PART = 0.9  # of the caller's own time, so that the refusal reaches it
 LOOK_S = 0.02  # between two looks at the role of this process, while requests wait for a leader

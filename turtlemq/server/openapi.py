@@ -252,12 +252,14 @@ def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
 def _query_parameters(operation: Operation, schemas: _Schemas) -> Iterator[dict[str, Any]]:
     if operation.query is None:
         return
+    required = {field.encode_name for field in msgspec.structs.fields(operation.query) if field.required}
     for name, schema in schemas.parameters(operation.query).items():
         plain = dict(schema)
         text = plain.pop("description", "")
         if "anyOf" in plain:  # a missing parameter stands for null
             plain = next(kind for kind in plain["anyOf"] if kind != {"type": "null"})
-        yield {"name": name, "in": "query", "schema": plain, **({"description": text} if text else {})}
+        needed = {"required": True} if name in required else {}
+        yield {"name": name, "in": "query", **needed, "schema": plain, **({"description": text} if text else {})}
 
 
 def _budget() -> dict[str, Any]:

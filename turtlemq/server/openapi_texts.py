@@ -48,6 +48,8 @@ SCHEMAS = {
     "Extended": "Leases that got more time.",
     "Listing": "A page of messages; `cursor` asks for the next one. A page may be short, or empty, though there is a next one.",
     "Listed": "A line of a listing; one that sleeps before another attempt of a group, or is dead in one, names it.",
+    "Found": "Messages with that id, by topic.",
+    "FoundMessage": "A message of some topic.",
     "Forecast": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
     "Topics": "All topics.",
     "TopicAnswer": "A topic.",
@@ -72,7 +74,8 @@ SCHEMAS = {
     "Deleted": "Dead letters that are gone.",
     "Alive": "The process lives.",
     "Ready": "It serves; topics that are not well are counted.",
-    "Status": "The whole server. `topics` are those asked for, `totals` of all of those; `damage` names the first few.",
+    "Status": "The whole server. `topics` are those asked for, `totals` of all of those; `states` and `bytes` are sums over all that "
+    "the token may see; `damage` names the first few.",
     "Lateness": "Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. "
     "Differences of two looks\n    give the lateness of the time between.",
     "TopicStatus": "A topic: messages in each state, totals since the start, its groups and how late it is.",

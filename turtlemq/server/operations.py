@@ -11,7 +11,7 @@ from __future__ import annotations
 from turtlemq.model import Forecast
 from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN, Access
 from turtlemq.server.cluster_operations import CLUSTER
-from turtlemq.server.handlers import backup, command, consume, dead, messages, metrics, pages, produce, status, topics
+from turtlemq.server.handlers import backup, command, consume, dead, find, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Operation, tagged
@@ -176,6 +176,17 @@ OPERATIONS: list[Operation] = [
             query=messages.BrowseQuery,
             errors=(404,),
             answer_example={"messages": [_SLEEPER], "cursor": None},
+        ),
+        Operation(
+            "GET /v1/find",
+            find.find,
+            TOKEN,
+            "findMessage",
+            "Find an id in all topics",
+            answers.Found,
+            "In all topics that the token may read; an empty list if none knows the id.",
+            query=find.FindQuery,
+            answer_example={"found": [{"topic": "orders", "id": "order-17", "state": "sleep", "due_ms": _NOW}]},
         ),
         Operation(
             f"GET {_TOPIC}/forecast",

@@ -18,7 +18,7 @@ from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.forward import leads
 from turtlemq.server.metrics.collect import figures_of
 from turtlemq.server.metrics.labels import busiest
-from turtlemq.server.metrics.process import resident_bytes
+from turtlemq.server.metrics.process import disk_usage, resident_bytes
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, engine_of, query
 from turtlemq.server.service import now_ms
@@ -81,7 +81,8 @@ class DamageFound(Struct):
 
 
 class Status(Struct):
-    """The server as a whole. `topics` are those of the query; `damage` has at most DAMAGE_MAX entries."""
+    """The server as a whole. `topics` are those of the query, `states` and `bytes` the sums over all that match `q` and that the
+    token may see; `damage` has at most DAMAGE_MAX entries."""
 
     version: str
     now_ms: int
@@ -96,6 +97,10 @@ class Status(Struct):
     commit_p99_ms: float | None
     loop_lag_p99_ms: float | None
     memory_bytes: int | None
+    disk_free_bytes: int | None
+    disk_bytes: int | None
+    states: dict[str, int]
+    bytes: int
     lateness: Lateness
     topics: list[TopicStatus]
     damage: list[DamageFound]
@@ -137,6 +142,8 @@ async def status(request: web.Request) -> web.Response:
     now = now_ms()
     rows = await in_slices(_topic(engine, name, now) for name in names if name in engine.topics)
     meter, views = service.meter, [engine.topics[name].view for name in visible if name in engine.topics]
+    sums = await in_slices(view.stats() for view in views)
+    disk = disk_usage(str(engine.root))
     late, wait = await _merged([view.lateness for view in views]), await _merged([view.wait for view in views])
     return answer(
         Status(
@@ -153,6 +160,10 @@ async def status(request: web.Request) -> web.Response:
             commit_p99_ms=_ms(meter.commit.quantile(0.99)),
             loop_lag_p99_ms=_ms(meter.loop.lag.quantile(0.99)),
             memory_bytes=resident_bytes(),
+            disk_free_bytes=disk and disk.free,
+            disk_bytes=disk and disk.total,
+            states={state: sum(getattr(stats, state) for stats in sums) for state in STATES},
+            bytes=sum(stats.bytes for stats in sums),
             lateness=_lateness(late, wait),
             topics=rows,
             damage=await _damage(engine, visible),

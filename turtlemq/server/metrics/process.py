@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from turtlemq.server.metrics import exposition
 
@@ -30,11 +31,28 @@ def resident_bytes() -> int | None:
     return None if size is None else int(size)
 
 
+class DiskUsage(NamedTuple):
+    """Bytes of a file system."""
+
+    total: int
+    free: int
+
+
+def disk_usage(root: str) -> DiskUsage | None:
+    """The file system of a folder; None where the system does not tell."""
+    try:
+        used = shutil.disk_usage(root)
+    except OSError:
+        return None
+    return DiskUsage(used.total, used.free)
+
+
 def process_families(root: str | None) -> Iterator[str]:
     """Metric families of the process, and the free space on the disk of `root`."""
     times = os.times()
     cpu = times.user + times.system
-    free = None if root is None else _or_none(lambda: shutil.disk_usage(root).free)
+    disk = None if root is None else disk_usage(root)
+    free = None if disk is None else disk.free
     fds = _or_none(lambda: len(os.listdir("/proc/self/fd")))
     for name, kind, text, value in (
         ("process_cpu_seconds_total", "counter", "Processor time.", cpu),

@@ -101,6 +101,21 @@ class Listing(Struct):
     cursor: str | None
 
 
+class FoundMessage(Struct):
+    """A message of some topic."""
+
+    topic: str
+    id: str
+    state: str
+    due_ms: int
+
+
+class Found(Struct):
+    """The messages with one id, in the order of their topics."""
+
+    found: list[FoundMessage]
+
+
 @with_fields(FOR_CONSUMERS, None)
 class Letter(Body, kw_only=True):
     """A dead letter."""
