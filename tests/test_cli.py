@@ -68,7 +68,7 @@ def test_put_fetch_ack(line: Line) -> None:
     assert (first["body"], second["body"]) == ("plain text", {"x": 1})
     assert line("ack", "a", "one", "-two", "--error", "why", "--retry-delay", "0") == "1 acked, 1 failed, 0 dead, 0 unknown\n"
     assert "attempt 2" in line("fetch", "a", "--wait", "5", "--max", "1")
-    assert line.json("ack", "a", "two", "three")[0] == {"acked": 1, "failed": 0, "dead": 0, "unknown": ["three"]}
+    assert line.json("ack", "a", "two", "three", code=1)[0] == {"acked": 1, "failed": 0, "dead": 0, "unknown": ["three"]}
 
 
 def test_ack_and_extend_name_a_lease(line: Line) -> None:
@@ -98,19 +98,21 @@ def test_put_from_a_file_and_from_stdin(line: Line, tmp_path: Path) -> None:
     line("put", "many", code=2)
     line("put", "many", "-", "--delay", "5", code=2)
     line("put", "many", "-", given="{", code=1)
-    line("put", "bad/name", "x", code=1)
+    line("put", "bad/name", "x", code=2)
 
 
 def test_a_file_that_turns_bad_says_how_far_it_got(line: Line, tmp_path: Path) -> None:
     (tmp_path / "f.ndjson").write_text('{"body": 1, "delay": 60}\n' * 1000 + '{"boddy": 1}\n')
     said = line("put", "half", "--file", str(tmp_path / "f.ndjson"), code=1)
     assert "boddy" in said
-    assert "1000 created and 0 duplicates before; nothing of line 1001 (message 0 is line 1001)" in said
+    assert "turtlemq: line 1001: INVALID" in said
+    assert "1000 created and 0 duplicates before; nothing of line 1001 is stored" in said
 
 
 def test_lines_are_counted_as_they_stand_in_the_file(line: Line) -> None:
     good = '{"body": 1, "delay": 60}\n'
     said = line("put", "blank", "-", given="\n" + good * 1000 + "\n\n" + good + "\nnot json\n\n", code=1)
+    assert "turtlemq: line 1006: " in said
     assert "1000 created and 0 duplicates before; nothing of lines 1004 to 1006" in said
 
 
@@ -127,8 +129,8 @@ def test_lines_whose_answer_was_lost_may_be_stored(line: Line, server: Server, m
 def test_batches_of_a_file_are_bounded_in_lines_and_bytes() -> None:
     long, short = b"x" * 1_000_000 + b"\n", b"y\n"
     found = list(queue._batches(io.BytesIO(long * 20 + short * 2500 + b"\n  \nend")))
-    batches = [lines for _, _, lines in found]
-    assert [(first, last) for first, last, _ in found][-2:] == [(1021, 2020), (2021, 2523)]
+    batches = [lines for _, lines in found]
+    assert [(numbers[0], numbers[-1]) for numbers, _ in found][-2:] == [(1021, 2020), (2021, 2523)]
     assert sum(map(len, batches)) == 2521
     assert max(map(len, batches)) == queue.LINES
     assert max(sum(map(len, batch)) for batch in batches) <= queue.LINE_BYTES + len(long)
@@ -150,7 +152,7 @@ def test_options_of_put(line: Line) -> None:
     line("put", "options", "x", "--header", "nothing", code=2)
     line("put", "options", "x", "--delay", "soon", code=2)
     line("put", "options", "x", "--due", "yesterday", code=2)
-    line("put", "options", "x", "--priority", "odd", code=1)
+    line("put", "options", "x", "--priority", "odd", code=2)
     line("fetch", "options", "--ack", "maybe", code=2)
 
 
@@ -194,7 +196,7 @@ def test_bodies_are_sent_to_the_digit_and_shown_as_they_are(line: Line) -> None:
     assert "[/red]" in shown
     assert [message["body"] for message in line.json("list", "digits")][2:5] == ["NaN", "[/red]", "[bold]"]
     assert "[bold]" in line("get", "digits", "[4]")
-    assert "INVALID_TOPIC: '[/x]'" in line("stats", "[/x]", code=1)
+    assert "INVALID_TOPIC: '[/x]'" in line("stats", "[/x]", code=2)
 
 
 def test_the_shell_completes_verbs_and_topics(line: Line, server: Server) -> None:
@@ -216,7 +218,7 @@ def test_extend(line: Line) -> None:
     assert line("extend", "e", "x", "--ttr", "5m") == "1 extended, 0 unknown\n"
     assert line.json("extend", "e", "y", code=1)[0]["unknown"] == ["y"]
     assert line("extend", "e", "y", code=1) == "0 extended, 1 unknown\ny: not held by the group\n"
-    assert line("ack", "e", "-y") == "0 acked, 0 failed, 0 dead, 1 unknown\ny: not held by the group\n"
+    assert line("ack", "e", "-y", code=1) == "0 acked, 0 failed, 0 dead, 1 unknown\ny: not held by the group\n"
 
 
 def test_one_message(line: Line) -> None:
@@ -242,7 +244,7 @@ def test_topics(line: Line) -> None:
     assert "at-most-once" in line("topics", "set", "made")
     assert "already" in line("topics", "create", "made", code=1)
     line("topics", "set", "made", "nonsense", code=2)
-    line("topics", "set", "made", "nonsense=1", code=1)
+    line("topics", "set", "made", "nonsense=1", code=2)
     line("topics", "set", "nobody", "ttr=1", code=1)
     assert "made" in line("topics", "list")
     assert "--yes" in line("topics", "delete", "made", code=2)
@@ -352,7 +354,9 @@ def test_dead_letters(line: Line, server: Server) -> None:
     assert line.json("dead", "requeue", "d", "m0", "m9", code=1)[0] == {"requeued": 1, "unknown": ["m9"]}
     assert line("dead", "delete", "d", "m9", code=1) == "0 deleted\nm9: no dead letter\n"
     assert "2 requeued" in line("dead", "requeue", "d", "--error", "even", "--delay", "60")
-    assert "1 deleted" in line("dead", "delete", "d", "--all")
+    assert "Delete all dead letters of 'd'? Say --yes if so." in line("dead", "delete", "d", "--all", code=2)
+    assert "'odd'? Say --yes" in line("dead", "delete", "d", "--error", "odd", code=2)
+    assert "1 deleted" in line("dead", "delete", "d", "--all", "--yes")
 
 
 # On files

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from turtlemq.cli.connection_errors import connection_error
 from turtlemq.cli.credentials import TOKEN, tls_context
 from turtlemq.cli.output import fail
 
@@ -41,12 +42,12 @@ def auth_headers() -> dict[str, str]:
 
 
 class CallFailed(Exception):
-    """A request without a good answer. Its cause is the error of the connection; a refusal has none. `exit_code`: of a program
-    that cannot go on."""
+    """A request without a good answer. Its cause is the error of the connection; a refusal has a `status`, and an `index` if it
+    names an item of the request. `exit_code`: of a program that cannot go on."""
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
+    def __init__(self, message: str, exit_code: int = 1, status: int = 0, index: int | None = None) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.status, self.index = exit_code, status, index
 
 
 @contextmanager
@@ -83,7 +84,7 @@ def asked(
                 time.sleep(_retry_after_s(response))
                 continue
             if response.status >= 300:
-                raise CallFailed(_error_text(response))
+                raise _refusal(response)
             yield response
             return
         except BrokenPipeError as error:
@@ -91,10 +92,7 @@ def asked(
                 raise  # not the server: the reader of our own stdout went away
             raise CallFailed(f"{url} hung up while it was spoken to; its log may say why.") from error
         except (OSError, http.client.HTTPException) as error:
-            raise CallFailed(
-                f"no answer from {url}: {str(error) or type(error).__name__}. Is the server running? "
-                "Start one with 'turtlemq serve', or say where it is with --url or TURTLEMQ_URL."
-            ) from error
+            raise CallFailed(connection_error(url, parts, error)) from error
         finally:
             connection.close()
 
@@ -106,14 +104,16 @@ def _retry_after_s(response: http.client.HTTPResponse) -> float:
         return 1.0
 
 
-def _error_text(response: http.client.HTTPResponse) -> str:
+def _refusal(response: http.client.HTTPResponse) -> CallFailed:
+    """A refusal as an error. Wrong arguments are wrong use of the program: exit code 2."""
     text = response.read().decode(errors="replace")
+    code = 2 if response.status == 400 else 1
     try:
         error = json.loads(text)["error"]
-        message = f"{error['code']}: {error['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status}: {text[:200]}"
-    return f"{message} Put a token into {TOKEN}." if response.status == 401 else message
+        message, index = f"{error['code']}: {error['message']}", error.get("index")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return CallFailed(f"HTTP {response.status}: {text[:200]}", code, response.status)
+    return CallFailed(f"{message} Put a token into {TOKEN}." if response.status == 401 else message, code, response.status, index)
 
 
 def call(url: str, method: str, target: str, value: Any = None) -> Any:
@@ -123,8 +123,9 @@ def call(url: str, method: str, target: str, value: Any = None) -> Any:
         return json.loads(response.read())
 
 
-def json_with_body(fields: dict[str, Any], body: str | None) -> bytes:
-    """A JSON object with a `body` from the command line. Valid JSON is copied digit by digit, other text becomes a string.
+def json_with_body(fields: dict[str, Any], body: str | None, text: bool = False) -> bytes:
+    """A JSON object with a `body` from the command line. Valid JSON is copied digit by digit, other text becomes a string,
+    as does everything with `text`.
 
     >>> json_with_body({"id": "a"}, "0.10"), json_with_body({}, "NaN"), json_with_body({"delay": 1}, None)
     (b'{"body": 0.10, "id": "a"}', b'{"body": "NaN"}', b'{"delay": 1}')
@@ -132,11 +133,22 @@ def json_with_body(fields: dict[str, Any], body: str | None) -> bytes:
     rest = json.dumps(fields)
     if body is None:
         return rest.encode()
-    try:
-        json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+    if text or json_error(body):
         body = json.dumps(body)
     return f'{{"body": {body}{", " if fields else ""}{rest[1:]}'.encode()
+
+
+def json_error(body: str) -> str:
+    """Why a text is no JSON; empty if it is.
+
+    >>> json_error("[1]"), json_error("[1")
+    ('', "Expecting ',' delimiter: line 1 column 3 (char 2)")
+    """
+    try:
+        json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return ""
 
 
 def _refuse_constant(name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Annotated, Any
 
@@ -18,16 +18,28 @@ import typer
 from turtlemq.cli.output import fail
 
 TOKEN, CACERT = "TURTLEMQ_TOKEN", "TURTLEMQ_CACERT"
-_OPTIONS = {
-    "token": Annotated[
-        str | None,
-        typer.Option("--token", help=f"The token, where the server wants one; better put it into {TOKEN}.", show_default=False),
-    ],
-    "cacert": Annotated[
-        str | None,
-        typer.Option("--cacert", help=f"A file of certificates to trust, for https; also {CACERT}.", show_default=False),
-    ],
-}
+CONNECTION = "Connection"  # the panel of --url, --token and --cacert in the help
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help=f"The token, where the server wants one; better put it into {TOKEN}.",
+        show_default=False,
+        rich_help_panel=CONNECTION,
+    ),
+]
+Cacert = Annotated[
+    str | None,
+    typer.Option(
+        "--cacert",
+        metavar="FILE",
+        help=f"A file of certificates to trust, for https; also {CACERT}.",
+        show_default=False,
+        rich_help_panel=CONNECTION,
+    ),
+]
+_OPTIONS = {"token": Token, "cacert": Cacert}
 _VARIABLES = {"token": TOKEN, "cacert": CACERT}
 
 
@@ -54,19 +66,29 @@ def _with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(verb)
     def with_options(*args: Any, **given: Any) -> Any:
         variables = {_VARIABLES[name]: given.pop(name) for name in missing}
-        before = dict(os.environ)
-        os.environ.update({name: value for name, value in variables.items() if value is not None})
+        restore = set_variables(variables)
         try:
             return verb(*args, **given)
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            restore()
 
     kind = inspect.Parameter.KEYWORD_ONLY
     added = [inspect.Parameter(name, kind, default=None, annotation=_OPTIONS[name]) for name in missing]
     with_options.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
     with_options.__annotations__ = {**verb.__annotations__, **{name: _OPTIONS[name] for name in missing}}
     return with_options
+
+
+def set_variables(variables: Mapping[str, str | None]) -> Callable[[], None]:
+    """Set those variables of the environment that have a value. Returns a function that restores the environment."""
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+
+    def restore() -> None:
+        os.environ.clear()
+        os.environ.update(before)
+
+    return restore
 
 
 def tls_context() -> ssl.SSLContext:

@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import ParameterInfo
 
 from turtlemq.cli.call import URL, path, request
+from turtlemq.cli.credentials import CONNECTION
 from turtlemq.cli.times import parse_duration, parse_time
 
 STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
-CONNECTION = "Connection"  # the panel of --url, --token and --cacert in the help
 
 
 def duration_option(help_text: str, *, show_default: bool = False) -> Any:
@@ -29,6 +31,20 @@ def duration_option(help_text: str, *, show_default: bool = False) -> Any:
 def time_option(help_text: str, *names: str) -> Any:
     """An option that takes a time; its value is in epoch milliseconds."""
     return typer.Option(*names, parser=parse_time, metavar="TIME", help=help_text, show_default=False)
+
+
+def name_values(app: typer.Typer) -> None:
+    """Give every parameter without a metavar one: its own name, and nothing for a flag. Types say little to people."""
+    main = app.registered_callback
+    for info in [*app.registered_commands, *([main] if main else [])]:
+        for name, parameter in inspect.signature(info.callback or (lambda: None), eval_str=True).parameters.items():
+            kind, *infos = get_args(parameter.annotation) or (None,)
+            for one in infos:
+                if isinstance(one, ParameterInfo) and one.metavar is None:
+                    one.metavar = "" if kind is bool else name.strip("_").upper()
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            name_values(group.typer_instance)
 
 
 # Completion by the shell: from the server, if one answers within a second
@@ -51,7 +67,8 @@ def _complete_topic(incomplete: str) -> list[str]:
 
 def _complete_group(context: typer.Context, incomplete: str) -> list[str]:
     """Groups of the topic that the line names already."""
-    topic = context.params.get("topic")
+    words = [word for word in context.args if not word.startswith("-")]  # of a line that is not parsed: an option has no value
+    topic = context.params.get("topic") or (words[0] if words else None)
     answer = _ask(topic) if topic else None
     return [group for group in answer["groups"] if group.startswith(incomplete)] if answer else []
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from turtlemq.cli.call import URL, CallFailed, asked, call, json_with_body, path
+from turtlemq.cli.call import URL, CallFailed, asked, call, json_error, json_with_body, path
 from turtlemq.cli.output import body_text, console, fail, print_error, print_json, printable, progress
-from turtlemq.cli.parameters import AsJson, Group, Topic, Url, duration_option, time_option
+from turtlemq.cli.parameters import AsJson, Group, Topic, Url, choice, duration_option, time_option
 from turtlemq.cli.times import TIME_HELP, format_time
 
 LINES = 1_000  # of a file in one request at most
@@ -34,12 +34,21 @@ def put(
     due: Annotated[int | None, time_option(DUE)] = None,
     id_: Annotated[str | None, typer.Option("--id", help="An id of your own.", show_default=False)] = None,
     ttr: Annotated[float | None, duration_option("Seconds that a consumer may take.")] = None,
-    priority: Annotated[str | None, typer.Option(help="high, normal or low.", show_default=False)] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(
+            metavar="high|normal|low",
+            help="Which ones come first.",
+            show_default=False,
+            autocompletion=choice("high", "normal", "low"),
+        ),
+    ] = None,
     expires: Annotated[int | None, time_option("Not delivered by then, it is dead.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)
     ] = None,
     file: Annotated[Path | None, typer.Option(help=_FILE_HELP, show_default=False)] = None,
+    text: Annotated[bool, typer.Option("--text", help="The body is text, also if it looks like JSON.")] = False,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -58,12 +67,13 @@ def put(
     if header:
         message["headers"] = _headers(header)
     if body is not None and body != "-":
-        answer = call(url, "POST", path(topic, "messages"), json_with_body(message, body))
+        _warn_of_broken_json(body, text)
+        answer = call(url, "POST", path(topic, "messages"), json_with_body(message, body, text))
         print_json(answer) if as_json else print(*answer["ids"], sep="\n")
         if answer["duplicates"] and not as_json:
             console(stderr=True).print("this id is there already; the first message is kept", style="yellow")
         return
-    if message:
+    if message or text:
         fail("options like --delay and --id are for one BODY; a file says them in its lines", 2)
     if file is None:
         _put_lines(url, topic, sys.stdin.buffer, 0, as_json)
@@ -73,6 +83,13 @@ def put(
             _put_lines(url, topic, source, file.stat().st_size, as_json)
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
+
+
+def _warn_of_broken_json(body: str, text: bool) -> None:
+    """Say that a body which looks like JSON is stored as text."""
+    if not text and body.lstrip()[:1] in ("{", "[") and (why := json_error(body)):
+        warning = f"the body is no JSON ({why}), so it is stored as text; --text says that you mean that"
+        console(stderr=True).print(f"turtlemq: {warning}", style="yellow")
 
 
 def _headers(given: list[str]) -> dict[str, str]:
@@ -87,19 +104,20 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
     created = duplicates = 0
     with progress() as shown:
         task = shown.add_task(f"put {topic}", total=size or None)
-        for first, last, lines in _batches(source):
+        for numbers, lines in _batches(source):
             data = b"".join(lines)
             try:
                 with asked(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
                     answer = json.loads(response.read())
             except CallFailed as failed:
-                print_error(str(failed))
+                first, last, bad = numbers[0], numbers[-1], failed.index
+                print_error(str(failed) if bad is None else f"line {numbers[bad]}: {failed}")
                 which, are = (f"lines {first} to {last}", "are") if last > first else (f"line {first}", "is")
-                refused = f"nothing of {which} (message 0 is line {first})"
+                refused = f"nothing of {which} is stored"
                 stored = f"whether {which} {are} stored is not known" if _unanswered(failed) else refused
                 text = f"turtlemq: {created} created and {duplicates} duplicates before; {stored}"
                 console(stderr=True).print(text, style="red")
-                raise typer.Exit(failed.exit_code) from None
+                raise typer.Exit(1 if failed.status else failed.exit_code) from None
             created, duplicates = created + answer["created"], duplicates + answer["duplicates"]
             shown.advance(task, len(data))
     if as_json:
@@ -114,22 +132,20 @@ def _unanswered(failed: CallFailed) -> bool:
     return isinstance(cause, OSError | HTTPException) and not isinstance(cause, ConnectionRefusedError)
 
 
-def _batches(source: BinaryIO) -> Iterator[tuple[int, int, list[bytes]]]:
-    """Batches of lines, with the numbers of the first and last line, from 1. Memory does not grow with the file."""
-    lines: list[bytes] = []
-    first = last = 0
-    room = LINE_BYTES
+def _batches(source: BinaryIO) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Batches of lines with their numbers, from 1. Memory does not grow with the file."""
+    numbers, lines, room = list[int](), list[bytes](), LINE_BYTES
     for number, line in enumerate(source, 1):
         if not line.strip():
             continue
-        first, last = (first if lines else number), number
+        numbers.append(number)
         lines.append(line if line.endswith(b"\n") else line + b"\n")
         room -= len(line)
         if len(lines) == LINES or room <= 0:
-            yield first, last, lines
-            lines, room = [], LINE_BYTES
+            yield numbers, lines
+            numbers, lines, room = [], [], LINE_BYTES
     if lines:
-        yield first, last, lines
+        yield numbers, lines
 
 
 def fetch(
@@ -140,7 +156,13 @@ def fetch(
     group: Group = "default",
     consumer: Annotated[str, typer.Option(help="Your name, for the record.")] = "",
     ack_: Annotated[
-        str, typer.Option("--ack", metavar="manual|auto", help="auto: settled before you get them, at most once.")
+        str,
+        typer.Option(
+            "--ack",
+            metavar="manual|auto",
+            help="auto: settled before you get them, at most once.",
+            autocompletion=choice("manual", "auto"),
+        ),
     ] = "manual",
     url: Url = URL,
     as_json: AsJson = False,
@@ -188,7 +210,8 @@ def ack(
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """Acknowledge messages: ID was handled, -ID failed. Exits with 1 if another lease than the named one holds a message.
+    """Acknowledge messages: ID was handled, -ID failed. Exits with 1 if the group does not hold one, or holds it under another
+    lease.
 
     turtlemq ack orders order-17 -order-18 --error "no connection"
 
@@ -206,7 +229,7 @@ def ack(
         counts = f"{answer['acked']} acked, {answer['failed']} failed, {answer['dead']} dead, {len(answer['unknown'])} unknown"
         print(counts + _late(answer))
         _print_unheld(answer)
-    raise typer.Exit(1 if answer.get("late") else 0)
+    raise typer.Exit(1 if answer["unknown"] or answer.get("late") else 0)
 
 
 def _lease(given: str | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import typer
 from turtlemq.cli.call import URL, call, path
 from turtlemq.cli.output import console, format_bytes, new_table, print_json, print_table
 from turtlemq.cli.parameters import AsJson, Topic, Url, duration_option
-from turtlemq.cli.times import format_time
+from turtlemq.cli.times import format_duration, format_time
 from turtlemq.cli.topics import groups_table
 
 BAR = " ▏▎▍▌▋▊▉█"
@@ -66,13 +66,25 @@ def _tables(answer: dict[str, Any], before: dict[str, Any] | None, passed_s: flo
     """The figures of a topic and of its groups; rates too if there is an answer of `passed_s` seconds before."""
     table = new_table("topic", answer["topic"], *(["a second"] if before else []))
     for name, value in answer["stats"].items():
-        text = format_time(value) if name.endswith("_ms") else format_bytes(value) if name == "bytes" else f"{value:,}"
-        row = [name, text]
+        row = [name.removesuffix("_ms").replace("_", " "), _figure(name, value)]
         if before is not None and isinstance(value, int) and not name.endswith("_ms"):
             rate = (value - (before["stats"].get(name) or 0)) / max(passed_s, 0.001)
             row.append(f"{rate:+,.0f}" if round(rate) else "")
         table.add_row(*row)
     return [table, groups_table(answer["groups"])] if answer["groups"] else [table]
+
+
+def _figure(name: str, value: Any) -> str:
+    """A figure of a topic as text.
+
+    >>> _figure("live_ratio", 0.9959724451445034), _figure("bytes", 2048), _figure("next_due_ms", None), _figure("sleep", 1200)
+    ('99.6 %', '2.0 KiB', '-', '1,200')
+    """
+    if name.endswith("_ms"):
+        return format_time(value)
+    if name == "live_ratio":
+        return f"{value:.1%}".replace("%", " %")
+    return format_bytes(value) if name == "bytes" else f"{value:,}"
 
 
 def forecast(
@@ -95,7 +107,9 @@ def forecast(
     largest = max([*answer["counts"], 1])
     if answer["overdue"]:
         out.print(f"overdue {answer['overdue']:,}", style="red")
-    for i, count in enumerate(answer["counts"]):
+    if not any(answer["counts"]):
+        print(f"nothing comes due in the next {format_duration(answer['bucket_ms'] * len(answer['counts']))}")
+    for i, count in enumerate(answer["counts"] if any(answer["counts"]) else ()):
         at, drawn = format_time(answer["from_ms"] + i * answer["bucket_ms"])[:19], bar(count / largest, 50)
         out.print(f"{at}  {count:>10,}" + (f"  [green]{drawn}" if drawn else ""), markup=True)
     if answer["beyond"]:

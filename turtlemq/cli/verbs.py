@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from turtlemq import __version__
 from turtlemq.cli import credentials
 from turtlemq.cli.output import print_json
-from turtlemq.cli.parameters import AsJson
+from turtlemq.cli.parameters import AsJson, name_values
 
 VERBS = {  # verb: module.attribute below this package
-    "serve": "serve.serve",
     "put": "queue.put",
     "fetch": "queue.fetch",
     "ack": "queue.ack",
@@ -27,6 +27,7 @@ VERBS = {  # verb: module.attribute below this package
     "list": "listing.list_",
     "find": "listing.find",
     "reschedule": "message.reschedule",
+    "import": "importing.app",
     "topics": "topics.app",
     "groups": "topics.groups",
     "stats": "stats.stats",
@@ -37,13 +38,23 @@ VERBS = {  # verb: module.attribute below this package
     "compact": "files.compact",
     "backup": "backup.backup",
     "restore": "backup.restore",
-    "import": "importing.app",
+    "serve": "serve.serve",
+    "status": "overview.status",
+    "top": "overview.top",
     "bench": "bench.bench",
     "report": "report.report",
     "cluster": "cluster.app",
     "config": "config.config",
     "token": "config.token",
     "version": "verbs.version",
+    "help": "verbs.help_",
+}
+_MESSAGES, _TOPICS, _DEAD, _FILES, _SERVER = "Messages", "Topics", "Dead letters", "Files", "Server"
+_PANELS = {  # of the help; other verbs are about messages
+    **dict.fromkeys(("topics", "groups", "stats", "forecast", "top"), _TOPICS),
+    "dead": _DEAD,
+    **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "report"), _FILES),
+    **dict.fromkeys(("serve", "status", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
 }
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},
@@ -57,10 +68,18 @@ _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+class _InOrder(TyperGroup):
+    """Lists verbs, and so the panels of the help, in the order of VERBS."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in VERBS if name in self.commands]
+
+
 def command_line(verb: str = "") -> typer.Typer:
     """The application with one verb, since each takes milliseconds to load; with all for help, completion and unknown names."""
     app = typer.Typer(
         name="turtlemq",
+        cls=_InOrder,
         help="TurtleMQ: a delayed message queue in plain files.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -70,16 +89,18 @@ def command_line(verb: str = "") -> typer.Typer:
     for name in [verb] if verb in VERBS else VERBS:
         _add(app, name)
     credentials.add_options(app)
+    name_values(app)
     return app
 
 
 def _add(app: typer.Typer, name: str) -> None:
     module, _, attribute = VERBS[name].partition(".")
     target = getattr(import_module(f"turtlemq.cli.{module}"), attribute)
+    how = {"rich_help_panel": _PANELS.get(name, _MESSAGES), **_TYPER_OPTIONS.get(name, {})}
     if isinstance(target, typer.Typer):
-        app.add_typer(target, name=name, **_TYPER_OPTIONS.get(name, {}))
+        app.add_typer(target, name=name, **how)
     else:
-        app.command(name, **_TYPER_OPTIONS.get(name, {}))(target)
+        app.command(name, **how)(target)
 
 
 def _print_version(requested: bool) -> None:
@@ -89,11 +110,33 @@ def _print_version(requested: bool) -> None:
 
 
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="Address of the server, for any verb.", rich_help_panel=credentials.CONNECTION),
+    ] = None,
+    token: credentials.Token = None,
+    cacert: credentials.Cacert = None,
 ) -> None:
     """TurtleMQ: a delayed message queue in plain files."""
+    given = {"TURTLEMQ_URL": url, credentials.TOKEN: token, credentials.CACERT: cacert}
+    context.call_on_close(credentials.set_variables(given))
+
+
+def help_(
+    verbs: Annotated[
+        list[str] | None, typer.Argument(metavar="VERB…", help="A verb, or none for all.", show_default=False)
+    ] = None,
+) -> None:
+    """Explain a verb, or list all.
+
+    turtlemq help dead requeue
+    """
+    words = verbs or []
+    command_line(*words[:1])([*words, "--help"], prog_name="turtlemq")
 
 
 def version(as_json: AsJson = False) -> None:
