@@ -1,4 +1,4 @@
-"""Texts for requests that got no answer: what is wrong with the connection, and which option mends it."""
+"""Texts about failed connections: the cause, and the option that helps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROBE_S = 2.0  # for a look whether a port speaks TLS
 
 
 def connection_error(url: str, parts: SplitResult, error: Exception) -> str:
-    """What to tell of an exception of a connection to `url`."""
+    """The text for an exception of a connection to `url`."""
     said = str(error) or type(error).__name__
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(url, error)

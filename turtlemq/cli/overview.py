@@ -22,7 +22,7 @@ SORTS = ("topic", "sleep", "ready", "reserve", "dead", "in", "acked")
 def status(url: Url = URL, as_json: AsJson = False) -> None:
     """The server as a whole: version, messages of all topics, memory, room on its disk, refused requests and trouble.
 
-    turtlemq status
+    turtlemq status --json
     """
     answer = call(url, "GET", "/v1/status?limit=1000")
     if as_json:

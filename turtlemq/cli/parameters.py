@@ -36,8 +36,9 @@ def time_option(help_text: str, *names: str) -> Any:
 def name_values(app: typer.Typer) -> None:
     """Give every parameter without a metavar one: its own name, and nothing for a flag. Types say little to people."""
     main = app.registered_callback
-    for info in [*app.registered_commands, *([main] if main else [])]:
-        for name, parameter in inspect.signature(info.callback or (lambda: None), eval_str=True).parameters.items():
+    callbacks = [main.callback if main else None, *(command.callback for command in app.registered_commands)]
+    for callback in filter(None, callbacks):
+        for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
             kind, *infos = get_args(parameter.annotation) or (None,)
             for one in infos:
                 if isinstance(one, ParameterInfo) and one.metavar is None:
