@@ -112,6 +112,34 @@ def test_top_is_live_on_a_terminal_until_ctrl_c(server: Server) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
+def test_a_bench_that_is_stopped_early_tells_its_figures(line: Line, server: Server) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    args = [
+        *PROGRAM,
+        "bench",
+        "--topic",
+        "stopped",
+        "--duration",
+        "60",
+        "--delay",
+        "0",
+        "--rate",
+        "1000",
+        "--batch",
+        "10",
+        "--json",
+    ]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=environment(TURTLEMQ_URL=server.url)) as process:
+        while not [one for one in line.json("topics")[0] if one["topic"] == "stopped" and one["stats"]["history"]]:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        found = json.loads(process.stdout.read())
+    assert process.returncode == 0
+    assert 0 < found["sent"] == found["acked"] < 60_000
+
+
 def test_replay_of_a_misspelt_group_creates_nothing(line: Line, server: Server) -> None:
     server.put("replay", {"body": 1})
     server.fetch("replay", wait=5)

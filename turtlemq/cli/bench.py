@@ -37,6 +37,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Put load on a running server and watch rates and lateness live. Exits with 1 if one is missing, early, or met an error.
+    Ctrl-C ends the sending early.
 
     turtlemq bench --duration 10
 
@@ -69,14 +70,23 @@ def bench(
 
 
 def _run(plan: Plan, quiet: bool) -> Load:
-    """Run the load on an event loop, uvloop if it is installed; with a live table on a terminal unless `quiet`."""
+    """Run the load on an event loop, uvloop if it is installed; with a live table on a terminal unless `quiet`. The first Ctrl-C
+    ends the sending, a second one the program."""
     import asyncio
     import gc
+    import signal
 
     from turtlemq.cli.load import Load
 
     async def run_load() -> Load:
         load = Load(plan, auth_headers())
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            load.stop()
+            loop.remove_signal_handler(signal.SIGINT)
+
+        loop.add_signal_handler(signal.SIGINT, stop)
         running = asyncio.create_task(load.run())
         if not quiet and console(stderr=True).is_terminal:
             await _watch(load, running)
@@ -92,7 +102,7 @@ def _run(plan: Plan, quiet: bool) -> Load:
     except ImportError:
         return asyncio.run(run_load())
     except KeyboardInterrupt:
-        raise typer.Exit(1) from None
+        raise typer.Exit(130) from None
     finally:
         gc.unfreeze()
 

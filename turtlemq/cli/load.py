@@ -115,6 +115,7 @@ class Load:
         self._base = f"{plan.url.rstrip('/')}/v1/topics/{plan.topic}"
         self._stop_consuming, self._drained_event = asyncio.Event(), asyncio.Event()
         self._sending = True
+        self._stopped = False
         self._next_send_at = 0.0
         self.started = self.sending_s = self.first_ms = self.last_ms = 0.0
 
@@ -135,6 +136,10 @@ class Load:
             self._stop_consuming.set()
             await asyncio.gather(*consuming)
 
+    def stop(self) -> None:
+        """Send no more; messages that were sent are still received."""
+        self._stopped = True
+
     async def _wait_until_drained(self) -> None:
         self._sending = False
         if self.plan.consumers and self.counts.received < self.counts.sent:
@@ -147,12 +152,12 @@ class Load:
     async def _produce(self, session: aiohttp.ClientSession, body: bytes, kind: str) -> None:
         plan, counts = self.plan, self.counts
         end = self.started + plan.duration_s
-        while (start := time.perf_counter()) < end:
+        while (start := time.perf_counter()) < end and not self._stopped:
             if plan.rate:
                 at = max(self._next_send_at, start)
                 self._next_send_at = at + plan.batch / plan.rate
                 await asyncio.sleep(at - start)
-                if at >= end:
+                if at >= end or self._stopped:
                     return
                 start = at
             try:
