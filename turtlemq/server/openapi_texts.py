@@ -114,6 +114,7 @@ FIELDS = {
     "cursor": "Of the page before.",
     "delay": "Seconds from now.",
     "due_ms": "When it is due, in epoch milliseconds.",
+    "duplicate_indexes": "Positions of the duplicates in the request, if there are any.",
     "duplicates": "Ids that the topic knew already; they were not stored again.",
     "error": "Why it failed.",
     "expires_ms": "What is not delivered by then is dead; after the due time.",

@@ -52,7 +52,10 @@ async def produce(request: web.Request) -> Reply:
     for at in range(IDS_MAX, len(receipt), IDS_MAX):
         await service.turns.turn()
         pieces += (b",", _ids_json(receipt.given[at : at + IDS_MAX]))
-    pieces.append(b'],"created":%d,"duplicates":%d,"durable":"fsync"}' % (len(receipt) - duplicates, duplicates))
+    pieces.append(b'],"created":%d,"duplicates":%d,' % (len(receipt) - duplicates, duplicates))
+    if duplicates:
+        pieces.append(b'"duplicate_indexes":%b,' % encode([i for i, created in enumerate(receipt.created) if not created]))
+    pieces.append(b'"durable":"fsync"}')
     return Reply(b"".join(pieces), 201, counts_copies=True)
 
 

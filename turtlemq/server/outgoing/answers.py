@@ -28,6 +28,7 @@ class Stored(Struct):
     created: int
     duplicates: int
     durable: Literal["fsync"]
+    duplicate_indexes: list[int] | UnsetType = UNSET
     copies: int | UnsetType = UNSET
 
 
