@@ -159,6 +159,8 @@ def test_a_delay_that_json_would_not_say_is_refused(delay: Any) -> None:
 
 
 class Promise:
+    created: bool | None = None
+
     def __init__(self) -> None:
         self.said: Any = None
 

@@ -11,46 +11,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.client_network import WAIT_S, Shell, proxied, server, shell, topic
+from tests.harness.client_network import WAIT_S, Log, Shell, proxied, server, settled, shell, topic
 from tests.harness.server_process import Server, environment, running
 from turtlemq.client import AsyncConsumer, Client, Consumer, Dedup, Message, Retry, errors
 
 __all__ = ["server", "shell", "topic"]
-
-
-class Log:
-    """The actions of handlers; `until` waits for them."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.seen: list[Any] = []
-
-    def add(self, what: Any) -> None:
-        with self.changed:
-            self.seen.append(what)
-            self.changed.notify_all()
-
-    def until(self, happened: Callable[[list[Any]], bool]) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: happened(self.seen), WAIT_S), self.seen
-
-
-def settled(server: Server, topic: str, **wanted: int) -> None:
-    """Wait until the stats of a topic are these."""
-    end = time.monotonic() + WAIT_S
-    while True:
-        stats = server.ok("GET", f"/v1/topics/{topic}")["stats"]
-        if all(stats[name] == value for name, value in wanted.items()):
-            return
-        assert time.monotonic() < end, (stats, wanted)
-        time.sleep(0.02)
 
 
 def test_messages_are_handled_and_acknowledged_in_groups(server: Server, shell: Shell, topic: str) -> None:
@@ -82,7 +53,11 @@ def test_a_failure_is_recorded_and_comes_again(server: Server, shell: Shell, top
     assert sorted(log.seen) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
     settled(server, topic, dead=1, reserve=0, ready=0)
     (letter,) = server.ok("GET", f"/v1/topics/{topic}/dead")["messages"]
-    assert (letter["id"], letter["error"]) == ("b", "ValueError: no such customer")
+    error, *frames = letter["error"].splitlines()
+    assert (letter["id"], error) == ("b", "ValueError: no such customer")
+    assert frames[-1].strip() == 'raise ValueError("no such customer")'
+    assert "aio_consumer" not in letter["error"]
+    assert "client/consumer" not in letter["error"]
 
 
 def test_a_batch_handler_says_which_failed(server: Server, shell: Shell, topic: str) -> None:
@@ -277,7 +252,8 @@ def test_a_handler_that_awaits_what_was_cancelled_has_failed(server: Server, top
     asyncio.run(make())
     assert consumer.counts == {"fetched": 2, "handled": 1, "failed": 1, "lost": 0, "late": 0}
     settled(server, topic, history=1, dead=1, reserve=0)
-    assert server.ok("GET", f"/v1/topics/{topic}/dead/summary")["errors"] == {"CancelledError: ": 1}
+    (error,) = server.ok("GET", f"/v1/topics/{topic}/dead/summary")["errors"]
+    assert error.splitlines()[0] == "CancelledError: "
 
 
 def test_a_cancelled_consumer_ends_though_its_handlers_wait(server: Server, topic: str) -> None:

@@ -128,7 +128,7 @@ def test_refusals_have_their_class(client: Client, topic: str) -> None:
         ({"due": datetime(2030, 1, 1)}, errors.InvalidFireAt),  # noqa: DTZ001 - that is the point
         ({"due": 1.5}, errors.InvalidFireAt),
         ({"ttr": 0}, errors.InvalidMessage),
-        ({"ttr": timedelta(seconds=5)}, errors.InvalidMessage),
+        ({"ttr": timedelta(seconds=-5)}, errors.InvalidMessage),
         ({"priority": "urgent"}, errors.InvalidMessage),
         ({"headers": {"a\0": "b"}}, errors.InvalidMessage),
         ({"headers": {"a": "\ud800"}}, errors.InvalidMessage),
@@ -441,7 +441,7 @@ def test_many_threads_share_one_producer_and_one_client(server: Server, client: 
 
     def work(n: int) -> None:
         puts = [producer.put({"thread": n, "n": i}) for i in range(100)]
-        own = [client.put(topic, b"direct") for _ in range(5)]
+        own: list[str] = [client.put(topic, b"direct") for _ in range(5)]
         with lock:
             ids.extend([put.result(WAIT_S) for put in puts] + own)
 

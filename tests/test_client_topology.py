@@ -304,7 +304,7 @@ def test_puts_go_through_a_change_of_the_leader(tmp_path: Path) -> None:
             stop, count = threading.Event(), itertools.count()
 
             def produce(client: Client) -> list[str]:
-                out = []
+                out: list[str] = []
                 while not stop.is_set():
                     out.append(client.put("t", {"n": 1}, id=f"p{next(count)}"))
                 return out

@@ -7,6 +7,7 @@ import contextlib
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -255,6 +256,11 @@ class _Blocking:
         class Waiting:
             id = put.id
 
+            @property
+            def created(_) -> bool | None:  # noqa: N805
+                created: bool | None = put.created
+                return created
+
             def result(_, timeout: float | None = None) -> str:  # noqa: N805
                 return str(self._shell.do(done(), timeout))
 
@@ -280,3 +286,31 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
     loop = Loop()
     yield loop
     loop.close()
+
+
+class Log:
+    """The actions of handlers; `until` waits for them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.seen: list[Any] = []
+
+    def add(self, what: Any) -> None:
+        with self.changed:
+            self.seen.append(what)
+            self.changed.notify_all()
+
+    def until(self, happened: Callable[[list[Any]], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: happened(self.seen), WAIT_S), self.seen
+
+
+def settled(server: Server, topic: str, **wanted: int) -> None:
+    """Wait until the stats of a topic are these."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        stats = server.ok("GET", f"/v1/topics/{topic}")["stats"]
+        if all(stats[name] == value for name, value in wanted.items()):
+            return
+        assert time.monotonic() < end, (stats, wanted)
+        time.sleep(0.02)

@@ -32,8 +32,8 @@ RINGS = {
     **{
         f"turtlemq.client.{name}": "pure"
         for name in (
-            "batching calls consumer_flows consumer_state dead_calls errors fetched outgoing results sending topology tracing "
-            "wire"
+            "arguments batching calls consumer_flows consumer_state dead_calls errors fetched outgoing results sending topology "
+            "tracing wire"
         ).split()
     },
     "turtlemq.importing": "client",

@@ -25,6 +25,7 @@ from turtlemq.client.errors import ClientError
 from turtlemq.client.fetched import Message
 from turtlemq.client.options import NewMessage, new_id
 from turtlemq.client.producer import Producer, Put
+from turtlemq.client.results import StoredId, StoredIds
 from turtlemq.client.sync import Client
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ __all__ = [
     "Message",
     "NewMessage",
     "Put",
+    "StoredId",
+    "StoredIds",
     "Retry",
     "ConsumerOptions",
     "Dedup",

@@ -16,10 +16,11 @@ import aiohttp
 from yarl import URL
 
 from turtlemq.client import calls, clock, dead_calls, sending, tracing
+from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import MessageFields, outgoing_message
-from turtlemq.client.results import DeadLetter, MessageView
+from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.topology import Target
 from turtlemq.client.wire import Answer, Request, error_of, path
@@ -36,7 +37,7 @@ def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P]
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.run(sending.run_call(build(*args, **kwargs), self.options.policy))
 
-    method.__doc__ = (build.__doc__ or "").partition("\n\n    >>>")[0]
+    describe_method(method, build)
     return method
 
 
@@ -164,14 +165,15 @@ class AsyncClient:
         *,
         id: str | None = None,  # noqa: A002 - the contract's word
         **fields: Unpack[MessageFields],
-    ) -> str:
+    ) -> StoredId:
         """Store one message durably. Returns its id. Arguments as of `Client.put`."""
         now = self.options.policy.now()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         with tracing.sending(topic, [out]):
-            return (await self.run(sending.store_batch(topic, [out], self.options.policy))).ids[0]
+            stored = await self.run(sending.store_batch(topic, [out], self.options.policy))
+        return StoredId(stored[0], stored.created[0])
 
-    async def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
+    async def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
         """Store many messages and return their ids. Arguments and errors as of `Client.put_many`."""
         batch = outgoing_messages(messages, self.options.policy.now())
         with tracing.sending(topic, batch):
@@ -179,6 +181,7 @@ class AsyncClient:
 
     fetch = _method(calls.fetch)
     ack = _method(calls.ack)
+    fail = _method(calls.fail)
     extend = _method(calls.extend)
     get = _method(calls.get)
     find = _method(calls.find)

@@ -10,13 +10,13 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from turtlemq.client import clock, consumer_flows, tracing
 from turtlemq.client.aio import AsyncClient, wait_until
+from turtlemq.client.arguments import CONSUMER_NAMES, ConsumerArguments, check_names
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
-from turtlemq.client.options import refuse_client_arguments
 
 log = logging.getLogger("turtlemq.client")
 BatchHandler = Callable[[list[Message]], Awaitable[Mapping[str, BaseException | str] | None]]
@@ -38,12 +38,14 @@ class AsyncConsumer:
     {'close': 17}
     """
 
-    def __init__(self, topic: str, handler: Handler, client: AsyncClient | None = None, **arguments: Any) -> None:
-        self.options = ConsumerOptions.take_from(arguments, topic)
-        refuse_client_arguments(client, arguments)
+    def __init__(
+        self, topic: str, handler: Handler, client: AsyncClient | None = None, **arguments: Unpack[ConsumerArguments]
+    ) -> None:
+        self.options, own = ConsumerOptions.take_from(arguments, topic)
+        check_names(type(self).__name__, CONSUMER_NAMES, own, client)
         self.handler: Callable[[Any], Awaitable[Any]] = handler
         self._owned = client is None
-        self.client = AsyncClient(**arguments) if client is None else client
+        self.client = AsyncClient(**own) if client is None else client
         self._policy = self.client.options.policy
         self._state = ConsumerState(self.options)
         self._changed = asyncio.Event()  # set and replaced at each change
@@ -172,7 +174,9 @@ class AsyncConsumer:
                 self._notify()
 
     async def _handle(self, job: list[InHand]) -> Mapping[str, BaseException | str]:
-        messages = [item.message for item in job]
+        messages, errors = consumer_flows.messages_of(self.options, job)
+        if not messages:
+            return errors
         try:
             with tracing.handling(self.options.topic, self.options.group, messages):
                 result = await self.handler(messages if self.options.batch else messages[0])
@@ -180,8 +184,8 @@ class AsyncConsumer:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # this task is to end; otherwise it was something that the handler awaited
-            return consumer_flows.handler_raised(self.options, job, error)
-        return result if self.options.batch and isinstance(result, Mapping) else {}
+            return consumer_flows.handler_raised(self.options, job, error) | errors
+        return {**result, **errors} if self.options.batch and isinstance(result, Mapping) else errors
 
     async def _ack_loop(self) -> None:
         while True:

@@ -12,16 +12,20 @@ from typing import Any, Self, Unpack
 
 from turtlemq.client import clock, tracing
 from turtlemq.client.aio import AsyncClient, wait_until
+from turtlemq.client.arguments import PRODUCER_NAMES, ClientArguments, check_names
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
-from turtlemq.client.options import new_id, refuse_client_arguments
+from turtlemq.client.options import new_id
 from turtlemq.client.outgoing import MessageFields, outgoing_message
+from turtlemq.client.results import StoredIds
 
 
 class AsyncPut(asyncio.Future[str]):
-    """The handle of a put: `id` is known at once; awaiting it waits until the message is durable and returns the id."""
+    """The handle of a put: `id` is known at once; awaiting it waits until the message is durable and returns the id.
+    `created`: as of `Put`."""
 
     id: str
+    created: bool | None = None
 
 
 class AsyncProducer:
@@ -46,11 +50,11 @@ class AsyncProducer:
         held_count: int = 20_000,
         held_bytes: int = 64 << 20,
         senders: int = 1,
-        **arguments: Any,
+        **arguments: Unpack[ClientArguments],
     ) -> None:
         if senders < 1:
             raise ValueError("senders is 1 or more")
-        refuse_client_arguments(client, arguments)
+        check_names(type(self).__name__, PRODUCER_NAMES, arguments, client)
         self.topic = topic
         self._buffer = BatchBuffer(count, bytes, linger, held_count, held_bytes)
         self._owned = client is None
@@ -100,7 +104,7 @@ class AsyncProducer:
         self._work.set()
         return put
 
-    async def put_many(self, messages: Iterable[Any], *, together: bool = False) -> list[str]:
+    async def put_many(self, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
         """Store many messages and wait until they are durable, as `Client.put_many`. They do not wait behind single puts."""
         return await self.client.put_many(self.topic, messages, together=together)
 

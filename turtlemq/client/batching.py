@@ -21,7 +21,9 @@ DEADLINE_GRID_S = 0.1  # deadlines are rounded up to this, so that those of a ba
 
 
 class Promise(Protocol):
-    """The handle that a put gave to its caller: a future of either shell."""
+    """The handle that a put gave to its caller: a future of either shell. `created`: as of `StoredId`."""
+
+    created: bool | None
 
     def done(self) -> bool:
         """Whether it is resolved or cancelled."""
@@ -36,17 +38,19 @@ class Promise(Protocol):
 class PendingPut:
     """A message in a producer that is not confirmed yet."""
 
-    __slots__ = ("out", "promise", "deadline_s", "seq", "size", "error")
+    __slots__ = ("out", "promise", "deadline_s", "seq", "size", "error", "is_first_try")
 
     def __init__(self, out: OutgoingMessage, promise: Promise, deadline_s: float) -> None:
         self.out, self.promise = out, promise
         self.deadline_s = -(-deadline_s // DEADLINE_GRID_S) * DEADLINE_GRID_S
         self.seq, self.size = 0, out.size
         self.error: ClientError | None = None
+        self.is_first_try = True  # else an earlier request, whose answer is not known, may have created it
 
-    def succeed(self) -> None:
-        """Resolve the promise: the message is durable."""
+    def succeed(self, created: bool | None) -> None:
+        """Resolve the promise: the message is durable. `created`: as of `StoredId`."""
         if not self.promise.done():
+            self.promise.created = created if created or self.is_first_try else None
             self.promise.set_result(self.out.id)
 
     def fail(self, error: ClientError) -> None:
@@ -63,9 +67,9 @@ def deliver_batch(topic: str, batch: list[PendingPut], policy: RetryPolicy) -> F
         part = parts.pop()
         deadline_s = min(put.deadline_s for put in part)
         try:
-            yield from store_batch(topic, [put.out for put in part], policy, deadline_s)
+            stored = yield from store_batch(topic, [put.out for put in part], policy, deadline_s)
         except TimedOut as error:
-            rest = [put for put in part if put.deadline_s > deadline_s]
+            rest = _sent_before([put for put in part if put.deadline_s > deadline_s])
             parts += [rest] if rest else []
             for put in part:
                 if put.deadline_s <= deadline_s:
@@ -73,8 +77,15 @@ def deliver_batch(topic: str, batch: list[PendingPut], policy: RetryPolicy) -> F
         except ClientError as error:
             parts += _split_refused(part, error)
         else:
-            for put in part:
-                put.succeed()
+            for put, created in zip(part, stored.created, strict=True):
+                put.succeed(created)
+
+
+def _sent_before(puts: list[PendingPut]) -> list[PendingPut]:
+    """Puts that were sent, and whose answer is not known."""
+    for put in puts:
+        put.is_first_try = False
+    return puts
 
 
 def _split_refused(part: list[PendingPut], error: ClientError) -> list[list[PendingPut]]:
@@ -166,7 +177,7 @@ class BatchBuffer:
 
     def put_back(self, batch: list[PendingPut]) -> None:
         """Make a taken batch the next one again: it was not sent, or its answer is not known."""
-        self.waiting.extendleft(reversed(batch))
+        self.waiting.extendleft(reversed(_sent_before(batch)))
         self.waiting_bytes += sum(put.size for put in batch)
 
     def release(self, batch: list[PendingPut]) -> None:

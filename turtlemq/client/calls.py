@@ -8,7 +8,6 @@ The examples run as doctests, each with a `client` of an empty server; with an `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
@@ -31,7 +30,22 @@ from turtlemq.client.results import (
     Topic,
 )
 from turtlemq.client.sending import Call, delayed_call
-from turtlemq.client.wire import BSON, JSON, Answer, Request, json_request, parser_of, path, to_json, to_ms, without_none
+from turtlemq.client.wire import (
+    BSON,
+    JSON,
+    Answer,
+    Request,
+    Seconds,
+    Time,
+    json_request,
+    list_of_ids,
+    parser_of,
+    path,
+    seconds_of,
+    to_json,
+    to_ms,
+    without_none,
+)
 
 T = TypeVar("T")
 GROUP = "default"
@@ -71,8 +85,8 @@ def fetch(
     *,
     group: str = GROUP,
     max: int = 100,  # noqa: A002 - the contract's word
-    wait: float = 0.0,
-    ttr: float | None = None,
+    wait: Seconds = 0.0,
+    ttr: Seconds | None = None,
     consumer: str = "",
     ack: Literal["manual", "auto"] = "manual",
     wire: Literal["json", "bson"] = "json",
@@ -84,9 +98,10 @@ def fetch(
     >>> [(m.id, m.body, m.attempt) for m in client.fetch("jobs", wait=5, ttr=60)]
     [('j1', {'work': 1}, 1)]
     """
-    fields = without_none(max=max, wait=wait, ttr=ttr, consumer=consumer or None, ack=ack)
+    wait_s = seconds_of("wait", wait) or 0.0
+    fields = without_none(max=max, wait=wait_s, ttr=seconds_of("ttr", ttr), consumer=consumer or None, ack=ack)
     accept = BSON if wire == "bson" else JSON
-    request = Request("POST", path(topic, "groups", group, "fetch"), to_json(fields), accept=accept, wait_s=wait)
+    request = Request("POST", path(topic, "groups", group, "fetch"), to_json(fields), accept=accept, wait_s=wait_s)
 
     def parse(answer: Answer) -> list[Message]:
         out = parse_fetched(answer)
@@ -102,7 +117,7 @@ def ack(
     acks: Sequence[str],
     *,
     group: str = GROUP,
-    retry_delay: float | None = None,
+    retry_delay: Seconds | None = None,
     error: str | None = None,
     lease: str | Sequence[str] | None = None,
 ) -> Call[Acked]:
@@ -116,7 +131,7 @@ def ack(
     >>> client.ack("jobs", ["j1", "missing"])
     Acked(acked=1, failed=0, dead=0, unknown=['missing'], late=[])
     """
-    target, ids = path(topic, "groups", group, "ack"), list(acks)
+    target, ids = path(topic, "groups", group, "ack"), list_of_ids(acks)
 
     def request(delay: float | None) -> Request:
         options = without_none(retry_delay=delay, error=error, lease=_lease(lease))
@@ -125,10 +140,31 @@ def ack(
     return delayed_call(retry_delay, request, _parse_acked)
 
 
+def fail(
+    topic: str,
+    ids: Sequence[str],
+    *,
+    group: str = GROUP,
+    retry_delay: Seconds | None = None,
+    error: str | None = None,
+    lease: str | Sequence[str] | None = None,
+) -> Call[Acked]:
+    """Report messages as failed: they come again after the topic's back-off, or after `retry_delay`, until their attempts are
+    used up. `error` is kept with them. `lease`: as for `ack`.
+
+    >>> _ = client.put("jobs", b"work", id="j1")
+    >>> _ = client.fetch("jobs", wait=5)
+    >>> client.fail("jobs", ["j1"], error="no such customer", retry_delay=60).failed
+    1
+    """
+    acks = [f"-{id_}" for id_ in list_of_ids(ids)]
+    return ack(topic, acks, group=group, retry_delay=retry_delay, error=error, lease=lease)
+
+
 def extend(
     topic: str,
     ids: Sequence[str],
-    ttr: float | None = None,
+    ttr: Seconds | None = None,
     *,
     group: str = GROUP,
     lease: str | Sequence[str] | None = None,
@@ -140,7 +176,7 @@ def extend(
     >>> client.extend("jobs", ["j1", "missing"], 60)
     Extended(extended=1, unknown=['missing'], late=[])
     """
-    fields = without_none(ids=list(ids), ttr=ttr, lease=_lease(lease))
+    fields = without_none(ids=list_of_ids(ids), ttr=seconds_of("ttr", ttr), lease=_lease(lease))
     return Call(json_request(path(topic, "groups", group, "extend"), fields), _parse_extended)
 
 
@@ -191,8 +227,8 @@ def cancel_many(
     topic: str,
     ids: Sequence[str] | None = None,
     *,
-    due_from: int | datetime | None = None,
-    due_to: int | datetime | None = None,
+    due_from: Time | None = None,
+    due_to: Time | None = None,
 ) -> Call[Cancelled]:
     """Cancel by ids, or all sleepers that are due in a range of times.
 
@@ -200,7 +236,7 @@ def cancel_many(
     >>> client.cancel_many("jobs", ["j1", "missing"])
     Cancelled(cancelled=1, missed={'missing': 'unknown'})
     """
-    fields = without_none(ids=None if ids is None else list(ids), due_from_ms=to_ms(due_from), due_to_ms=to_ms(due_to))
+    fields = without_none(ids=None if ids is None else list_of_ids(ids), due_from_ms=to_ms(due_from), due_to_ms=to_ms(due_to))
     return Call(json_request(path(topic, "cancel"), fields), _parse_cancelled)
 
 
@@ -208,8 +244,8 @@ def reschedule(
     topic: str,
     id: str,  # noqa: A002 - the contract's word
     *,
-    delay: float | None = None,
-    due: int | datetime | None = None,
+    delay: Seconds | None = None,
+    due: Time | None = None,
     headers: Mapping[str, str] | None = None,
     **body: Any,
 ) -> Call[int]:
@@ -239,8 +275,8 @@ def browse_page(
     topic: str,
     *,
     state: str = "sleep",
-    from_: int | datetime | None = None,
-    to: int | datetime | None = None,
+    from_: Time | None = None,
+    to: Time | None = None,
     limit: int = 1000,
     cursor: str | None = None,
 ) -> Call[MessagePage]:
@@ -317,7 +353,7 @@ def compact(topic: str) -> Call[Compacted]:
     return Call(Request("POST", path(topic, "compact"), wait_s=30), _parse_compacted)
 
 
-def place_group(topic: str, group: str, start: Literal["earliest", "latest"] | int | datetime = "earliest") -> Call[Group]:
+def place_group(topic: str, group: str, start: Literal["earliest", "latest"] | Time = "earliest") -> Call[Group]:
     """Create a group, or move it (replay): to the oldest message, behind the newest, or to a time of becoming ready.
 
     >>> _ = client.put("jobs", b"work")

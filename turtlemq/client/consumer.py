@@ -12,12 +12,12 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from turtlemq.client import clock, consumer_flows, tracing
+from turtlemq.client.arguments import CONSUMER_NAMES, ConsumerArguments, check_names
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
-from turtlemq.client.options import refuse_client_arguments
 from turtlemq.client.sync import Client, Connection, end_long_poll
 
 log = logging.getLogger("turtlemq.client")
@@ -33,8 +33,8 @@ class Consumer:
     """Hands the messages of a topic to a handler, and acknowledges them when it returns.
 
     A handler that raises has failed: the message comes again after the topic's back-off, or after the delay of `Retry(delay=…)`.
-    With `batch=n` it gets a list, and may return {id: error} for those that failed. Other arguments are those of
-    `ConsumerOptions`; without a `client` it makes its own from the arguments of `Client`.
+    With `batch=n` it gets a list, and may return {id: error} for those that failed. With `body=Order` bodies are of that type.
+    Other arguments are those of `ConsumerOptions`; without a `client` it makes its own from the arguments of `Client`.
 
     >>> _ = client.put("orders", {"close": 17})
     >>> def handle(message):
@@ -45,14 +45,16 @@ class Consumer:
     {'close': 17}
     """
 
-    def __init__(self, topic: str, handler: Handler, client: Client | None = None, **arguments: Any) -> None:
-        self.options = ConsumerOptions.take_from(arguments, topic)
-        refuse_client_arguments(client, arguments)
+    def __init__(
+        self, topic: str, handler: Handler, client: Client | None = None, **arguments: Unpack[ConsumerArguments]
+    ) -> None:
+        self.options, own = ConsumerOptions.take_from(arguments, topic)
+        check_names(type(self).__name__, CONSUMER_NAMES, own, client)
         if inspect.iscoroutinefunction(handler):
             raise TypeError("a coroutine function is a handler for AsyncConsumer")
         self.handler: Callable[[Any], Any] = handler
         self._owned = client is None
-        self.client = Client(**arguments) if client is None else client
+        self.client = Client(**own) if client is None else client
         self._policy = self.client.options.policy
         self._state = ConsumerState(self.options)
         self._lock = threading.Lock()
@@ -222,13 +224,15 @@ class Consumer:
                     self._room.notify()
 
     def _handle(self, job: list[InHand]) -> Mapping[str, BaseException | str]:
-        messages = [item.message for item in job]
+        messages, errors = consumer_flows.messages_of(self.options, job)
+        if not messages:
+            return errors
         try:
             with tracing.handling(self.options.topic, self.options.group, messages):
                 result = self.handler(messages if self.options.batch else messages[0])
         except Exception as error:  # noqa: BLE001 - any exception of a handler becomes the error of its message
-            return consumer_flows.handler_raised(self.options, job, error)
-        return result if self.options.batch and isinstance(result, Mapping) else {}
+            return consumer_flows.handler_raised(self.options, job, error) | errors
+        return {**result, **errors} if self.options.batch and isinstance(result, Mapping) else errors
 
     # Acks and leases
 

@@ -6,11 +6,11 @@ They are patient: broken connections and restarts of the server are waited out. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from turtlemq.client import calls
-from turtlemq.client.consumer_state import AckList, ConsumerOptions, InHand, Retry, all_failed
-from turtlemq.client.errors import ClientError, TimedOut
+from turtlemq.client.consumer_state import AckList, ConsumerOptions, InHand, Retry, all_failed, error_text
+from turtlemq.client.errors import BodyMismatch, ClientError, TimedOut
 from turtlemq.client.fetched import Message
 from turtlemq.client.sending import FOREVER, Flow, RetryPolicy, send_with_retries
 
@@ -65,8 +65,25 @@ def extend(
         return ids
 
 
-def handler_raised(options: ConsumerOptions, job: Sequence[InHand], error: BaseException) -> Mapping[str, BaseException | str]:
-    """Log the exception of a handler, a warning unless it is a `Retry`. Returns it as the error of every message of the job."""
-    level = logging.INFO if isinstance(error, Retry) else logging.WARNING
-    log.log(level, "event=handler_failed topic=%s id=%s error=%r", options.topic, job[0].message.id, error)
-    return all_failed(job, error)
+def messages_of(options: ConsumerOptions, job: Sequence[InHand]) -> tuple[list[Message], dict[str, BaseException | str]]:
+    """The messages of a job for its handler, with bodies of the type `options.body`, and the errors of those that do not fit."""
+    messages: list[Message] = []
+    errors: dict[str, BaseException | str] = {}
+    for message in [item.message for item in job]:
+        try:
+            if options.body is not None:
+                message.value, message.data = message.as_type(options.body), None
+            messages.append(message)
+        except BodyMismatch as error:
+            log.warning("event=body_mismatch topic=%s id=%s error=%s", options.topic, message.id, error)
+            errors[message.id] = str(error)
+    return messages, errors
+
+
+def handler_raised(options: ConsumerOptions, job: Sequence[InHand], error: BaseException) -> dict[str, BaseException | str]:
+    """Log the exception of a handler: a warning with its traceback, or a `Retry` without. Returns the error of every message."""
+    if isinstance(error, Retry):
+        log.info("event=handler_failed topic=%s id=%s error=%r", options.topic, job[0].message.id, error)
+        return all_failed(job, error)
+    log.warning("event=handler_failed topic=%s id=%s error=%r", options.topic, job[0].message.id, error, exc_info=error)
+    return all_failed(job, error_text(error))  # once for all of them, and outside of any lock

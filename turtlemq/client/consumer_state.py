@@ -13,14 +13,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal
 
+from turtlemq.client.arguments import CONSUMER_NAMES
 from turtlemq.client.calls import GROUP
 from turtlemq.client.fetched import Message
-from turtlemq.client.wire import as_seconds
+from turtlemq.client.wire import Seconds, as_seconds, seconds_of
 
 FETCH_MAX = 10_000
-ERROR_CHARS_MAX = 4_000
+ERROR_CHARS_MAX = 4_000  # the limit of the server
+FRAMES_MAX, FRAMES_CHARS_MAX = 5, 1_500  # of a traceback, in the text of an error
 RETRY_S_MAX = 1e9  # the server refuses a delay beyond its latest due time, and the whole ack list with it
 LEASE_USED = 0.9  # part of a granted lease that is relied on
 EXTEND_BELOW = 2 / 3  # leases are extended when less than this part is left
@@ -28,13 +31,14 @@ STOPPED_ERROR = "the consumer stopped before it came to this message"
 
 
 class Retry(Exception):
-    """Raised by a handler: this message failed, and is to be tried again after `delay` seconds (None: the topic's back-off)."""
+    """Raised by a handler: this message failed, and is to be tried again after `delay`, in seconds or a timedelta (None: the
+    topic's back-off)."""
 
-    def __init__(self, error: str = "", *, delay: float | None = None) -> None:
+    def __init__(self, error: str = "", *, delay: Seconds | None = None) -> None:
         super().__init__(error or "the handler asked for another attempt")
         self.delay = as_seconds(delay)
         if self.delay is not None and not 0 <= self.delay <= RETRY_S_MAX:
-            raise ValueError(f"delay is a number of seconds from 0 to {RETRY_S_MAX:,.0f}, not {delay!r:.80}")
+            raise ValueError(f"delay is a number of seconds or a timedelta, from 0 to {RETRY_S_MAX:,.0f}, not {delay!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class ConsumerOptions:
     batch: 0: the handler gets one message; else a list of at most so many.
     prefetch: messages in hand at most, those being handled included.
     limit_s: no lease is extended beyond this many seconds of handling; None: no limit.
+    body: a type that the bodies are converted to, as by `Message.as_type`; a message that does not fit fails.
     """
 
     topic: str
@@ -60,6 +65,7 @@ class ConsumerOptions:
     limit_s: float | None = None
     name: str = ""
     wire: Literal["json", "bson"] = "json"
+    body: Any = None
 
     def __post_init__(self) -> None:
         if min(self.concurrency, self.prefetch, self.ack_count) < 1 or self.batch < 0 or self.ack_linger_s < 0:
@@ -72,10 +78,11 @@ class ConsumerOptions:
             raise ValueError("mode is at-least-once or at-most-once")
 
     @staticmethod
-    def take_from(arguments: dict[str, Any], topic: str) -> ConsumerOptions:
-        """Options from the keyword arguments of a consumer; takes them out of the dict and leaves those of the client."""
-        own = {name: arguments.pop(name) for name in list(arguments) if name in ConsumerOptions.__dataclass_fields__}
-        return ConsumerOptions(topic, **own)
+    def take_from(arguments: Mapping[str, Any], topic: str) -> tuple[ConsumerOptions, dict[str, Any]]:
+        """Options from the keyword arguments of a consumer, and the other arguments, which are for its client."""
+        own = {name: given for name, given in arguments.items() if name in CONSUMER_NAMES}
+        own |= {name: seconds_of(name, own[name]) for name in ("ttr", "wait", "limit_s") if name in own}
+        return ConsumerOptions(topic, **own), {name: given for name, given in arguments.items() if name not in own}
 
     @property
     def at_most_once(self) -> bool:
@@ -294,7 +301,7 @@ class ConsumerState:
 
 
 def error_text(error: BaseException | str) -> str:
-    """The text of an error for the server's record of the message.
+    """The text of an error for the server's record of the message, with the last frames of its traceback below.
 
     >>> error_text(ValueError("no such customer")), error_text(Retry("later"))
     ('ValueError: no such customer', 'later')
@@ -303,4 +310,28 @@ def error_text(error: BaseException | str) -> str:
         text = str(error) if isinstance(error, str | Retry) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error whose __str__ raises must not end the consumer
         text = type(error).__name__
-    return text.encode(errors="replace").decode()
+    frames = "" if isinstance(error, str | Retry) else _last_frames(error)
+    return (text[: ERROR_CHARS_MAX - len(frames)] + frames).encode(errors="replace").decode()
+
+
+def _last_frames(error: BaseException) -> str:
+    """The last frames of the traceback of an error, the innermost last, without those of this client. Empty if it has none."""
+    if error.__traceback__ is None:
+        return ""
+    import traceback  # not at the top: slow to load, and rarely needed
+
+    try:
+        frames = [f"\n{frame.rstrip()}" for frame in traceback.format_tb(_in_handler(error.__traceback__), -FRAMES_MAX)]
+    except Exception:  # noqa: BLE001 - a source file that cannot be read must not end the consumer
+        return ""
+    while sum(map(len, frames)) > FRAMES_CHARS_MAX:
+        del frames[0]
+    return "".join(frames)
+
+
+def _in_handler(trace: TracebackType) -> TracebackType:
+    """A traceback from the first frame on that is not of this package."""
+    here: TracebackType | None = trace
+    while here is not None and here.tb_frame.f_globals.get("__package__") == __package__:
+        here = here.tb_next
+    return here or trace

@@ -6,7 +6,6 @@ The examples run as doctests, each with a `client` of an empty server.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
@@ -14,7 +13,7 @@ from msgspec import Struct
 from turtlemq.client.errors import InvalidArgument
 from turtlemq.client.results import DeadLetterPage, Summary
 from turtlemq.client.sending import Call, delayed_call
-from turtlemq.client.wire import Request, json_request, parser_of, path, to_ms, without_none
+from turtlemq.client.wire import Request, Seconds, Time, json_request, list_of_ids, parser_of, path, to_ms, without_none
 
 
 class _Count(Struct):
@@ -27,7 +26,7 @@ _parse_summary = parser_of(Summary)
 _parse_count = parser_of(_Count)
 
 
-def _filter(group: str | None, from_: int | datetime | None, to: int | datetime | None, error: str | None) -> dict[str, Any]:
+def _filter(group: str | None, from_: Time | None, to: Time | None, error: str | None) -> dict[str, Any]:
     return without_none(group=group, from_ms=to_ms(from_), to_ms=to_ms(to), error=error)
 
 
@@ -37,7 +36,7 @@ def _request(topic: str, verb: str, ids: Sequence[str] | None, everything: bool,
     if ids is not None:
         if filters:
             raise InvalidArgument("give ids, or from_, to and error")
-        return json_request(path(topic, "dead", verb), {"ids": list(ids), **fields})
+        return json_request(path(topic, "dead", verb), {"ids": list_of_ids(ids), **fields})
     if "group" in fields:
         filters["group"] = fields.pop("group")
     if not filters and not everything:
@@ -49,8 +48,8 @@ def dead_page(
     topic: str,
     *,
     group: str | None = None,
-    from_: int | datetime | None = None,
-    to: int | datetime | None = None,
+    from_: Time | None = None,
+    to: Time | None = None,
     error: str | None = None,
     limit: int = 1000,
     cursor: str | None = None,
@@ -69,9 +68,7 @@ def dead_page(
     return Call(Request("GET", path(topic, "dead", **filters, limit=limit, cursor=cursor)), _parse_page)
 
 
-def dead_summary(
-    topic: str, *, group: str | None = None, from_: int | datetime | None = None, to: int | datetime | None = None
-) -> Call[Summary]:
+def dead_summary(topic: str, *, group: str | None = None, from_: Time | None = None, to: Time | None = None) -> Call[Summary]:
     """Dead letters counted by error.
 
     >>> _ = client.configure("jobs", max_attempts=1)
@@ -91,14 +88,14 @@ def requeue_dead(
     *,
     everything: bool = False,
     group: str | None = None,
-    from_: int | datetime | None = None,
-    to: int | datetime | None = None,
+    from_: Time | None = None,
+    to: Time | None = None,
     error: str | None = None,
-    delay: float | None = None,
-    due: int | datetime | None = None,
+    delay: Seconds | None = None,
+    due: Time | None = None,
     per_s: float | None = None,
     reset_attempts: bool = True,
-    expires: int | datetime | None = None,
+    expires: Time | None = None,
 ) -> Call[int]:
     """Let dead letters sleep and be delivered again, spread to `per_s` a second, and expire at `expires` (None: never). Returns
     their number.
@@ -126,8 +123,8 @@ def delete_dead(
     *,
     everything: bool = False,
     group: str | None = None,
-    from_: int | datetime | None = None,
-    to: int | datetime | None = None,
+    from_: Time | None = None,
+    to: Time | None = None,
     error: str | None = None,
 ) -> Call[int]:
     """Delete dead letters. Returns their number.

@@ -63,6 +63,10 @@ class BadAnswer(ClientError):
     """The answer is not one of a TurtleMQ server. Is the address right?"""
 
 
+class BodyMismatch(ClientError):
+    """The body of a message is not of the type that was asked for."""
+
+
 class Refused(ClientError):
     """The server refused the request and changed nothing."""
 

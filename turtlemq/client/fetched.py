@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import struct
 from struct import Struct as Layout
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from turtlemq.client.errors import BadAnswer
+from turtlemq.client.errors import BadAnswer, BodyMismatch
 from turtlemq.client.wire import BSON, Answer, decode_json
 
+T = TypeVar("T")
 LEASE_HEADER = "x-turtlemq-lease"
 
 
@@ -39,6 +40,27 @@ class Message(Struct, kw_only=True):
     def body(self) -> Any:
         """The body: bytes, or the decoded JSON value."""
         return self.value if self.data is None else self.data
+
+    def as_type(self, kind: type[T]) -> T:
+        """The body as a dataclass, msgspec Struct, TypedDict, pydantic model or any type that msgspec converts to. A body of
+        bytes is taken for JSON text. Raises `BodyMismatch` if it does not fit.
+
+        >>> Message(id="order-17", value={"close": 17}).as_type(dict[str, int])
+        {'close': 17}
+        """
+        try:
+            if hasattr(kind, "model_validate"):
+                model: T = self._as_model(kind)
+                return model
+            if self.data is None or kind is bytes:
+                return msgspec.convert(self.body, kind)
+            return msgspec.json.decode(self.data, type=kind)
+        except (ValueError, RecursionError) as wrong:  # errors of msgspec and pydantic are ValueErrors
+            name = getattr(kind, "__name__", str(kind))
+            raise BodyMismatch(f"the body of message {self.id!r} is no {name}: {wrong}") from None
+
+    def _as_model(self, kind: Any) -> Any:
+        return kind.model_validate(self.value) if self.data is None else kind.model_validate_json(self.data)
 
 
 class _Fetched(Struct):

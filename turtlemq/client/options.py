@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
@@ -21,7 +20,7 @@ from turtlemq.client.errors import ClientError, InvalidArgument
 from turtlemq.client.outgoing import MessageFields, OutgoingMessage, Priority, outgoing_message
 from turtlemq.client.sending import RetryPolicy, Send
 from turtlemq.client.topology import DIRECT_HEADER, TOPOLOGY, Servers
-from turtlemq.client.wire import BUDGET_HEADER
+from turtlemq.client.wire import BUDGET_HEADER, Seconds, Time
 
 URL = "http://127.0.0.1:8878"
 _FIELDS = tuple(MessageFields.__annotations__)
@@ -131,12 +130,6 @@ wait_s=0.0), timeout_s=9.5, budget_ms=8500)
     return Send(step.request, max(0.001, step.timeout_s - seconds), budget_ms)
 
 
-def refuse_client_arguments(client: object, arguments: Mapping[str, Any]) -> None:
-    """A producer or consumer takes a client, or the arguments of its own one, not both."""
-    if client is not None and arguments:
-        raise TypeError(f"with a client there are no {', '.join(arguments)}")
-
-
 def new_id() -> str:
     """A new message id: 48 bits of time, a counter of 16, 64 random bits, in hexadecimal. Sorts by time.
 
@@ -160,16 +153,18 @@ class NewMessage:
 
     body: Any
     id: str | None = None
-    delay: float | None = None
-    due: int | datetime | None = None
-    ttr: float | None = None
+    delay: Seconds | None = None
+    due: Time | None = None
+    ttr: Seconds | None = None
     priority: Priority | None = None
-    expires: int | datetime | None = None
+    expires: Time | None = None
     headers: Mapping[str, str] | None = None
 
 
 def outgoing_messages(messages: Iterable[Any], now_s: float) -> list[OutgoingMessage]:
     """The messages of a `put_many`, checked. An error has the index of the bad one. 1 µs each if all are bytes."""
+    if isinstance(messages, str | bytes | Mapping):
+        raise InvalidArgument(f"put_many takes a list of messages, not one {type(messages).__name__}; put takes one")
     given = list(messages)
     ids = new_ids(len(given))
     if set(map(type, given)) == {bytes}:

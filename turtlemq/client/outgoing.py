@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from struct import Struct as Layout
 from typing import Any, Literal, TypedDict
 
 from msgspec import Raw, Struct
 
 from turtlemq.client.errors import InvalidFireAt, InvalidId, InvalidMessage
-from turtlemq.client.wire import BSON, JSON, Request, as_seconds, path, to_json, to_ms
+from turtlemq.client.wire import BSON, JSON, Request, Seconds, Time, as_seconds, path, to_json, to_ms
 
 PRIORITIES = ("high", "normal", "low")
 ID_BYTES_MAX = 200
@@ -26,11 +25,11 @@ Priority = Literal["high", "normal", "low"]
 class MessageFields(TypedDict, total=False):
     """The fields of a message beside body and id: the keywords of every `put`, and fields of `NewMessage`."""
 
-    delay: float | None  # seconds from now; or
-    due: int | datetime | None  # the time itself, an int in epoch milliseconds
-    ttr: float | None  # seconds that a consumer may take
+    delay: Seconds | None  # from now; or
+    due: Time | None  # the time itself: an aware datetime, or epoch milliseconds
+    ttr: Seconds | None  # that a consumer may take
     priority: Priority | None
-    expires: int | datetime | None  # not delivered by then, it is dead
+    expires: Time | None  # not delivered by then, it is dead
     headers: Mapping[str, str] | None
 
 
@@ -66,11 +65,11 @@ def outgoing_message(
     body: Any,
     id_: str,
     *,
-    delay: float | None = None,
-    due: int | datetime | None = None,
-    ttr: float | None = None,
+    delay: Seconds | None = None,
+    due: Time | None = None,
+    ttr: Seconds | None = None,
     priority: Priority | None = None,
-    expires: int | datetime | None = None,
+    expires: Time | None = None,
     headers: Mapping[str, str] | None = None,
     put_s: float = 0.0,
 ) -> OutgoingMessage:
@@ -80,14 +79,14 @@ def outgoing_message(
     b'{"close":17}'
     >>> outgoing_message(b"", "a b", delay=-1)
     Traceback (most recent call last):
-    turtlemq.client.errors.InvalidFireAt: delay is a number of seconds, 0 or more, and there is delay or due, not both
+    turtlemq.client.errors.InvalidFireAt: delay is seconds or a timedelta, 0 or more, and there is delay or due, not both
     """
     _check_id(id_)
-    delay, ttr = as_seconds(delay), as_seconds(ttr)
-    if delay is not None and (due is not None or not 0 <= delay < 1e10):
-        raise InvalidFireAt("delay is a number of seconds, 0 or more, and there is delay or due, not both")
-    if ttr is not None and not 0 < ttr < 1e9:
-        raise InvalidMessage("ttr is a number of seconds above 0")
+    delay_s, ttr_s = as_seconds(delay), as_seconds(ttr)
+    if delay_s is not None and (due is not None or not 0 <= delay_s < 1e10):
+        raise InvalidFireAt("delay is seconds or a timedelta, 0 or more, and there is delay or due, not both")
+    if ttr_s is not None and not 0 < ttr_s < 1e9:
+        raise InvalidMessage("ttr is a number of seconds or a timedelta, above 0")
     if priority is not None and priority not in PRIORITIES:
         raise InvalidMessage(f"priority is high, normal or low, not {priority!r}")
     checked_headers = {_header(name, value): _plain_str(value) for name, value in headers.items()} if headers else None
@@ -99,7 +98,9 @@ def outgoing_message(
         except (TypeError, ValueError, OverflowError, RecursionError) as wrong:
             raise InvalidMessage(f"a body is bytes or a JSON value: {wrong}") from None
     level: Any = None if priority is None else _plain_str(priority)
-    return OutgoingMessage(_plain_str(id_), text, is_json, delay, to_ms(due), ttr, level, to_ms(expires), checked_headers, put_s)
+    return OutgoingMessage(
+        _plain_str(id_), text, is_json, delay_s, to_ms(due), ttr_s, level, to_ms(expires), checked_headers, put_s
+    )
 
 
 def _plain_str(given: str) -> str:

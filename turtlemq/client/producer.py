@@ -12,23 +12,28 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from turtlemq.client import clock, tracing
+from turtlemq.client.arguments import PRODUCER_NAMES, ClientArguments, check_names
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
-from turtlemq.client.options import new_id, refuse_client_arguments
+from turtlemq.client.options import new_id
 from turtlemq.client.outgoing import MessageFields, outgoing_message
+from turtlemq.client.results import StoredIds
 from turtlemq.client.sync import Client, fork_aware
 
 
 class Put:
     """The handle of a put: `id` is known at once; `result()` waits until the message is durable and returns the id.
 
+    created: after that, False if the topic knew the id already, so nothing was stored; None if that is not known, because an
+    answer got lost and the message was sent again.
     Costs a tenth of a Future of the standard library: all puts of a producer wait on one shared condition.
     """
 
-    __slots__ = ("id", "_done", "_error", "_changed")
+    __slots__ = ("id", "created", "_done", "_error", "_changed")
 
     def __init__(self, id_: str, changed: threading.Condition) -> None:
         self.id = id_
+        self.created: bool | None = None
         self._done = False
         self._error: BaseException | None = None
         self._changed = changed
@@ -86,11 +91,11 @@ class Producer:
         held_count: int = 20_000,
         held_bytes: int = 64 << 20,
         senders: int = 1,
-        **arguments: Any,
+        **arguments: Unpack[ClientArguments],
     ) -> None:
         if senders < 1:
             raise ValueError("senders is 1 or more")
-        refuse_client_arguments(client, arguments)
+        check_names(type(self).__name__, PRODUCER_NAMES, arguments, client)
         self.topic = topic
         self._limits = (count, bytes, linger, held_count, held_bytes)
         self._senders = senders
@@ -167,7 +172,7 @@ class Producer:
                 self._work.notify()
         return put
 
-    def put_many(self, messages: Iterable[Any], *, together: bool = False) -> list[str]:
+    def put_many(self, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
         """Store many messages and wait until they are durable, as `Client.put_many`. They do not wait behind single puts."""
         return self.client.put_many(self.topic, messages, together=together)
 

@@ -2,10 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
+
+
+class StoredId(str):
+    """The id of a stored message: a text that also tells whether this put has created the message.
+
+    created: False if the topic knew the id already, so nothing was stored; None if the client does not know, because an answer
+    got lost and the message was sent again.
+
+    >>> StoredId("order-17", False), StoredId("order-17", False).created
+    ('order-17', False)
+    """
+
+    __slots__ = ("created",)
+    created: bool | None
+
+    def __new__(cls, id_: str, created: bool | None) -> Self:
+        """A text with a flag."""
+        out = super().__new__(cls, id_)
+        out.created = created
+        return out
+
+    def __getnewargs__(self) -> tuple[str, bool | None]:  # type: ignore[override]
+        return str(self), self.created
+
+
+class StoredIds(list[str]):
+    """The ids of stored messages: a list that also tells which of them were created. `created`: by message, as of `StoredId`.
+
+    >>> ids = StoredIds(["a", "b"], [True, False])
+    >>> ids, ids.created, ids.duplicates
+    (['a', 'b'], [True, False], ['b'])
+    """
+
+    def __init__(self, ids: Sequence[str] = (), created: Sequence[bool | None] = ()) -> None:
+        super().__init__(ids)
+        self.created = list(created)
+
+    @property
+    def duplicates(self) -> list[str]:
+        """The ids that the topic knew already: these messages were not stored."""
+        return [id_ for id_, created in zip(self, self.created, strict=True) if created is False]
 
 
 class Acked(Struct):

@@ -15,7 +15,8 @@ import msgspec
 
 from turtlemq.client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidFireAt, Refused, TimedOut
 from turtlemq.client.outgoing import OutgoingMessage, produce_request
-from turtlemq.client.wire import Answer, Request, as_seconds, error_of
+from turtlemq.client.results import StoredIds
+from turtlemq.client.wire import Answer, Request, Seconds, as_seconds, error_of
 
 T = TypeVar("T")
 RETRY_STATUSES = (408, 421, 429, 502, 503)  # temporary refusals; after a 503 of a cluster it may be done: ids make it safe
@@ -61,13 +62,13 @@ class Call(Generic[T]):
         return lambda now: self.request if self.request_after is None else self.request_after(now - called_s)
 
 
-def delayed_call(delay: float | None, make_request: Callable[[float | None], Request], parse: Callable[[Answer], T]) -> Call[T]:
+def delayed_call(delay: Seconds | None, make_request: Callable[[float | None], Request], parse: Callable[[Answer], T]) -> Call[T]:
     """A call whose delay counts from the call: each try subtracts the time that passed since."""
     delay_s = as_seconds(delay)
     if delay_s is None:
         return Call(make_request(None), parse)
     if not 0 <= delay_s < FOREVER:  # JSON would write it as null, which means no delay
-        raise InvalidFireAt("delay is a number of seconds, 0 or more")
+        raise InvalidFireAt("delay is a number of seconds or a timedelta, 0 or more")
     return Call(make_request(delay_s), parse, request_after=lambda passed_s: make_request(max(0.0, delay_s - passed_s)))
 
 
@@ -150,47 +151,62 @@ def run_call(call: Call[T], policy: RetryPolicy) -> Flow[T]:
 # Producing
 
 
-class Stored(msgspec.Struct):
-    """The answer to a batch."""
+class _Stored(msgspec.Struct):
+    """The answer to a batch. An older server does not say which of the messages are duplicates."""
 
     ids: list[str]
-    created: int = 0
     duplicates: int = 0
+    duplicate_indexes: list[int] = []
 
 
-_stored = msgspec.json.Decoder(Stored)
+_stored = msgspec.json.Decoder(_Stored)
 
 
-def parse_stored(answer: Answer) -> Stored:
-    """The answer to a produce request, decoded."""
+def parse_stored(answer: Answer, is_first_try: bool) -> StoredIds:
+    """The answer to a produce request. A duplicate in the answer to a later try may have been created by an earlier one."""
     try:
-        return _stored.decode(answer.body)
+        stored = _stored.decode(answer.body)
     except msgspec.DecodeError as wrong:
         raise BadAnswer(f"a batch was answered with something else: {wrong}") from None
+    known, count = False if is_first_try else None, len(stored.ids)
+    if not stored.duplicates or stored.duplicates == count:
+        return StoredIds(stored.ids, [known if stored.duplicates else True] * count)
+    if len(stored.duplicate_indexes) != stored.duplicates:
+        return StoredIds(stored.ids, [None] * count)
+    duplicates = set(stored.duplicate_indexes)
+    return StoredIds(stored.ids, [known if i in duplicates else True for i in range(count)])
 
 
 def store_batch(
     topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, deadline_s: float | None = None
-) -> Flow[Stored]:
+) -> Flow[StoredIds]:
     """Store a batch in one request: all of it or nothing. Without a deadline it takes at most the budget of the policy."""
-    end_s = policy.now() + policy.budget_s if deadline_s is None else deadline_s
-    answer = yield from send_with_retries(lambda now: produce_request(topic, batch, now), policy, end_s)
-    return parse_stored(answer)
+    end_s, tries = policy.now() + policy.budget_s if deadline_s is None else deadline_s, 0
+
+    def request(now_s: float) -> Request:
+        nonlocal tries
+        tries += 1
+        return produce_request(topic, batch, now_s)
+
+    answer = yield from send_with_retries(request, policy, end_s)
+    return parse_stored(answer, tries == 1)
 
 
-def store_all(topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, *, together: bool) -> Flow[list[str]]:
+def store_all(topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, *, together: bool) -> Flow[StoredIds]:
     """Store a list of any length, in one request if `together`. Returns its ids.
 
     An error has the `index` of the bad message in the list, and `stored`: how many messages earlier requests have stored.
     """
-    ids: list[str] = []
+    ids = StoredIds()
     for part in [batch] if together and batch else split_batch(batch, REQUEST_COUNT, REQUEST_BYTES):
         try:
-            ids += (yield from store_batch(topic, part, policy)).ids
+            stored = yield from store_batch(topic, part, policy)
         except ClientError as error:
             out = error.at(None if error.index is None else error.index + len(ids))
             out.details["stored"] = len(ids)
             raise out from error
+        ids += stored
+        ids.created += stored.created
     return ids
 
 

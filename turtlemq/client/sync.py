@@ -19,10 +19,11 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVa
 from urllib.parse import urlsplit
 
 from turtlemq.client import calls, clock, dead_calls, sending, tracing
+from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import MessageFields, outgoing_message
-from turtlemq.client.results import DeadLetter, MessageView
+from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.topology import Target
 from turtlemq.client.wire import Answer, Request, error_of, path
@@ -182,7 +183,7 @@ def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(sending.run_call(build(*args, **kwargs), self.options.policy))
 
-    method.__doc__ = (build.__doc__ or "").partition("\n\n    >>>")[0]
+    describe_method(method, build)
     return method
 
 
@@ -256,19 +257,26 @@ class Client:
         *,
         id: str | None = None,  # noqa: A002 - the contract's word
         **fields: Unpack[MessageFields],
-    ) -> str:
-        """Store one message durably. Returns its id. A `Producer` sends single puts in batches, which is much faster.
+    ) -> StoredId:
+        """Store one message durably. Returns its id, whose `created` is False if the topic knew it already and nothing was
+        stored. A `Producer` sends single puts in batches, which is much faster.
 
-        body: bytes, or a JSON value. fields: `delay` (seconds from now) or `due` (a datetime or epoch milliseconds), `ttr`,
-        `priority`, `expires`, `headers`; see `MessageFields`.
+        body: bytes, or a JSON value, a dataclass, a pydantic model. fields: `delay` (seconds from now, or a timedelta) or `due`
+        (an aware datetime or epoch milliseconds), `ttr`, `priority`, `expires`, `headers`; see `MessageFields`.
+
+        >>> client.put("orders", {"close": 17}, id="order-17").created
+        True
+        >>> client.put("orders", {"close": 17}, id="order-17").created
+        False
         """
         now = self.options.policy.now()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         with tracing.sending(topic, [out]):
-            return self.run(sending.store_batch(topic, [out], self.options.policy)).ids[0]
+            stored = self.run(sending.store_batch(topic, [out], self.options.policy))
+        return StoredId(stored[0], stored.created[0])
 
-    def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> list[str]:
-        """Store many messages, bodies or `NewMessage`s, and return their ids.
+    def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
+        """Store many messages, bodies or `NewMessage`s, and return their ids; `created` of that list says which are new.
 
         They go in requests of 10,000 messages and 16 MiB; with `together` in one of any size: all are stored, or none. An error
         has the `index` of the bad message, and `stored`, the number of messages that earlier requests have stored.
@@ -284,6 +292,7 @@ class Client:
 
     fetch = _method(calls.fetch)
     ack = _method(calls.ack)
+    fail = _method(calls.fail)
     extend = _method(calls.extend)
     get = _method(calls.get)
     find = _method(calls.find)

@@ -5,22 +5,36 @@ Messages to put are encoded in `outgoing`, fetched ones decoded in `fetched`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from turtlemq.client.errors import BadAnswer, InvalidFireAt, Refused, refused
+from turtlemq.client.errors import BadAnswer, InvalidArgument, InvalidFireAt, Refused, refused
 
 JSON, BSON = "application/json", "application/bson"
 BUDGET_HEADER = "X-Turtlemq-Budget-Ms"
 T = TypeVar("T")
+Seconds = float | timedelta
+Time = int | datetime  # an int in epoch milliseconds
 _EPOCH = datetime.fromtimestamp(0, UTC)
-to_json = msgspec.json.Encoder().encode
+_INFINITE = float("inf")
+
+
+def _plain_value(value: Any) -> Any:
+    """A value that msgspec can encode, for one that it cannot: a pydantic model, or a text of a subclass of str."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if callable(getattr(type(value), "model_dump", None)):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form; dicts, lists, dataclasses and pydantic models have one")
+
+
+to_json = msgspec.json.Encoder(enc_hook=_plain_value).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +97,28 @@ def without_none(**fields: Any) -> dict[str, Any]:
 
 
 def as_seconds(given: Any) -> float | None:
-    """A number of any type as a float, which all encoders accept. NaN, which every range check refuses, if it is no number.
+    """A number of any type, or a timedelta, as a float, which all encoders accept. NaN, which every range check refuses, if it
+    is neither.
 
-    >>> as_seconds(Decimal("1.5")), as_seconds(Decimal("NaN")), as_seconds("5"), as_seconds(None)
-    (1.5, nan, nan, None)
+    >>> as_seconds(Decimal("1.5")), as_seconds(timedelta(minutes=5)), as_seconds("5"), as_seconds(None)
+    (1.5, 300.0, nan, None)
     """
     if given is None or type(given) is float:
         return given
+    if isinstance(given, timedelta):
+        return given.total_seconds()
     try:
         return float(given) if hasattr(given, "__float__") else float("nan")
     except (ArithmeticError, TypeError, ValueError):
         return float("nan")
+
+
+def seconds_of(name: str, given: Seconds | None) -> float | None:
+    """A number of seconds for a request. One that is no finite number is refused here: JSON would write it as null."""
+    seconds = as_seconds(given)
+    if seconds is not None and not -_INFINITE < seconds < _INFINITE:
+        raise InvalidArgument(f"{name} is a number of seconds or a timedelta, not {given!r:.80}")
+    return seconds
 
 
 def to_ms(when: Any) -> int | None:
@@ -108,8 +133,21 @@ def to_ms(when: Any) -> int | None:
         age = when - _EPOCH
         return -(-(age.days * 86_400_000_000 + age.seconds * 1_000_000 + age.microseconds) // 1000)
     if when is not None and (not isinstance(when, int) or not 0 <= when < 1 << 62):
-        raise InvalidFireAt(f"a time is a datetime, or a whole number of epoch milliseconds, not {when!r:.80}")
+        hint = "; a timedelta is a delay" if isinstance(when, timedelta) else ""
+        raise InvalidFireAt(f"a time is a datetime, or a whole number of epoch milliseconds, not {when!r:.80}{hint}")
     return None if when is None else int(when)
+
+
+def list_of_ids(given: Iterable[str]) -> list[str]:
+    """Ids as a list. A text is refused: its letters would be taken for ids.
+
+    >>> list_of_ids("order")
+    Traceback (most recent call last):
+    turtlemq.client.errors.InvalidArgument: ids are a list, not one text: ['order']
+    """
+    if isinstance(given, str | bytes):
+        raise InvalidArgument(f"ids are a list, not one text: [{given!r:.80}]")
+    return list(given)
 
 
 # JSON answers
