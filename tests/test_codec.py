@@ -315,10 +315,10 @@ def test_due_times_are_those_of_the_clock_and_of_the_rules(kind: str, count: int
     found = decode_batch(encoded(batch, kind), kind, NOW, DueRules())
     assert plain(found.due_ms) == [NOW + round(m["delay"] * 1000) for m in batch]
     assert plain(decode_batch(encoded([{"body": "x"}] * count, kind), kind, NOW, DueRules()).due_ms) == [NOW] * count
-    ways: list[dict[str, Any]] = [{"body": "x"}, {"body": "x", "delay": 1}, {"body": "x", "due_ms": 5}]
+    ways: list[dict[str, Any]] = [{"body": "x"}, {"body": "x", "delay": 1}, {"body": "x", "due_ms": 10**11}]
     mixed = [ways[i % 3] for i in range(count)]
     assert plain(decode_batch(encoded(mixed, kind), kind, NOW, DueRules()).due_ms) == [
-        [NOW, NOW + 1000, 5][i % 3] for i in range(count)
+        [NOW, NOW + 1000, 10**11][i % 3] for i in range(count)
     ]
     late = [{"body": "x", "due_ms": NOW}] * (count - 1) + [{"body": "x", "due_ms": NOW - 1}]
     for batch, rules, code in (
@@ -334,12 +334,49 @@ def test_due_times_are_those_of_the_clock_and_of_the_rules(kind: str, count: int
 @pytest.mark.parametrize("count", [1, 100])
 def test_times_beyond_all_numbers_are_left_to_be_refused(kind: str, count: int) -> None:
     for name, due_ms in (("due_ms", 10**30), ("due_ms", -(10**30)), ("expires_ms", 10**30), ("due_ms", 1 << 63)):
-        batch: list[dict[str, Any]] = [{"body": 1, name: 5}] * (count - 1) + [{"body": 1, name: due_ms}]
+        batch: list[dict[str, Any]] = [{"body": 1, name: NOW}] * (count - 1) + [{"body": 1, name: due_ms}]
         text = json.dumps({"messages": batch}) if kind == JSON else "\n".join(map(json.dumps, batch))
         with pytest.raises(TurtleError) as caught:
             check_batch(decode_batch(text.encode(), kind, NOW, DueRules()))
         assert caught.value.code == ("INVALID_FIRE_AT" if name == "due_ms" else "INVALID_MESSAGE")
         assert caught.value.details == {"index": count - 1}
+
+
+@pytest.mark.parametrize("kind", [JSON, NDJSON, BSON])
+@pytest.mark.parametrize("count", [1, 2, 30, 100])
+def test_due_times_may_be_texts(kind: str, count: int) -> None:
+    ways: list[dict[str, Any]] = [{"delay": "90s"}, {"delay": "1.5h"}, {"due": "2030-01-01T02:00:00.0005+02:00"}, {"delay": "3d"}]
+    batch = [{"body": "x"} | ways[i % 4] for i in range(count)]
+    wanted = [(NOW + 90_000, NOW + 5_400_000, 1_893_456_000_001, NOW + 259_200_000)[i % 4] for i in range(count)]
+    for _ in range(2):  # the second time, a shape may be cached
+        assert plain(decode_batch(encoded(batch, kind), kind, NOW, DueRules()).due_ms) == wanted
+    same = [{"body": "x", "delay": "15m"}] * count
+    assert plain(decode_batch(encoded(same, kind), kind, NOW, DueRules()).due_ms) == [NOW + 900_000] * count
+
+
+@pytest.mark.parametrize("kind", [JSON, NDJSON, BSON])
+@pytest.mark.parametrize("count", [1, 30, 100])
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ({"due_ms": 1_794_909_038}, "due_ms 1794909038 looks like seconds; it is in milliseconds: 1794909038000"),
+        ({"due_ms": 10**11 - 1}, "looks like seconds"),
+        ({"due": "2030-01-01T00:00:00"}, "due is a time with its zone"),
+        ({"due": "tomorrow"}, "due is a time with its zone"),
+        ({"due": "2030-01-01T00:00:00Z", "delay": 1}, "one of delay, due and due_ms, not several"),
+        ({"due": "2030-01-01T00:00:00Z", "due_ms": NOW}, "one of delay, due and due_ms, not several"),
+        ({"delay": "5 minutes"}, 'delay is a number of seconds, 0 or more, or a text such as "90s"'),
+        ({"delay": "5"}, 'delay is a number of seconds, 0 or more, or a text such as "90s"'),
+        ({"delay": "999999999999w"}, 'delay is a number of seconds, 0 or more, or a text such as "90s"'),
+    ],
+)
+def test_a_due_time_that_is_none_is_refused(kind: str, count: int, when: dict[str, Any], told: str) -> None:
+    batch = [{"body": "x", "due_ms": NOW}] * (count - 1) + [{"body": "x"} | when]
+    with pytest.raises(TurtleError) as caught:
+        decode_batch(encoded(batch, kind), kind, NOW, DueRules())
+    assert caught.value.code == "INVALID_FIRE_AT"
+    assert told in str(caught.value)
+    assert caught.value.details in ({"index": count - 1}, {})
 
 
 # By shape

@@ -275,3 +275,37 @@ def test_half_requests_do_not_hold_others_up(server: Server) -> None:
         rude.sendall(b"\x00\x01\x02 what\r\n\r\n")
         assert rude.recv(100).startswith(b"HTTP/1.")
     assert server.call("GET", "/readyz").status == 200
+
+
+def test_times_may_be_texts_in_every_request(server: Server) -> None:
+    path = "/v1/topics/texts"
+    server.ok("PUT", path, {"max_attempts": 1})
+    server.put("texts", {"body": 1, "id": "a", "due": "2040-01-01T00:00:00Z"}, {"body": 1, "id": "b"})
+    assert server.ok("GET", f"{path}/messages/a")["due_ms"] == 2_208_988_800_000
+    assert server.ok("PATCH", f"{path}/messages/a", {"due": "2041-01-01T00:00:00+01:00"})["due_ms"] == 2_240_607_600_000
+    later = server.ok("PATCH", f"{path}/messages/a", {"delay": "3650d"})["due_ms"]
+    assert later > 2_000_000_000_000
+    assert server.ok("POST", f"{path}/fetch", {"wait": 10})["messages"]
+    assert server.ok("POST", f"{path}/ack", ["-b"])["dead"] == 1
+    server.ok("POST", f"{path}/dead/requeue", {"ids": ["b"], "due": "2040-01-01T00:00:00Z"})
+    assert ("b", 2_208_988_800_000) in [(one["id"], one["due_ms"]) for one in server.ok("GET", f"{path}/messages")["messages"]]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "told"),
+    [
+        ("POST", "/fetch", {"wait": 61}, "wait: Expected `float` <= 60.0"),
+        ("POST", "/fetch", {"ack": "never"}, "ack: Invalid enum value 'never'; allowed are 'manual', 'auto'"),
+        ("POST", "/messages", {"body": 1, "priority": "urgent"}, "priority: Invalid enum value 'urgent'; allowed are 'high', "),
+        ("POST", "/messages", {"body": 1, "dely": 5}, "unknown field `dely`; did you mean `delay`?"),
+        ("PUT", "", {"max_attemps": 5}, "unknown field `max_attemps`; did you mean `max_attempts`?"),
+        ("PUT", "", {"backoff": {"facter": 5}}, "backoff: Object contains unknown field `facter`; did you mean `factor`?"),
+        ("GET", "/messages?limit=0", None, "query: limit: Expected `int` >= 1"),
+        ("PATCH", "/messages/asleep", {"due_ms": 1_794_909_038}, "due_ms 1794909038 looks like seconds"),
+    ],
+)
+def test_a_refusal_names_the_option_and_its_values(server: Server, method: str, path: str, body: Any, told: str) -> None:
+    server.put("told", {"body": 1, "id": "asleep", "delay": 3600})
+    answer = server.call(method, f"/v1/topics/told{path}", body)
+    assert answer.status == 400
+    assert told in answer.json["error"]["message"]

@@ -197,7 +197,7 @@ def decoded(data: bytes, kind: str) -> object:
 
 def json_read(count: int) -> object:
     rows = [{"body": n, "delay": n / 8} for n in range(count)]
-    times = [{"body": n, "due_ms": NOW + n} for n in range(count)]
+    times = [{"body": n, "due_ms": 10**12 + n} for n in range(count)]
     return [decoded(msgspec.json.encode({"messages": messages}), JSON) for messages in (rows, times)]
 
 
@@ -338,7 +338,7 @@ def walked(count: int) -> object:
 
 
 def bson_read(count: int) -> object:
-    even = [{"id": f"own-{n}", "body": b"x" * (n % 3), "due_ms": bson.Int64(NOW + n)} for n in range(count)]
+    even = [{"id": f"own-{n}", "body": b"x" * (n % 3), "due_ms": bson.Int64(10**12 + n)} for n in range(count)]
     mixed = [{"body": "text", "delay": 1.5} if n % 7 else {"body": {"a": n}, "priority": "high"} for n in range(count)]
     return [decoded(b"".join(map(bson.encode, documents)), BSON) for documents in (even, mixed)]
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-FIELDS = {"body", "id", "delay", "due_ms", "ttr", "priority", "expires_ms", "headers"}
+FIELDS = {"body", "id", "delay", "due", "due_ms", "ttr", "priority", "expires_ms", "headers"}
 _WIDTHS = {0x06: 0, 0x07: 12, 0x09: 8, 0x11: 8, 0x13: 16, 0x7F: 0, 0xFF: 0}  # types that JSON does not have, of one width
 
 
@@ -60,12 +62,17 @@ def _meant(fields: dict[str, Any], now_ms: int) -> Meant:
     _demand(fields.keys() <= FIELDS, "an unknown field")
     _demand(("body" in fields) != (packed is not None), "a body, and one only")
     said = {name: fields[name] for name in fields if fields[name] is not None}
-    id_, delay, due, ttr = said.get("id"), said.get("delay"), said.get("due_ms"), said.get("ttr")
+    id_, delay, due, ttr = said.get("id"), _seconds(said.get("delay")), said.get("due_ms"), said.get("ttr")
+    _demand(len(said.keys() & {"delay", "due", "due_ms"}) < 2, "one due time")
     _demand(id_ is None or isinstance(id_, str), "id")
     _demand(delay is None or (_number(delay) and delay >= 0), "delay")
     _demand(ttr is None or (_number(ttr) and ttr > 0), "ttr")
-    _demand(delay is None or due is None, "delay or due_ms")
     _demand(all(said.get(name) is None or _whole(said[name]) for name in ("due_ms", "expires_ms")), "a time")
+    _demand(due is None or not 0 <= due < 10**11, "seconds as milliseconds")
+    if "due" in said:
+        due = math.ceil(
+            (datetime.fromisoformat(said["due"].upper()) - datetime.fromtimestamp(0, UTC)) / timedelta(milliseconds=1)
+        )
     headers = said.get("headers")
     _demand(headers is None or all(isinstance(text, str) for text in headers.values()), "headers")
     _demand(fields.get("priority", "normal") in ("high", "normal", "low"), "priority")
@@ -78,6 +85,13 @@ def _meant(fields: dict[str, Any], now_ms: int) -> Meant:
         expires_ms=said.get("expires_ms"),
         headers=headers,
     )
+
+
+def _seconds(delay: Any) -> Any:
+    """A delay in seconds, if it is a text such as 15m; any other value as it is."""
+    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+    text = re.fullmatch("([0-9.]+)([a-z]+)", delay) if isinstance(delay, str) else None
+    return delay if text is None else float(text[1]) * units[text[2]]
 
 
 def _demand(fact: bool, what: str) -> None:

@@ -20,6 +20,7 @@ from turtlemq.server.auth import client_name
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded, Forbidden
 from turtlemq.server.incoming.batches import DueRules
+from turtlemq.server.incoming.decode import reworded
 from turtlemq.server.service import Service
 from turtlemq.settings import Settings
 from turtlemq.storage import names
@@ -70,7 +71,7 @@ def query(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as wrong:
-        raise InvalidArgument(f"query: {wrong}") from None
+        raise InvalidArgument(f"query: {reworded(str(wrong), kind)}") from None
 
 
 # The path

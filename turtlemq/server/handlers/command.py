@@ -17,9 +17,10 @@ from turtlemq.server.auth import ANY, AUTH, Access
 from turtlemq.server.errors import Forbidden, RequestTimeout
 from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.handlers.messages import cancel_ids
-from turtlemq.server.incoming.batches import check_due, due_time
+from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.incoming.depth import check_body_depth
+from turtlemq.server.incoming.times import due_time
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.outgoing.messages import delivered
 from turtlemq.server.outgoing.reply import answer

@@ -17,9 +17,9 @@ from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
 from turtlemq.segment.buffers import Buffer
 from turtlemq.server import trace
 from turtlemq.server.errors import InvalidAckList
-from turtlemq.server.incoming.batches import DELAY_S_MAX
 from turtlemq.server.incoming.body import read, read_as
 from turtlemq.server.incoming.decode import decode
+from turtlemq.server.incoming.times import DELAY_S_MAX
 from turtlemq.server.list_slices import HANDLED_MAX, Slice, ack_slices, extend_slices
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import BSON, JSON

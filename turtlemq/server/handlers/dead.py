@@ -13,8 +13,9 @@ from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
-from turtlemq.server.incoming.batches import check_due, due_time
+from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
+from turtlemq.server.incoming.times import Delay, Due, due_time
 from turtlemq.server.media_types import NDJSON
 from turtlemq.server.outgoing.messages import letter_fields
 from turtlemq.server.outgoing.reply import answer, encode
@@ -55,8 +56,9 @@ class DeadChoice(Struct, forbid_unknown_fields=True):
 class DeadRequeue(DeadChoice, forbid_unknown_fields=True):
     """Dead letters that shall sleep again, and their new due time."""
 
-    delay: float | None = None
+    delay: Delay | None = None
     due_ms: int | None = None
+    due: Due | None = None
     expires_ms: int | None = None
     reset_attempts: bool = True
     per_s: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
@@ -158,7 +160,7 @@ async def requeue(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/requeue"""
     topic = topic_of(request)
     asked = await read_as(request, DeadRequeue)
-    start = due_time(asked.delay, asked.due_ms, now := now_ms())
+    start = due_time(asked.delay, asked.due_ms, now := now_ms(), due=asked.due)
     check_due(start, now, due_rules(request, topic))
     unknown, count = list[str](), 0
     pages = await _chosen(request, topic, asked, unknown)

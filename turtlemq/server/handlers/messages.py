@@ -14,9 +14,10 @@ from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.browse import PAGE_BYTES
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, State
 from turtlemq.server.fair_turns import in_slices
-from turtlemq.server.incoming.batches import check_due, due_time
+from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.incoming.depth import check_body_depth
+from turtlemq.server.incoming.times import Delay, Due, due_time
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, id_of, query, topic_of
@@ -47,7 +48,8 @@ class Patch(Struct, forbid_unknown_fields=True):
     """Changes of a sleeper."""
 
     due_ms: int | None = None
-    delay: float | None = None
+    due: Due | None = None
+    delay: Delay | None = None
     body: Raw | UnsetType = UNSET
     body_base64: bytes | None = None
     headers: dict[str, str] | None = None
@@ -105,8 +107,8 @@ async def patch(request: web.Request) -> web.Response:
         await in_slices(check_body_depth(bytes(asked.body)))
     engine, now = engine_of(request), now_ms()
     changes: dict[str, Any] = {}
-    if asked.due_ms is not None or asked.delay is not None:
-        changes["due_ms"] = due_time(asked.delay, asked.due_ms, now)
+    if asked.due_ms is not None or asked.delay is not None or asked.due is not None:
+        changes["due_ms"] = due_time(asked.delay, asked.due_ms, now, due=asked.due)
         check_due(changes["due_ms"], now, due_rules(request, topic))
     if not isinstance(asked.body, UnsetType) and asked.body_base64 is not None:
         raise InvalidArgument("give body or body_base64, not both")
@@ -117,7 +119,7 @@ async def patch(request: web.Request) -> web.Response:
     if asked.headers is not None:
         changes["headers"] = asked.headers
     if not changes:
-        raise InvalidArgument("nothing to change: give due_ms or delay, body or body_base64, headers")
+        raise InvalidArgument("nothing to change: give delay, due or due_ms, body or body_base64, headers")
     try:
         staged_in, message = engine.stage_reschedule(topic, id_, now, **changes)
     except (UnknownMessage, Conflict) as error:

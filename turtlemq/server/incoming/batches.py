@@ -22,10 +22,10 @@ from turtlemq.server.errors import ExceedsMaxDelay, InvalidBson, InvalidJson
 from turtlemq.server.incoming import bson_messages, json_messages
 from turtlemq.server.incoming.columns import PRIORITIES, Columns, extend
 from turtlemq.server.incoming.depth import check_body_depth, check_depth
+from turtlemq.server.incoming.times import DELAY_S_MAX, MS_MIN, due_time
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 
 TYPES = (JSON, NDJSON, BSON, "")
-DELAY_S_MAX = 200 * 365 * 86_400
 SLICE_DOCUMENTS = 2_000  # decoded at once: at most 1 ms, if they are small
 
 
@@ -68,7 +68,7 @@ def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: DueRul
     """The batch of a single message, without columns: 9 µs instead of 16."""
     bodies, flags = json_messages.bodies([message], 0)
     flag = (flags if isinstance(flags, int) else flags[0]) | PRIORITIES[message.priority]
-    due = [due_time(message.delay, message.due_ms, now_ms, 0)]
+    due = [due_time(message.delay, message.due_ms, now_ms, 0, message.due)]
     _check_dues(due, now_ms, rules)
     return Batch(
         bodies=bodies,
@@ -104,8 +104,8 @@ def _due_times(columns: Columns, now_ms: int, rules: DueRules) -> list[int] | I6
     due: Any = _due_array(columns, now_ms) if len(columns) >= small_batches.DOCUMENTS else None
     if due is None:
         nothing = [None] * len(columns)
-        delays, times = nothing if columns.delay is None else columns.delay, nothing if columns.due_ms is None else columns.due_ms
-        due = [due_time(delay, at, now_ms, i) for i, (delay, at) in enumerate(zip(delays, times, strict=True))]
+        given = [nothing if column is None else column for column in (columns.delay, columns.due_ms, columns.due)]
+        due = [due_time(delay, at_ms, now_ms, i, at) for i, (delay, at_ms, at) in enumerate(zip(*given, strict=True))]
     if not len(due):
         return []
     _check_dues(due, now_ms, rules)
@@ -128,12 +128,15 @@ def _check_dues(due: Any, now_ms: int, rules: DueRules) -> None:
 def _due_array(columns: Columns, now_ms: int) -> I64 | None:
     """Due times as an array. None unless all messages give a valid time in the same form."""
     delay, due_ms = columns.delay, columns.due_ms
-    if delay is None:
-        try:
-            return np.full(len(columns), now_ms) if due_ms is None else np.asarray(due_ms, np.int64)
-        except (TypeError, OverflowError):  # a message without a time, or a number that no time has
-            return None
-    seconds = np.asarray(delay, np.float64)  # None becomes NaN, which no range contains
+    if columns.due is not None:
+        return None
+    try:
+        if delay is None:
+            due = np.full(len(columns), now_ms) if due_ms is None else np.asarray(due_ms, np.int64)
+            return due if due_ms is None or due.min() >= MS_MIN else None
+        seconds = np.asarray(delay, np.float64)  # None becomes NaN, which no range contains
+    except (TypeError, OverflowError, ValueError):  # a message without a time, a number that no time has, a delay as text
+        return None
     if due_ms is not None or not ((seconds >= 0) & (seconds <= DELAY_S_MAX)).all():
         return None
     return now_ms + np.rint(seconds * 1000).astype(np.int64)
@@ -145,23 +148,6 @@ def check_due(due_ms: int, now_ms: int, rules: DueRules) -> None:
         raise ExceedsMaxDelay(f"a message may sleep for at most {rules.max_delay_ms / 1000:,.15g} s here")
     if rules.reject_past and due_ms < now_ms:
         raise InvalidFireAt(f"that was {now_ms - due_ms} ms ago, and this server refuses the past")
-
-
-def due_time(delay_s: float | None, due_ms: int | None, now_ms: int, i: int | None = None) -> int:
-    """The due time of a message that gives a time, a delay, or neither (now). `i`: its index, for the error."""
-    if due_ms is None:
-        if delay_s is None:
-            return now_ms
-        if 0 <= delay_s <= DELAY_S_MAX:
-            return now_ms + round(delay_s * 1000)
-        problem = "delay is a number of seconds, 0 or more"
-    elif delay_s is None:
-        return due_ms
-    else:
-        problem = "it has delay or due_ms, not both"
-    if i is None:
-        raise InvalidFireAt(problem)
-    raise InvalidFireAt(f"message {i}: {problem}", index=i)
 
 
 def _ttr_column(seconds: Any) -> list[int]:

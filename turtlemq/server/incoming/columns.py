@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -20,12 +21,14 @@ from turtlemq.errors import InvalidFireAt, InvalidId, InvalidMessage, TurtleErro
 from turtlemq.message_fields import FIELDS, NAMES, OptionalColumns
 from turtlemq.model import I64, Priority
 from turtlemq.server.errors import InvalidJson
-from turtlemq.server.incoming.decode import index_in
+from turtlemq.server.incoming.decode import field_in, index_in, reworded
+from turtlemq.server.incoming.times import DELAY_TEXT, DUE_TEXT, Delay, Due
 from turtlemq.server.optional_fields import with_fields
 
 F64 = npt.NDArray[np.float64]
 PRIORITIES = {"normal": Priority.NORMAL, "high": Priority.HIGH, "low": Priority.LOW}
 
+_TEXTS = {"delay": DELAY_TEXT, "due": DUE_TEXT, "due_ms": "due_ms is a time in epoch milliseconds, a whole number"}
 _OPTIONAL = {name: attrgetter(name) for name in NAMES}
 
 
@@ -34,8 +37,9 @@ class CommonFields(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The fields of a message that JSON and BSON share."""
 
     id: str | None = None
-    delay: float | None = None
+    delay: Delay | None = None
     due_ms: int | None = None
+    due: Due | None = None
     ttr: float | None = None
     priority: Literal["high", "normal", "low"] = "normal"
 
@@ -48,9 +52,10 @@ class Columns(OptionalColumns):
     bodies: list[bytes]
     flags: list[int] | int  # JSON and priority; one number if all have the same
     ids: list[str | None] | None = None
-    delay: list[float | None] | F64 | None = None
+    delay: list[float | str | None] | F64 | None = None
     due_ms: list[int | None] | I64 | None = None
     ttr: list[float | None] | F64 | None = None
+    due: list[datetime | None] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -67,6 +72,7 @@ def columns_of(messages: Sequence[CommonFields], bodies: list[bytes], flags: lis
         or_array([m.delay for m in messages], np.float64),
         or_array([m.due_ms for m in messages], np.int64),
         _or_none([m.ttr for m in messages]),
+        _or_none([m.due for m in messages]),
         **{name: _or_none(list(map(value_of, messages))) for name, value_of in _OPTIONAL.items()},
     )
 
@@ -81,7 +87,7 @@ def or_array(column: list[Any], kind: type[np.generic]) -> Any:
     if len(column) >= small_batches.DOCUMENTS and None not in column:
         try:
             return np.array(column, kind)
-        except OverflowError:  # a number larger than any time
+        except (OverflowError, ValueError):  # a number larger than any time, or a delay as text
             return column
     return _or_none(column)
 
@@ -126,9 +132,10 @@ def in_order(columns: Columns, places: I64) -> Columns:
 def refusal(wrong: Exception, index: int | None = None) -> TurtleError:
     """The error for a message that msgspec refused, by the field in msgspec's text. `index` overrides the index in that text."""
     where = {"index": index} if index is not None else index_in(str(wrong))
-    text = f"message {where['index']}: {wrong}" if where else str(wrong)
+    field = field_in(str(wrong))
+    problem = _TEXTS.get(field) or reworded(str(wrong), CommonFields)
+    text = f"message {where['index']}: {problem}" if where else problem
     if not isinstance(wrong, msgspec.ValidationError):
         return InvalidJson(text, **where)
-    field = str(wrong).rpartition(".")[2].rstrip("`") if " - at " in str(wrong) else ""
-    kinds: dict[str, type[TurtleError]] = {"delay": InvalidFireAt, "due_ms": InvalidFireAt, "id": InvalidId}
+    kinds: dict[str, type[TurtleError]] = {"delay": InvalidFireAt, "due_ms": InvalidFireAt, "due": InvalidFireAt, "id": InvalidId}
     return kinds.get(field, InvalidMessage)(text, **where)
