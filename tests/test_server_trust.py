@@ -244,7 +244,7 @@ def test_an_urgent_write_does_not_deadlock_with_its_thread(tmp_path: Path) -> No
     async def story() -> None:
         server = Committing(tmp_path / "d", door)
         door.gate.set()
-        await server.put("failed", due_ms=10**12)
+        await server.put("failed", due_ms=0)
         server.engine.tick(0)
         assert server.engine.reserve("t", "g", 1, 0).ids == ["failed"]
         door.gate.clear()
