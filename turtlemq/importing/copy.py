@@ -114,8 +114,9 @@ def _put(client: Client, topic: str, batch: list[NewMessage], report: Report) ->
         except errors.Refused as error:
             pending = _without(pending, error, report)
             continue
-        report.created += stored.created
-        report.duplicates += stored.duplicates
+        created = stored.created.count(True)
+        report.created += created
+        report.duplicates += len(stored) - created
         pending = pending[len(first) :]
 
 

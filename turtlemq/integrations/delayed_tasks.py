@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from turtlemq.client import Client, Consumer, Message, errors, new_id
-from turtlemq.client.outgoing import outgoing_message
-from turtlemq.client.sending import store_batch
 
 
 class DelayedTasks:
@@ -44,9 +42,7 @@ class DelayedTasks:
         return id_
 
     def _stored(self, id_: str, body: bytes, due_ms: int, headers: Mapping[str, str]) -> bool:
-        policy = self.client.options.policy
-        message = outgoing_message(body, id_, due=due_ms, headers=headers, put_s=policy.now())
-        return self.client.run(store_batch(self.topic, [message], policy)).created == 1
+        return self.client.put(self.topic, body, id=id_, due=due_ms, headers=headers).created is True
 
     def cancel(self, key: str) -> bool:
         """Cancel a task that sleeps. Returns whether it will not run; False: it is due, done, or unknown."""
