@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import bson
 import pytest
@@ -173,6 +174,19 @@ def test_dead_letters_by_filter(server: Server, topic: str) -> None:
     assert server.ok("POST", f"/v1/topics/{topic}/dead/delete", {"filter": {"error": "even"}})["deleted"] == 2
     assert server.ok("POST", f"/v1/topics/{topic}/dead/requeue", {"filter": {}, "delay": 60})["requeued"] == 4
     assert server.ok("GET", f"/v1/topics/{topic}")["stats"]["sleep"] == 4
+
+
+def test_letters_with_tracebacks_are_found_by_the_first_line(server: Server, topic: str) -> None:
+    server.ok("PUT", f"/v1/topics/{topic}", {"max_attempts": 1})
+    errors = ["no x", "no x\n  File a.py", "no x\n  File b.py"]
+    server.put(topic, *({"body": i, "id": f"m{i}"} for i in range(3)))
+    server.fetch(topic)
+    for i, error in enumerate(errors):
+        server.ack(topic, f"-m{i}", error=error)
+    assert server.ok("GET", f"/v1/topics/{topic}/dead/summary")["errors"] == {"no x": 3}
+    for error, ids in ((errors[0], ["m0", "m1", "m2"]), (errors[1], ["m1"]), ("  File a.py", [])):
+        found = server.ok("GET", f"/v1/topics/{topic}/dead?error={quote(error)}")["messages"]
+        assert [letter["id"] for letter in found] == ids
 
 
 def test_at_most_once(server: Server, topic: str) -> None:

@@ -59,8 +59,10 @@ class Filter:
     error: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Do group and error match? The times are left to `DeadLetters.page`."""
-        return (self.group is None or letter.group == self.group) and (self.error is None or letter.error == self.error)
+        """Do group and error match? The whole error, or its first line: a traceback may follow. The times are left to
+        `DeadLetters.page`."""
+        has_error = self.error is None or self.error in (letter.error, letter.error.partition("\n")[0])
+        return has_error and (self.group is None or letter.group == self.group)
 
 
 class DeadLetters:

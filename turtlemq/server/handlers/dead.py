@@ -90,11 +90,11 @@ async def list_dead(request: web.Request) -> web.Response:
 
 
 async def summary(request: web.Request) -> web.Response:
-    """GET /v1/topics/{topic}/dead/summary"""
+    """GET /v1/topics/{topic}/dead/summary: counts by the first line of the error, without a traceback below it."""
     topic, asked = topic_of(request), query(request, DeadFilter)
     counts: Counter[str] = Counter()
     async for page in _pages(request, topic, _filter(asked)):
-        counts.update(letter.error for letter in page)
+        counts.update(letter.error.partition("\n")[0] for letter in page)
     return answer({"total": counts.total(), "errors": dict(counts.most_common())})
 
 
