@@ -295,6 +295,8 @@ def main() -> None:
 def release(dist: Path, image_options: Sequence[str]) -> None:
     """Build into a folder, compare, try, and say what was done."""
     date = source_date()
+    if dist.exists() and any(dist.iterdir()) and not (dist / "SHA256SUMS").exists() and dist != ROOT / "dist":
+        raise Failed(f"{dist} has files of something else; name an empty folder")
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir(parents=True)
     build(ROOT, dist, date)

@@ -74,8 +74,8 @@ SCHEMAS = {
     "Deleted": "Dead letters that are gone.",
     "Alive": "The process lives.",
     "Ready": "It serves; topics that are not well are counted.",
-    "Status": "The whole server. `topics` are those asked for, `totals` of all of those; `states` and `bytes` are sums over all that "
-    "the token may see; `damage` names the first few.",
+    "Status": "The whole server. `topics` are those asked for, `totals` of all of those; `states` and `bytes` are sums over "
+    "all that the token may see; `damage` names the first few.",
     "Lateness": "Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. "
     "Differences of two looks\n    give the lateness of the time between.",
     "TopicStatus": "A topic: messages in each state, totals since the start, its groups and how late it is.",
