@@ -255,9 +255,9 @@ def _counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of documents in each read of the ready log from now on."""
     read, counts = ReadyLog.read, list[int]()
 
-    def counting(self: ReadyLog, offsets: I64, bytes_max: int | None = None) -> Any:
+    def counting(self: ReadyLog, offsets: I64, *others: Any) -> Any:
         counts.append(len(offsets))
-        return read(self, offsets, bytes_max)
+        return read(self, offsets, *others)
 
     monkeypatch.setattr(ReadyLog, "read", counting)
     return counts

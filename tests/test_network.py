@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import network
+from tests.harness.machines import until
 from tests.harness.server_process import ROOT, environment
 
 TRIAL = "tests.harness.network_trial"
@@ -48,16 +48,14 @@ def test_processes_of_a_killed_run_end() -> None:
     program = "import subprocess, sys; one = subprocess.Popen(['sleep', '54321']); print('on', flush=True); sys.stdin.read()"
     command = [*network.isolation(), sys.executable, "-c", program]
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    assert run.stdout.readline() == "on\n"
-    assert sleepers()
-    run.kill()
     with run:
-        pass
-    end = time.monotonic() + 10
-    while sleepers():
-        assert time.monotonic() < end, "they live on"
-        time.sleep(0.05)
+        assert run.stdout is not None
+        try:
+            assert run.stdout.readline() == "on\n"
+            until(lambda: bool(sleepers()), "it runs", 10)  # its command line appears a moment after its start
+        finally:
+            run.kill()
+    until(lambda: not sleepers(), "they end", 10)
 
 
 def sleepers() -> list[str]:

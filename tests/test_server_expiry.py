@@ -172,7 +172,7 @@ def test_client_and_command_line_give_a_new_expiry(server: Server, topic: str) -
         assert client.get(topic, "m").groups["default"]["state"] == "sleep"
     topic = f"{topic}-cli"
     expired(server, topic)
-    assert run("dead", "requeue", topic, "m", "--delay", "1h", "--expires", "+30m", "--url", server.url).returncode == 1
+    assert run("dead", "requeue", topic, "m", "--delay", "1h", "--expires", "+30m", "--url", server.url).returncode == 2
     done = run("dead", "requeue", topic, "m", "--delay", "100ms", "--expires", "+2h", "--url", server.url)
     assert (done.returncode, done.stdout) == (0, "1 requeued\n"), done.stderr
     assert [message["id"] for message in server.fetch(topic, wait=20)] == ["m"]
