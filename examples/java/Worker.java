@@ -125,6 +125,7 @@ public class Worker {
             Settled answer = call("extend", Map.of("ids", held, "ttr", TTR, "lease", lease), Settled.class, false);
             held.removeAll(answer.unknown); // lost: another consumer may have them
             held.removeAll(answer.late);
+        } catch (InterruptedException done) { // the batch is settled
         } catch (Exception problem) {
             System.err.println(problem);
         }
