@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pyspark_turtlemq.part import Part, bare_table, ready_table
-from pyspark_turtlemq.snapshot_files import File, TopicFiles
+from pyspark_turtlemq.snapshot_files import File, TopicFiles, Vanished
 from pyspark_turtlemq.table_repair import PartTable
 from turtlemq.broker.ready_readonly import FIRST_BYTES, CleanEnd, ReadSegment, check_clean_end, first_offset, read_segment
 from turtlemq.errors import NotOurs, TurtleError
@@ -99,13 +99,14 @@ class TopicLogs:
         return str(path)
 
     def _table(self, log_name: str, base: int, first: int | None) -> t.Table | None:
-        """A table of the snapshot; None if there is none, or it is damaged. `first`: of a run, None for a whole segment."""
+        """A table of the snapshot; None if there is none, it is damaged, or another was kept in its place: the segment is scanned
+        then. `first`: of a run, None for a whole segment."""
         file = self.files.files[log_name].get(names.table("delay" if log_name == "dead" else log_name, base, first))
         if file is None:
             return None
         try:
             return t.parse_table(Path(file.path), file.map())
-        except t.Damaged:
+        except (t.Damaged, Vanished):
             return None
 
     # The delay log, and dead letters, which have the same format
