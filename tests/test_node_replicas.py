@@ -35,6 +35,7 @@ class Nodes:
 
     def __init__(self, root: Path, endpoint: str, stack: ExitStack) -> None:
         self.endpoint, self._stack, self._count = endpoint, stack, 0
+        self._ended: set[int] = set()
         self.homes = {name: NodeHome(root / name, name) for name in "ab"}
         for home in self.homes.values():
             home.configure(endpoint, f"lease_s = {LEASE_S}", heartbeat_ms=600)
@@ -67,8 +68,12 @@ class Nodes:
     def other(self, home: NodeHome) -> NodeHome:
         return next(one for one in self.homes.values() if one is not home)
 
-    def replica(self, home: NodeHome) -> int:
-        return int((home.home / "data" / "shard" / "00" / "LOCK").read_text())
+    def signal_replica(self, home: NodeHome, number: signal.Signals) -> None:
+        """End the replica of a node. The file with its number still names the one before until the next has opened the folder."""
+        lock = home.home / "data" / "shard" / "00" / "LOCK"
+        eventually(lambda: int(lock.read_text() or 0) not in {0, *self._ended})
+        self._ended.add(pid := int(lock.read_text()))
+        os.kill(pid, number)
 
     def put(self, home: NodeHome) -> float:
         """Put a message through a node, however often it takes. Returns how long that was."""
@@ -105,7 +110,7 @@ def test_a_leader_that_is_killed_or_stopped_is_replaced(nodes: Nodes, number: si
     new, count = nodes.other(old), len(old.events("lease_revoked"))
     nodes.put(new)
     time.sleep(SETTLED_S)
-    os.kill(nodes.replica(old), number)
+    nodes.signal_replica(old, number)
     assert nodes.put(new) < LEASE_S / 2
     assert nodes.leader() is new
     assert len(old.events("lease_revoked")) == count + 1
@@ -136,6 +141,6 @@ def test_a_leader_ends_with_its_killed_supervisor(nodes: Nodes) -> None:
 def test_the_port_stays_open_while_a_replica_restarts(nodes: Nodes) -> None:
     standby = nodes.other(nodes.leader())
     for _ in range(3):
-        os.kill(nodes.replica(standby), signal.SIGKILL)
+        nodes.signal_replica(standby, signal.SIGKILL)
         standby.get("/healthz")  # waits in the backlog
         nodes.leader()

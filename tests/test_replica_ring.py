@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.harness.replica_pair import leading, until
+from turtlemq.errors import DiskFull
 from turtlemq.replica import replica_file, ring_file
 from turtlemq.replica.records import Kind
 from turtlemq.replica.replica_file import ReplicaFile
@@ -119,6 +120,30 @@ def test_the_newest_state_of_etcd_is_noted(tmp_path: Path) -> None:
     assert file.facts.epoch == 3, "the files are of the leader before"
     file.note(5)
     assert file.facts.newest == (5, 0), "the revision of an earlier epoch does not count"
+
+
+class FullDoor(Door):
+    """A door to a disk without room while `full`."""
+
+    full = False
+
+    def write(self, fd: int, path: Path, offset: int, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        if self.full:
+            raise DiskFull
+        return super().write(fd, path, offset, buffers)
+
+
+def test_a_full_disk_keeps_the_state_before(tmp_path: Path) -> None:
+    door = FullDoor()
+    file = ReplicaFile(door, tmp_path, replica_file.ReplicaFacts("prod", 0, "r", True, 3, state_epoch=3, revision=10))
+    file.note_state(3, 11)
+    door.full = True
+    file.note_state(3, 12)
+    assert file.facts == replica_file.read(Door(), tmp_path)
+    assert file.facts.newest == (3, 11)
+    door.full = False
+    file.note_state(3, 13)
+    assert file.facts.newest == (3, 13)
 
 
 def test_a_distrusted_copy_claims_no_old_position(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ proper stop. They are removed, durably, before anything changes, so that after a
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from turtlemq.errors import Corrupt, InvalidArgument
+from turtlemq.errors import Corrupt, DiskFull, InvalidArgument
 from turtlemq.replica.shared_files import is_shared
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
@@ -64,9 +64,11 @@ class ReplicaFile:
             self.write(epoch=epoch, lsn=None, chain=None)
 
     def note_state(self, epoch: int, revision: int) -> None:
-        """Note the newest `state` of etcd, unless a newer one is known."""
+        """Note the newest `state` of etcd, unless a newer one is known. On a full disk the file stays as it is, and the next
+        `state` is noted: a copy that only follows must not end for it."""
         if (epoch, revision) > (self.facts.state_epoch, self.facts.revision):
-            self.write(state_epoch=epoch, revision=revision, lsn=None, chain=None)
+            with suppress(DiskFull):
+                self.write(state_epoch=epoch, revision=revision, lsn=None, chain=None)
 
 
 def take(door: Door, root: Path, cluster: str, shard: int = 0) -> ReplicaFacts:
