@@ -42,8 +42,9 @@ cluster: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) etcd ## start etcd and th
 	@exec $(BIN)/python deploy/local_cluster.py $(ARGS)
 
 test: spark browser etcd tools bench-setup ## run the whole test suite (ARGS="-k name")
-	@$(BIN)/pytest -n auto --dist loadgroup $(SPARK_TESTS:%=--ignore=%) $(ARGS) || [ $$? -eq 5 ]
-	@for file in $(SPARK_TESTS); do echo "── $$file, on its own: Spark takes both cores"; $(BIN)/pytest $$file $(ARGS) || [ $$? -eq 5 ] || exit 1; done
+	@status=0; $(BIN)/pytest -n auto --dist loadgroup $(SPARK_TESTS:%=--ignore=%) $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	for file in $(SPARK_TESTS); do echo "── $$file, on its own: Spark takes both cores"; $(BIN)/pytest $$file $(ARGS) || [ $$? -eq 5 ] || status=1; done; \
+	exit $$status
 
 trust: setup ## try to break what is promised, at length: an hour or two (ARGS="damage --cases 500")
 	@exec $(BIN)/python -m tests.trust --write $(ARGS)
