@@ -23,6 +23,7 @@ from turtlemq.server import aiohttp_internals as internals
 from turtlemq.server.accept import Listener, Policy, bind
 from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Dispatcher
 from turtlemq.server.descriptors import Shares
+from turtlemq.server.listen import Connection
 from turtlemq.server.metrics.meter import SocketFigures
 
 PACKAGE = Path(turtlemq.__file__).parent
@@ -271,3 +272,12 @@ def test_private_names_are_used_in_their_place_only() -> None:
 def test_a_private_name_elsewhere_is_noticed(text: str, use: str) -> None:
     assert private_uses(text) == [use]
     assert private_uses(text.replace("aiohttp", "other")) == []
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), RuntimeError("unable to write; the handler is closed")])
+def test_a_client_that_is_gone_is_no_failed_request(error: Exception) -> None:
+    """aiohttp asks for a body (100 Continue) outside of our handlers; uvloop refuses that with a RuntimeError if the connection
+    was lost. `RequestHandler.start` takes a ConnectionError for the end of a connection, and logs nothing."""
+    request = make_mocked_request("POST", "/")
+    with pytest.raises(ConnectionResetError):
+        Connection.handle_error(mock.Mock(spec=Connection), request, 500, error)

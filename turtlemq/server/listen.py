@@ -165,7 +165,9 @@ class Connection(AiohttpConnection):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer to a request head that is no HTTP."""
+        """The answer to a request head that is no HTTP. Raises `ConnectionResetError` if the client is gone: no failure."""
+        if isinstance(exc, ConnectionError) or _GONE in str(exc):
+            raise ConnectionResetError("the client is gone") from exc
         if status != 400 or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
         return _refused(request, InvalidArgument(f"this is no HTTP request that can be read here: {message or exc}"), 400)
