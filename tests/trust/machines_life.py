@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -158,14 +159,23 @@ class Life:
             self.model.verdict(case)
             self.until_equal(case)
             self._no_orphans(case)
-            self._begin_check(self.faults.any_node(), case)
+            self._begin_check(self._standby(), case)
         self._verify(case)
         self._calm(case)
 
+    def _standby(self) -> Node:
+        leader = self.machines.elected()
+        return self.faults.dice.choice([node for node in self.machines.nodes.values() if node.name != leader])
+
     def _begin_check(self, node: Node, case: str) -> None:
-        """Check a copy of a node's folder while the life goes on; the end of the last check comes first."""
+        """Check a copy of a node's folder while the life goes on; the end of the last check comes first. The node stands still
+        meanwhile: messages come due although no client works, and a copy must be of one moment."""
         self._end_check()
-        make_copy(node.data, self.folder / "copy")
+        node.signal_all(signal.SIGSTOP)
+        try:
+            make_copy(node.data, self.folder / "copy")
+        finally:
+            node.signal_all(signal.SIGCONT)
         self._check_under_way = self._checks.submit(check_folder, self.folder / "copy", f"{case}, folder of {node.name}")
 
     def _end_check(self) -> None:
