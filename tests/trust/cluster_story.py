@@ -25,7 +25,7 @@ from tests.trust.simulation_polls import request_of
 from tests.trust.simulation_review import Review
 from tests.trust.simulation_scenes import StoryWithScenes
 from turtlemq.broker.results import Reserved
-from turtlemq.errors import DiskFull, Stopped, TurtleError
+from turtlemq.errors import DiskFull, Stopped, TurtleError, UnknownTopic
 from turtlemq.replica import copy_files, manifest, pins, sums
 from turtlemq.replica.member_events import State
 from turtlemq.server.fetches import Fetches
@@ -208,8 +208,14 @@ class StoryOfCluster(StoryWithScenes):
         self.turn_to(old)
         audit.clock(self.now, self.steady)
         self.seen["requests to deposed leaders"] += 1
-        told = self.called(call)
+        told = unknown = None
+        try:
+            told = self.called(call)
+        except UnknownTopic as error:  # the new leader has made it
+            unknown = error
         answered = old.alive and self.confirm(old)
+        if answered and unknown is not None:
+            raise unknown
         heard(told if answered else None)
         if not answered:
             self.undo(old, told)
