@@ -138,6 +138,8 @@ $(BENCH_STAMP): requirements-bench.lock $(STAMP)
 $(RUN_STAMP): requirements-run.lock | $(BIN)/python
 	@echo "Installing what the server needs into $(VENV) (half a minute the first time)"
 	@$(PIP) install --require-hashes -r requirements-run.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-run.lock); }
+	@$(BIN)/python -c 'import sysconfig as s; open(s.get_path("purelib") + "/turtlemq-clone.pth", "w").write("$(CURDIR)\n")'
+	@printf '#!%s\nfrom turtlemq.cli import main\n\nmain()\n' "$(CURDIR)/$(BIN)/python" >$(BIN)/turtlemq && chmod +x $(BIN)/turtlemq
 	@touch $@
 
 $(BIN)/python:
