@@ -142,7 +142,7 @@ def test_given_ids_are_made_of_these_digits() -> None:
 
 def test_file_names_are_those_of_the_table() -> None:
     text = section("## A data folder")
-    for name in (names.LOCK, names.CLEAN, names.FORMAT, names.SETTINGS):
+    for name in (names.LOCK, names.CLEAN, names.FORMAT, names.SETTINGS, names.PAUSED):
         assert f"{name}`" in text
     pairs = {names.segment("delay", 0): "delay_{base}.bson", names.table("delay", 0, None): "delay_{base}.index"}
     pairs |= {names.table("delay", 0, 7): "delay_{base}.{first}.run", names.ended_bits("delay", 0, None): "delay_{base}.dead"}

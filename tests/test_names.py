@@ -62,6 +62,7 @@ def test_names_of_ten_digits_sort_like_their_numbers(kind: str, a: int, b: int) 
         names.CLEAN,
         names.FORMAT,
         names.SETTINGS,
+        names.PAUSED,
     ],
 )
 def test_other_names_are_no_files_of_a_log(name: str) -> None:

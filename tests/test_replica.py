@@ -73,6 +73,7 @@ def follower(tmp_path: Path) -> Follower:
         "topic/t/dead",
         "topic/t/dead/delay_0000000000.index",
         "topic/t/topic.toml",
+        "topic/t/paused.toml",
         "topic/t/offset.tmp",
         "topic/.t.deleted",
         "topic/.t.1.deleted/any",

@@ -56,6 +56,7 @@ def everything(server: Server) -> None:
     server.ack("other", *[f"-{id_}" for id_ in dead])
     server.ok("POST", "/v1/topics/other/dead/requeue", {"ids": dead[:5], "delay": 100})
     server.ok("POST", "/v1/command", {"command": "add", "topic": "third", "body": 1, "delay": 1000})
+    server.ok("POST", "/v1/topics/third/pause")
     put(server, 10, "g", "gone")
     server.ok("DELETE", "/v1/topics/gone")
     server.ok("POST", "/v1/topics/t/compact")

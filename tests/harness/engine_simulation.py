@@ -54,7 +54,9 @@ class Sim(Ground):
             for id_, attempt, due, offset, end in rows:
                 self._delivered(name, id_, (attempt, due, offset, end), {*fresh, *again} - late, ttr, auto)
                 got.append(id_)
-        expected = max(0, min(count, room, len({*fresh, *again} - late)))
+        is_paused = bool({"", name} & self.paused)
+        assert not (is_paused and got), (name, got)
+        expected = 0 if is_paused else max(0, min(count, room, len({*fresh, *again} - late)))
         unsure = any(at.kind == "any" for at in story.at.values()) or any(i in loose for i in got)
         assert unsure or len(got) == expected or (late and len(got) <= expected), (name, len(got), expected)
         self._in_order(got, [i for i in fresh if i not in late])
@@ -143,9 +145,31 @@ class Sim(Ground):
     def drop_group(self) -> None:
         if len(self.groups) > 1:
             name = self.chance.choice(list(self.groups))
-            self.pending = lambda: None if name in self.broker.groups else self.groups.pop(name, None)
+            self.pending = lambda: self._dropped(name)
             self.engine.drop_group(TOPIC, name, self.now)
             del self.groups[name]
+            self.paused -= {name}
+
+    def _dropped(self, name: str) -> None:
+        self._read_pauses(name)
+        if name not in self.broker.groups:
+            self.groups.pop(name, None)
+
+    def pause(self) -> None:
+        """Pause or resume a group or the topic. A crash leaves it as it was, or done."""
+        name, paused = self.chance.choice(["", *self.groups]), self.chance.random() < 0.4
+        self.pending = lambda: self._read_pauses(name)
+        self.engine.topic(TOPIC).set_paused(name or None, paused)
+        self.paused = self.paused | {name} if paused else self.paused - {name}
+
+    def _read_pauses(self, name: str) -> None:
+        found = self._pauses()
+        assert found ^ self.paused <= {name}, (found, self.paused)
+        self.paused = found
+
+    def _pauses(self) -> frozenset[str]:
+        pauses = self.engine.topic(TOPIC).stores.pauses
+        return pauses.groups | {""} if pauses.topic else pauses.groups
 
     # The dead
 
@@ -311,7 +335,7 @@ class Sim(Ground):
             self.requeue,
             self.delete_dead,
         ]
-        rare = [self.finish_jobs, self.finish_jobs, self.jump, self.retain, self.move, self.drop_group]
+        rare = [self.finish_jobs, self.finish_jobs, self.jump, self.retain, self.move, self.drop_group, self.pause]
         ends = [] if inside else [self.reopen, self.crash, self.interrupted, self.interrupted]
         return often * 6 + seldom * 3 + rare + ends * 2
 
@@ -336,6 +360,7 @@ class Sim(Ground):
     def check_figures(self) -> None:
         stats, groups = self.engine.stats(TOPIC), self.engine.groups(TOPIC)
         assert set(groups) == set(self.groups)
+        assert self._pauses() == self.paused
         asleep = set(self.naps)
         assert stats.sleep == sum(m.state == "sleep" for m in self.msgs.values()) + len(self.naps), (stats.sleep, self.naps)
         cancelled = sum(m.state == "cancelled" for m in self.msgs.values())
@@ -351,6 +376,8 @@ class Sim(Ground):
     def drain(self) -> None:
         """In the end every message of every group is acknowledged, dead or cancelled, each once."""
         stats = self.engine.stats(TOPIC)
+        for paused in self.paused:
+            self.engine.topic(TOPIC).set_paused(paused or None, False)
         for _ in range(200):
             self.now += 100_000
             self.run_tick()

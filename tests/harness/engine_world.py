@@ -129,6 +129,7 @@ class Ground:
         self.msgs: dict[str, Msg] = {}
         self.groups: dict[str, Story] = {}
         self.letters: dict[str, dict[str, int]] = {}
+        self.paused: frozenset[str] = frozenset()  # groups, and "" for the topic
         self.naps: list[tuple[int, str, str]] = []  # asleep for one group: when, group, id
         self.log: list[str] = []
         self.arrivals = 0

@@ -49,6 +49,7 @@ from turtlemq.server.incoming.columns import PRIORITIES
 from turtlemq.server.incoming.decompress import decompressed
 from turtlemq.server.media_types import BSON, JSON, NDJSON
 from turtlemq.settings import Settings
+from turtlemq.topic.pauses import Pauses
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -237,7 +238,17 @@ def _packed(how: str, size: int) -> bytes:
 
 # Contents of files
 
-READERS = (".bson", ".index", ".run", ".dead", "offset", "topic.toml", "FORMAT", "CLEAN")  # endings of names that have a reader
+READERS = (
+    ".bson",
+    ".index",
+    ".run",
+    ".dead",
+    "offset",
+    "topic.toml",
+    "paused.toml",
+    "FORMAT",
+    "CLEAN",
+)  # endings of names that have a reader
 
 CHECKED = (".bson", ".index", ".run", ".dead", "offset", "CLEAN")  # of these, those that begin with a document and its checksum
 
@@ -325,6 +336,8 @@ def _read(path: Path, content: bytes, known: Known) -> str:
             return "files refused"
     if name == "topic.toml":
         read_settings(door, path.parent, Settings())
+    elif name == "paused.toml":
+        Pauses(door, path.parent)
     elif name == "FORMAT":
         check_format(door, path.parent)
         if not 0 <= int(content) <= f.VERSION:
@@ -404,6 +417,7 @@ MANIFEST = {
 }
 PEOPLES = {  # files that are edited by hand, or may be, as they should be
     "topic.toml": b'ttr_ms = 5\nmax_attempts = 3\nbackoff_jitter = "full"\nhistory_hours = 1.5\ndelivery = "at-most-once"\n',
+    "paused.toml": b'topic = true\ngroups = ["g", "h"]\n',
     "server.toml": b'port = 0\nhost = "::1"\nallowed_hosts = ["10.0.0.0/8"]\nmax_body_bytes = 1000\n[tokens.a]\nsecret = "x"\n',
     backup.PINS: json.dumps({"FORMAT": 2, "topic/t/delay_0000000000.bson": 5_000}).encode(),
     backup.MANIFEST: json.dumps(MANIFEST).encode(),
@@ -419,6 +433,8 @@ def peoples(data: st.DataObject, where: Path) -> str:
     try:
         if name == "topic.toml":
             read_settings(Ram(), where, Settings())
+        elif name == "paused.toml":
+            Pauses(Ram(), where)
         elif name == "server.toml":
             config.load({}, {}, path)
         elif name == "FORMAT":

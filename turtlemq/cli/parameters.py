@@ -103,6 +103,12 @@ Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The consum
 GroupName = Annotated[
     str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False, autocompletion=_complete_group)
 ]
+OneGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--group", metavar="GROUP", help="One consumer group alone.", show_default=False, autocompletion=_complete_group
+    ),
+]
 InGroup = Annotated[
     str | None,
     typer.Option("--in-group", metavar="GROUP", help="Only of this group.", show_default=False, autocompletion=_complete_group),

@@ -9,7 +9,7 @@ import typer
 
 from turtlemq.cli.call import URL, call, path
 from turtlemq.cli.output import confirm, fail, format_bytes, new_table, print_json, print_table
-from turtlemq.cli.parameters import STATES, AsJson, GroupName, Settings, Topic, Url, Yes, choice
+from turtlemq.cli.parameters import STATES, AsJson, GroupName, OneGroup, Settings, Topic, Url, Yes, choice
 from turtlemq.cli.times import TIME_HELP, parse_time
 
 app = typer.Typer(invoke_without_command=True)
@@ -37,13 +37,19 @@ def _list(url: str, as_json: bool) -> None:
     if as_json:
         print_json(topics)
         return
-    table = new_table("topic", *STATES, "size")
+    paused = any(topic.get("paused") for topic in topics)
+    table = new_table("topic", *STATES, "size", *(["paused"] if paused else []))
     for topic in topics:
         stats = topic["stats"]
-        table.add_row(topic["topic"], *(f"{stats[state]:,}" for state in STATES), format_bytes(stats["bytes"]))
+        counts = (f"{stats[state]:,}" for state in STATES)
+        table.add_row(topic["topic"], *counts, format_bytes(stats["bytes"]), *([_mark(topic)] if paused else []))
     print_table(table)
     if not topics:
         print("no topics yet; the first put makes one: turtlemq put orders hello")
+
+
+def _mark(figures: dict[str, Any]) -> str:
+    return "paused" if figures.get("paused") else ""
 
 
 @app.command()
@@ -135,9 +141,10 @@ def list_groups(topic: Topic, url: Url = URL, as_json: AsJson = False) -> None:
 def groups_table(stats_by_group: dict[str, Any]) -> Any:
     """A table of groups with their figures."""
     columns = ("ready", "reserve", "history", "dead", "lag")
-    table = new_table("group", *columns)
+    paused = any(stats.get("paused") for stats in stats_by_group.values())
+    table = new_table("group", *columns, *(["paused"] if paused else []))
     for name, stats in stats_by_group.items():
-        table.add_row(name, *(f"{stats[column]:,}" for column in columns))
+        table.add_row(name, *(f"{stats[column]:,}" for column in columns), *([_mark(stats)] if paused else []))
     return table
 
 
@@ -191,3 +198,33 @@ def delete_group(topic: Topic, group: GroupName, yes: Yes = False, url: Url = UR
     confirm(f"Forget the group {group!r} of {topic!r}, and where it stands?", yes)
     answer = call(url, "DELETE", path(topic, "groups", group))
     print_json(answer) if as_json else print(f"{group} {answer['outcome']}")
+
+
+# Pauses
+
+
+def pause(topic: Topic, group: OneGroup = None, url: Url = URL, as_json: AsJson = False) -> None:
+    """Deliver no messages of a topic, or to one of its groups, until it is resumed. Messages still come due, and consumers wait.
+
+    turtlemq pause orders --group mails
+    """
+    _set_paused(url, topic, group, "pause", as_json)
+
+
+def resume(topic: Topic, group: OneGroup = None, url: Url = URL, as_json: AsJson = False) -> None:
+    """Deliver messages of a paused topic, or to a paused group, again.
+
+    turtlemq resume orders
+    """
+    _set_paused(url, topic, group, "resume", as_json)
+
+
+def _set_paused(url: str, topic: str, group: str | None, verb: str, as_json: bool) -> None:
+    place = path(topic) if group is None else path(topic, "groups", group)
+    answer = call(url, "POST", f"{place}/{verb}")
+    if as_json:
+        print_json(answer)
+        return
+    print(f"{topic if group is None else f'{topic} {group}'} is {'paused' if answer['paused'] else 'resumed'}")
+    if group is not None and not answer["paused"] and call(url, "GET", path(topic)).get("paused"):
+        print(f"its topic is paused, though: turtlemq resume {topic}")

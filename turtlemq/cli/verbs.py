@@ -30,6 +30,8 @@ VERBS = {  # verb: module.attribute below this package
     "import": "importing.app",
     "topics": "topics.app",
     "groups": "topics.groups",
+    "pause": "topics.pause",
+    "resume": "topics.resume",
     "stats": "stats.stats",
     "forecast": "stats.forecast",
     "dead": "dead.app",
@@ -51,7 +53,7 @@ VERBS = {  # verb: module.attribute below this package
 }
 _MESSAGES, _TOPICS, _DEAD, _FILES, _SERVER = "Messages", "Topics", "Dead letters", "Files", "Server"
 _PANELS = {  # of the help; other verbs are about messages
-    **dict.fromkeys(("topics", "groups", "stats", "forecast", "top"), _TOPICS),
+    **dict.fromkeys(("topics", "groups", "pause", "resume", "stats", "forecast", "top"), _TOPICS),
     "dead": _DEAD,
     **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "report"), _FILES),
     **dict.fromkeys(("serve", "status", "bench", "cluster", "config", "token", "version", "help"), _SERVER),

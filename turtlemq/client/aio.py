@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import aiohttp
 from yarl import URL
 
-from turtlemq.client import calls, clock, dead_calls, sending, tracing
+from turtlemq.client import calls, clock, dead_calls, operator_calls, sending, tracing
 from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
@@ -199,6 +199,8 @@ class AsyncClient:
     place_group = _method(calls.place_group)
     group = _method(calls.group)
     drop_group = _method(calls.drop_group)
+    pause = _method(operator_calls.pause)
+    resume = _method(operator_calls.resume)
     dead_page = _method(dead_calls.dead_page)
     dead_summary = _method(dead_calls.dead_summary)
     requeue_dead = _method(dead_calls.requeue_dead)

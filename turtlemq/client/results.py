@@ -179,6 +179,7 @@ class GroupStats(Struct, kw_only=True):
     offset: int = 0
     lag: int = 0
     changed_ms: int = 0
+    paused: bool = False
 
 
 class Topic(Struct):
@@ -188,6 +189,7 @@ class Topic(Struct):
     settings: dict[str, Any] = {}
     stats: Stats = msgspec.field(default_factory=Stats)
     groups: dict[str, GroupStats] = {}
+    paused: bool = False
 
 
 class Group(Struct):

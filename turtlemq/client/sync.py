@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from turtlemq.client import calls, clock, dead_calls, sending, tracing
+from turtlemq.client import calls, clock, dead_calls, operator_calls, sending, tracing
 from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
@@ -310,6 +310,8 @@ class Client:
     place_group = _method(calls.place_group)
     group = _method(calls.group)
     drop_group = _method(calls.drop_group)
+    pause = _method(operator_calls.pause)
+    resume = _method(operator_calls.resume)
     dead_page = _method(dead_calls.dead_page)
     dead_summary = _method(dead_calls.dead_summary)
     requeue_dead = _method(dead_calls.requeue_dead)

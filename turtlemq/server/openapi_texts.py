@@ -51,6 +51,7 @@ SCHEMAS = {
     "Found": "Messages with that id, by topic.",
     "FoundMessage": "A message of some topic.",
     "Forecast": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
+    "Paused": "Whether that topic, or that group itself, is paused now.",
     "Topics": "All topics.",
     "TopicAnswer": "A topic.",
     "Settings": "The body of PUT /v1/topics/{topic}: what is left out stays as it is.",

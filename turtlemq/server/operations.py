@@ -15,8 +15,9 @@ from turtlemq.server.handlers import backup, command, consume, dead, find, messa
 from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Operation, tagged
+from turtlemq.server.operator_operations import PAUSES
 from turtlemq.server.outgoing import answers
-from turtlemq.server.outgoing.reply import LEASE_HEADER
+from turtlemq.server.outgoing.reply import LEASE_HEADER, PAUSED_HEADER
 from turtlemq.server.topic_settings import TopicSettings
 
 # Statuses that an operation may answer with, beside those that any request may meet.
@@ -39,8 +40,14 @@ _COUNTS |= {
     "next_due_ms": _NOW + 1_800_000,
     "damaged": 0,
 }
-_GROUP_COUNTS = {"ready": 1, "reserve": 0, "history": 5, "dead": 0, "offset": 5, "lag": 1, "changed_ms": _NOW}
-_ORDERS = {"topic": "orders", "settings": {"ttr": 60, "max_attempts": 16}, "stats": _COUNTS, "groups": {"default": _GROUP_COUNTS}}
+_GROUP_COUNTS = {"ready": 1, "reserve": 0, "history": 5, "dead": 0, "offset": 5, "lag": 1, "changed_ms": _NOW, "paused": False}
+_ORDERS = {
+    "topic": "orders",
+    "settings": {"ttr": 60, "max_attempts": 16},
+    "stats": _COUNTS,
+    "groups": {"default": _GROUP_COUNTS},
+    "paused": False,
+}
 _MESSAGE = {"id": "order-17", "body": {"close": 17}, "headers": {}, "due_ms": _NOW, "created_ms": _NOW - 1_800_000}
 _FETCHED = _MESSAGE | {"ready_ms": _NOW + 1, "attempt": 1, "priority": "normal", "lease_until_ms": _NOW + 30_000}
 _SLEEPER = _MESSAGE | {"state": "sleep", "priority": "normal", "expires_ms": None}
@@ -61,7 +68,8 @@ def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
             answers.Messages,
             "Waits up to `wait` seconds for the first. With `Accept: application/bson` the messages come as BSON documents, one "
             "behind the other. What is not acknowledged by `lease_until_ms` comes again. `lease` names the lease of these "
-            f"messages (in a BSON answer the header `{LEASE_HEADER}` does); acks and extends that name it change no other lease.",
+            f"messages (in a BSON answer the header `{LEASE_HEADER}` does); acks and extends that name it change no other lease. "
+            f"`paused` (in a BSON answer `{PAUSED_HEADER}: true`): the group or its topic is paused.",
             body=consume.Fetch,
             body_example={"max": 100, "wait": 10, "ttr": 30},
             errors=_CHANGE,
@@ -287,6 +295,7 @@ OPERATIONS: list[Operation] = [
             errors=(404, 507),
             answer_example={"outcome": "deleted"},
         ),
+        *PAUSES,
     ),
     *tagged(
         "Dead letters",

@@ -305,6 +305,11 @@ class Service:
             self.polls -= 1
             fetches.leave(poll)
 
+    def is_paused(self, fetch: FetchRequest) -> bool:
+        """Whether a fetch gets no messages because its group or its topic is paused."""
+        topic = None if self._engine is None else self._engine.topics.get(fetch.topic)
+        return topic is not None and topic.view.is_paused(fetch.group)
+
     def give_back(self, fetch: FetchRequest, messages: Reserved) -> None:
         """Make messages ready again that did not reach their consumer. It does not count as an attempt."""
         if self.serving and self.fetches.give_back(fetch, messages, now_ms()):

@@ -35,6 +35,7 @@ LOCAL = frozenset(  # of one machine alone
     {LOCK, BALLAST, RESERVE, PINNED, READERS, REPLICA, REPLICA_SUMS, REPLICA_RING, SYNC, DIVERGED}
 )
 SETTINGS = "topic.toml"
+PAUSED = "paused.toml"  # whether a topic and its groups are paused
 OFFSET = "offset"  # the checkpoint of a Broker
 TMP = ".tmp"
 DELETED = ".deleted"

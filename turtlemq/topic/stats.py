@@ -49,7 +49,8 @@ class TopicTotals:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Figures of a group. `history` counts acknowledged deliveries; everything before `offset` is settled."""
+    """Figures of a group. `history` counts acknowledged deliveries; everything before `offset` is settled. `paused`: the group
+    itself; the groups of a paused topic are given no messages either."""
 
     ready: int
     reserve: int
@@ -58,6 +59,7 @@ class GroupStats:
     offset: int
     lag: int  # offsets between there and the end of the ready log
     changed_ms: int
+    paused: bool
 
 
 def topic_stats(stores: Stores, oldest: bool = True) -> TopicStats:
@@ -102,9 +104,11 @@ def topic_totals(stores: Stores) -> TopicTotals:
 def group_stats(stores: Stores) -> dict[str, GroupStats]:
     """Figures of every group."""
     end = stores.broker.ready.next_offset
-    dead = stores.broker.dead_counts
+    dead, paused = stores.broker.dead_counts, stores.pauses.groups
     return {
-        name: GroupStats(group.ready, group.in_flight, group.settled, dead[name], done, end - done, group.changed_ms)
+        name: GroupStats(
+            group.ready, group.in_flight, group.settled, dead[name], done, end - done, group.changed_ms, name in paused
+        )
         for name, group in stores.broker.groups.items()
         for done in [group.committed]
     }

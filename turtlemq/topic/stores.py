@@ -29,14 +29,16 @@ from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
 from turtlemq.topic.dead_letters import DeadLetters
 from turtlemq.topic.group_documents import retry_columns
+from turtlemq.topic.pauses import Pauses
 
 
 class Stores:
-    """Index, Broker and dead letters of one topic. Made by `open`, which sets these three."""
+    """Index, Broker and dead letters of one topic, and its pauses. Made by `open`, which sets these four."""
 
     broker: Broker
     index: Index
     dead_letters: DeadLetters
+    pauses: Pauses
 
     def __init__(self, name: str, folder: Path, door: Door, settings: Settings) -> None:
         self.name, self.folder, self.door, self.settings = name, folder, door, settings
@@ -53,6 +55,7 @@ class Stores:
         hashes of ids."""
         self, gone = cls(name, folder, door, settings), {*clean.get("files", ())} - {*logs(door, folder)}
         self.missing = [Damage(file, 0, 0, "the file is missing") for file in gone]
+        self.pauses = Pauses(door, folder)
         callbacks = (self._store_dead_letters, self._schedule_retries, self._newest_seq)
         opened = open_broker(door, folder, name, settings, *callbacks, clean.get("broker"), seed=seed)
         self.broker = opened.broker

@@ -20,7 +20,7 @@ from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.broker.save import LogSync
 from turtlemq.data_folder import logs
-from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownMessage
+from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownGroup, UnknownMessage
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
@@ -58,6 +58,7 @@ class Topic:
         self.stores, opened = Stores.open(name, folder, door, settings, clean or {}, seed)
         self.stores.use(flusher, ballast.throw)
         self._index, self._broker = self.stores.index, self.stores.broker
+        self._ballast = ballast
         self._checkpoints = Checkpoints(self.stores, flusher, ballast, slots)
         self._handoff = Handoff(self.stores, ballast)
         self._maintenance = Maintenance(self.stores, worker)
@@ -170,7 +171,10 @@ class Topic:
     def reserve(
         self, group: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
     ) -> Reserved:
-        """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
+        """Hand out up to `count` ready messages to a consumer of a group, under a lease. A paused group gets none: it is only
+        noted as used."""
+        if self.stores.pauses.holds(group):
+            count = 0
         return self._broker.reserve(group, count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
 
     def ack(
@@ -211,8 +215,24 @@ class Topic:
         return offset
 
     def drop_group(self, group: str, now_ms: int) -> None:
-        """Forget a group, so that it holds nothing back."""
+        """Forget a group, so that it holds nothing back. A new group of its name is not paused."""
+        if group in self.stores.pauses.groups:
+            self._set_paused(group, False)
         self._broker.forget_group(group, now_ms)
+
+    def set_paused(self, group: str | None, paused: bool) -> None:
+        """Pause a group, or resume it; None: the topic. Durable when this returns. Raises `UnknownGroup`."""
+        if group is not None and not self.view.has_group(group):
+            raise UnknownGroup(f"there is no group {group!r}")
+        self._set_paused(group, paused)
+
+    def _set_paused(self, group: str | None, paused: bool) -> None:
+        self._ballast.freeing(partial(self.stores.pauses.set, group, paused))  # few bytes, and they help on a full disk
+
+    def _unforgettable(self, waiting: Collection[str]) -> Collection[str]:
+        """Groups that do not expire: those for which a fetch waits, and paused ones, which go on when they are resumed."""
+        pauses = self.stores.pauses
+        return self._broker.groups if pauses.topic else {*waiting, *pauses.groups} if pauses.groups else waiting
 
     # Dead letters
 
@@ -250,7 +270,7 @@ class Topic:
         Raises the first `Exhausted` at the end: the rest of the work may make room."""
         self.stores.refuse_if_stopped()
         full = self._hand_off(now_ms)
-        retain = partial(self._retention.run_if_due, waiting=waiting)
+        retain = partial(self._retention.run_if_due, waiting=self._unforgettable(waiting))
         for work in (self._end_leases, self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
             try:
                 work(now_ms)

@@ -68,7 +68,12 @@ class TopicView:
 
     def has_ready(self, name: str, now_ms: int) -> bool:
         """May a fetch of a group, existing or new, find a message? O(1)."""
-        return self._broker.has_ready(name, now_ms)
+        return not self.is_paused(name) and self._broker.has_ready(name, now_ms)
+
+    def is_paused(self, name: str | None = None) -> bool:
+        """Whether a group is given no messages, since it or the topic is paused; without a name, whether the topic is."""
+        pauses = self._stores.pauses
+        return pauses.topic if name is None else pauses.holds(name)
 
     # Dead letters
 

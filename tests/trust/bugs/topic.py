@@ -5,6 +5,42 @@ from __future__ import annotations
 from tests.trust.bugs.bug import CRASH, SIM, Bug
 
 BUGS = (
+    # Pauses
+    Bug(
+        "a pause is ignored by fetches and long polls",
+        "topic/topic.py",
+        "        if self.stores.pauses.holds(group):\n            count = 0\n",
+        "",
+        f"pause {SIM}",
+    ),
+    Bug(
+        "a resume does not wake the long polls",
+        "server/handlers/topics.py",
+        '    request.app[SERVICE].answer_polls_soon(topic)\n    return answer({"paused": paused})\n',
+        '    return answer({"paused": paused})\n',
+        "pause",
+    ),
+    Bug(
+        "a pause is not written",
+        "topic/pauses.py",
+        "            self._door.replace(self._path, text.encode())\n",
+        "",
+        f"pause {SIM}",
+    ),
+    Bug(
+        "a new group of a deleted one's name is paused",
+        "topic/topic.py",
+        "        if group in self.stores.pauses.groups:\n            self._set_paused(group, False)\n",
+        "",
+        f"pause {SIM}",
+    ),
+    Bug(
+        "a paused group expires",
+        "topic/topic.py",
+        "waiting=self._unforgettable(waiting))",
+        "waiting=waiting)",
+        "pause",
+    ),
     # Durability: an answered request is on the disk
     Bug(
         "the Index lets go of what was handed off before that is synced",

@@ -29,6 +29,7 @@ from turtlemq.server.outgoing.reply import Reply, answer
 from turtlemq.server.request import SERVICE, engine_of, group_of, time_left, topic_and_group, topic_of
 from turtlemq.server.service import now_ms
 
+PAUSED = b'{"messages":[],"paused":true}'  # the answer to a fetch of a paused group or topic
 _LARGE_BYTES = 4 << 20  # of an answer that is encoded on a thread: on the event loop it takes 15 ms or more
 _ODD_MAX = 1_000  # messages of an answer that are encoded one by one; more are encoded on a thread
 _LARGE_LIST_BYTES = 256 << 10  # of an ack list that is parsed on a thread
@@ -75,7 +76,10 @@ async def fetch(request: web.Request) -> Reply:
     messages = await trace.waited(request, service.fetch(wanted, min(asked.wait, time_left(request))))
     service.meter.fetch_batch.add(len(messages))
     undo = partial(service.give_back, wanted, messages)
-    if _prefers_bson(request.headers.get("Accept", "")):
+    as_bson = _prefers_bson(request.headers.get("Accept", ""))
+    if not len(messages) and service.is_paused(wanted):
+        return Reply(b"", 200, BSON, paused=True) if as_bson else Reply(PAUSED)
+    if as_bson:
         return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, undo, messages.lease)
     return Reply(await _encoded(fetched_json, messages, undo), 200, JSON, undo)
 

@@ -67,6 +67,7 @@ class TopicStatus(Struct):
     oldest_ready_ms: int | None
     next_due_ms: int | None
     trouble: str | None
+    paused: bool
     lateness: Lateness
 
 
@@ -191,6 +192,7 @@ def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
         oldest_ready_ms=stats["oldest_ready_ms"],
         next_due_ms=stats["next_due_ms"],
         trouble=None if trouble is None else describe(trouble),
+        paused=bool(stats["paused"]),
         lateness=_lateness(figures.lateness, figures.wait),
     )
 

@@ -43,6 +43,7 @@ def describe(engine: Engine, topic: str) -> dict[str, Any]:
         "settings": to_nested(engine.topic(topic).settings),
         "stats": engine.stats(topic),
         "groups": engine.groups(topic),
+        "paused": engine.topic(topic).view.is_paused(),
     }
 
 
@@ -76,6 +77,24 @@ async def drop_topic(request: web.Request) -> web.Response:
     request.app[SERVICE].fetches.drop_topic(topic)
     request.app[SERVICE].tick_soon()
     return answer({"outcome": "deleted"})
+
+
+async def pause(request: web.Request) -> web.Response:
+    """POST …/pause: of a topic, or of a group"""
+    return _set_paused(request, True)
+
+
+async def resume(request: web.Request) -> web.Response:
+    """POST …/resume: of a topic, or of a group"""
+    return _set_paused(request, False)
+
+
+def _set_paused(request: web.Request, paused: bool) -> web.Response:
+    topic = topic_of(request)
+    group = group_of(request) if "group" in request.match_info else None
+    engine_of(request).topic(topic).set_paused(group, paused)
+    request.app[SERVICE].answer_polls_soon(topic)
+    return answer({"paused": paused})
 
 
 async def compact(request: web.Request) -> web.Response:

@@ -17,9 +17,9 @@ from turtlemq.topic.stats import GroupStats, TopicStats
 from turtlemq.topic.topic import Topic
 
 GROUP_STATES = ("ready", "reserve", "history", "dead")
-GAUGES = (*GROUP_STATES, "lag")  # of a group
+GAUGES = (*GROUP_STATES, "lag", "paused")  # of a group
 _NO_MESSAGES = dict.fromkeys((f"now_{key}" for key in GAUGES), 0)
-ADD_UP = ("bytes", "segments", "damaged", "trouble", "stopped", "ready_unsynced", *STATES)  # may be summed over topics
+ADD_UP = ("bytes", "segments", "damaged", "trouble", "stopped", "ready_unsynced", "paused", *STATES)  # may be summed over topics
 
 
 @dataclass(slots=True)
@@ -51,6 +51,7 @@ def _stats(engine: Engine, topic: Topic, brief: bool = False) -> dict[str, float
         "trouble": int(topic.name in engine.trouble),
         "stopped": int(topic.stopped is not None),
         "ready_unsynced": topic.view.unsynced_handoffs,
+        "paused": int(topic.view.is_paused()),
     }
 
 
@@ -60,7 +61,7 @@ def _groups(topic: Topic, labels: GroupLabels) -> dict[str, dict[str, int]]:
     tallies = topic.view.group_tallies()
     labels.update(tallies)
     for name, stats in sorted(topic.view.group_stats().items()):
-        figures = {f"now_{key}": getattr(stats, key) for key in GroupStats.__dataclass_fields__ if key in GAUGES}
+        figures = {f"now_{key}": int(getattr(stats, key)) for key in GroupStats.__dataclass_fields__ if key in GAUGES}
         label = labels.label_of(name)
         if label != OTHER:
             figures |= _counts(tallies[name])
@@ -94,7 +95,7 @@ class _Rest:
             figures = _stats(engine, member.topic, brief=True)
             stats = {key: figures[key] or 0 for key in ADD_UP}
             for group in member.topic.view.group_stats().values():
-                gauges = _sum(gauges, {f"now_{key}": getattr(group, key) for key in GAUGES})
+                gauges = _sum(gauges, {f"now_{key}": int(getattr(group, key)) for key in GAUGES})
         return cls(stats, gauges, counters)
 
     @classmethod

@@ -71,6 +71,10 @@ def topic_families(rows: dict[str, TopicFigures]) -> Iterator[str]:
     yield from exposition.family("turtlemq_group_messages", "gauge", "Messages of a group by state; reserve: in flight.", states)
     lag = [(labels, counts["now_lag"]) for labels, counts in groups]
     yield from exposition.family("turtlemq_group_lag", "gauge", "Ready offsets that a group has not settled.", lag)
+    paused: list[tuple[Labels, float | None]] = [({"topic": t}, row.stats["paused"]) for t, row in rows.items()]
+    paused += [(labels, counts["now_paused"]) for labels, counts in groups]
+    text = "1 for a paused topic (without a group) or group; of several under one label, how many are."
+    yield from exposition.family("turtlemq_paused", "gauge", text, paused)
     for name, text, key in GROUP_TOTALS:
         yield from exposition.family(name, "counter", text, [(labels, counts[key]) for labels, counts in groups])
     late = [({"topic": t}, row.lateness) for t, row in rows.items()]

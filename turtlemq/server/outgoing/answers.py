@@ -33,10 +33,11 @@ class Stored(Struct):
 
 
 class Messages(Struct):
-    """Fetched messages; an empty list if there were none."""
+    """Fetched messages; an empty list if there were none. `paused`: there are none because the group or its topic is paused."""
 
     messages: list[Delivered]
     lease: str | UnsetType = UNSET
+    paused: Literal[True] | UnsetType = UNSET
 
 
 class Acked(Struct):
@@ -179,6 +180,12 @@ class Changed(Struct):
     due_ms: int
 
 
+class Paused(Struct):
+    """Whether this topic, or this group itself, is paused now."""
+
+    paused: bool
+
+
 class TopicAnswer(Struct):
     """A topic."""
 
@@ -186,6 +193,7 @@ class TopicAnswer(Struct):
     settings: TopicSettings  # type: ignore[valid-type]  # made from the table
     stats: TopicStats
     groups: dict[str, GroupStats]
+    paused: bool
 
 
 class Topics(Struct):

@@ -21,17 +21,18 @@ from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
 from turtlemq.server.trace import CLUSTER_HEADER, HEADER, REQUEST_ID
 
-LEASE_HEADER = "X-Turtlemq-Lease"  # of a fetch that is answered with BSON documents: they have no place for it
+# Of a fetch that is answered with BSON documents: they have no place for these.
+LEASE_HEADER, PAUSED_HEADER = "X-Turtlemq-Lease", "X-Turtlemq-Paused"
 encode = msgspec.json.Encoder().encode
 _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: " for status in (200, 201)}
 
 
 class Reply:
-    """An answer as bytes, in one piece or several. `undo` is called if it cannot be sent because the client is gone. `lease`: for
-    a header of its own. `counts_copies`: a JSON object that says in a cluster how many copies have the stored messages.
-    `cluster`: the name of the cluster, for a header; set behind the handler."""
+    """An answer as bytes, in one piece or several. `undo` is called if it cannot be sent because the client is gone. `lease` and
+    `paused`: for headers of their own. `counts_copies`: a JSON object that says in a cluster how many copies have the stored
+    messages. `cluster`: the name of the cluster, for a header; set behind the handler."""
 
-    __slots__ = ("pieces", "size", "status", "kind", "undo", "lease", "counts_copies", "cluster")
+    __slots__ = ("pieces", "size", "status", "kind", "undo", "lease", "counts_copies", "paused", "cluster")
     keep_alive = True
 
     def __init__(
@@ -42,11 +43,12 @@ class Reply:
         undo: Callable[[], None] | None = None,
         lease: str = "",
         counts_copies: bool = False,
+        paused: bool = False,
     ) -> None:
         self.pieces = body if isinstance(body, list) else [body]
         self.size = len(self.pieces[0]) if len(self.pieces) == 1 else sum(map(len, self.pieces))
         self.status, self.kind, self.undo, self.lease, self.counts_copies = status, kind, undo, lease, counts_copies
-        self.cluster = ""
+        self.paused, self.cluster = paused, ""
 
     @classmethod
     def of(cls, value: Any, status: int = 200) -> Reply:
@@ -63,6 +65,8 @@ class Reply:
     def head(self, request: web.BaseRequest) -> bytes:
         """Status line and headers."""
         more = f"{LEASE_HEADER}: {self.lease}\r\n" if self.lease else ""
+        if self.paused:
+            more += f"{PAUSED_HEADER}: true\r\n"
         if self.cluster:
             more += f"{CLUSTER_HEADER}: {self.cluster}\r\n"
         return (
@@ -73,6 +77,8 @@ class Reply:
     def as_response(self) -> web.Response:
         """This answer as a response of aiohttp."""
         headers = {LEASE_HEADER: self.lease} if self.lease else {}
+        if self.paused:
+            headers[PAUSED_HEADER] = "true"
         if self.size <= PIECE_BYTES:
             return web.Response(body=b"".join(self.pieces), status=self.status, content_type=self.kind, headers=headers)
         headers["Content-Length"] = str(self.size)
