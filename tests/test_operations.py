@@ -10,7 +10,21 @@ import pytest
 from aiohttp import web
 
 from turtlemq.server.app import make_app
-from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN, Access
+from turtlemq.server.auth import (
+    ADMIN,
+    ALL,
+    ANY,
+    CHANGE,
+    CONSUME,
+    GROUP,
+    INSPECT,
+    OPEN,
+    OPERATE,
+    PRODUCE,
+    READ,
+    TOKEN,
+    Access,
+)
 from turtlemq.server.config import Config
 from turtlemq.server.handlers import messages
 from turtlemq.server.openapi import document
@@ -56,7 +70,7 @@ def test_every_route_has_a_right_and_is_documented(app: web.Application) -> None
     assert gaps(served(app), ACCESS, document()) == []
 
 
-_RIGHTS = (OPEN, TOKEN, ALL, ANY, PRODUCE, CONSUME, ADMIN)
+_RIGHTS = (OPEN, TOKEN, ALL, ANY, READ, INSPECT, PRODUCE, CHANGE, CONSUME, GROUP, OPERATE, ADMIN)
 PLANTED = "GET /v1/planted"
 
 

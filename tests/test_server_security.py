@@ -34,6 +34,9 @@ PEOPLE: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "producer": (("produce",), ("orders*", "mail.*")),
     "consumer": (("consume",), ("orders",)),
     "owner": (("admin",), ("orders",)),
+    "reader": (("read",), ("orders",)),
+    "operator": (("operate",), ("orders",)),
+    "support": (("read", "operate"), ("*",)),
     "watcher": ((), ("*",)),
     "root": (("admin",), ("*",)),
 }
@@ -174,16 +177,18 @@ def test_one_client_is_an_address_or_a_network_of_ipv6() -> None:
 # Rights by role, written down from docs/HTTP.md and docs/CONFIGURATION.md, not from the code: for a token on the topic that
 # is asked for, by the roles above. `all` are requests about all topics: they need the right on every one.
 EVERYBODY = ("nobody", *PEOPLE)
-WORKERS = ("producer", "consumer", "owner", "root")
+OPERATORS = ("operator", "support", "owner", "root")
+READERS = ("reader", *OPERATORS)
 TOPIC, GROUP, CLUSTER = "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}", "/v1/cluster"
 TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
     EVERYBODY: ("GET /healthz", "GET /readyz", "GET /", "GET /cluster", "GET /docs", "GET /pages/{file}", "GET /openapi.json"),
-    ("watcher", "root"): ("GET /metrics",),
+    ("watcher", "support", "root"): ("GET /metrics",),
+    ("support", "root"): (f"GET {CLUSTER}/shards/{{shard}}/verify",),
     ("root",): (
         "POST /v1/backup",
         "DELETE /v1/backup",
         *(f"{method} {CLUSTER}/nodes/{{node}}/drain" for method in ("POST", "DELETE")),
-        *(f"{method} {CLUSTER}/shards/{{shard}}/verify" for method in ("GET", "POST")),
+        f"POST {CLUSTER}/shards/{{shard}}/verify",
         f"POST {CLUSTER}/shards/{{shard}}/handover",
     ),
     tuple(PEOPLE): (
@@ -195,24 +200,24 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
         f"GET {CLUSTER}/replica",
         f"GET {CLUSTER}/shards/{{shard}}",
     ),
-    WORKERS: (f"GET {TOPIC}", f"GET {TOPIC}/forecast", f"GET {TOPIC}/messages/{{id}}", f"GET {GROUP}"),
-    ("producer", "owner", "root"): (
-        f"POST {TOPIC}/messages",
+    ("producer", "consumer", *READERS): (f"GET {TOPIC}", f"GET {TOPIC}/forecast", f"GET {TOPIC}/messages/{{id}}", f"GET {GROUP}"),
+    ("producer", "owner", "root"): (f"POST {TOPIC}/messages",),
+    ("producer", *OPERATORS): (
         f"PATCH {TOPIC}/messages/{{id}}",
         f"DELETE {TOPIC}/messages/{{id}}",
         f"POST {TOPIC}/cancel",
     ),
     ("consumer", "owner", "root"): (
         *(f"POST {place}/{verb}" for place in (TOPIC, GROUP) for verb in ("fetch", "ack", "extend")),
-        *(f"GET {TOPIC}/{what}" for what in ("messages", "dead", "dead/summary", "dead/export")),
-        f"PUT {GROUP}",
+    ),
+    ("consumer", *READERS): tuple(f"GET {TOPIC}/{what}" for what in ("messages", "dead", "dead/summary", "dead/export")),
+    ("consumer", *OPERATORS): (f"PUT {GROUP}",),
+    OPERATORS: (
         f"DELETE {GROUP}",
-    ),
-    ("owner", "root"): (
-        f"PUT {TOPIC}",
-        f"DELETE {TOPIC}",
         *(f"POST {TOPIC}/{verb}" for verb in ("compact", "dead/requeue", "dead/delete")),
+        *(f"POST {place}/{verb}" for place in (TOPIC, GROUP) for verb in ("pause", "resume")),
     ),
+    ("owner", "root"): (f"PUT {TOPIC}", f"DELETE {TOPIC}"),
 }
 MAY = {route: people for people, routes_ in TABLE.items() for route in routes_}
 
@@ -243,7 +248,7 @@ def prepare(server: Server, topic: str) -> None:
 
 def test_everybody_may_do_what_the_table_says_and_no_more(own_server: Server) -> None:
     """With bodies that are no JSON, so that nothing happens where there is a body; all of these roles have `orders` among their
-    topics, and of them only `root` and `watcher` have `elsewhere`."""
+    topics, and of them only those with `*` have `elsewhere`."""
     server, done = own_server, set[str]()
     for route, people in MAY.items():
         method, _, path = route.partition(" ")
@@ -337,7 +342,7 @@ def test_a_command_needs_the_right_of_its_operation(own_server: Server, topic: s
             if told == "no topic":
                 del asked["topic"]
             answer = as_(server, name, "POST", "/v1/command", asked).json
-            there = topic == "orders" or name in ("root", "watcher")
+            there = topic == "orders" or "*" in PEOPLE[name][1]
             may = there and all(name in MAY[needed] for needed in {route, COMMANDS[verb]})
             assert answer["success"] is may, (command, name, answer)
             if not may:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from turtlemq.cli.output import console, fail, new_table, print_json, print_table, printable
-from turtlemq.cli.parameters import AsJson
+from turtlemq.cli.parameters import AsJson, choice
 from turtlemq.cli.serve import Data, File, Host, Port, flags_of
 
 
@@ -50,7 +50,9 @@ def token(
         list[str] | None,
         typer.Option(
             "--right",
-            help="produce, consume, admin, or none for one that only reads /metrics; may be repeated. (default: the first two)",
+            help="read, produce, consume, operate, admin, or none for one that only reads /metrics; may be repeated. "
+            "(default: produce and consume)",
+            autocompletion=choice("read", "produce", "consume", "operate", "admin", "none"),
         ),
     ] = None,
     topic: Annotated[
@@ -73,7 +75,9 @@ def token(
     try:
         check_tokens([msgspec.convert(fields, Token)])
     except msgspec.ValidationError as error:
-        fail(f"rights are produce, consume and admin, a name has up to 100 letters, digits and . _ @ -: {error}", 2)
+        fail(
+            f"rights are read, produce, consume, operate and admin, a name has up to 100 letters, digits and . _ @ -: {error}", 2
+        )
     except InvalidArgument as error:
         fail(str(error), 2)
     if as_json:

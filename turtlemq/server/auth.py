@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from time import monotonic
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from aiohttp import web
 from msgspec import Meta, Struct
@@ -28,7 +28,8 @@ from turtlemq.errors import InvalidArgument
 from turtlemq.server import logs
 from turtlemq.server.errors import Forbidden, HostNotAllowed, Unauthenticated
 
-Right = Literal["produce", "consume", "admin"]
+Right = Literal["read", "produce", "consume", "operate", "admin"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOOPBACK = ("127.0.0.0/8", "::1")
@@ -41,15 +42,20 @@ _HASH = re.compile(r"sha256:([0-9a-f]{16}):([0-9a-f]{64})")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,200}")
 _NO_DIGEST = "0" * 64  # compared with the token of an unknown ID
 
-# The access right that an operation requires. Rights are those of a token on the topic in the path, one of them is enough;
-# `admin` includes `produce` and `consume`.
+# The access right that an operation requires. Rights are those of a token on the topic in the path, one of them is enough. These
+# tuples are the one place that says which right includes which: `admin` is in all of them, `operate` in all that read.
 Access = tuple[str, ...]
 OPEN: Access = ("open",)  # no token
 TOKEN: Access = ("token",)  # any token; the handler shows only topics on which it has a right, or checks each command
 ALL: Access = ("all",)  # any token whose topics hold "*"
-ANY: Access = ("produce", "consume", "admin")
+ANY: Access = RIGHTS  # look at a topic, or at a message whose id is known
+READ: Access = ("read", "consume", "operate", "admin")  # list messages and dead letters, with their bodies
+INSPECT: Access = ("read", "operate", "admin")  # look at the work of others, or of the server: the audit log
 PRODUCE: Access = ("produce", "admin")
+CHANGE: Access = ("produce", "operate", "admin")  # cancel and reschedule
 CONSUME: Access = ("consume", "admin")
+GROUP: Access = ("consume", "operate", "admin")  # create and move a group
+OPERATE: Access = ("operate", "admin")
 ADMIN: Access = ("admin",)  # on all topics, where the path names none
 
 

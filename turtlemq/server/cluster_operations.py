@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turtlemq.server.auth import ADMIN, TOKEN
+from turtlemq.server.auth import ADMIN, INSPECT, TOKEN
 from turtlemq.server.handlers import cluster, copies, operators
 from turtlemq.server.operation import Operation
 from turtlemq.server.outgoing import answers
@@ -133,7 +133,7 @@ CLUSTER = [
     Operation(
         f"GET {_SHARD}/verify",
         copies.verification,
-        ADMIN,
+        INSPECT,
         "verification",
         "The comparison under way, or the last one",
         copies.Comparison,

@@ -9,7 +9,7 @@ daily work comes first.
 from __future__ import annotations
 
 from turtlemq.model import Forecast
-from turtlemq.server.auth import ADMIN, ALL, ANY, CONSUME, OPEN, PRODUCE, TOKEN, Access
+from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, OPERATE, PRODUCE, READ, TOKEN, Access
 from turtlemq.server.cluster_operations import CLUSTER
 from turtlemq.server.handlers import backup, command, consume, dead, find, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
@@ -138,7 +138,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"PATCH {_TOPIC}/messages/{{id}}",
             messages.patch,
-            PRODUCE,
+            CHANGE,
             "changeMessage",
             "Reschedule or edit a sleeper",
             answers.Changed,
@@ -150,7 +150,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"DELETE {_TOPIC}/messages/{{id}}",
             messages.remove,
-            PRODUCE,
+            CHANGE,
             "cancelMessage",
             "Cancel a message that sleeps, is ready or waits for a retry",
             answers.Outcome,
@@ -160,7 +160,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"POST {_TOPIC}/cancel",
             messages.cancel,
-            PRODUCE,
+            CHANGE,
             "cancelMany",
             "Cancel many, by id or by due time",
             answers.Cancelled,
@@ -176,7 +176,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"GET {_TOPIC}/messages",
             messages.browse,
-            CONSUME,
+            READ,
             "listMessages",
             "Messages in one state, a page at a time",
             answers.Listing,
@@ -256,7 +256,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"POST {_TOPIC}/compact",
             topics.compact,
-            ADMIN,
+            OPERATE,
             "compact",
             "Free what can be freed",
             answers.Compacted,
@@ -266,7 +266,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"PUT {_GROUP}",
             topics.put_group,
-            CONSUME,
+            GROUP,
             "putGroup",
             "Make a group, or move it: replay",
             answers.GroupAnswer,
@@ -288,7 +288,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"DELETE {_GROUP}",
             topics.drop_group,
-            CONSUME,
+            OPERATE,
             "dropGroup",
             "Forget a group",
             answers.Outcome,
@@ -302,7 +302,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"GET {_TOPIC}/dead",
             dead.list_dead,
-            CONSUME,
+            READ,
             "listDead",
             "Dead letters in the order in which they died",
             answers.Letters,
@@ -313,7 +313,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"GET {_TOPIC}/dead/summary",
             dead.summary,
-            CONSUME,
+            READ,
             "summariseDead",
             "How many died of what",
             answers.Causes,
@@ -324,7 +324,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"GET {_TOPIC}/dead/export",
             dead.export,
-            CONSUME,
+            READ,
             "exportDead",
             "All of them, a line each",
             NDJSON,
@@ -334,7 +334,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"POST {_TOPIC}/dead/requeue",
             dead.requeue,
-            ADMIN,
+            OPERATE,
             "requeueDead",
             "Let them sleep again",
             answers.Requeued,
@@ -347,7 +347,7 @@ OPERATIONS: list[Operation] = [
         Operation(
             f"POST {_TOPIC}/dead/delete",
             dead.delete,
-            ADMIN,
+            OPERATE,
             "deleteDead",
             "Delete them",
             answers.Deleted,

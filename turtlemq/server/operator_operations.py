@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turtlemq.server.auth import ADMIN
+from turtlemq.server.auth import OPERATE
 from turtlemq.server.handlers import topics
 from turtlemq.server.operation import Operation
 from turtlemq.server.outgoing import answers
@@ -16,7 +16,7 @@ def _pausing(base: str, suffix: str, what: str) -> list[Operation]:
         Operation(
             f"POST {base}/pause",
             topics.pause,
-            ADMIN,
+            OPERATE,
             f"pause{suffix}",
             f"Deliver nothing of {what} until it is resumed",
             answers.Paused,
@@ -28,7 +28,7 @@ def _pausing(base: str, suffix: str, what: str) -> list[Operation]:
         Operation(
             f"POST {base}/resume",
             topics.resume,
-            ADMIN,
+            OPERATE,
             f"resume{suffix}",
             f"Deliver messages of {what} again",
             answers.Paused,

@@ -5,6 +5,13 @@ from __future__ import annotations
 from tests.trust.bugs.bug import Bug
 
 BUGS = (
+    Bug(
+        "a token that may read may delete dead letters",
+        "server/operations.py",
+        "            dead.delete,\n            OPERATE,\n",
+        "            dead.delete,\n            READ,\n",
+        "server_security",
+    ),
     # Durability: an answered request is on the disk
     Bug(
         "requests are answered before their group is written",
