@@ -14,7 +14,7 @@ from tests.harness import settings_reference
 from tests.harness.server_process import ROOT, running
 from turtlemq.cli.verbs import command_line
 from turtlemq.errors import InvalidArgument
-from turtlemq.server.auth import hash_of, new_token
+from turtlemq.server.auth import RIGHTS, hash_of, new_token
 from turtlemq.server.cluster_config import parse_address, read_secret
 from turtlemq.server.config import HIDDEN, TABLES, Config, in_force, load, resolve
 from turtlemq.server.operations import ACCESS
@@ -301,9 +301,16 @@ def test_the_rights_in_the_docs_are_those_of_the_table() -> None:
         ("open",): "none, not",
         ("token",): "any token",
         ("all",): "any token for topics `*`",
-        ("produce", "consume", "admin"): "any right",
+        RIGHTS: "any right",
+        ("read", "consume", "operate", "admin"): "`read`, or `consume`, `operate`",
+        ("read", "operate", "admin"): "`read` or `operate` on topics `*`",
+        ("produce", "admin"): "`produce`",
+        ("produce", "operate", "admin"): "`produce`, or `operate`",
+        ("consume", "admin"): "`consume`",
+        ("consume", "operate", "admin"): "`consume`, or `operate`",
+        ("operate", "admin"): "`operate`",
+        ("admin",): "`admin`",
     }
-    words |= {("produce", "admin"): "`produce`", ("consume", "admin"): "`consume`", ("admin",): "`admin`"}
     assert set(said) == set(ACCESS)
     for route, needed in ACCESS.items():
         assert said[route].startswith(words[needed]), route

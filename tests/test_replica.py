@@ -90,6 +90,8 @@ def test_files_of_the_engine_are_replicated(path: str) -> None:
     [
         "LOCK",
         "BALLAST",
+        "AUDIT",
+        "AUDIT.1",
         "RESERVE",
         "REPLICA",
         "REPLICA.tmp",

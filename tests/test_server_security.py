@@ -195,6 +195,7 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
         "GET /v1/topics",
         "GET /v1/status",
         "GET /v1/find",
+        "GET /v1/audit",
         "POST /v1/command",
         f"GET {CLUSTER}",
         f"GET {CLUSTER}/replica",

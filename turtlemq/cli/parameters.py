@@ -61,7 +61,7 @@ def _ask(*parts: str) -> Any:
         return None
 
 
-def _complete_topic(incomplete: str) -> list[str]:
+def complete_topic(incomplete: str) -> list[str]:
     answer = _ask() or {"topics": []}
     return [topic["topic"] for topic in answer["topics"] if topic["topic"].startswith(incomplete)]
 
@@ -97,7 +97,7 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC", show_default=False, autocompletion=_complete_topic)]
+Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC", show_default=False, autocompletion=complete_topic)]
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its id.", show_default=False)]
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The consumer group.", autocompletion=_complete_group)]
 GroupName = Annotated[

@@ -43,6 +43,7 @@ VERBS = {  # verb: module.attribute below this package
     "serve": "serve.serve",
     "status": "overview.status",
     "top": "overview.top",
+    "audit": "audit.audit",
     "bench": "bench.bench",
     "report": "report.report",
     "cluster": "cluster.app",
@@ -56,7 +57,7 @@ _PANELS = {  # of the help; other verbs are about messages
     **dict.fromkeys(("topics", "groups", "pause", "resume", "stats", "forecast", "top"), _TOPICS),
     "dead": _DEAD,
     **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "report"), _FILES),
-    **dict.fromkeys(("serve", "status", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
+    **dict.fromkeys(("serve", "status", "audit", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
 }
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},

@@ -1,18 +1,26 @@
-"""Calls of a client for operators: pause and resume. Pure. The examples run as doctests, as those of `calls`."""
+"""Calls of a client for operators: pause and resume, the audit log. Pure. The examples run as doctests, as those of `calls`."""
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 from msgspec import Struct
 
+from turtlemq.client.results import AuditEvent
 from turtlemq.client.sending import Call
-from turtlemq.client.wire import Request, parser_of, path
+from turtlemq.client.wire import Request, Time, parser_of, path, to_ms, without_none
 
 
 class _Paused(Struct):
     paused: bool
 
 
+class _Audit(Struct):
+    events: list[AuditEvent]
+
+
 _parse_paused = parser_of(_Paused)
+_parse_audit = parser_of(_Audit)
 
 
 def pause(topic: str, group: str | None = None) -> Call[bool]:
@@ -42,3 +50,14 @@ def resume(topic: str, group: str | None = None) -> Call[bool]:
 def _pause(topic: str, group: str | None, verb: str) -> Call[bool]:
     target = path(topic, verb) if group is None else path(topic, "groups", group, verb)
     return Call(Request("POST", target), lambda answer: _parse_paused(answer).paused)
+
+
+def audit(topic: str | None = None, *, since: Time | None = None, limit: int = 100) -> Call[list[AuditEvent]]:
+    """Changes that were asked for, the newest last: of one topic, or of all that the token may `read` or `operate`.
+
+    >>> _ = client.configure("jobs")
+    >>> [(event.action, event.topic) for event in client.audit("jobs")]
+    [('topic_created', 'jobs')]
+    """
+    wanted = without_none(topic=topic, from_ms=to_ms(since), limit=limit)
+    return Call(Request("GET", f"/v1/audit?{urlencode(wanted)}"), lambda answer: _parse_audit(answer).events)

@@ -200,6 +200,20 @@ class Group(Struct):
     stats: GroupStats = msgspec.field(default_factory=GroupStats)
 
 
+class AuditEvent(Struct):
+    """A change that was asked for: when, by which token (its name) from which address, and of how many messages or things.
+    `target`: a group, message, node or shard."""
+
+    at_ms: int
+    token: str
+    client: str
+    action: str
+    topic: str
+    count: int
+    request_id: str
+    target: str = ""
+
+
 class Forecast(Struct):
     """The number of messages due in each bucket from `from_ms` on; `overdue` before it, `beyond` after the last."""
 

@@ -312,6 +312,7 @@ class Client:
     drop_group = _method(calls.drop_group)
     pause = _method(operator_calls.pause)
     resume = _method(operator_calls.resume)
+    audit = _method(operator_calls.audit)
     dead_page = _method(dead_calls.dead_page)
     dead_summary = _method(dead_calls.dead_summary)
     requeue_dead = _method(dead_calls.requeue_dead)

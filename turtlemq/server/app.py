@@ -6,6 +6,8 @@ operations is in `operations`, the process around the application in `run`.
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
@@ -13,6 +15,7 @@ from aiohttp import web
 from turtlemq import __version__
 from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import openapi, output_commit, trace
+from turtlemq.server.audit import AUDIT, COUNT, AuditLog
 from turtlemq.server.auth import AUTH, Auth
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
@@ -22,7 +25,7 @@ from turtlemq.server.handlers import metrics, pages
 from turtlemq.server.incoming.body import release
 from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.operation import Handler
-from turtlemq.server.operations import ACCESS, OPERATIONS
+from turtlemq.server.operations import ACCESS, AUDITED, OPERATIONS
 from turtlemq.server.outgoing.reply import Answered, Reply, answer, refusal
 from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.request import CONFIG, SERVICE, check_origin, set_deadline
@@ -54,6 +57,8 @@ def make_app(service: Service, config: Config) -> web.Application:
     app.cleanup_ctx.append(EventLog(service))
     app[FORWARDER] = Forwarder(service, config.cluster.tls_ca)
     app.on_cleanup.append(_end_forwarding)
+    app[AUDIT] = AuditLog(Path(config.data))
+    app.on_cleanup.append(_end_audit)
     names = (*config.host_names, config.cluster.url.partition("://")[2].rstrip("/"))
     app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS, names, bool(config.tls_cert))
     service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
@@ -64,6 +69,10 @@ def make_app(service: Service, config: Config) -> web.Application:
 
 async def _end_forwarding(app: web.Application) -> None:
     await app[FORWARDER].close()
+
+
+async def _end_audit(app: web.Application) -> None:
+    await asyncio.to_thread(app[AUDIT].close)
 
 
 @web.middleware
@@ -92,7 +101,7 @@ async def _answer(request: web.Request, handler: Handler) -> Answered:
                 return forwarded
         if (lead := request.app[SERVICE].lead) is not None:
             return await _lead(request, handler, lead)
-        return await handler(request)
+        return await _handled(request, handler)
     except TurtleError as error:
         if error.status >= 500 and not isinstance(error, Unavailable | DeadlineExceeded):
             trace.failed(request, error.code, error)
@@ -109,15 +118,29 @@ async def _answer(request: web.Request, handler: Handler) -> Answered:
         return _refused(request, TurtleError(f"{TurtleError.__doc__} ({type(error).__name__})"))
 
 
+async def _handled(request: web.Request, handler: Handler) -> Answered:
+    """The answer of a handler. Its changes are noted in the audit log, also if it failed after a part."""
+    if (action := AUDITED.get(handler)) is None:
+        return await handler(request)
+    try:
+        answered = await handler(request)
+    except BaseException:
+        if COUNT in request:
+            request.app[AUDIT].note(request, action)
+        raise
+    request.app[AUDIT].note(request, action)
+    return answered
+
+
 async def _lead(request: web.Request, handler: Handler, lead: Lead) -> Answered:
     """An answer of a leader, before copies have confirmed it."""
     output_commit.check_writable(request, lead)
     if not output_commit.applies(request):  # a handover must not wait for the request that asks for it
-        return await handler(request)
+        return await _handled(request, handler)
     service = request.app[SERVICE]
     service.under_way += 1
     try:
-        return await handler(request)
+        return await _handled(request, handler)
     finally:
         service.under_way -= 1
 

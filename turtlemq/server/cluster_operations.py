@@ -85,6 +85,7 @@ CLUSTER = [
         body_example={"to": "b"},
         errors=(408, 413, 415, 404, 409),
         answer_example={"outcome": "handed over", "shard": 0, "node": "b"},
+        audit="handover",
     ),
     Operation(
         f"POST {_DRAIN}",
@@ -97,6 +98,7 @@ CLUSTER = [
         "was noted.",
         errors=(404, 409),
         answer_example={"outcome": "drained", "node": "a", "leads": [0]},
+        audit="drain",
     ),
     Operation(
         f"DELETE {_DRAIN}",
@@ -107,6 +109,7 @@ CLUSTER = [
         answers.Drained,
         errors=(404, 409),
         answer_example={"outcome": "may lead", "node": "a", "leads": []},
+        audit="undrain",
     ),
     Operation(
         "GET /v1/cluster",

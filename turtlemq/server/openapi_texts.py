@@ -51,6 +51,9 @@ SCHEMAS = {
     "Found": "Messages with that id, by topic.",
     "FoundMessage": "A message of some topic.",
     "Forecast": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
+    "AuditAnswer": "Changes that were asked for, the newest last.",
+    "AuditEvent": "A change: by which token (its name; empty where none is needed), from which address, of how many messages. "
+    "`target`: a group, message, node or shard of the path.",
     "Paused": "Whether that topic, or that group itself, is paused now.",
     "Topics": "All topics.",
     "TopicAnswer": "A topic.",

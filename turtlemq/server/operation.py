@@ -33,6 +33,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     answer_example: Any = None
     tag: str = ""  # its section in the document
+    audit: str = ""  # the action that the audit log names, of an operation that it notes
 
     @property
     def method(self) -> str:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from turtlemq.model import Forecast
 from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, OPERATE, PRODUCE, READ, TOKEN, Access
 from turtlemq.server.cluster_operations import CLUSTER
-from turtlemq.server.handlers import backup, command, consume, dead, find, messages, metrics, pages, produce, status, topics
-from turtlemq.server.media_types import HTML, JSON, NDJSON, TEXT
+from turtlemq.server.dead_operations import dead_operations
+from turtlemq.server.handlers import backup, command, consume, find, messages, metrics, pages, produce, status, topics
+from turtlemq.server.media_types import HTML, JSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
-from turtlemq.server.operation import MESSAGES, Operation, tagged
-from turtlemq.server.operator_operations import PAUSES
+from turtlemq.server.operation import MESSAGES, Handler, Operation, tagged
+from turtlemq.server.operator_operations import AUDITS, PAUSES
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.reply import LEASE_HEADER, PAUSED_HEADER
 from turtlemq.server.topic_settings import TopicSettings
@@ -146,6 +147,7 @@ OPERATIONS: list[Operation] = [
             body_example={"delay": 7200, "headers": {"why": "later"}},
             errors=(*_BODY, 404, 409, 507),
             answer_example={"outcome": "rescheduled", "due_ms": _NOW + 7_200_000},
+            audit="reschedule",
         ),
         Operation(
             f"DELETE {_TOPIC}/messages/{{id}}",
@@ -156,6 +158,7 @@ OPERATIONS: list[Operation] = [
             answers.Outcome,
             errors=(404, 409, 507),
             answer_example={"outcome": "cancelled"},
+            audit="cancel",
         ),
         Operation(
             f"POST {_TOPIC}/cancel",
@@ -168,6 +171,7 @@ OPERATIONS: list[Operation] = [
             body_example={"ids": ["order-17", "order-18"]},
             errors=_CHANGE,
             answer_example={"cancelled": 1, "missed": {"order-18": "reserve"}},
+            audit="cancel",
         ),
     ),
     *tagged("Consume", *_consuming(_TOPIC, "", ""), *_consuming(_GROUP, "InGroup", ", for a group")),
@@ -232,6 +236,7 @@ OPERATIONS: list[Operation] = [
             body_example={"ttr": 30, "max_attempts": 5, "backoff": {"base": 1, "factor": 2, "max": 600, "jitter": "equal"}},
             errors=(*_BODY, 507),
             answer_example=_ORDERS,
+            audit="settings",
         ),
         Operation(
             f"GET {_TOPIC}",
@@ -252,6 +257,7 @@ OPERATIONS: list[Operation] = [
             answers.Outcome,
             errors=(404,),
             answer_example={"outcome": "deleted"},
+            audit="topic_deleted",
         ),
         Operation(
             f"POST {_TOPIC}/compact",
@@ -262,6 +268,7 @@ OPERATIONS: list[Operation] = [
             answers.Compacted,
             errors=(404, 507),
             answer_example={"outcome": "compacted", "bytes_before": 9000, "bytes": 4096, "live_ratio": 1.0},
+            audit="compact",
         ),
         Operation(
             f"PUT {_GROUP}",
@@ -274,6 +281,7 @@ OPERATIONS: list[Operation] = [
             body_example={"start": "earliest"},
             errors=_CHANGE,
             answer_example={"topic": "orders", "group": "audit", "stats": _GROUP_COUNTS},
+            audit="group_moved",
         ),
         Operation(
             f"GET {_GROUP}",
@@ -294,69 +302,11 @@ OPERATIONS: list[Operation] = [
             answers.Outcome,
             errors=(404, 507),
             answer_example={"outcome": "deleted"},
+            audit="group_deleted",
         ),
         *PAUSES,
     ),
-    *tagged(
-        "Dead letters",
-        Operation(
-            f"GET {_TOPIC}/dead",
-            dead.list_dead,
-            READ,
-            "listDead",
-            "Dead letters in the order in which they died",
-            answers.Letters,
-            query=dead.DeadPage,
-            errors=(404,),
-            answer_example={"messages": [_LETTER], "cursor": None},
-        ),
-        Operation(
-            f"GET {_TOPIC}/dead/summary",
-            dead.summary,
-            READ,
-            "summariseDead",
-            "How many died of what",
-            answers.Causes,
-            query=dead.DeadFilter,
-            errors=(404,),
-            answer_example={"total": 3, "errors": {"no connection": 3}},
-        ),
-        Operation(
-            f"GET {_TOPIC}/dead/export",
-            dead.export,
-            READ,
-            "exportDead",
-            "All of them, a line each",
-            NDJSON,
-            query=dead.DeadFilter,
-            errors=(404,),
-        ),
-        Operation(
-            f"POST {_TOPIC}/dead/requeue",
-            dead.requeue,
-            OPERATE,
-            "requeueDead",
-            "Let them sleep again",
-            answers.Requeued,
-            "By `ids`, or by `filter` (`{}`: all). `per_s` spreads them over time.",
-            body=dead.DeadRequeue,
-            body_example={"filter": {"group": "default"}, "delay": 60, "per_s": 100},
-            errors=_CHANGE,
-            answer_example={"requeued": 3, "unknown": []},
-        ),
-        Operation(
-            f"POST {_TOPIC}/dead/delete",
-            dead.delete,
-            OPERATE,
-            "deleteDead",
-            "Delete them",
-            answers.Deleted,
-            body=dead.DeadChoice,
-            body_example={"ids": ["order-17"]},
-            errors=_CHANGE,
-            answer_example={"deleted": 1, "unknown": []},
-        ),
-    ),
+    *tagged("Dead letters", *dead_operations(_LETTER)),
     *tagged(
         "Operate",
         Operation("GET /healthz", status.healthz, OPEN, "alive", "The process lives", answers.Alive),
@@ -394,10 +344,12 @@ OPERATIONS: list[Operation] = [
             "Keep all files as they are for a copy",
             answers.Pinned,
             status=201,
+            audit="backup",
         ),
         Operation("GET /openapi.json", pages.openapi, OPEN, "openapi", "This document", JSON),
         Operation("DELETE /v1/backup", backup.unpin, ADMIN, "unpinBackup", "The copy is made, or given up", answers.Outcome),
     ),
+    *tagged("Operate", *AUDITS),
     *tagged("Cluster", *CLUSTER),
     *tagged(
         PAGES,
@@ -420,3 +372,5 @@ OPERATIONS: list[Operation] = [
 DOCUMENTED = [operation for operation in OPERATIONS if operation.tag != PAGES]
 # The access right of every route, by `Operation.route`.
 ACCESS: dict[str, Access] = {operation.route: operation.access for operation in OPERATIONS}
+# The action that the audit log names, by the handler of an operation that it notes.
+AUDITED: dict[Handler, str] = {operation.handler: operation.audit for operation in OPERATIONS if operation.audit}

@@ -1,9 +1,9 @@
-"""The table of HTTP operations for operators of topics: pause and resume. Its entries belong to the table in `operations`."""
+"""The table of HTTP operations for operators: pauses, the audit log. Its entries belong to the table in `operations`."""
 
 from __future__ import annotations
 
-from turtlemq.server.auth import OPERATE
-from turtlemq.server.handlers import topics
+from turtlemq.server.auth import OPERATE, TOKEN
+from turtlemq.server.handlers import audit, topics
 from turtlemq.server.operation import Operation
 from turtlemq.server.outgoing import answers
 
@@ -24,6 +24,7 @@ def _pausing(base: str, suffix: str, what: str) -> list[Operation]:
             "`paused`; a long poll waits its time, or until there are messages after a resume. It survives restarts.",
             errors=(404, 507),
             answer_example={"paused": True},
+            audit="pause",
         ),
         Operation(
             f"POST {base}/resume",
@@ -34,8 +35,24 @@ def _pausing(base: str, suffix: str, what: str) -> list[Operation]:
             answers.Paused,
             errors=(404, 507),
             answer_example={"paused": False},
+            audit="resume",
         ),
     ]
 
 
 PAUSES = [*_pausing(_TOPIC, "Topic", "a topic"), *_pausing(_TOPIC + "/groups/{group}", "Group", "a group")]
+_CHANGE = {"at_ms": 1_790_000_000_000, "token": "support", "client": "10.0.0.7", "action": "requeue", "topic": "orders"}
+AUDITS = [
+    Operation(
+        "GET /v1/audit",
+        audit.audit,
+        TOKEN,
+        "audit",
+        "What was changed, when, and by which token",
+        audit.AuditAnswer,
+        "The newest events, the newest last: of topics on which the token may `read` or `operate`; those about no topic need it "
+        "on all. Puts, fetches, acks and extends are not in it. In a cluster each node has its own.",
+        query=audit.AuditQuery,
+        answer_example={"events": [_CHANGE | {"count": 33, "request_id": "7f3a-41", "target": ""}]},
+    )
+]

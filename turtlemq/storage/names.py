@@ -28,11 +28,12 @@ REPLICA = "REPLICA"  # facts of a copy about itself
 REPLICA_SUMS = "REPLICA.sums"  # checksums of files that do not change any more
 REPLICA_RING = "REPLICA.ring"  # the newest records of a copy that was stopped properly
 SYNC = "SYNC"  # links and files of copies under way
+AUDIT, AUDIT_BEFORE = "AUDIT", "AUDIT.1"  # changes that operators have asked for, and the file that was full before
 DIVERGED = "DIVERGED"  # tails of an old leader that no answer has told of
 NODE = "NODE"  # facts of a cluster's node about itself
 SHARDS = "shard"  # in the folder of such a node: the data folders of its replicas
 LOCAL = frozenset(  # of one machine alone
-    {LOCK, BALLAST, RESERVE, PINNED, READERS, REPLICA, REPLICA_SUMS, REPLICA_RING, SYNC, DIVERGED}
+    {LOCK, BALLAST, RESERVE, PINNED, READERS, REPLICA, REPLICA_SUMS, REPLICA_RING, SYNC, DIVERGED, AUDIT, AUDIT_BEFORE}
 )
 SETTINGS = "topic.toml"
 PAUSED = "paused.toml"  # whether a topic and its groups are paused

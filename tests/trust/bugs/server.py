@@ -6,10 +6,17 @@ from tests.trust.bugs.bug import Bug
 
 BUGS = (
     Bug(
+        "the audit log does not name the token",
+        "server/audit.py",
+        '            token="" if token is None else token.name,\n',
+        '            token="",\n',
+        "audit",
+    ),
+    Bug(
         "a token that may read may delete dead letters",
-        "server/operations.py",
-        "            dead.delete,\n            OPERATE,\n",
-        "            dead.delete,\n            READ,\n",
+        "server/dead_operations.py",
+        "        dead.delete,\n        OPERATE,\n",
+        "        dead.delete,\n        READ,\n",
         "server_security",
     ),
     # Durability: an answered request is on the disk

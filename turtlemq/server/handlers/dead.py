@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
+from turtlemq.server.audit import COUNT
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.incoming.times import Delay, Due, due_time
@@ -162,7 +163,7 @@ async def requeue(request: web.Request) -> web.Response:
     asked = await read_as(request, DeadRequeue)
     start = due_time(asked.delay, asked.due_ms, now := now_ms(), due=asked.due)
     check_due(start, now, due_rules(request, topic))
-    unknown, count = list[str](), 0
+    unknown, count, request[COUNT] = list[str](), 0, 0
     pages = await _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
     most = len(found.view.dead_letters)
@@ -182,6 +183,7 @@ async def requeue(request: web.Request) -> web.Response:
             per_s=asked.per_s,
             expires_ms=asked.expires_ms,
         )
+        request[COUNT] = count
         request.app[SERVICE].answer_polls_soon()
     return answer({"requeued": count, "unknown": unknown})
 
@@ -189,7 +191,8 @@ async def requeue(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/delete"""
     topic = topic_of(request)
-    unknown, count = list[str](), 0
+    unknown, count, request[COUNT] = list[str](), 0, 0
     async for page in await _chosen(request, topic, await read_as(request, DeadChoice), unknown):
         count += engine_of(request).delete_dead(topic, page, now_ms())
+        request[COUNT] = count
     return answer({"deleted": count, "unknown": unknown})

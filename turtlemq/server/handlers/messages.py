@@ -13,6 +13,7 @@ from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.browse import PAGE_BYTES
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, State
+from turtlemq.server.audit import COUNT
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
@@ -182,6 +183,7 @@ async def cancel(request: web.Request) -> web.Response:
             count, missed = await _cancel_range(request, topic, asked.due_from_ms or 0, last), {}
     finally:
         request.app[SERVICE].answer_polls_soon(topic)
+    request[COUNT] = count
     return answer({"cancelled": count, "missed": missed})
 
 

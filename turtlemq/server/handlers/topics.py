@@ -9,6 +9,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from turtlemq.engine import Engine
+from turtlemq.server.audit import ACTION, COUNT
 from turtlemq.server.auth import AUTH
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.body import read_as
@@ -61,6 +62,8 @@ async def put_topic(request: web.Request) -> web.Response:
     changes = to_flat(await read_as(request, TopicSettings))
     engine = engine_of(request)
     check_topic_limit(request, topic)
+    if topic not in engine.topics:
+        request[ACTION] = "topic_created"
     engine.configure(topic, **changes)
     request.app[SERVICE].answer_polls_soon()
     return answer(describe(engine, topic))
@@ -125,6 +128,10 @@ async def put_group(request: web.Request) -> web.Response:
     topic, group = topic_and_group(request)  # again: topics and groups may have been created or deleted meanwhile
     engine = engine_of(request)
     exists = topic in engine.topics and engine.topics[topic].view.has_group(group)
+    if not exists:
+        request[ACTION] = "group_created"
+    elif start is None:
+        request[COUNT] = 0  # nothing changes
     if start is not None or not exists:
         engine.move_group(topic, group, start.ready_ms if isinstance(start, GroupStartAt) else start or "earliest", now_ms())
         request.app[SERVICE].answer_polls_soon()

@@ -1,0 +1,126 @@
+"""The audit log: one event for each change that a person or a program has asked for, in the log and in a file of the data folder.
+
+Puts, fetches, acks and extends are no such changes: metrics count them. Which operation is noted, and as what, stands in the
+table of operations; a handler may say how many messages it has changed (`COUNT`), or a better name (`ACTION`).
+
+Events are written by a thread, so that no request waits for the disk, and synced at once. A kill may lose the events of the last
+moments, a power cut those of the last sync. The file is set aside when it is full, and the one before that is removed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from turtlemq.server import logs
+from turtlemq.server.auth import TOKEN_KEY, Token
+from turtlemq.server.service import now_ms
+from turtlemq.server.trace import REQUEST_ID
+from turtlemq.storage import names
+
+COUNT, ACTION = "audit_count", "audit_action"  # of a request, set by its handler
+FILE_BYTES_MAX = 4 << 20  # about 20,000 events; there are two files
+_NEWLINE = b"\n"
+
+
+class AuditEvent(Struct):
+    """One change. `token`: its name, empty where no token is needed. `target`: a group, message, node or shard of the path."""
+
+    at_ms: int
+    token: str
+    client: str
+    action: str
+    topic: str
+    count: int
+    request_id: str
+    target: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AuditEvent).decode
+
+
+class AuditLog:
+    """The audit log of a process. Files are touched by one thread of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._before = folder / names.AUDIT, folder / names.AUDIT_BEFORE
+        self._thread = ThreadPoolExecutor(1, "audit")
+        self._limiter = logs.LogLimiter()
+
+    def note(self, request: web.Request, action: str, topic: str | None = None) -> None:
+        """Note that a request has changed something. A handler that set `COUNT` to 0 has changed nothing."""
+        count = int(request.get(COUNT, 1))
+        if not count:
+            return
+        token: Token | None = request.get(TOKEN_KEY)
+        place = request.match_info
+        event = AuditEvent(
+            at_ms=now_ms(),
+            token="" if token is None else token.name,
+            client=request.remote or "",
+            action=request.get(ACTION, action),
+            topic=place.get("topic", "") if topic is None else topic,
+            count=count,
+            request_id=request[REQUEST_ID],
+            target=next((place[name] for name in ("group", "id", "node", "shard") if name in place), ""),
+        )
+        fields = msgspec.structs.asdict(event)
+        logs.info("audit", **{name: value for name, value in fields.items() if name != "at_ms" and value != ""})
+        self._thread.submit(self._append, _encode(event))
+
+    def read(self, from_ms: int, limit: int, wanted: Callable[[str], bool]) -> Future[list[AuditEvent]]:
+        """The newest events since a time, the newest last, those noted up to now included. `wanted`: of which topics."""
+        return self._thread.submit(self._read, from_ms, limit, wanted)
+
+    def close(self) -> None:
+        """Wait until everything noted is written."""
+        self._thread.shutdown()
+
+    # On the thread
+
+    def _append(self, line: bytes) -> None:
+        try:
+            self._write(line)
+        except OSError as error:
+            if self._limiter.allow("audit_not_written", monotonic()) is not None:
+                logs.error("audit_not_written", file=str(self._path), error=error.strerror or error)
+
+    def _write(self, line: bytes) -> None:
+        if self._path.exists() and self._path.stat().st_size + len(line) >= FILE_BYTES_MAX:
+            self._path.replace(self._before)
+        with self._path.open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != _NEWLINE:  # the last process ended in the middle of a line
+                    line = _NEWLINE + line
+            file.write(line + _NEWLINE)
+            file.flush()
+            os.fdatasync(file.fileno())
+
+    def _read(self, from_ms: int, limit: int, wanted: Callable[[str], bool]) -> list[AuditEvent]:
+        events = (event for path in (self._before, self._path) for event in _events(path))
+        return list(deque((event for event in events if event.at_ms >= from_ms and wanted(event.topic)), limit))
+
+
+def _events(path: Path) -> Iterator[AuditEvent]:
+    """The events of a file. Lines that are cut off or damaged are left out."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines():
+        try:
+            yield _decode(line)
+        except msgspec.DecodeError:
+            continue
+
+
+AUDIT = web.AppKey("audit", AuditLog)
