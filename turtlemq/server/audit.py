@@ -3,8 +3,8 @@
 Puts, fetches, acks and extends are no such changes: metrics count them. Which operation is noted, and as what, stands in the
 table of operations; a handler may say how many messages it has changed (`COUNT`), or a better name (`ACTION`).
 
-Events are written by a thread, so that no request waits for the disk, and synced at once. A kill may lose the events of the last
-moments, a power cut those of the last sync. The file is set aside when it is full, and the one before that is removed.
+Events are written by a thread, so that no request waits for the disk: all that wait with one write and one sync. A kill or a
+power cut may lose the events of the last moments. The file is set aside when it is full, and the one before that is removed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from turtlemq.storage import names
 
 COUNT, ACTION = "audit_count", "audit_action"  # of a request, set by its handler
 FILE_BYTES_MAX = 4 << 20  # about 20,000 events; there are two files
+WAITING_MAX = 10_000  # events that wait for a slow disk; more are in the log alone
 _NEWLINE = b"\n"
 
 
@@ -54,6 +55,7 @@ class AuditLog:
     def __init__(self, folder: Path) -> None:
         self._path, self._before = folder / names.AUDIT, folder / names.AUDIT_BEFORE
         self._thread = ThreadPoolExecutor(1, "audit")
+        self._waiting: deque[bytes] = deque()
         self._limiter = logs.LogLimiter()
 
     def note(self, request: web.Request, action: str, topic: str | None = None) -> None:
@@ -75,7 +77,12 @@ class AuditLog:
         )
         fields = msgspec.structs.asdict(event)
         logs.info("audit", **{name: value for name, value in fields.items() if name != "at_ms" and value != ""})
-        self._thread.submit(self._append, _encode(event))
+        if len(self._waiting) < WAITING_MAX:
+            self._waiting.append(_encode(event) + _NEWLINE)
+            if len(self._waiting) == 1:
+                self._thread.submit(self._append)
+        elif self._limiter.allow("audit_not_written", monotonic()) is not None:
+            logs.error("audit_not_written", file=str(self._path), error="the disk is too slow")
 
     def read(self, from_ms: int, limit: int, wanted: Callable[[str], bool]) -> Future[list[AuditEvent]]:
         """The newest events since a time, the newest last, those noted up to now included. `wanted`: of which topics."""
@@ -87,23 +94,32 @@ class AuditLog:
 
     # On the thread
 
-    def _append(self, line: bytes) -> None:
+    def _append(self) -> None:
+        lines = self._take()
         try:
-            self._write(line)
+            if lines:
+                self._write(lines)
         except OSError as error:
             if self._limiter.allow("audit_not_written", monotonic()) is not None:
                 logs.error("audit_not_written", file=str(self._path), error=error.strerror or error)
 
-    def _write(self, line: bytes) -> None:
-        if self._path.exists() and self._path.stat().st_size + len(line) >= FILE_BYTES_MAX:
+    def _take(self) -> bytes:
+        """All events that wait. The loop submits another job for the first one behind them."""
+        lines = []
+        while self._waiting:
+            lines.append(self._waiting.popleft())
+        return b"".join(lines)
+
+    def _write(self, lines: bytes) -> None:
+        if self._path.exists() and self._path.stat().st_size + len(lines) >= FILE_BYTES_MAX:
             self._path.replace(self._before)
         with self._path.open("ab+") as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
                 if file.read(1) != _NEWLINE:  # the last process ended in the middle of a line
-                    line = _NEWLINE + line
-            file.write(line + _NEWLINE)
+                    lines = _NEWLINE + lines
+            file.write(lines)
             file.flush()
             os.fdatasync(file.fileno())
 
