@@ -194,7 +194,7 @@ def test_the_file_is_set_aside_when_it_is_full(tmp_path: Path, monkeypatch: pyte
     log = AuditLog(tmp_path)
     for number in range(100):
         note(log, f"t{number}", token="me")
-    kept = read(log)
+        kept = read(log)  # written one by one: events that wait together are one write
     log.close()
     assert kept == [f"t{number}" for number in range(100 - len(kept), 100)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["AUDIT", "AUDIT.1"]
