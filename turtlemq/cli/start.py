@@ -56,7 +56,9 @@ def start(flags: dict[str, Any], file: str | None) -> int:
 
     settings = {name: value for name, value in flags.items() if name != "replica"}
     try:
-        config = load(settings, os.environ, None if file is None else Path(file))
+        path = None if file is None else Path(file)
+        read = partial(load, settings, os.environ, path)
+        config = read()
         if not config.cluster.name and any(Path(config.data, name).exists() for name in ("NODE", "REPLICA")):
             from turtlemq.server.node_folder import refuse_cluster_folder
 
@@ -67,9 +69,10 @@ def start(flags: dict[str, Any], file: str | None) -> int:
 
                 run = partial(run_node, config, _replica_command(settings, file))
             else:
+                from turtlemq.server.reload import Source
                 from turtlemq.server.run import serve
 
-                run = partial(serve, config, flags.get("replica"))
+                run = partial(serve, config, Source(read, path), flags.get("replica"))
         gc.freeze()  # imported modules live as long as the process
         gc.enable()
         return run()

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turtlemq.server import logs
 from turtlemq.server.descriptors import Shares
@@ -53,6 +53,10 @@ class Listener:
         self._is_paused, self._is_closed = True, False
         figures.most = shares.connections + shares.refusals
         self._resume()
+
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Use another certificate for connections to come."""
+        self._policy = replace(self._policy, tls=tls)
 
     def close(self) -> None:
         """Accept no more; connections that are not made yet are closed."""

@@ -196,16 +196,21 @@ class Auth:
     ) -> None:
         self._access = access or {}  # by method and path; a route that it lacks needs ADMIN
         self._networks = networks_of(allowed_hosts) + networks_of(ALWAYS)
+        self._log_limiter = logs.LogLimiter()
+        self.allows = lru_cache(10_000)(self._allows)
+        self._host_names = {host_name(name) for name in (*host_names, socket.gethostname())}
+        self._tls = tls
+        self.use(tokens)
+
+    def use(self, tokens: Iterable[Token]) -> None:
+        """Know these tokens from now on, and no others. Requests that are admitted already lose the rights of those removed."""
         self._tokens: dict[str, tuple[str, Token]] = {}  # by ID, with the digest
         self._fits: dict[str, Callable[[str], object]] = {}  # by name of the token
         for token in tokens:
             _, id_, digest = token.hash.split(":")
             self._tokens[id_] = digest, token
             self._fits[token.name] = pattern_of(token.topics)
-        self._log_limiter = logs.LogLimiter()
-        self.allows = lru_cache(10_000)(self._allows)
-        self._host_names = {host_name(name) for name in (*host_names, socket.gethostname())}
-        self._any_name = bool(self._tokens) or tls or "*" in self._host_names
+        self._any_name = bool(self._tokens) or self._tls or "*" in self._host_names
         self.answers_to = lru_cache(1_000)(self._answers_to)
 
     def _allows(self, remote: str) -> bool:
@@ -286,7 +291,8 @@ class Auth:
             self._check(token, topic, rights)
 
     def _has_right(self, token: Token, topic: str, rights: Access) -> bool:
-        return not set(rights).isdisjoint(token.rights) and bool(self._fits[token.name](topic))
+        fits = self._fits.get(token.name)  # None: it was removed since
+        return not set(rights).isdisjoint(token.rights) and fits is not None and bool(fits(topic))
 
     def _check(self, token: Token, topic: str, rights: Access) -> None:
         if not self._has_right(token, topic, rights):

@@ -213,6 +213,7 @@ class Site(AiohttpSite):
         self._app_runner, self._config, self._tls, self._allows = runner, config, tls, runner.app[AUTH].allows
         self.dispatcher, self._service = Dispatcher(runner.app), runner.app[SERVICE]
         self.shares = shares_of(config.max_connections)
+        self._listener: Listener | None = None  # once it listens
 
     async def start(self) -> None:
         """Listen."""
@@ -227,7 +228,14 @@ class Site(AiohttpSite):
             refuse_s=REFUSE_S,
         )
         sockets = inherited(os.environ.get(LISTENING, "")) or await bind(self._config.host, self._config.port, BACKLOG)
-        await self.listen(Listener(sockets, policy, self.shares, meter.sockets))
+        self._listener = Listener(sockets, policy, self.shares, meter.sockets)
+        await self.listen(self._listener)
+
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Use another certificate for connections to come."""
+        self._tls = tls
+        if self._listener is not None:
+            self._listener.use_tls(tls)
 
 
 # Warnings

@@ -95,6 +95,10 @@ async def _with_presence(supervisor: Supervisor, presence: Presence, tell: Any, 
         await asyncio.gather(*beside, return_exceptions=True)
 
 
+def _look_at_files() -> None:
+    """SIGHUP asks for a reload. The replica process looks at its files itself, every few seconds, so there is nothing to do."""
+
+
 class Stop:
     """SIGTERM and SIGINT: the first asks the replica process to end, the second kills it."""
 
@@ -102,6 +106,7 @@ class Stop:
         self.is_asked, self.is_urgent = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _look_at_files)
 
     def _signalled(self) -> None:
         (self.is_urgent if self.is_asked.is_set() else self.is_asked).set()

@@ -19,9 +19,11 @@ from turtlemq.errors import TurtleError
 from turtlemq.server import logs
 from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.app import make_app
+from turtlemq.server.auth import AUTH
 from turtlemq.server.config import Config
 from turtlemq.server.engine_life import EngineLife
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
+from turtlemq.server.reload import Reloader, Source
 from turtlemq.server.service import Service
 
 if TYPE_CHECKING:
@@ -32,8 +34,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
 KEPT_BYTES, LARGE_BYTES = 16 << 20, 4 << 20  # free memory that malloc keeps; buffers from this size on are mapped instead
 
 
-def serve(config: Config, shard: int | None = None) -> int:
-    """Run the server. `shard`: as a replica of this shard, in a cluster with a name server. Returns the process's exit code."""
+def serve(config: Config, source: Source, shard: int | None = None) -> int:
+    """Run the server. `source`: of the configuration, which is read again when its tokens change. `shard`: as a replica of this
+    shard, in a cluster with a name server. Returns the process's exit code."""
     logs.set_up(config.log_format, config.log_level)
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     _keep_memory()
@@ -46,7 +49,7 @@ def serve(config: Config, shard: int | None = None) -> int:
         runner = asyncio.Runner()
     try:
         with runner:
-            return runner.run(_measured(config, shard))
+            return runner.run(_measured(config, source, shard))
     finally:
         logs.drain()
 
@@ -69,17 +72,17 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return kind is None or not issubclass(kind, web.RequestPayloadError | HttpProcessingError | ConnectionError)
 
 
-async def _measured(config: Config, shard: int | None) -> int:
+async def _measured(config: Config, source: Source, shard: int | None) -> int:
     """Serve, and measure the event loop from the start to the end of the stop."""
     service = Service(config.tick_ms)
     async with service.meter.loop.measured():
-        code = await _serve(config, service, shard)
+        code = await _serve(config, source, service, shard)
     if service.stopping:
         logs.info("stopped", loop_stalls=service.meter.loop.stalls)
     return code
 
 
-async def _serve(config: Config, service: Service, shard: int | None) -> int:
+async def _serve(config: Config, source: Source, service: Service, shard: int | None) -> int:
     tls, loop, stop = tls_of(config), asyncio.get_running_loop(), asyncio.Event()
     me = _identity(config, shard)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,8 +91,11 @@ async def _serve(config: Config, service: Service, shard: int | None) -> int:
     runner = runner_for(make_app(service, config), DRAIN_S)
     service.stop_listening = runner.cleanup
     await runner.setup()
+    site = Site(runner, config, tls)
+    reloader = Reloader(source, config, runner.app[AUTH].use, site.use_tls)
+    loop.add_signal_handler(signal.SIGHUP, reloader.ask)
+    reloading = asyncio.create_task(reloader.run())
     try:
-        site = Site(runner, config, tls)
         try:
             await site.start()
         except OSError as error:
@@ -106,6 +112,7 @@ async def _serve(config: Config, service: Service, shard: int | None) -> int:
 
         return await run_replica(config, me, url, service, stop, site.shares.files)
     finally:
+        reloading.cancel()
         await runner.cleanup()
 
 

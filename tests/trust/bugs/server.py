@@ -6,6 +6,13 @@ from tests.trust.bugs.bug import Bug
 
 BUGS = (
     Bug(
+        "a removed token is still known after a reload",
+        "server/auth.py",
+        "        self._tokens: dict[str, tuple[str, Token]] = {}  # by ID, with the digest\n",
+        '        self._tokens: dict[str, tuple[str, Token]] = dict(getattr(self, "_tokens", {}))\n',
+        "reload",
+    ),
+    Bug(
         "the audit log does not name the token",
         "server/audit.py",
         '            token="" if token is None else token.name,\n',
