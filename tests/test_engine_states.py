@@ -18,6 +18,7 @@ from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, Stopped, U
 from turtlemq.model import DUE_MS_MAX, I64, Message, Priority
 from turtlemq.settings import Settings
 from turtlemq.storage import names
+from turtlemq.topic import listing
 from turtlemq.topic.dead_letters import Filter
 
 SETTINGS = Settings(segment_bytes=8192, run_messages=8, backoff_jitter="none", max_attempts=3, ttr_ms=1_000)
@@ -285,6 +286,19 @@ def test_every_message_is_listed_in_the_state_that_get_tells(engine: Engine) -> 
     assert listed["cancelled"] == ["m29", "s3"]
     assert listed["sleep"][0].startswith(("m", "p"))
     assert pages(engine, "ready", from_ms=0, to_ms=15) == [id_ for id_ in listed["ready"] if id_[0] == "p"]
+    for state, ids in listed.items():
+        assert pages(engine, state, prefix="m") == [id_ for id_ in ids if id_[0] == "m"]
+        if state not in ("dead", "sleep"):
+            assert pages(engine, state, newest=True) == ids[::-1]
+            assert pages(engine, state, newest=True, prefix="p") == [id_ for id_ in ids[::-1] if id_[0] == "p"]
+
+
+def test_a_listing_of_the_newest_steps_back_over_large_documents(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "PAGE_BYTES", 1_000)
+    for n in range(40):
+        engine.submit("t", [Message(b"x" * (10 if n % 4 else 900), 10, id=f"m{n:02}")], 0)
+    engine.tick(10)
+    assert pages(engine, "ready", newest=True) == pages(engine, "ready")[::-1] == [f"m{n:02}" for n in range(39, -1, -1)]
 
 
 def test_a_listing_looks_at_little_at_a_time_and_refuses_nonsense(engine: Engine) -> None:

@@ -182,7 +182,7 @@ READERS = ("reader", *OPERATORS)
 TOPIC, GROUP, CLUSTER = "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}", "/v1/cluster"
 TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
     EVERYBODY: ("GET /healthz", "GET /readyz", "GET /", "GET /cluster", "GET /docs", "GET /pages/{file}", "GET /openapi.json"),
-    ("watcher", "support", "root"): ("GET /metrics",),
+    ("watcher", "support", "root"): ("GET /metrics", "GET /v1/status/history"),
     ("support", "root"): (f"GET {CLUSTER}/shards/{{shard}}/verify",),
     ("root",): (
         "POST /v1/backup",
@@ -201,7 +201,13 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
         f"GET {CLUSTER}/replica",
         f"GET {CLUSTER}/shards/{{shard}}",
     ),
-    ("producer", "consumer", *READERS): (f"GET {TOPIC}", f"GET {TOPIC}/forecast", f"GET {TOPIC}/messages/{{id}}", f"GET {GROUP}"),
+    ("producer", "consumer", *READERS): (
+        f"GET {TOPIC}",
+        f"GET {TOPIC}/forecast",
+        f"GET {TOPIC}/history",
+        f"GET {TOPIC}/messages/{{id}}",
+        f"GET {GROUP}",
+    ),
     ("producer", "owner", "root"): (f"POST {TOPIC}/messages",),
     ("producer", *OPERATORS): (
         f"PATCH {TOPIC}/messages/{{id}}",

@@ -21,7 +21,8 @@ from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.event_log import EventLog
 from turtlemq.server.forward import Forwarder
-from turtlemq.server.handlers import metrics, pages
+from turtlemq.server.handlers import history, metrics, pages
+from turtlemq.server.history_ring import HistoryRing
 from turtlemq.server.incoming.body import release
 from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.operation import Handler
@@ -55,6 +56,8 @@ def make_app(service: Service, config: Config) -> web.Application:
     app[pages.DOCUMENT] = cast(pages.MakeDocument, openapi.encoded)
     app.on_response_prepare.append(trace.stamp)
     app.cleanup_ctx.append(EventLog(service))
+    app[history.HISTORY] = HistoryRing(service)
+    app.cleanup_ctx.append(app[history.HISTORY])
     app[FORWARDER] = Forwarder(service, config.cluster.tls_ca)
     app.on_cleanup.append(_end_forwarding)
     app[AUDIT] = AuditLog(Path(config.data))

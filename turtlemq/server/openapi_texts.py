@@ -55,6 +55,9 @@ SCHEMAS = {
     "AuditEvent": "A change: by which token (its name; empty where none is needed), from which address, of how many messages. "
     "`target`: a group, message, node or shard of the path.",
     "Paused": "Whether that topic, or that group itself, is paused now.",
+    "History": "Columns of equal length, a row for each minute, oldest first. The last row is the minute that has not ended: it "
+    "has `seconds` so far. `sleep`, `ready`, `reserve` and `dead` are counts at its end `at_ms`; `produced`, `delivered`, `acked`, "
+    "`failed` and `refused` (429 and 507, of the whole server only) happened in it. Quantiles are null if nothing came due.",
     "Topics": "All topics.",
     "TopicAnswer": "A topic.",
     "Settings": "The body of PUT /v1/topics/{topic}: what is left out stays as it is.",
@@ -78,8 +81,8 @@ SCHEMAS = {
     "Deleted": "Dead letters that are gone.",
     "Alive": "The process lives.",
     "Ready": "It serves; topics that are not well are counted.",
-    "Status": "The whole server. `topics` are those asked for, `totals` of all of those; `states` and `bytes` are sums over "
-    "all that the token may see; `damage` names the first few.",
+    "Status": "The whole server. `topics` are those asked for; `states`, `totals` (since the start) and `bytes` are sums over "
+    "all that match and the token may see; `damage` names the first few.",
     "Lateness": "Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. "
     "Differences of two looks\n    give the lateness of the time between.",
     "TopicStatus": "A topic: messages in each state, totals since the start, its groups and how late it is.",
@@ -105,6 +108,7 @@ SCHEMAS = {
 
 # By name of the field, or by schema and field where the field has several meanings.
 FIELDS = {
+    "after_ms": "Only rows that ended after this time, in epoch milliseconds.",
     "acks": "Ids; `-` before each that failed.",
     "attempt": "Deliveries, this one included.",
     "body": "Any JSON value; it comes back as it was sent.",
@@ -140,7 +144,9 @@ FIELDS = {
     "live_ratio": "Sleeping documents among all in the delay segments.",
     "Fetch.max": "At most so many messages.",
     "Backoff.max": "Seconds at most.",
+    "newest": "The newest first; for ready, reserve, history and cancelled.",
     "per_s": "So many a second.",
+    "prefix": "Only ids that begin with this.",
     "priority": "`high` comes first, but never alone.",
     "reset_attempts": "Count attempts from 1 again.",
     "request_id": "Also in the header X-Request-Id, and in the log.",

@@ -12,7 +12,7 @@ from turtlemq.model import Forecast
 from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, OPERATE, PRODUCE, READ, TOKEN, Access
 from turtlemq.server.cluster_operations import CLUSTER
 from turtlemq.server.dead_operations import dead_operations
-from turtlemq.server.handlers import backup, command, consume, find, messages, metrics, pages, produce, status, topics
+from turtlemq.server.handlers import backup, command, consume, find, history, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Handler, Operation, tagged
@@ -212,6 +212,17 @@ OPERATIONS: list[Operation] = [
             errors=(404,),
             answer_example={"from_ms": _NOW, "bucket_ms": 60_000, "counts": [0, 12, 7], "overdue": 0, "beyond": 3},
         ),
+        Operation(
+            f"GET {_TOPIC}/history",
+            history.of_topic,
+            ANY,
+            "topicHistory",
+            "Figures of a topic in the last 24 hours, by the minute",
+            history.History,
+            "Kept in memory since the start, for the 50 busiest topics; no rows for others.",
+            query=history.HistoryQuery,
+            errors=(404,),
+        ),
     ),
     *tagged(
         "Topics",
@@ -323,6 +334,16 @@ OPERATIONS: list[Operation] = [
         Operation("GET /metrics", metrics.metrics, ALL, "metrics", "Figures for Prometheus", f"{TEXT} {OPENMETRICS}"),
         Operation(
             "GET /v1/status", status.status, TOKEN, "status", "What the dashboard shows", status.Status, query=status.StatusQuery
+        ),
+        Operation(
+            "GET /v1/status/history",
+            history.of_server,
+            ALL,
+            "statusHistory",
+            "Figures of the server in the last 24 hours, by the minute",
+            history.History,
+            "Kept in memory since the start.",
+            query=history.HistoryQuery,
         ),
         Operation(
             "POST /v1/command",

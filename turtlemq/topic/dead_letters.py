@@ -57,12 +57,13 @@ class Filter:
     from_ms: int = 0
     to_ms: int = DUE_MS_MAX
     error: str | None = None
+    prefix: str = ""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Do group and error match? The whole error, or its first line: a traceback may follow. The times are left to
-        `DeadLetters.page`."""
+        """Do group, error and the beginning of the id match? The whole error, or its first line: a traceback may follow. The
+        times are left to `DeadLetters.page`."""
         has_error = self.error is None or self.error in (letter.error, letter.error.partition("\n")[0])
-        return has_error and (self.group is None or letter.group == self.group)
+        return has_error and (self.group is None or letter.group == self.group) and letter.id.startswith(self.prefix)
 
 
 class DeadLetters:

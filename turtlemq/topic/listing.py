@@ -6,12 +6,14 @@ decides the states, as for the view of one message (`message_view`); figures are
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from turtlemq.errors import InvalidArgument
 from turtlemq.index.browse import LIMIT_MAX, PAGE_BYTES
 from turtlemq.lifecycle import STATES
-from turtlemq.model import DUE_MS_MAX
+from turtlemq.model import DUE_MS_MAX, I64
 from turtlemq.segment import format as f
 from turtlemq.topic import facts, retries
 from turtlemq.topic.dead_letters import DeadLetter, Filter
@@ -19,7 +21,7 @@ from turtlemq.topic.facts import Gathered
 from turtlemq.topic.message_view import MessageView, view_of
 from turtlemq.topic.stores import Stores
 
-_READ_MAX = 500  # documents of the ready log that one page reads: 12 ms
+_READ_MIN, _READ_MAX = 100, 500  # documents of the ready log that one page reads: 12 ms
 Places = dict[str, int]  # by id: the ready offset at which a message is listed, -1 for none
 _PAIRS_MAX = 2_000  # of a message and a group that has a retry or a dead letter of it, for one page: 5 µs each
 
@@ -32,27 +34,49 @@ def browse(
     limit: int = 100,
     cursor: str | None = None,
     places: Places | None = None,
+    prefix: str = "",
+    newest: bool = False,
 ) -> tuple[list[MessageView], str | None]:
-    """Messages in one state, a page at a time, without their timelines, and a cursor for the next page. A page may be short, or
-    empty, although there are more messages: as long as there is a cursor.
+    """Messages in one state whose ids begin with `prefix`, a page at a time, without their timelines, and a cursor for the next
+    page. A page may be short, or empty, although there are more messages: as long as there is a cursor.
 
+    `newest`: in the reverse order of the ready log, for states that are listed in it. Another order needs another cursor.
     `places`: an empty table for the first page, and the same for those that follow at once: it keeps results of lookups.
     Dead letters are chosen by their time of death, all others by due time. A sleeper that was cancelled is listed where that
     happened."""
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
     if state == "sleep":
-        documents, following = stores.index.browse_documents(from_ms, to_ms, limit, cursor)
-        valid = [document for document in documents if not document.flags & f.META or retries.is_valid(stores, document)]
-        return [_sleeper(document) for document in valid], following
+        return _browse_sleepers(stores, from_ms, to_ms, limit, cursor, prefix)
     if state == "dead":
-        letters, following = stores.dead_letters.page(Filter(from_ms=from_ms, to_ms=to_ms), limit, cursor)
+        letters, following = stores.dead_letters.page(Filter(from_ms=from_ms, to_ms=to_ms, prefix=prefix), limit, cursor)
         return [_dead(letter) for letter in letters], following
     if state not in STATES:
         raise InvalidArgument(f"state is one of {', '.join(STATES)}, not {state!r}")
     if not 0 <= from_ms <= to_ms:
         raise InvalidArgument(f"from_ms {from_ms} and to_ms {to_ms} do not make a range")
-    return _browse_ready(stores, state, from_ms, to_ms, limit, cursor, {} if places is None else places)
+    if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise InvalidArgument(f"{cursor!r} is no cursor of this listing")
+    asked = _Asked(state, from_ms, to_ms, limit, None if cursor is None else int(cursor), prefix, newest)
+    return _browse_ready(stores, asked, {} if places is None else places)
+
+
+def _browse_sleepers(
+    stores: Stores, from_ms: int, to_ms: int, limit: int, cursor: str | None, prefix: str
+) -> tuple[list[MessageView], str | None]:
+    """A page of sleepers. A prefix is compared with the ids of up to `_READ_MAX` documents."""
+    documents, following = stores.index.browse_documents(from_ms, to_ms, max(limit, _READ_MAX) if prefix else limit, cursor)
+    chosen = [document for document in documents if _id_of(document).startswith(prefix)] if prefix else documents
+    if len(chosen) > limit:
+        chosen = chosen[:limit]
+        following = f"{chosen[-1].due_ms}-{chosen[-1].seq}"
+    valid = [document for document in chosen if not document.flags & f.META or retries.is_valid(stores, document)]
+    return [_sleeper(document) for document in valid], following
+
+
+def _id_of(document: f.Document) -> str:
+    """The id of a message; documents of a group begin with its name."""
+    return document.id.partition("/")[2] or document.id
 
 
 def _sleeper(document: f.Document) -> MessageView:
@@ -77,27 +101,64 @@ def _dead(letter: DeadLetter) -> MessageView:
 # In the order of the ready log
 
 
-def _browse_ready(
-    stores: Stores, state: str, from_ms: int, to_ms: int, limit: int, cursor: str | None, places: Places
-) -> tuple[list[MessageView], str | None]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A page of messages in the ready log, from the offset `cursor` on, or below it if the newest come first."""
+
+    state: str
+    from_ms: int
+    to_ms: int
+    limit: int
+    cursor: int | None
+    prefix: str
+    newest: bool
+
+    def fits(self, view: MessageView) -> bool:
+        return view.state == self.state and self.from_ms <= view.due_ms <= self.to_ms
+
+    def window(self, low: int, high: int) -> I64:
+        """The offsets that one step reads: some more than it should find, and many if few of them can fit."""
+        is_sparse = self.prefix or self.state in ("reserve", "cancelled")
+        count = min(high - low, _READ_MAX if is_sparse else min(_READ_MAX, max(_READ_MIN, 2 * self.limit)))
+        return np.arange(high - count, high) if self.newest else np.arange(low, low + count)
+
+
+def _browse_ready(stores: Stores, asked: _Asked, places: Places) -> tuple[list[MessageView], str | None]:
     """A page of the messages in the ready log. Reads no more than `_READ_MAX` documents."""
-    if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise InvalidArgument(f"{cursor!r} is no cursor of this listing")
-    ready, (first, last) = stores.broker.ready, _range(stores, state)
-    at, page = max(first, int(cursor or 0)), list[MessageView]()
-    if at < last:
-        offsets = np.arange(at, min(at + _READ_MAX, last))
-        read, _ = ready.read(offsets, PAGE_BYTES)
-        due, own = read.heads["due"], (read.heads["flags"] & f.META) != 0  # the due time of a retry is not that of its message
-        chosen = np.flatnonzero(read.good & (own | ((due >= from_ms) & (due <= to_ms)))).tolist()
-        views, decided = _views(stores, first, {int(offsets[i]): read.decode(i) for i in chosen}, places)
-        at = at + len(read.starts) if decided is None else decided
-        for offset, view in views:
-            if view.state == state and from_ms <= view.due_ms <= to_ms:
-                page.append(view)
-                if len(page) == limit:
-                    return page, str(offset + 1) if offset + 1 < last else None
-    return page, str(at) if at < last else None
+    first, last = _range(stores, asked.state)
+    low, high, newest = first, last, asked.newest
+    if asked.cursor is not None:
+        low, high = (low, min(high, asked.cursor)) if newest else (max(low, asked.cursor), high)
+    if low >= high:
+        return [], None
+    documents, at = _read(stores, asked, asked.window(low, high))
+    views, undecided = _views(stores, first, documents, places)
+    if undecided is not None:
+        at = undecided + newest
+    page: list[MessageView] = []
+    for offset, view in views:
+        if asked.fits(view):
+            page.append(view)
+            if len(page) == asked.limit:
+                at = offset + (not newest)
+                break
+    return page, str(at) if (low < at if newest else at < high) else None
+
+
+def _read(stores: Stores, asked: _Asked, offsets: I64) -> tuple[dict[int, f.Document], int]:
+    """Documents of the ready log that may belong to a page, by offset, in its order; and the offset of the next step."""
+    read, _ = stores.broker.ready.read(offsets, PAGE_BYTES)
+    while asked.newest and len(read.starts) < len(offsets):  # they are large, and the last ones were not read
+        offsets = offsets[-max(1, len(read.starts) // 2) :]
+        read, _ = stores.broker.ready.read(offsets, PAGE_BYTES)
+    due, own = read.heads["due"], (read.heads["flags"] & f.META) != 0  # the due time of a retry is not that of its message
+    chosen = np.flatnonzero(read.good & (own | ((due >= asked.from_ms) & (due <= asked.to_ms)))).tolist()
+    if asked.newest:
+        chosen.reverse()
+    documents = {int(offsets[i]): read.decode(i) for i in chosen}
+    if asked.prefix:
+        documents = {offset: document for offset, document in documents.items() if _id_of(document).startswith(asked.prefix)}
+    return documents, int(offsets[0]) if asked.newest else int(offsets[0]) + len(read.starts)
 
 
 def _range(stores: Stores, state: str) -> tuple[int, int]:
@@ -114,10 +175,10 @@ def _range(stores: Stores, state: str) -> tuple[int, int]:
 def _views(
     stores: Stores, first: int, documents: dict[int, f.Document], places: Places
 ) -> tuple[list[tuple[int, MessageView]], int | None]:
-    """Messages at rising ready offsets, each with its state over all groups. A message is listed at its own document; if that
-    lies before offset `first` or is removed, at the first of its groups' valid retries. Also returns the offset up to which this
-    is so, if it is not for all: then they have too many retries and dead letters for one step."""
-    ids = {offset: document.id.partition("/")[2] or document.id for offset, document in documents.items()}
+    """Messages at rising or falling ready offsets, each with its state over all groups. A message is listed at its own document;
+    if that lies before offset `first` or is removed, at the first of its groups' valid retries. Also returns the offset up to
+    which this is so, if it is not for all: then they have too many retries and dead letters for one step."""
+    ids = {offset: _id_of(document) for offset, document in documents.items()}
     retries = [offset for offset, document in documents.items() if document.flags & f.META]
     unknown = list({ids[offset] for offset in retries if ids[offset] not in places})
     places |= {id_: offset for id_, offset in stores.broker.ready.find_ids(unknown).items() if offset >= first}

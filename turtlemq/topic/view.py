@@ -40,10 +40,12 @@ class TopicView:
         limit: int = 100,
         cursor: str | None = None,
         places: listing.Places | None = None,
+        prefix: str = "",
+        newest: bool = False,
     ) -> tuple[list[MessageView], str | None]:
         """Messages in one state, a page at a time, without their timelines. A page may be short, or empty, and still have a
-        cursor: None means that there is no more. `places`: see `listing.browse`."""
-        return listing.browse(self._stores, state, from_ms, to_ms, limit, cursor, places)
+        cursor: None means that there is no more. `places`, `newest`: see `listing.browse`."""
+        return listing.browse(self._stores, state, from_ms, to_ms, limit, cursor, places, prefix, newest)
 
     def sleeper(self, id_: str) -> StoredMessage | None:
         """One sleeping message, or one that was handed off and is still in a file of the Index."""

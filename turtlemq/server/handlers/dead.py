@@ -31,12 +31,13 @@ LETTERS_MAX = 4_000  # read at once: a message may have one in each group
 
 
 class DeadFilter(Struct, forbid_unknown_fields=True):
-    """A filter of dead letters: all given fields must match. Times are times of death."""
+    """A filter of dead letters: all given fields must match. Times are times of death, `prefix` is the beginning of an id."""
 
     group: str | None = None
     from_ms: EpochMs = 0
     to_ms: EpochMs = DUE_MS_MAX
     error: str | None = None
+    prefix: Annotated[str, Meta(max_length=200)] = ""
 
 
 class DeadPage(DeadFilter, forbid_unknown_fields=True):
@@ -66,7 +67,7 @@ class DeadRequeue(DeadChoice, forbid_unknown_fields=True):
 
 
 def _filter(asked: DeadFilter) -> Filter:
-    return Filter(asked.group, asked.from_ms, asked.to_ms, asked.error)
+    return Filter(asked.group, asked.from_ms, asked.to_ms, asked.error, asked.prefix)
 
 
 async def _pages(request: web.Request, topic: str, chosen: Filter) -> AsyncIterator[list[DeadLetter]]:

@@ -57,11 +57,13 @@ class Patch(Struct, forbid_unknown_fields=True):
 
 
 class BrowseQuery(Struct, forbid_unknown_fields=True):
-    """A page of a listing."""
+    """A page of a listing. `prefix`: of ids. `newest`: the newest first, for states that are listed as they came due."""
 
     state: str = "sleep"
     from_ms: EpochMs = 0
     to_ms: EpochMs = DUE_MS_MAX
+    prefix: Annotated[str, Meta(max_length=200)] = ""
+    newest: bool = False
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
     cursor: str | None = None
 
@@ -213,7 +215,7 @@ async def browse(request: web.Request) -> web.Response:
         step += 1
         await request.app[SERVICE].turns.turn()
         view, limit = engine_of(request).topic(topic).view, min(LISTING_STEP, asked.limit - len(page))
-        found, cursor = view.messages(asked.state, asked.from_ms, asked.to_ms, limit, cursor, places)
+        found, cursor = view.messages(asked.state, asked.from_ms, asked.to_ms, limit, cursor, places, asked.prefix, asked.newest)
         page += [messages.listed(message) for message in found]
         size += sum(len(message.body) for message in found)
         if cursor is None or len(page) >= asked.limit or size >= PAGE_BYTES:

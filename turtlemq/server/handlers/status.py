@@ -22,9 +22,11 @@ from turtlemq.server.metrics.process import disk_usage, resident_bytes
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, engine_of, query
 from turtlemq.server.service import now_ms
+from turtlemq.topic.view import TopicView
 
 _STARTED = time.monotonic()
 DAMAGE_MAX = 20
+GROUP_TOTALS = ("delivered", "acked", "failed", "timed_out")
 
 
 class StatusQuery(Struct, forbid_unknown_fields=True):
@@ -82,8 +84,8 @@ class DamageFound(Struct):
 
 
 class Status(Struct):
-    """The server as a whole. `topics` are those of the query, `states` and `bytes` the sums over all that match `q` and that the
-    token may see; `damage` has at most DAMAGE_MAX entries."""
+    """The server as a whole. `topics` are those of the query; `states`, `totals` and `bytes` the sums over all that match `q` and
+    that the token may see; `damage` has at most DAMAGE_MAX entries."""
 
     version: str
     now_ms: int
@@ -101,6 +103,7 @@ class Status(Struct):
     disk_free_bytes: int | None
     disk_bytes: int | None
     states: dict[str, int]
+    totals: dict[str, int]
     bytes: int
     lateness: Lateness
     topics: list[TopicStatus]
@@ -164,6 +167,7 @@ async def status(request: web.Request) -> web.Response:
             disk_free_bytes=disk and disk.free,
             disk_bytes=disk and disk.total,
             states={state: sum(getattr(stats, state) for stats in sums) for state in STATES},
+            totals=await _totals(views),
             bytes=sum(stats.bytes for stats in sums),
             lateness=_lateness(late, wait),
             topics=rows,
@@ -179,8 +183,7 @@ def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
     return TopicStatus(
         topic=name,
         states={state: stats[state] for state in STATES},
-        totals=figures.totals
-        | {key: sum(group[key] for group in figures.groups.values()) for key in ("delivered", "acked", "failed", "timed_out")},
+        totals=figures.totals | {key: sum(group[key] for group in figures.groups.values()) for key in GROUP_TOTALS},
         groups={
             name: {key.removeprefix("now_"): count for key, count in group.items() if key != "dead"}
             for name, group in figures.groups.items()
@@ -200,6 +203,17 @@ def _topic(engine: Engine, name: str, now: int) -> TopicStatus:
 def _lateness(late: Histogram, wait: Histogram) -> Lateness:
     quantiles = (late.quantile(0.5), late.quantile(0.99), wait.quantile(0.5), wait.quantile(0.99))
     return Lateness(list(late.bounds), list(late.counts), list(wait.counts), *(q and round(q, 3) for q in quantiles))
+
+
+async def _totals(views: list[TopicView]) -> dict[str, int]:
+    """Messages of all topics since the start: stored, delivered, acknowledged, and failed deliveries. In slices."""
+    rows = await in_slices((view.totals().produced, *_of_groups(view)) for view in views)
+    return {name: sum(row[i] for row in rows) for i, name in enumerate(("produced", *GROUP_TOTALS))}
+
+
+def _of_groups(view: TopicView) -> tuple[int, ...]:
+    tallies = view.group_tallies().values()
+    return tuple(sum(getattr(tally, name) for tally in tallies) for name in GROUP_TOTALS)
 
 
 async def _merged(histograms: list[Histogram]) -> Histogram:
