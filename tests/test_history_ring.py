@@ -83,7 +83,7 @@ def test_a_ring_keeps_the_last_day_in_order() -> None:
     assert len(found["at_ms"]) == ROWS + 1
 
 
-def test_deleted_topics_free_their_rings_and_make_no_count_negative(engine: Engine, clock: list[int]) -> None:
+def test_deleted_topics_free_their_rings(engine: Engine, clock: list[int]) -> None:
     async def story() -> None:
         ring = HistoryRing(Service())
         for n in range(TOPICS_MAX + 3):

@@ -136,7 +136,7 @@ class _Schemas:
         for row in settings.TABLE:
             if row.path:
                 section = row.path[0].capitalize() if len(row.path) > 1 else "Settings"
-                self.components[section]["properties"][row.path[-1]] |= _limits(row)
+                self.components[section]["properties"][row.path[-1]] |= {"description": _sentence(row.text)} | _limits(row)
         self._queries["BrowseQuery"]["properties"]["state"]["enum"] = list(STATES)
         self.components["JsonMessage"] |= {"if": {"not": _with("body")}, "then": _with("body_base64")}  # anyOf makes more models
         self.components["MessageBatch"] = _batch()
@@ -160,6 +160,11 @@ def _batch() -> dict[str, Any]:
     many = {"type": "array", "items": {"$ref": REF.format(name="JsonMessage")}, "minItems": 1, "maxItems": BATCH_MESSAGES_MAX}
     fields = {"type": "object", "properties": {"messages": many}, "required": ["messages"], "additionalProperties": False}
     return {"title": "MessageBatch", "description": SCHEMAS["MessageBatch"], **fields}
+
+
+def _sentence(text: str) -> str:
+    """A text of the table of settings as a description."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _limits(row: settings.Setting) -> dict[str, Any]:

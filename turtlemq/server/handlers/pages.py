@@ -34,9 +34,9 @@ HEADERS = {
 
 @cache
 def _files() -> dict[str, tuple[bytes, str]]:
-    """All files by name, with their ETags. Read once."""
-    out = {}
-    for entry in resources.files(static).iterdir():
+    """All files by name, those of other projects in the folder `vendor` included, with their ETags. Read once."""
+    out, root = {}, resources.files(static)
+    for entry in (*root.iterdir(), *root.joinpath("vendor").iterdir()):
         if entry.name.rpartition(".")[2] in TYPES:
             data = entry.read_bytes()
             out[entry.name] = (data, f'"{hashlib.sha256(data).hexdigest()[:16]}"')

@@ -1,7 +1,5 @@
 // What all pages need: elements without HTML strings (so nothing a producer sent can become markup), calls, the token, the theme.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -15,7 +13,6 @@ function fill(node, attributes, children) {
 }
 
 export const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
-export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
 export const token = {
@@ -28,6 +25,7 @@ export class Refused extends Error {
     super(error.message || `status ${status}`);
     this.status = status;
     this.code = error.code || "";
+    this.details = error;
   }
 }
 
@@ -38,21 +36,27 @@ export async function call(path, body, method) {
   const sent = { headers, cache: "no-store", signal: AbortSignal.timeout(15000) };
   if (body !== undefined) Object.assign(sent, { method: "POST", body: JSON.stringify(body) });
   if (method) sent.method = method;
-  const response = await fetch(path, sent);
+  const response = await fetch(path.replace(/^\//, ""), sent); // relative: a proxy may serve the pages under a prefix
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Refused(response.status, answer.error || {});
   return answer;
 }
 
-export function theme(button) {
+export function useStoredTheme() {
   const stored = localStorage.getItem("turtlemq-theme");
   if (stored) document.documentElement.dataset.theme = stored;
-  button.addEventListener("click", () => {
-    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-    const next = (document.documentElement.dataset.theme || system) === "dark" ? "light" : "dark";
-    document.documentElement.dataset.theme = next;
-    localStorage.setItem("turtlemq-theme", next);
-  });
+}
+
+export function otherTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const next = (document.documentElement.dataset.theme || system) === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  localStorage.setItem("turtlemq-theme", next);
+}
+
+export function theme(button) {
+  useStoredTheme();
+  button.addEventListener("click", otherTheme);
 }
 
 export const count = (n) => (n === null || n === undefined ? "–" : Number(n).toLocaleString("en-US"));

@@ -31,7 +31,7 @@ export function curl({ method, target, body }) {
   const parts = ["curl"];
   if (method !== "GET" && !(method === "POST" && body)) parts.push(`-X ${method}`);
   if (body) parts.push(`--json ${quoted(body)}`);
-  const url = `${location.origin}${target}`;
+  const url = `${new URL(".", location.href).href.replace(/\/$/, "")}${target}`;
   parts.push(/[&?']/.test(url) ? quoted(url) : url);
   return parts.join(" ");
 }
@@ -42,7 +42,7 @@ async function send({ method, target, body }, answer) {
   answer.replaceChildren(el("p", { class: "quiet" }, "Sent; waiting for the answer …"));
   const begun = performance.now();
   try {
-    const given = await fetch(target, { method, headers, body: body || undefined, cache: "no-store" });
+    const given = await fetch(target.replace(/^\//, ""), { method, headers, body: body || undefined, cache: "no-store" });
     const text = await given.text();
     const took = `${Math.round(performance.now() - begun)} ms, request ${given.headers.get("X-Request-Id") || "–"}`;
     const status = el("span", { class: `pill ${given.ok ? "good" : "bad"}` }, `${given.status} ${given.statusText}`);
