@@ -191,7 +191,7 @@ def read(log: AuditLog, limit: int = 1_000) -> list[str]:
 
 def test_the_file_is_set_aside_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "FILE_BYTES_MAX", 1_000)
-    log = AuditLog(tmp_path)
+    log, kept = AuditLog(tmp_path), list[str]()
     for number in range(100):
         note(log, f"t{number}", token="me")
         kept = read(log)  # written one by one: events that wait together are one write
