@@ -57,7 +57,8 @@ SCHEMAS = {
     "Paused": "Whether that topic, or that group itself, is paused now.",
     "History": "Columns of equal length, a row for each minute, oldest first. The last row is the minute that has not ended: it "
     "has `seconds` so far. `sleep`, `ready`, `reserve` and `dead` are counts at its end `at_ms`; `produced`, `delivered`, "
-    "`acked`, `failed` and `refused` (429 and 507, of the whole server only) happened in it. Quantiles are null if nothing came due.",
+    "`acked`, `failed` and `refused` (429 and 507, of the whole server only) happened in it. "
+    "Quantiles are null if nothing came due.",
     "Topics": "All topics.",
     "TopicAnswer": "A topic.",
     "Settings": "The body of PUT /v1/topics/{topic}: what is left out stays as it is.",
