@@ -121,7 +121,8 @@ def test_http_md_names_every_route() -> None:
     for route in OPERATIONS:
         if route.path == "/pages/{file}":
             continue  # the sources of the pages
-        last = route.path.replace("/v1/topics/{topic}", "…").replace("…/groups/{group}", "…").replace("/{id}", "")
+        last = route.path.replace("/v1/topics/{topic}", "…").replace("…/groups/{group}", "…")
+        last = last.removesuffix("/{id}")
         assert last.removeprefix("…") in text, route.path
 
 

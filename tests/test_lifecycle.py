@@ -90,6 +90,8 @@ def happen(engine: Engine, event: str) -> None:
             done(engine.requeue("t", letters(engine), 20) == 1)
         case "delete":
             done(engine.delete_dead("t", letters(engine), 20) == 1)
+        case "retry now":
+            done(engine.retry_now("t", "x", "g", 20) == ["g"])
         case "replay" | "skip":
             engine.move_group("t", "g", "earliest" if event == "replay" else "latest", 30)
         case _:
@@ -106,8 +108,11 @@ ROWS = [row for row in lifecycle.TRANSITIONS if row.event != "retention"]
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.source} {row.event}")
 def test_every_row_of_the_table_happens(engine: Engine, row: Transition) -> None:
-    if (row.source, row.event) == ("sleep", "replay"):
+    if (row.source, row.event) in (("sleep", "replay"), ("sleep", "retry now")):
         bring_retry_to_sleep(engine)
+    elif (row.source, row.event) == ("ready", "retry now"):
+        bring(engine, "reserve")
+        engine.ack("t", "g", ["-x"], 15, retry_delay_ms=5_000)
     elif row.source:
         bring(engine, row.source)
     assert state(engine) == row.source
@@ -116,7 +121,7 @@ def test_every_row_of_the_table_happens(engine: Engine, row: Transition) -> None
     assert engine.check() == []
 
 
-EVENTS = ("reschedule", "cancel", "fetch", "ack", "extend", "fail", "back off", "give back", "requeue", "delete")
+EVENTS = ("reschedule", "cancel", "fetch", "ack", "extend", "fail", "back off", "give back", "requeue", "delete", "retry now")
 REFUSED = [(source, event) for source in lifecycle.STATES for event in EVENTS if lifecycle.target(source, event) is None]
 
 

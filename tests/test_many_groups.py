@@ -129,8 +129,9 @@ def test_view_tells_how_each_group_settled_the_message(tmp_path: Path) -> None:
     engine.move_group(TOPIC, "late", "latest", 4)
     view = engine.message(TOPIC, "m0")
     assert view is not None
-    settled = {"state": "history", "attempt": 1, "settled_ms": 3}
-    assert view.groups == {"g0": settled, "g1": settled, "g2": settled, "late": {"state": "history", "attempt": 0}}
+    settled = {"state": "history", "attempt": 1, "settled_ms": 3, "outcome": "acked", "summary": "acked in attempt 1"}
+    unseen = {"state": "history", "attempt": 0, "summary": "not seen by this group: before its start"}
+    assert view.groups == {"g0": settled, "g1": settled, "g2": settled, "late": unseen}
     assert sorted((moment.at_ms, moment.event, moment.group) for moment in view.timeline if moment.group) == [
         *((2, "reserved", f"g{i}") for i in range(3)),
         *((3, "acked", f"g{i}") for i in range(3)),

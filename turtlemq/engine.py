@@ -290,9 +290,8 @@ class Engine:
     def give_back(
         self, topic: str, group: str, ids: Sequence[str], now_ms: int, lease: str | None = None
     ) -> tuple[int, list[str]]:
-        """Undo deliveries that no consumer has seen: the messages are due again at once, and the delivery does not count. Returns
-        how many, and the ids that the group does not hold. `lease`: the token of the delivery; messages that are held under
-        another lease by now are left alone."""
+        """Undo deliveries that no consumer has seen: the messages are due again, and the delivery does not count. Returns how
+        many, and the ids that the group does not hold. `lease`: the token of the delivery; messages of others are left alone."""
         opened = self.topic(topic)
         out = opened.give_back(group, ids, now_ms, lease)
         if out[0]:
@@ -313,6 +312,13 @@ class Engine:
         opened.drop_group(group, now_ms)
         self._journaled(opened, now_ms)
 
+    def retry_now(self, topic: str, id_: str, group: str | None, now_ms: int) -> list[str]:
+        """Make a message ready that waits for its next attempt, or is dead: in one group, or in all such. Returns their names."""
+        opened = self.topic(topic)
+        groups = opened.retry_now(id_, group, now_ms)
+        self._journaled(opened, now_ms)
+        return groups
+
     # Dead letters
 
     def requeue(
@@ -331,7 +337,6 @@ class Engine:
         opened = self.topic(topic)
         count = opened.requeue(letters, now_ms, due_ms, reset_attempts, per_s, expires_ms)
         if count:
-            self.changed(opened, now_ms)
             self._journaled(opened, now_ms)
         return count
 
@@ -418,14 +423,11 @@ class Engine:
 
     def changed(self, topic: Topic, now_ms: int) -> None:
         """A commit has changed the Index of a topic: schedule its next tick."""
-        due_ms = topic.next_due()
-        self._wake_queue.schedule_earlier(
-            topic.name, now_ms + MAINTENANCE_MS if due_ms is None else min(due_ms, now_ms + MAINTENANCE_MS)
-        )
+        due_ms, later_ms = topic.next_due(), now_ms + MAINTENANCE_MS
+        self._wake_queue.schedule_earlier(topic.name, later_ms if due_ms is None else min(due_ms, later_ms))
 
     def _journaled(self, topic: Topic, now_ms: int, group: str | None = None) -> None:
-        """Events were journaled: schedule the next tick, for the ends of leases and the checkpoint. `group`: the only group that
-        has changed."""
+        """Events were journaled: schedule the tick for ends of leases and the checkpoint. `group`: the only one that changed."""
         topic.sync_soon(now_ms)
         when_ms = topic.next_wake(now_ms, group)
         self._wake_queue.schedule_earlier(topic.name, now_ms + MAINTENANCE_MS if when_ms is None else when_ms)

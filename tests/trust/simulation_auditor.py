@@ -39,6 +39,11 @@ class Fetch:
     ttr_ms: int | None
     auto: bool
 
+    @property
+    def consumer(self) -> str:
+        """The name of the consumer that asks so."""
+        return f"{self.group}, {self.count} at once"
+
 
 class Auditor(Ledger):
     """Of one topic."""

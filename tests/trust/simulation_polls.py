@@ -16,7 +16,7 @@ from turtlemq.server.long_polls import FetchRequest, LongPoll
 
 def request_of(topic: str, asked: Fetch) -> FetchRequest:
     """A consumer's request, as the server sees it."""
-    return FetchRequest(topic, asked.group, asked.count, asked.ttr_ms, auto=asked.auto)
+    return FetchRequest(topic, asked.group, asked.count, asked.ttr_ms, asked.consumer, asked.auto)
 
 
 @dataclass(eq=False)

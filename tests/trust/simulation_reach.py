@@ -30,6 +30,8 @@ PLACES = (
     "polls woken",
     "polls of deleted groups",
     "asked on a quiet topic",
+    "attempts told",
+    "retried now",
 )
 
 
@@ -66,7 +68,7 @@ def reached(seen: Figures) -> str:
     """How many of these places the stories came to; a whole run that has missed one is a failure.
 
     >>> reached(Figures(stories=1, seals=3))
-    '1 of 15 rare places reached'
+    '1 of 17 rare places reached'
     >>> reached(Figures(dict.fromkeys(PLACES[1:], 1), stories=STORIES_MIN))
     Traceback (most recent call last):
     tests.trust.model.Broken: 200 stories, and none came to: seals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.trust.simulation_groups import GroupsAuditor
+from tests.trust.simulation_attempts import AttemptsAuditor
 from tests.trust.simulation_ledger import GONE, OVER, At, Sent
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.message_view import MessageView
@@ -13,7 +13,7 @@ from turtlemq.topic.stats import GroupStats, TopicStats
 _AS_TOLD = {"reserve": ("leased",), "ready": ("fresh", "waits"), "sleep": ("fresh", "waits"), "dead": ("dead",)}
 
 
-class Review(GroupsAuditor):
+class Review(AttemptsAuditor):
     """Of one topic."""
 
     # Dead letters
@@ -88,6 +88,7 @@ class Review(GroupsAuditor):
             if group in self.groups and (group, id_) not in self.stray:
                 kinds = _AS_TOLD.get(str(told["state"]), ("done", "gone"))
                 self.narrow(group, id_, lambda at, k=kinds: self._shown(at, k), f"a state that may be, not {told}")  # type: ignore[misc]
+        self.attempts_told(id_, view)
 
     def _shown(self, at: At, kinds: tuple[str, ...]) -> bool:
         """May it be shown as one of these? A lease may have run out."""

@@ -22,7 +22,7 @@ from tests.trust.simulation_polls import Polls, request_of
 from tests.trust.simulation_review import Review
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.engine import Engine
-from turtlemq.errors import Conflict, TurtleError, UnknownMessage
+from turtlemq.errors import Conflict, TurtleError, UnknownGroup, UnknownMessage
 from turtlemq.model import Message, Priority
 from turtlemq.server.fetches import Fetches
 from turtlemq.server.rate_limit import FlowControl
@@ -202,7 +202,7 @@ class Story:
         dues = [self.now + pick([0, 0, 5, 30, 200, 3_000, 20_000, 100_000, -20]) for _ in range(pick([1, 1, 2, 5, 30]))]
         self.send(name, audit, self.compose(dues, [0, 10, 100, 300]))
         again = self.unanswered[name].pop() if self.unanswered[name] and self.chance.random() < 0.7 else []
-        if again and all(sent.cancelled is False for sent in again):  # an id that was cancelled may be used again
+        if again and all(sent.cancelled is False and self.unsettled(audit, sent.id) for sent in again):  # else it may be new
             self.send(name, audit, again)
 
     def compose(self, dues: Sequence[int], sizes: Sequence[int]) -> list[Sent]:
@@ -432,6 +432,27 @@ class Story:
             )
             self.groups = list(dict.fromkeys([*self.groups, group]))
 
+    def retry_now(self, name: str, audit: Review) -> None:
+        """An operator does not want to wait."""
+        group = self.chance.choice(self.groups)
+        side = audit.groups.get(group)
+        ids = [i for i in side.at if audit.may_be(group, i, "waits", "dead") and (group, i) not in audit.stray] if side else []
+        for id_ in self.some(ids, 3):
+            self.ask(
+                audit,
+                lambda i=id_: self._retry_now(name, i, group),  # type: ignore[misc]
+                lambda told, i=id_: audit.retried(i, group, told),  # type: ignore[misc]
+                may_wake=name,
+            )
+        self.look_at(name, audit, ids[:3])
+
+    def _retry_now(self, name: str, id_: str, group: str) -> str:
+        try:
+            self.engine.retry_now(name, id_, group, self.now)
+            return "done"
+        except (Conflict, UnknownMessage, UnknownGroup) as error:
+            return str(error)
+
     # The dead
 
     def letters(self, name: str, audit: Review) -> list[DeadLetter]:
@@ -469,7 +490,8 @@ class Story:
             lambda: (self.engine.stats(name), self.engine.groups(name)),
             lambda told: None if told is None else audit.figures(*told),
         )
-        self.look_at(name, audit, self.some(list(audit.sent), 3))
+        tried = [id_ for side in audit.groups.values() for id_ in side.at]
+        self.look_at(name, audit, [*self.some(list(audit.sent), 3), *self.some(tried, 6)])
 
     def look_at(self, name: str, audit: Review, ids: Sequence[str]) -> None:
         for id_ in ids:
@@ -504,6 +526,7 @@ class Story:
             self.extend,
             self.give_back,
             self.requeue,
+            self.retry_now,
             self.look,
             self.poll,
             self.send_again,
@@ -540,6 +563,7 @@ class Story:
         for name, audit in self.topics.items():
             self.letters(name, audit)
             self.look(name, audit)
+            self.look_at(name, audit, self.some(list(audit.sent), 30))
             audit.end()
             if any(self.left(name)):
                 audit.fail("in the end nothing is left over", self.engine.stats(name))

@@ -11,7 +11,7 @@ No clock and no threads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -139,7 +139,7 @@ class Broker:
         if len(expired):
             self._failures.expire(group, expired, now_ms)
         if len(messages) and (auto or state.settings.delivery == "at-most-once"):
-            state.ack(group, messages, np.full(len(messages), now_ms), now_ms)
+            state.ack(group, messages, np.full(len(messages), now_ms), consumer, now_ms)
             group.close([(lease, np.arange(len(lease.messages))) for lease in leases])
             self.sync()
             out.until_ms, out.lease = [np.zeros_like(until) for until in out.until_ms], ""  # there is no lease any more
@@ -223,10 +223,16 @@ class Broker:
         many were given back, and the ids that are not in flight."""
         return settling.give_back(self._state, self._failures, name, ids, now_ms, lease)
 
+    def retry_now(self, name: str, offset: int, now_ms: int) -> None:
+        """End the back-off of a message that waits in memory, at this ready offset."""
+        self._failures.retry_now(self._state.group(name), offset, now_ms)
+
     def end_leases(self, name: str, ids: Sequence[str]) -> int:
         """End leases of messages that another store has taken over, during recovery; nothing is journaled. Returns how many."""
         group = self._state.group(name)
         leased, _ = group.locate(ids)
+        for lease, which in leased:
+            group.forget_attempts(lease.messages.offsets[which])
         group.close(leased)
         return sum(len(which) for _, which in leased)
 
@@ -395,9 +401,10 @@ class Broker:
 
     # Figures and history
 
-    def find_settlements(self, names: Set[str], id_: str) -> dict[str, Settlement]:
-        """The newest settlement of a message in each of these groups; without those that none of the newest events tells."""
-        return lookup.find_settlements(self._logs.history, names, id_)
+    def find_settlements(self, groups: Mapping[str, int], id_: str, first: int) -> dict[str, Settlement]:
+        """The newest settlement of a message in each of these groups, given with the time at which each got it; without those
+        that no searched event tells. `first`: the first ready offset of the message."""
+        return lookup.find_settlements(self._logs.history, groups, id_, first)
 
     def find_cancellation(self, offset: int) -> int | None:
         """When the message at a ready offset was cancelled; None: no event tells it among the newest ones."""

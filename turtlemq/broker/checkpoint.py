@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from bson.int64 import Int64
 
+from turtlemq.attempts import Attempts, decode_many, encode_many
 from turtlemq.broker.events import pack, unpack
 from turtlemq.broker.group import NO_EVENT, Group, Lease, Retry
 from turtlemq.model import Mask
@@ -38,6 +39,7 @@ class OpenMessage:
     is_retry: bool = False
     error: str = ""
     event: int = NO_EVENT  # number of the event that leased it
+    attempts: Attempts = ()  # that ended
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ def _capture(group: Group) -> Callable[[], dict[str, Any]]:
         "settled": Int64(group.settled),
         "changed_ms": Int64(group.changed_ms),
     }
-    cursors, retries = list(group.cursors.values()), dict(group.retries)
+    cursors, retries, attempts = list(group.cursors.values()), dict(group.retries), dict(group.attempts)
     leases = [lease for lease in group.leases.values() if lease.left]  # their columns never change, but these do:
     until = [lease.until_ms for lease in leases]
     partly = {i: lease.open.copy() for i, lease in enumerate(leases) if lease.left < len(lease.open)}
@@ -115,7 +117,8 @@ def _capture(group: Group) -> Callable[[], dict[str, Any]]:
     def encode() -> dict[str, Any]:
         in_flight = _encode_leases(leases, until, partly)
         committed = min([*cursors, *retries, *unpack(in_flight["offsets"]).tolist()])
-        return fields | {"committed": Int64(committed)} | in_flight | _encode_retries(retries)
+        ended = {"ended": encode_many(attempts)} if attempts else {}
+        return fields | {"committed": Int64(committed)} | in_flight | _encode_retries(retries) | ended
 
     return encode
 
@@ -186,12 +189,16 @@ def _pair(values: list[int]) -> tuple[int, int]:
 
 
 def _decode(entry: dict[str, Any]) -> GroupMark:
+    messages = _decode_leases(entry) | _decode_retries(entry)
+    for offset, attempts in decode_many(entry["ended"]).items() if "ended" in entry else ():
+        if offset in messages:
+            messages[offset].attempts = attempts
     return GroupMark(
         epoch=int(entry["epoch"]),
         born=int(entry["born"]),
         moves=[(int(seq), int(first)) for seq, first in unpack(entry["moves"]).reshape(-1, 2)],
         cursors=[int(cursor) for cursor in entry["cursors"]],
-        open=_decode_leases(entry) | _decode_retries(entry),
+        open=messages,
         unfetched=int(entry["unfetched"]),
         settled=int(entry["settled"]),
         changed_ms=int(entry["changed_ms"]),

@@ -20,6 +20,7 @@ import numpy as np
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from turtlemq.attempts import Attempts, decode_many, encode_many
 from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.broker.results import DeadRemoval
 from turtlemq.model import I64
@@ -126,9 +127,10 @@ def extend(of: Group, offsets: I64, until_ms: int) -> list[Fields]:
     return _split(len(offsets), lambda rows: event | {"offsets": pack(offsets[rows])})
 
 
-def retry(of: Group, messages: MessageColumns, attempts: I64, when_ms: I64, error: str) -> list[Fields]:
-    """`attempts`: the number of each message's next delivery."""
-    event = {"event": RETRY, "epoch": Int64(of.epoch), "error": error}
+def retry(of: Group, messages: MessageColumns, attempts: I64, when_ms: I64, error: str, outcome: str = "") -> list[Fields]:
+    """`attempts`: the number of each message's next delivery. `outcome`: of the delivery that ends, see `turtlemq.attempts`;
+    empty if none does."""
+    event = {"event": RETRY, "epoch": Int64(of.epoch), "error": error, "outcome": outcome}
     columns = {"offsets": messages.offsets, "seqs": messages.seqs, "attempts": attempts, "when": when_ms}
     return _split(len(messages), lambda rows: event | {name: pack(column[rows]) for name, column in columns.items()})
 
@@ -138,8 +140,18 @@ def moved(of: Group, messages: MessageColumns) -> list[Fields]:
     return _split(len(messages), lambda rows: event | {name: pack(column[rows]) for name, column in columns.items()})
 
 
-def settle(of: Group, messages: MessageColumns, reserved_ms: I64, outcome: str, error: str, replaced: int) -> list[Fields]:
-    """`replaced`: how many of the messages replaced an older dead letter, so that there is no new one to count."""
+def settle(
+    of: Group,
+    messages: MessageColumns,
+    reserved_ms: I64,
+    outcome: str,
+    error: str,
+    replaced: int,
+    consumers: str | Sequence[str] = "",
+) -> list[Fields]:
+    """`replaced`: how many of the messages replaced an older dead letter, so that there is no new one to count. `consumers`: of
+    the delivery of each message, or of all."""
+    earlier = of.attempts_of(messages.offsets)
 
     def encode(rows: slice) -> Fields:
         return {
@@ -155,9 +167,36 @@ def settle(of: Group, messages: MessageColumns, reserved_ms: I64, outcome: str, 
             "attempts": pack(messages.attempts[rows]),
             "ids": join_ids(messages.ids[rows]),
             "error": error,
+            **_consumers(consumers if isinstance(consumers, str) else consumers[rows]),
+            **_earlier(earlier, rows),
         }
 
     return _split(len(messages), encode)
+
+
+def _consumers(consumers: str | Sequence[str]) -> Fields:
+    """The consumers of settled messages: the name of one, or all names and, for each message, the index of its own."""
+    if isinstance(consumers, str):
+        return {"consumers": [consumers]}
+    names = {name: i for i, name in enumerate(dict.fromkeys(consumers))}
+    return {"consumers": list(names)} | ({"by": pack([names[name] for name in consumers])} if len(names) > 1 else {})
+
+
+def _earlier(attempts: Mapping[int, Attempts], rows: slice) -> Fields:
+    """The attempts of settled messages before their last one, by row of the event; no field if none has any."""
+    own = {i - rows.start: some for i, some in attempts.items() if rows.start <= i < rows.stop}
+    return {"earlier": encode_many(own)} if own else {}
+
+
+def consumer_at(settled: Fields, row: int) -> str:
+    """The consumer of the message in a row of a SETTLE event; empty if it is unknown, as in files of older versions."""
+    names = settled.get("consumers", [""])
+    return str(names[int(unpack(settled["by"])[row]) if "by" in settled else 0])
+
+
+def earlier_at(settled: Fields, row: int) -> Attempts:
+    """The attempts of the message in a row of a SETTLE event, before its last one."""
+    return decode_many(settled["earlier"]).get(row, ()) if "earlier" in settled else ()
 
 
 def cancel(

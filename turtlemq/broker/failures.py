@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from turtlemq import attempts as a
+from turtlemq.attempts import Attempt, Attempts
 from turtlemq.broker import events
 from turtlemq.broker.group import Group, Lease, Leased, MessageColumns, Retry, messages_of
 from turtlemq.broker.policy import backoff_ms
@@ -43,6 +45,7 @@ class EndedDelivery:
     due_ms: int  # as the producer asked
     offset: int  # the ready offset that it had
     epoch: int  # of the group at that moment
+    attempts: Attempts = ()  # the last ones, that which ends included
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,19 @@ class Deliveries:
         """Some of them, in this order."""
         numbers, rows, messages = self.numbers[which], self.rows[which], self.messages.pick(which)
         return Deliveries(self.group, self.leases, numbers, rows, messages, self.reserved_ms[which])
+
+    @property
+    def consumers(self) -> list[str]:
+        """The consumer of each."""
+        names = [lease.consumer for lease in self.leases]
+        return [names[n] for n in self.numbers.tolist()]
+
+    def attempts(self, outcome: str, error: str, ended_ms: int, next_ms: Sequence[int] | None) -> list[Attempt]:
+        """Each as an ended attempt. `next_ms`: when each comes again; None: never."""
+        text, columns = a.shorten(error), (self.messages.attempts.tolist(), self.consumers, self.reserved_ms.tolist())
+        following: Sequence[int | None] = [None] * len(self) if next_ms is None else next_ms
+        rows = zip(*columns, following, strict=True)
+        return [Attempt(number, consumer, at_ms, ended_ms, outcome, text, next_) for number, consumer, at_ms, next_ in rows]
 
     def close(self) -> None:
         """End them."""
@@ -117,29 +133,45 @@ class Failures:
             group.tally.timed_out += len(messages)
         else:
             group.tally.failed += len(messages)
+        outcome = a.EXPIRED if error is LEASE_EXPIRED else a.FAILED
         last, sleepers = np.flatnonzero(dying), np.flatnonzero(~dying & far)
         dead = self._bury(failed.pick(last), events.DEAD, error, now_ms)
-        asleep = self._sleep(failed.pick(sleepers), when[sleepers], error, now_ms)
+        asleep = self._sleep(failed.pick(sleepers), when[sleepers], outcome, error, now_ms)
         soon = np.append(np.flatnonzero(~dying & ~far), sleepers[asleep:])
-        self._retry(failed.pick(soon), when[soon], error, now_ms)
+        self._retry(failed.pick(soon), when[soon], outcome, error, now_ms)
         left = failed.pick(last[dead:])  # their delivery does not count, so that they die when there is room
-        self._retry(left, np.full(len(left), now_ms + FULL_RETRY_MS), error, now_ms, counted=False)
+        self._retry(left, np.full(len(left), now_ms + FULL_RETRY_MS), outcome, error, now_ms, counted=False)
         return dead
 
-    def _retry(self, ended: Deliveries, when_ms: I64, error: str, now_ms: int, *, counted: bool = True) -> None:
-        """Let messages wait in memory, and end their deliveries."""
-        if len(ended):
-            self.retry(ended.group, ended.messages, when_ms, error, now_ms, counted=counted)
-            ended.close()
+    def give_back(self, group: Group, lease: Lease, which: I64, now_ms: int) -> None:
+        """End deliveries that never reached their consumer, given as rows of a lease: they are due again at once, and do not
+        count."""
+        ended = Deliveries.of(group, [(lease, which)])
+        self._retry(ended, np.full(len(ended), now_ms), a.GIVEN_BACK, "", now_ms, counted=False)
 
-    def retry(
-        self, group: Group, messages: MessageColumns, when_ms: I64, error: str, now_ms: int, *, counted: bool = True
-    ) -> None:
-        """Let messages wait in memory until `when_ms`. `counted`: the delivery that ends counts as an attempt."""
+    def _retry(self, ended: Deliveries, when_ms: I64, outcome: str, error: str, now_ms: int, *, counted: bool = True) -> None:
+        """Let messages wait in memory until `when_ms`, and end their deliveries with an `outcome`; empty: they had not been
+        delivered. `counted`: the delivery counts as an attempt."""
+        if not len(ended):
+            return
+        group, messages, when = ended.group, ended.messages, when_ms.tolist()
         attempts = messages.attempts + counted
-        self._logs.reserve.append(now_ms, group.name, *events.retry(group, messages, attempts, when_ms, error))
-        for offset, at_ms, attempt in zip(messages.offsets.tolist(), when_ms.tolist(), attempts.tolist(), strict=True):
+        self._logs.reserve.append(now_ms, group.name, *events.retry(group, messages, attempts, when_ms, error, outcome))
+        for offset, at_ms, attempt in zip(messages.offsets.tolist(), when, attempts.tolist(), strict=True):
             group.add_retry(offset, Retry(at_ms, attempt, error))
+        if outcome:
+            for offset, one in zip(messages.offsets.tolist(), ended.attempts(outcome, error, now_ms, when), strict=True):
+                group.add_attempt(offset, one)
+        ended.close()
+
+    def retry_now(self, group: Group, offset: int, now_ms: int) -> None:
+        """End the back-off of the message at a ready offset. Required: it waits in memory."""
+        waiting, at = group.retries[offset], np.array([offset])
+        seqs = self._state.visibility.heads(at)["seq"].astype(np.int64)
+        attempts, when_ms = np.array([waiting.attempt]), np.array([now_ms])
+        message = MessageColumns(at, seqs, when_ms, when_ms, attempts, [""])
+        self._logs.reserve.append(now_ms, group.name, *events.retry(group, message, attempts, when_ms, waiting.error))
+        group.add_retry(offset, Retry(now_ms, waiting.attempt, waiting.error))
 
     def expire(self, group: Group, messages: MessageColumns, now_ms: int) -> None:
         """Messages that were not delivered before they expire become dead letters. Required: the journal has a lease of them that
@@ -147,7 +179,7 @@ class Failures:
         lease = group.lease(messages, now_ms, now_ms, "")
         expired = Deliveries.of(group, [(lease, np.arange(len(messages)))])
         left = expired.pick(np.arange(self._bury(expired, events.EXPIRED, EXPIRED, now_ms), len(expired)))
-        self._retry(left, np.full(len(left), now_ms + FULL_RETRY_MS), EXPIRED, now_ms)
+        self._retry(left, np.full(len(left), now_ms + FULL_RETRY_MS), "", EXPIRED, now_ms)
 
     def _delays(self, messages: MessageColumns, delay_ms: int | None) -> I64:
         if delay_ms is not None:
@@ -155,12 +187,13 @@ class Failures:
         numbered = zip(messages.ids, messages.attempts.tolist(), strict=True)
         return np.array([backoff_ms(self._state.settings, id_, attempt) for id_, attempt in numbered], np.int64)
 
-    def _sleep(self, ended: Deliveries, when_ms: I64, error: str, now_ms: int) -> int:
+    def _sleep(self, ended: Deliveries, when_ms: I64, outcome: str, error: str, now_ms: int) -> int:
         """Put messages to sleep in the Index. Returns how many of them, from the first on: fewer if there is no room."""
         group = ended.group
 
         def store(batch: Deliveries, read: Documents, at: slice) -> Callable[[], None]:
-            self._schedule_retries(_ended(batch, read, error, when_ms[at].tolist()))
+            when = when_ms[at].tolist()
+            self._schedule_retries(_ended(batch, read, error, when, batch.attempts(outcome, error, now_ms, when)))
             return lambda: self._logs.write_or_defer(self._logs.reserve, now_ms, group.name, events.moved(group, batch.messages))
 
         return self._hand_over(ended, store)
@@ -169,9 +202,11 @@ class Failures:
         """Store messages as dead letters. Returns how many of them, from the first on: fewer if there is no room."""
 
         def store(batch: Deliveries, read: Documents, _: slice) -> Callable[[], None]:
-            letters = _ended(batch, read, error, [now_ms] * len(batch))
+            last = batch.attempts(a.DEAD, error, now_ms, None) if outcome == events.DEAD else []
+            letters = _ended(batch, read, error, [now_ms] * len(batch), last)
             replaced = len(batch) - len(letters) + self._store_dead(letters)
-            return lambda: self._state.bury(batch.group, batch.messages, batch.reserved_ms, outcome, error, now_ms, replaced)
+            columns = (batch.messages, batch.reserved_ms, batch.consumers)
+            return lambda: self._state.bury(batch.group, *columns, outcome, error, now_ms, replaced)
 
         return self._hand_over(ended, store)
 
@@ -196,6 +231,7 @@ class Failures:
                 self._logs.stop_journals(error)
                 raise
             batch.close()
+            batch.group.forget_attempts(batch.messages.offsets)
             done = at.stop
         return done
 
@@ -224,12 +260,19 @@ def _until_repeated(ids: Sequence[str]) -> int:
     return next(i for i, id_ in enumerate(ids) if id_ in seen or seen.add(id_))  # type: ignore[func-returns-value]
 
 
-def _ended(ended: Deliveries, read: Documents, error: str, when_ms: Sequence[int]) -> list[EndedDelivery]:
-    """Messages with their documents, the first ones of a read; damaged ones are left out."""
+def _ended(
+    ended: Deliveries, read: Documents, error: str, when_ms: Sequence[int], last: Sequence[Attempt]
+) -> list[EndedDelivery]:
+    """Messages with their documents, the first ones of a read; damaged ones are left out. `last`: the attempt of each that ends,
+    or nothing if they were not delivered."""
     group, messages, good = ended.group, ended.messages, read.good[: len(ended)]
     columns = (messages.attempts.tolist(), when_ms, messages.due_ms.tolist(), messages.offsets.tolist(), good.tolist())
-    return [
-        EndedDelivery(group.name, messages.ids[i], read.decode(i), attempt, error, when, due_ms, offset, group.epoch)
-        for i, (attempt, when, due_ms, offset, is_good) in enumerate(zip(*columns, strict=True))
-        if is_good
-    ]
+    out = []
+    for i, (attempt, when, due_ms, offset, is_good) in enumerate(zip(*columns, strict=True)):
+        if is_good:
+            document = read.decode(i)
+            attempts = a.latest((*a.of_notes(document.meta), *group.attempts.get(offset, ()), *last[i : i + 1]))
+            out.append(
+                EndedDelivery(group.name, messages.ids[i], document, attempt, error, when, due_ms, offset, group.epoch, attempts)
+            )
+    return out

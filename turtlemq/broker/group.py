@@ -17,6 +17,7 @@ from itertools import repeat
 import numpy as np
 
 from turtlemq import small_batches
+from turtlemq.attempts import Attempt, Attempts, latest
 from turtlemq.histogram import GroupTally
 from turtlemq.model import I64, Mask, Priority
 
@@ -148,6 +149,7 @@ class Group:
     credits: dict[int, float] = field(default_factory=dict)  # see `policy.shares`
     leases: dict[int, Lease] = field(default_factory=dict)  # by number
     retries: dict[int, Retry] = field(default_factory=dict)  # by ready offset
+    attempts: dict[int, Attempts] = field(default_factory=dict)  # ended ones of messages in flight or in `retries`, by offset
     unfetched: int = 0  # messages for this group at and behind its cursors
     in_flight: int = 0  # messages under a lease
     settled: int = 0  # messages acknowledged since the group was created
@@ -166,6 +168,7 @@ class Group:
         """Stand at an offset with no lease and no retry."""
         self.cursors = dict.fromkeys((int(level) for level in LEVELS), offset)
         self.leases, self.retries, self._slots, self._unentered, self._shared = {}, {}, {}, {}, False
+        self.attempts = {}
         self._deadlines, self._retry_times = [], []
         self.in_flight = 0
 
@@ -369,6 +372,23 @@ class Group:
     def _ends_at(self, until_ms: int, number: int) -> bool:
         lease = self.leases.get(number)
         return lease is not None and lease.left > 0 and lease.until_ms == until_ms
+
+    # Ended attempts of messages that the group still has. Those from before a long back-off are in the document of the retry
+
+    def add_attempt(self, offset: int, ended: Attempt) -> None:
+        """A delivery of the message at a ready offset has ended, and the message waits for another."""
+        self.attempts[offset] = latest((*self.attempts.get(offset, ()), ended))
+
+    def attempts_of(self, offsets: I64) -> dict[int, Attempts]:
+        """The ended attempts of messages, by row in `offsets`; only rows that have some."""
+        if not self.attempts:
+            return {}
+        return {i: own for i, offset in enumerate(offsets.tolist()) if (own := self.attempts.get(offset)) is not None}
+
+    def forget_attempts(self, offsets: I64) -> None:
+        """The group is done with these messages, or another store has them."""
+        for offset in offsets.tolist() if self.attempts else ():
+            self.attempts.pop(offset, None)
 
     # Retries
 

@@ -127,6 +127,8 @@ def _group(ready: ReadyLog, name: str, mark: c.GroupMark) -> Group:
     group.unfetched, group.settled, group.changed_ms = mark.unfetched, mark.settled, mark.changed_ms
     by_lease: dict[tuple[int, int, str, int], list[int]] = {}
     for offset, entry in mark.open.items():
+        if entry.attempts:
+            group.attempts[offset] = entry.attempts
         if entry.is_retry:
             group.add_retry(offset, Retry(entry.until_ms, entry.attempt, entry.error))
         else:

@@ -14,8 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 from sortedcontainers import SortedSet
 
+from turtlemq import attempts as a
+from turtlemq.attempts import Attempts
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker import events as e
+from turtlemq.broker.failures import LEASE_EXPIRED
 from turtlemq.broker.group import LEVELS
 from turtlemq.broker.journal import Event
 from turtlemq.broker.results import DeadRemoval, Interrupted
@@ -161,8 +164,9 @@ class Replay:
         elif kind == e.RETRY:
             attempts, when = event.array("attempts"), event.array("when")
             for i in there.tolist():
-                entry = c.OpenMessage(0, int(attempts[i]), int(when[i]), is_retry=True, error=event.fields["error"])
-                mark.open[int(offsets[i])] = entry
+                offset, following = int(offsets[i]), (int(attempts[i]), int(when[i]))
+                ended = _ended_attempts(event, mark.open.get(offset), *following)
+                mark.open[offset] = c.OpenMessage(0, *following, is_retry=True, error=event.fields["error"], attempts=ended)
         elif kind == e.MOVED:
             for offset in offsets[there].tolist():
                 mark.open.pop(offset, None)
@@ -184,7 +188,8 @@ class Replay:
         columns = [event.array(name)[which].tolist() for name in ("offsets", "seqs", "attempts", "until")]
         consumer, at_ms, number = event.fields["consumer"], event.at_ms, event.number
         for offset, seq, attempt, end_ms in zip(*columns, strict=True):
-            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, at_ms, consumer, event=number)
+            ended = mark.open[offset].attempts if offset in mark.open else ()
+            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, at_ms, consumer, event=number, attempts=ended)
 
     def _recover_lost_leases(self, event: Event) -> None:
         """A damaged event stood before this lease. Messages that the cursors passed in between, and that no known event names,
@@ -249,6 +254,20 @@ class Replay:
             kept = {(event.group, seq) for seq in seqs.tolist()}
             unfinished.removals = [letter for letter in unfinished.removals if (letter.group, letter.seq) not in kept]
         self.saved.dead_counts[event.group] += -len(seqs) if removing else len(seqs)
+
+
+def _ended_attempts(event: Event, before: c.OpenMessage | None, attempt: int, when_ms: int) -> Attempts:
+    """The ended attempts of a message after a RETRY event; `attempt` and `when_ms` are those of its next delivery. Events of
+    older versions do not tell the outcome."""
+    if before is None or before.is_retry:
+        return () if before is None else before.attempts
+    error = str(event.fields["error"])
+    guess = a.EXPIRED if error == LEASE_EXPIRED else a.FAILED if attempt > before.attempt else a.GIVEN_BACK
+    outcome = event.fields.get("outcome", guess)
+    if not outcome:
+        return before.attempts
+    ended = a.Attempt(before.attempt, before.consumer, before.reserved_ms, event.at_ms, outcome, a.shorten(error), when_ms)
+    return a.latest((*before.attempts, ended))
 
 
 def _settled_offsets(settlements: Sequence[Event]) -> dict[tuple[str, int], I64]:

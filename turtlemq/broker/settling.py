@@ -14,7 +14,7 @@ import numpy as np
 
 from turtlemq.broker import events
 from turtlemq.broker.failures import Failures
-from turtlemq.broker.group import Group, messages_of, names_only
+from turtlemq.broker.group import Group, Leased, messages_of, names_only
 from turtlemq.broker.results import Acked, Extended, split_acks
 from turtlemq.broker.state import BrokerState
 from turtlemq.errors import InvalidArgument
@@ -53,7 +53,7 @@ def ack(
             messages, reserved = whole[0].messages, np.full(acked, whole[0].reserved_ms)
         else:
             messages, reserved = messages_of(leased, handled if acked == len(handled) else None)
-        state.ack(group, messages, reserved, now_ms)
+        state.ack(group, messages, reserved, _consumers_of(leased), now_ms)
         group.close(leased)
     fsync = state.settings.ack_durability == "fsync"
     if not failed and not unknown and not fsync:
@@ -91,8 +91,7 @@ def give_back(
         ids, _ = _without_late(group, ids, ids, lease)
     leased, unknown = group.locate(ids)
     for held, which in leased:
-        failures.retry(group, held.messages.pick(which), np.full(len(which), now_ms), "", now_ms, counted=False)
-        group.close([(held, which)])
+        failures.give_back(group, held, which, now_ms)
     return sum(len(which) for _, which in leased), unknown
 
 
@@ -103,3 +102,10 @@ def _without_late(
     late = group.late(ids, leases)
     group.tally.late += sum(late)
     return list(compress(entries, map(not_, late))), list(compress(ids, late))
+
+
+def _consumers_of(leased: Leased) -> str | list[str]:
+    """The consumer of all these messages; or of each, if there are several."""
+    if len(leased) == 1 or len({lease.consumer for lease, _ in leased}) == 1:
+        return leased[0][0].consumer
+    return [lease.consumer for lease, which in leased for _ in range(len(which))]

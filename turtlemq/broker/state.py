@@ -70,19 +70,30 @@ class BrokerState:
 
     # Settlements
 
-    def ack(self, group: Group, messages: MessageColumns, reserved_ms: I64, now_ms: int) -> None:
-        """Journal that messages were handled. Raises `DiskFull`, and changes nothing then."""
-        self.logs.history.append(now_ms, group.name, *events.settle(group, messages, reserved_ms, events.ACKED, "", 0))
+    def ack(self, group: Group, messages: MessageColumns, reserved_ms: I64, consumers: str | Sequence[str], now_ms: int) -> None:
+        """Journal that messages were handled. `consumers`: one for all, or one for each. Raises `DiskFull`, and changes nothing
+        then."""
+        pieces = events.settle(group, messages, reserved_ms, events.ACKED, "", 0, consumers)
+        self.logs.history.append(now_ms, group.name, *pieces)
+        group.forget_attempts(messages.offsets)
         group.changed_ms = now_ms
         group.settled += len(messages)
         group.tally.acked += len(messages)
 
     def bury(
-        self, group: Group, messages: MessageColumns, reserved_ms: I64, outcome: str, error: str, now_ms: int, replaced: int
+        self,
+        group: Group,
+        messages: MessageColumns,
+        reserved_ms: I64,
+        consumers: Sequence[str],
+        outcome: str,
+        error: str,
+        now_ms: int,
+        replaced: int,
     ) -> None:
         """Journal that messages have become dead letters, which are stored already. `replaced`: so many took the place of an
         older letter, and are not counted."""
-        pieces = events.settle(group, messages, reserved_ms, outcome, error, replaced)
+        pieces = events.settle(group, messages, reserved_ms, outcome, error, replaced, consumers)
         self.logs.write_or_defer(self.logs.history, now_ms, group.name, pieces)
         group.changed_ms = now_ms
         group.tally.dead += len(messages)
@@ -106,6 +117,7 @@ class BrokerState:
         for group in self.groups.values():
             for offset in ended & group.retries.keys():
                 del group.retries[offset]
+            group.forget_attempts(offsets)
         self.logs.sync_for_answer()
 
     def _unfetched(self, documents: Sequence[int], retries: Mapping[int, str]) -> Counter[str]:

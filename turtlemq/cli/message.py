@@ -1,15 +1,16 @@
-"""Client verbs about single messages: get (with a timeline), reschedule."""
+"""Client verbs about single messages: get (with attempts and a timeline), reschedule, retry."""
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated, Any
 
 import typer
 
 from turtlemq.cli.call import URL, call, json_with_body, path
 from turtlemq.cli.output import body_text, console, fail, print_json, printable
-from turtlemq.cli.parameters import AsJson, Id, Topic, Url, duration_option, time_option
+from turtlemq.cli.parameters import AsJson, Id, OneGroup, Topic, Url, duration_option, time_option
 from turtlemq.cli.times import TIME_HELP, format_duration, format_time
 
 COLOURS = {
@@ -21,12 +22,14 @@ COLOURS = {
     "acked": "green",
     "dead": "red",
     "failed": "red",
+    "expired": "red",
+    "given back": "dim",
     "cancelled": "magenta",
 }
 
 
 def get(topic: Topic, id_: Id, url: Url = URL, as_json: AsJson = False) -> None:
-    """Everything about one message: its state in every group, and its events with their times, as a picture.
+    """Everything about one message: its state in every group, its last attempts, and its events with their times, as a picture.
 
     turtlemq get orders order-17
     """
@@ -37,23 +40,50 @@ def get(topic: Topic, id_: Id, url: Url = URL, as_json: AsJson = False) -> None:
     out, state = console(), message["state"]
     out.print(printable(message["id"]), style="bold cyan", end="  ")
     out.print(state, style=COLOURS.get(state))
-    is_note = not message["created_ms"]  # of a sleeper that was cancelled only its id and the time of that are left
-    for name in () if is_note else ("due_ms", "created_ms", "expires_ms"):
+    known = "created_ms" in message  # else only its id and the time of its cancel are left
+    for name in ("due_ms", "created_ms", "expires_ms") if known else ():
         if message.get(name) is not None:
             print(f"  {name.removesuffix('_ms'):<9} {format_time(message[name])}")
-    if not is_note:
+    has_body = "body" in message or "body_base64" in message
+    if has_body:
         print(f"  {'attempt':<9} {message['attempt']}")
     if message.get("headers"):
         print(f"  {'headers':<9} {printable(json.dumps(message['headers'], ensure_ascii=False))}")
-    if not is_note:
+    if has_body:
         print(f"  {'body':<9} {body_text(message)}")
     for name, group in message["groups"].items():
         out.print(f"  group {name}: ", end="")
-        out.print(str(group["state"]), style=COLOURS.get(str(group["state"])), end="")
-        out.print(f", expires {format_time(group['expires_ms'])}" if "expires_ms" in group else "")
+        out.print(group_text(group, round(time.time() * 1000)), style=COLOURS.get(str(group["state"])))
+    for one in message.get("attempts", ()):
+        out.print(attempt_text(one), style=COLOURS.get(one["outcome"] or "reserve"))
     print()
     for line, style in timeline(message["timeline"]):
         out.print(line, style=style)
+
+
+def group_text(group: dict[str, Any], now_ms: int) -> str:
+    """The state of a message in a group, in words and with its time.
+
+    >>> group_text({"state": "history", "summary": "not seen by this group: before its start"}, 0)
+    'not seen by this group: before its start'
+    """
+    text, at_ms = str(group.get("summary", group["state"])), group.get("due_ms")
+    if at_ms is not None:
+        text += f" at {format_time(at_ms)}" if at_ms > now_ms else f", which is due since {format_time(at_ms)}"
+    error = str(group.get("error", "")).partition("\n")[0]
+    expires = f", expires {format_time(group['expires_ms'])}" if "expires_ms" in group else ""
+    return text + (f" ({printable(error)})" if error else "") + expires
+
+
+def attempt_text(one: dict[str, Any]) -> str:
+    """An attempt on a line: its group and number, when it began, its consumer, how and after which time it ended, its error."""
+    words = [f"  attempt {one['attempt']} of {one['group']}", format_time(one["reserved_ms"])]
+    words += [printable(one["consumer"])] if one["consumer"] else []
+    if one["outcome"] is None:
+        return "  ".join([*words, "is running"])
+    words.append(f"{one['outcome']} after {format_duration(one['ended_ms'] - one['reserved_ms'])}")
+    words += [printable(one["error"].partition("\n")[0])] if one["error"] else []
+    return "  ".join(words)
 
 
 def timeline(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
@@ -92,3 +122,12 @@ def reschedule(
         fail("what shall change? Give --delay, --due or --body", 2)
     answer = call(url, "PATCH", path(topic, "messages", id_), json_with_body(fields, body))
     print_json(answer) if as_json else print(f"{answer['outcome']}, due {format_time(answer['due_ms'])}")
+
+
+def retry(topic: Topic, id_: Id, group: OneGroup = None, url: Url = URL, as_json: AsJson = False) -> None:
+    """Try a message again now that waits for its next attempt, or is dead.
+
+    turtlemq retry orders order-17
+    """
+    answer = call(url, "POST", path(topic, "messages", id_, "retry"), {} if group is None else {"group": group})
+    print_json(answer) if as_json else print(answer["outcome"])

@@ -27,6 +27,7 @@ VERBS = {  # verb: module.attribute below this package
     "list": "listing.list_",
     "find": "listing.find",
     "reschedule": "message.reschedule",
+    "retry": "message.retry",
     "import": "importing.app",
     "topics": "topics.app",
     "groups": "topics.groups",

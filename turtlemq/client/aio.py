@@ -188,6 +188,7 @@ class AsyncClient:
     cancel = _method(calls.cancel)
     cancel_many = _method(calls.cancel_many)
     reschedule = _method(calls.reschedule)
+    retry = _method(calls.retry)
     browse_page = _method(calls.browse_page)
     forecast = _method(calls.forecast)
     topics = _method(calls.topics)

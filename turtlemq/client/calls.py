@@ -271,6 +271,24 @@ def reschedule(
     )
 
 
+def retry(topic: str, id: str, *, group: str | None = None) -> Call[None]:  # noqa: A002 - the contract's word
+    """Try a message again now that waits for its next attempt, or is dead: in one group, or in each of which this is so.
+    Otherwise a `Conflict` with its `state`.
+
+    >>> _ = client.put("jobs", b"work", id="j1")
+    >>> _ = client.fetch("jobs", wait=5)
+    >>> _ = client.fail("jobs", ["j1"], error="no connection", retry_delay=3600)
+    >>> client.retry("jobs", "j1")
+    >>> [(m.id, m.attempt) for m in client.fetch("jobs", wait=5)]
+    [('j1', 2)]
+    """
+    return Call(json_request(path(topic, "messages", id, "retry"), without_none(group=group)), lambda answer: None, _is_ready)
+
+
+def _is_ready(error: Refused) -> bool:
+    return isinstance(error, Conflict) and error.state == "ready"
+
+
 def browse_page(
     topic: str,
     *,

@@ -86,8 +86,22 @@ class MessageEvent(Struct):
     detail: str = ""
 
 
+class Attempt(Struct, kw_only=True):
+    """A delivery of a message to a consumer of a group. `outcome` is acked, failed, expired (the lease ran out), given back, dead
+    (the last one), or None while it runs. `next_ms`: when the next one was to come."""
+
+    group: str
+    attempt: int
+    consumer: str = ""
+    reserved_ms: int
+    ended_ms: int | None = None
+    outcome: str | None = None
+    error: str = ""
+    next_ms: int | None = None
+
+
 class MessageView(Struct, kw_only=True):
-    """A message as `browse` lists it, or as `get` returns it, with its groups and its timeline."""
+    """A message as `browse` lists it, or as `get` returns it, with its groups, its last attempts in each and its timeline."""
 
     id: str
     state: str
@@ -102,6 +116,7 @@ class MessageView(Struct, kw_only=True):
     expires_ms: int | None = None
     group: str = ""  # set if the message sleeps as a retry of one group
     groups: dict[str, dict[str, Any]] = {}
+    attempts: list[Attempt] = []
     timeline: list[MessageEvent] = []
 
     @property
@@ -117,6 +132,7 @@ class DeadLetter(Struct, kw_only=True):
     group: str
     error: str = ""
     attempts: int = 0
+    last_attempts: list[Attempt] = []
     due_ms: int = 0
     created_ms: int = 0
     dropped_ms: int = 0

@@ -299,6 +299,7 @@ class Client:
     cancel = _method(calls.cancel)
     cancel_many = _method(calls.cancel_many)
     reschedule = _method(calls.reschedule)
+    retry = _method(calls.retry)
     browse_page = _method(calls.browse_page)
     forecast = _method(calls.forecast)
     topics = _method(calls.topics)

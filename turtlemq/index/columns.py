@@ -31,6 +31,15 @@ class Ended(Protocol):
     def seq(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class CancelledSleeper:
+    """A sleeper that is about to end, as its notice in the ready log tells it."""
+
+    id: str
+    due_ms: int
+    first_seq: int  # under which it first came
+
+
 @dataclass(slots=True)
 class Columns:
     """Documents about to be written, as columns of equal length."""

@@ -16,7 +16,7 @@ from turtlemq import lifecycle, small_batches
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
 from turtlemq.index import build, check, duplicates, firing, lookup, repair
 from turtlemq.index.browse import browse, forecast
-from turtlemq.index.columns import UNHASHED, Columns, Ended, as_batch, batch_columns, stored_message, tombstones
+from turtlemq.index.columns import UNHASHED, CancelledSleeper, Columns, Ended, as_batch, batch_columns, stored_message, tombstones
 from turtlemq.index.duplicates import KnownIds
 from turtlemq.index.filters import Filters
 from turtlemq.index.group_lookup import GroupDocument, find_of_groups
@@ -284,8 +284,9 @@ class Index:
         return outcome
 
     @repairing_method
-    def stage_cancel(self, ids: Sequence[str]) -> dict[str, State]:
-        """Stage tombstones for sleepers. For each id: CANCELLED (with the next commit), READY or UNKNOWN."""
+    def stage_cancel(self, ids: Sequence[str], noted: list[CancelledSleeper] | None = None) -> dict[str, State]:
+        """Stage tombstones for sleepers. For each id: CANCELLED (with the next commit), READY or UNKNOWN. `noted`: the cancelled
+        ones are added to this list."""
         outcome: dict[str, State] = {}
         ended: list[lookup.Place] = []
         places = self._find_committed(list(dict.fromkeys(ids)))
@@ -301,8 +302,15 @@ class Index:
         if ended:
             columns = tombstones(ended)
             columns.seen = [(place.part, place.ordinal) for place in ended]
+            if noted is not None:
+                noted += [CancelledSleeper(place.id, place.due_ms, self._first_seq(place)) for place in ended]
             self._writer.stage(columns, self._writer.next_seq(0))
         return outcome
+
+    def _first_seq(self, place: lookup.Place) -> int:
+        """The seq under which a message first came. Read from the document if it is a later version."""
+        document = self._segments.read_one(place.part, place.ordinal) if place.flags & (f.REPLACES | f.MOVED) else None
+        return place.seq if document is None else document.arrived
 
     def _find_committed(self, ids: list[str]) -> dict[str, lookup.Place]:
         """The newest versions of distinct ids, those that are held. If the end of one is staged, that is committed first."""

@@ -52,9 +52,12 @@ _ORDERS = {
 _MESSAGE = {"id": "order-17", "body": {"close": 17}, "headers": {}, "due_ms": _NOW, "created_ms": _NOW - 1_800_000}
 _FETCHED = _MESSAGE | {"ready_ms": _NOW + 1, "attempt": 1, "priority": "normal", "lease_until_ms": _NOW + 30_000}
 _SLEEPER = _MESSAGE | {"state": "sleep", "priority": "normal", "expires_ms": None}
+_ATTEMPT = {"group": "default", "attempt": 16, "consumer": "worker-1", "reserved_ms": _NOW + 50_000, "ended_ms": _NOW + 60_000}
+_ATTEMPT |= {"outcome": "dead", "error": "no connection", "next_ms": None}
 _LETTER = _MESSAGE | {"group": "default", "dropped_ms": _NOW + 60_000, "attempts": 16, "error": "no connection"}
+_LETTER |= {"last_attempts": [_ATTEMPT]}
 _TIMELINE = [{"at_ms": _NOW, "event": "due", "group": "", "detail": ""}]
-_VIEW = _SLEEPER | {"attempt": 0, "ttr": None, "groups": {}, "timeline": _TIMELINE}
+_VIEW = _SLEEPER | {"attempt": 0, "ttr": None, "groups": {}, "attempts": [], "timeline": _TIMELINE}
 
 
 def _consuming(base: str, suffix: str, whose: str) -> list[Operation]:
@@ -159,6 +162,21 @@ OPERATIONS: list[Operation] = [
             errors=(404, 409, 507),
             answer_example={"outcome": "cancelled"},
             audit="cancel",
+        ),
+        Operation(
+            f"POST {_TOPIC}/messages/{{id}}/retry",
+            messages.retry,
+            OPERATE,
+            "retryMessage",
+            "Try a message again now",
+            answers.Outcome,
+            "A message that waits for its next attempt, or is dead, is ready now: in `group`, or in every group of which this is "
+            "so. A dead letter is requeued and counts its attempts from 1 again.",
+            body=messages.Retry,
+            body_example={"group": "default"},
+            errors=(*_BODY, 404, 409, 507),
+            answer_example={"outcome": "ready"},
+            audit="retry",
         ),
         Operation(
             f"POST {_TOPIC}/cancel",

@@ -12,29 +12,29 @@ import numpy as np
 
 from turtlemq.broker.cancel import CANCELLED, cancel
 from turtlemq.errors import Exhausted
+from turtlemq.index.columns import CancelledSleeper
 from turtlemq.segment import format as f
 from turtlemq.topic import facts
 from turtlemq.topic.stores import Stores
 
 
-def note_cancelled_ids(stores: Stores, ids: Sequence[str], now_ms: int) -> None:
-    """Write the ids of cancelled sleepers into the ready log, where a lookup finds them. If it fails, no message is lost, only
+def note_cancelled(stores: Stores, sleepers: Sequence[CancelledSleeper], now_ms: int) -> None:
+    """Write notices of cancelled sleepers into the ready log, where a lookup finds them. If it fails, no message is lost, only
     the answer "cancelled" to such a lookup."""
-    count = len(ids)
-    texts = [id_.encode() for id_ in ids]
-    raw, lengths = f.encode(texts, [b""] * count, [now_ms] * count, 0, 0, [f.NOTICE] * count)
-    stores.broker.notice(bytes(raw), np.cumsum(lengths) - np.asarray(lengths), now_ms)
+    notices = [bytes(f.encode([s.id.encode()], [b""], [s.due_ms], s.first_seq, 0, [f.NOTICE])[0]) for s in sleepers]
+    lengths = [len(notice) for notice in notices]
+    stores.broker.notice(b"".join(notices), np.cumsum(lengths) - np.asarray(lengths), now_ms)
 
 
 def cancel_awake(
     stores: Stores, ids: Sequence[str], now_ms: int, pairs_max: int | None = None
-) -> tuple[dict[str, str], list[str]]:
+) -> tuple[dict[str, str], list[CancelledSleeper]]:
     """Cancel messages that are ready or wait for another attempt, in every group. Durable.
 
-    Returns for each id `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`; and the cancelled ids
-    that the ready log does not hold, because retention has removed all but retries: they are to be noted, as those of
-    sleepers. `pairs_max`: only the first of the ids are cancelled and answered, at least one, if all of them together have more
-    retries and dead letters than that."""
+    Returns for each id `cancelled`, `cancelled before`, the state that does not allow it, or `unknown`; and the cancelled ones
+    that the ready log does not hold, because retention has removed all but retries: they are to be noted, as sleepers are.
+    `pairs_max`: only the first of the ids are cancelled and answered, at least one, if all of them together have more retries
+    and dead letters than that."""
     if not ids:
         return {}, []
     gathered = facts.gather(stores, ids, pairs_max)
@@ -45,4 +45,5 @@ def cancel_awake(
         stores.remove_superseded()
     except Exhausted:
         pass  # done before the next handoff, which needs room, too
-    return {id_: answer or "unknown" for id_, answer in answers.items()}, removed
+    left = [CancelledSleeper(id_, now_ms, 0) for id_ in removed]  # when they were due is not looked up
+    return {id_: answer or "unknown" for id_, answer in answers.items()}, left

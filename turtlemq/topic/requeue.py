@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from turtlemq.attempts import of_notes
 from turtlemq.broker.failures import EndedDelivery
 from turtlemq.broker.results import DeadRemoval
 from turtlemq.errors import Exhausted, InvalidFireAt
@@ -82,6 +83,7 @@ def _sleep(
             letter.due_ms,
             int(letter.document.meta["offset"]),
             stores.broker.groups[letter.group].epoch,
+            of_notes(letter.document.meta),
         )
         for letter, due in zip(letters, dues, strict=True)
     ]

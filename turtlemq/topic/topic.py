@@ -21,6 +21,7 @@ from turtlemq.broker.results import Acked, Extended, Reserved
 from turtlemq.broker.save import LogSync
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownGroup, UnknownMessage
+from turtlemq.index.columns import CancelledSleeper
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
@@ -28,11 +29,12 @@ from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
-from turtlemq.topic import cancel, facts, recover, requeue
+from turtlemq.topic import cancel, facts, recover, requeue, retry_now
 from turtlemq.topic.checkpoints import Checkpoints, SaveSlots
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance, Retention
+from turtlemq.topic.message_view import MessageView
 from turtlemq.topic.stores import Stores
 from turtlemq.topic.view import TopicView
 
@@ -106,16 +108,16 @@ class Topic:
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
         """End sleepers with the next commit. When it lands, the ready log learns their ids in the same step, so that a lookup
         finds them at every moment."""
-        outcome = self._index.stage_cancel(ids)
-        ended = [id_ for id_, state in outcome.items() if state is State.CANCELLED]
+        ended: list[CancelledSleeper] = []
+        outcome = self._index.stage_cancel(ids, ended)
         group = self._index.pending
         if ended and group is not None:
-            group.then.append(lambda: self._note_cancelled_ids(ended, now_ms) if group.error is None else None)
+            group.then.append(lambda: self._note_cancelled(ended, now_ms) if group.error is None else None)
         return outcome
 
-    def _note_cancelled_ids(self, ids: Sequence[str], now_ms: int) -> None:
+    def _note_cancelled(self, sleepers: Sequence[CancelledSleeper], now_ms: int) -> None:
         try:
-            cancel.note_cancelled_ids(self.stores, ids, now_ms)
+            cancel.note_cancelled(self.stores, sleepers, now_ms)
         except (TurtleError, OSError):
             return
         self._checkpoints.due_soon(now_ms)
@@ -131,7 +133,7 @@ class Topic:
         answers, removed = cancel.cancel_awake(self.stores, awake, now_ms, pairs_max)
         if removed:
             self._broker.sync()  # a notice of a cancel that a power cut takes back would be wrong
-            self._note_cancelled_ids(removed, now_ms)
+            self._note_cancelled(removed, now_ms)
         if self._broker.owes_sync:
             self._checkpoints.due_soon(now_ms)  # retention must not be first
         out |= answers
@@ -147,7 +149,7 @@ class Topic:
             known = self.view.message(id_)
             if known is None:
                 raise
-            raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=known.state) from None
+            raise Conflict(f"{id_!r} {_unchangeable(known)}", state=known.state) from None
 
     def commit(self) -> None:
         """Make everything staged durable and visible. Raises if that failed."""
@@ -233,6 +235,13 @@ class Topic:
         """Groups that do not expire: those for which a fetch waits, and paused ones, which go on when they are resumed."""
         pauses = self.stores.pauses
         return self._broker.groups if pauses.topic else {*waiting, *pauses.groups} if pauses.groups else waiting
+
+    def retry_now(self, id_: str, group: str | None, now_ms: int) -> list[str]:
+        """Make a message ready at once that waits for its next attempt, or is a dead letter: in one group, or in all such groups.
+        Returns their names."""
+        names = retry_now.retry_now(self.stores, id_, group, now_ms)
+        self._hand_off(now_ms)
+        return names
 
     # Dead letters
 
@@ -391,3 +400,11 @@ class Topic:
         ends, dead, end = broker.close(), self.stores.dead_letters.close(), self._index.close()
         mark = {"base": Int64(self._index.active_base), "end": Int64(end), "dead": Int64(dead)}
         return {**mark, "broker": ends, "files": logs(self.stores.door, self.stores.folder)}
+
+
+def _unchangeable(message: MessageView) -> str:
+    """Why a message cannot be rescheduled or edited."""
+    waiting = [f"group {name} {entry['summary']}" for name, entry in message.groups.items() if "due_ms" in entry]
+    if not waiting:
+        return f"has come due, so it can no longer be changed: it is in state {message.state}"
+    return f"has come due, so it can no longer be changed: {', '.join(waiting)}. To let it be tried now, use retry"

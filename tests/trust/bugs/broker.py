@@ -16,8 +16,8 @@ BUGS = (
     Bug(
         "a cancel of a ready message is answered before it is synced",
         "broker/state.py",
-        "                del group.retries[offset]\n        self.logs.sync_for_answer()\n",
-        "                del group.retries[offset]\n",
+        "            group.forget_attempts(offsets)\n        self.logs.sync_for_answer()\n",
+        "            group.forget_attempts(offsets)\n",
         f"engine_states {CRASH}",
     ),
     Bug(
@@ -44,9 +44,52 @@ BUGS = (
     Bug(
         "a long back-off is noted as moved before it sleeps",
         "broker/failures.py",
-        ("            self._schedule_retries(_ended(batch, read, error, when_ms[at].tolist()))\n"),
-        ("            _ended(batch, read, error, when_ms[at].tolist())\n"),
+        "            self._schedule_retries(_ended(batch, read, error, when, batch.attempts(outcome, error, now_ms, when)))\n",
+        "            _ended(batch, read, error, when, batch.attempts(outcome, error, now_ms, when))\n",
         f"{SIM}",
+    ),
+    # Attempts
+    Bug(
+        "attempts from before a long back-off are forgotten",
+        "broker/failures.py",
+        "a.latest((*a.of_notes(document.meta), *group.attempts.get(offset, ()), *last[i : i + 1]))",
+        "a.latest((*group.attempts.get(offset, ()), *last[i : i + 1]))",
+        f"attempts {SIM}",
+    ),
+    Bug(
+        "a restart forgets the attempts of messages in flight",
+        "broker/replay.py",
+        "            ended = mark.open[offset].attempts if offset in mark.open else ()\n",
+        "            ended = ()\n",
+        f"attempts {SIM}",
+    ),
+    Bug(
+        "a checkpoint leaves out attempts",
+        "broker/checkpoint.py",
+        '        ended = {"ended": encode_many(attempts)} if attempts else {}\n',
+        "        ended: dict[str, Any] = {}\n",
+        f"attempts {SIM}",
+    ),
+    Bug(
+        "an ack of several consumers tells one name for all",
+        "broker/events.py",
+        ' | ({"by": pack([names[name] for name in consumers])} if len(names) > 1 else {})',
+        "",
+        f"attempts {SIM}",
+    ),
+    Bug(
+        "attempts of a message grow without end",
+        "attempts.py",
+        "    return tuple(attempts)[-KEPT:]\n",
+        "    return tuple(attempts)\n",
+        "attempts",
+    ),
+    Bug(
+        "a retry that an operator asks for is not journaled",
+        "broker/failures.py",
+        "self._logs.reserve.append(now_ms, group.name, *events.retry(group, message, attempts, when_ms, waiting.error))",
+        "pass",
+        f"attempts {SIM}",
     ),
     # Split events
     Bug(
@@ -108,8 +151,8 @@ BUGS = (
     Bug(
         "a checkpoint has retries that came after it was captured",
         "broker/checkpoint.py",
-        "dict(group.retries)\n",
-        "group.retries\n",
+        "dict(group.retries), ",
+        "group.retries, ",
         "bounded_events",
     ),
     # Time
@@ -132,7 +175,7 @@ BUGS = (
     Bug(
         "the cursor of a group is saved before its leases",
         "broker/replay.py",
-        "            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, at_ms, consumer, event=number)\n",
+        "            mark.open[offset] = c.OpenMessage(seq, attempt, end_ms, at_ms, consumer, event=number, attempts=ended)\n",
         "            pass\n",
         f"{SIM} server_kill",
     ),

@@ -56,6 +56,12 @@ class Patch(Struct, forbid_unknown_fields=True):
     headers: dict[str, str] | None = None
 
 
+class Retry(Struct, forbid_unknown_fields=True):
+    """The group in which a message is tried again; None: each that waits for its next attempt, or has a dead letter of it."""
+
+    group: str | None = None
+
+
 class BrowseQuery(Struct, forbid_unknown_fields=True):
     """A page of a listing. `prefix`: of ids. `newest`: the newest first, for states that are listed as they came due."""
 
@@ -123,13 +129,18 @@ async def patch(request: web.Request) -> web.Response:
         changes["headers"] = asked.headers
     if not changes:
         raise InvalidArgument("nothing to change: give delay, due or due_ms, body or body_base64, headers")
-    try:
-        staged_in, message = engine.stage_reschedule(topic, id_, now, **changes)
-    except (UnknownMessage, Conflict) as error:
-        state = _view(engine, topic, id_).state
-        raise Conflict(f"{id_!r} no longer sleeps, so it cannot be changed: it is in state {state}", state=state) from error
+    staged_in, message = engine.stage_reschedule(topic, id_, now, **changes)
     await request.app[SERVICE].commit(staged_in)
     return answer({"outcome": "rescheduled" if "due_ms" in changes else "edited", "due_ms": message.due_ms})
+
+
+async def retry(request: web.Request) -> web.Response:
+    """POST /v1/topics/{topic}/messages/{id}/retry"""
+    topic, id_ = topic_of(request), id_of(request)
+    asked = await read_as(request, Retry)
+    engine_of(request).retry_now(topic, id_, asked.group, now_ms())
+    request.app[SERVICE].answer_polls_soon(topic)
+    return answer({"outcome": "ready"})
 
 
 # Many messages
@@ -217,7 +228,7 @@ async def browse(request: web.Request) -> web.Response:
         view, limit = engine_of(request).topic(topic).view, min(LISTING_STEP, asked.limit - len(page))
         found, cursor = view.messages(asked.state, asked.from_ms, asked.to_ms, limit, cursor, places, asked.prefix, asked.newest)
         page += [messages.listed(message) for message in found]
-        size += sum(len(message.body) for message in found)
+        size += sum(len(message.body or b"") for message in found)
         if cursor is None or len(page) >= asked.limit or size >= PAGE_BYTES:
             break
     return answer({"messages": page, "cursor": cursor})

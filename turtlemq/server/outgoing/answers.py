@@ -65,20 +65,34 @@ class Body(Struct, kw_only=True):
     body_base64: bytes | UnsetType = UNSET
 
 
+class AttemptAnswer(Struct):
+    """A delivery to a consumer of a group. `ended_ms` and `outcome` are null while it runs, `next_ms` if none was to follow."""
+
+    group: str
+    attempt: int
+    consumer: str
+    reserved_ms: int
+    ended_ms: int | None
+    outcome: Literal["acked", "failed", "expired", "given back", "dead"] | None
+    error: str
+    next_ms: int | None
+
+
 @with_fields(FIELDS, None)
 class MessageAnswer(Body, kw_only=True):
-    """One message, with its groups and its timeline."""
+    """One message, with its groups, its last attempts in each and its timeline."""
 
     id: str
     state: StateName
     due_ms: int
-    created_ms: int
+    created_ms: int | UnsetType = UNSET  # unknown of a sleeper that an older version cancelled
     attempt: int
     headers: dict[str, str]
     ttr: float | None
     priority: PriorityName
     expires_ms: int | None
     groups: dict[str, dict[str, Any]]
+    attempts: list[AttemptAnswer]
     timeline: list[Moment]
 
 
@@ -89,7 +103,7 @@ class Listed(Body, kw_only=True):
     id: str
     state: StateName
     due_ms: int
-    created_ms: int
+    created_ms: int | UnsetType = UNSET  # unknown of a sleeper that an older version cancelled
     headers: dict[str, str]
     priority: PriorityName
     expires_ms: int | None
@@ -130,6 +144,7 @@ class Letter(Body, kw_only=True):
     dropped_ms: int
     attempts: int
     error: str
+    last_attempts: list[AttemptAnswer]
 
 
 class Letters(Struct):

@@ -13,6 +13,7 @@ import msgspec
 from bson.int64 import Int64
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from turtlemq.attempts import Attempt, of_notes
 from turtlemq.broker.delivery import Piece
 from turtlemq.broker.results import Reserved
 from turtlemq.message_fields import NAMES
@@ -140,9 +141,16 @@ def bson_body(text: bytes) -> bytes:
 # Views
 
 
-def body_fields(body: bytes, is_json: bool) -> dict[str, Any]:
-    """The field of a stored body."""
+def body_fields(body: bytes | None, is_json: bool) -> dict[str, Any]:
+    """The field of a stored body; none if it is unknown."""
+    if body is None:
+        return {}
     return {"body": Raw(body)} if is_json else {"body_base64": body}
+
+
+def _created(message: MessageView) -> dict[str, int]:
+    """The time of creation; none if it is unknown: a notice of an older version has only the id of a cancelled sleeper."""
+    return {"created_ms": message.created_ms} if message.created_ms else {}
 
 
 def view(message: MessageView) -> dict[str, Any]:
@@ -151,15 +159,21 @@ def view(message: MessageView) -> dict[str, Any]:
         "id": message.id,
         "state": message.state,
         "due_ms": message.due_ms,
-        "created_ms": message.created_ms,
+        **_created(message),
         "attempt": message.attempt,
         **body_fields(message.body, message.json),
         **{name: getattr(message.optional, name) for name in NAMES},
         "ttr": message.ttr_ms / 1000 if message.ttr_ms else None,
         "priority": PRIORITY_NAMES[message.priority],
         "groups": message.groups,
+        "attempts": [attempt_fields(name, one) for name, one in message.attempts],
         "timeline": message.timeline,
     }
+
+
+def attempt_fields(group: str, one: Attempt) -> dict[str, Any]:
+    """The fields of an attempt."""
+    return {"group": group, **one.fields()}
 
 
 def listed(message: MessageView) -> dict[str, Any]:
@@ -168,7 +182,7 @@ def listed(message: MessageView) -> dict[str, Any]:
         "id": message.id,
         "state": message.state,
         "due_ms": message.due_ms,
-        "created_ms": message.created_ms,
+        **_created(message),
         **body_fields(message.body, message.json),
         **{name: getattr(message.optional, name) for name in NAMES},
         "priority": PRIORITY_NAMES[message.priority],
@@ -188,4 +202,5 @@ def letter_fields(dead: DeadLetter) -> dict[str, Any]:
         "dropped_ms": dead.dropped_ms,
         "attempts": dead.attempts,
         "error": dead.error,
+        "last_attempts": [attempt_fields(dead.group, one) for one in of_notes(dead.document.meta)],
     }
