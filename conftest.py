@@ -13,7 +13,7 @@ def doctest_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server for all doctests of a session."""
     from tests.harness.server_process import running
 
-    with running(tmp_path_factory.mktemp("doctest") / "data") as server:
+    with running(tmp_path_factory.mktemp("doctest") / "data", TURTLEMQ_PUSH_HOSTS="127.0.0.0/8:*") as server:
         yield server.url
 
 

@@ -26,14 +26,15 @@ RINGS = {
     "turtlemq.cli": "shell",
     "turtlemq.server": "shell",
     **{f"turtlemq.server.{name}": "engine" for name in "fetches long_polls".split()},
-    **{f"turtlemq.server.{name}": "pure" for name in "errors rate_limit supervision".split()},
+    **{f"turtlemq.server.{name}": "pure" for name in "clients errors rate_limit supervision".split()},
+    **{f"turtlemq.server.push.{name}": "pure" for name in "endpoint hosts policy signature".split()},
     "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
     **{
         f"turtlemq.client.{name}": "pure"
         for name in (
-            "arguments batching calls consumer_flows consumer_state dead_calls errors fetched outgoing results sending topology "
-            "tracing wire"
+            "arguments batching calls client_calls consumer_flows consumer_state dead_calls errors fetched outgoing results "
+            "sending topology tracing wire"
         ).split()
     },
     "turtlemq.importing": "client",

@@ -53,6 +53,7 @@ _FETCHED, _STORED = "$response.body#/messages/0/id", "$response.body#/ids"
 _TOPIC, _SAID = "$request.path.topic", "$response.body#/id"
 BODIES: dict[str, dict[str, list[Any]]] = {  # the document's links cannot say this: answers within bodies
     "produce": {
+        "registerClient": [{"url": "https://hooks.shop.example/orders"}],
         "cancelMany": [{"ids": _STORED}],
         "command": [{"command": "pop", "topic": _TOPIC}, {"command": "delete", "topic": _TOPIC, "id": f"{_STORED}/0"}],
     },
@@ -102,7 +103,7 @@ def linked() -> dict[str, Any]:
             links |= {f"{target}{i}": {**plain, **extra, "requestBody": body} for i, body in enumerate(bodies)}
     for source, target in LEADS.items():
         _links(every[source][1])[target] = {"operationId": target, "parameters": {}}
-    known = {"topic": "$response.body#/topics/0/topic", "group": "default", "id": "asleep"}
+    known = {"topic": "$response.body#/topics/0/topic", "group": "default", "id": "asleep", "client": "worker-1"}
     for name, (path, _) in every.items():
         taken = {part: value for part, value in known.items() if f"{{{part}}}" in path}
         if taken:
@@ -282,6 +283,8 @@ def world(server: Server) -> None:
     sleepers = [{"id": name, "body": 1, "delay": 900} for name in ("asleep", "asleep2", "gone")]
     server.put(WORLD, *sleepers, {"id": "ready", "body": 1})
     server.ok("DELETE", f"/v1/topics/{WORLD}/messages/gone")
+    client = {"url": "https://hooks.shop.example/orders", "name": "worker-1", "ttl": 3_600}
+    server.call("POST", f"/v1/topics/{WORLD}/groups/default/clients", client)  # refused where callbacks are off
 
 
 def top_up(server: Server, number: int) -> None:
@@ -302,7 +305,7 @@ def run(cases: range, folder: Path) -> Figures:
     seen: Figures = Counter()
     place = folder / "some" / "where"  # so that a way out of the data folder ends here
     place.mkdir(parents=True)
-    with running(place / "data") as server:
+    with running(place / "data", TURTLEMQ_PUSH_HOSTS="hooks.shop.example") as server:
         for case in cases:
             seen.update(one(server, case))
         topics = {path.name for path in (server.data / "topic").iterdir()}

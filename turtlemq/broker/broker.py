@@ -208,7 +208,7 @@ class Broker:
     ) -> Acked:
         """End deliveries: `id` was handled, `-id` failed, in any order. Ids that are not in flight are returned as unknown.
         `leases`: the token of each message's lease, or one for all; a message under another lease is late, and left alone.
-        `retry_delay_ms`: instead of the back-off."""
+        `retry_delay_ms`: instead of the back-off; `failures.NO_RETRY`: failed messages die."""
         return settling.ack(self._state, self._failures, name, acks, now_ms, leases, retry_delay_ms, error)
 
     def extend(

@@ -28,6 +28,7 @@ RAM_RETRIES_MAX = 50_000  # of one group; a retry above this number sleeps in th
 SLICE_MESSAGES = 1_000  # whose deliveries end in one step: 20 ms and a sync, if all die or sleep
 SLICE_BYTES = 8 << 20  # of documents that another store takes over with one sync
 FULL_RETRY_MS = 1_000  # delay of a message that finds no room on the disk
+NO_RETRY = -1  # as the delay of a retry: there is none, the message becomes a dead letter
 LEASE_EXPIRED = "lease expired"
 EXPIRED = "expired"
 
@@ -111,8 +112,8 @@ class Failures:
         self._store_dead, self._schedule_retries = store_dead, schedule_retries
 
     def fail(self, group: Group, leased: Leased, delay_ms: int | None, error: str, now_ms: int) -> tuple[int, int]:
-        """End deliveries that failed, given as rows of leases. `delay_ms`: instead of the back-off. Returns how many messages are
-        retried and how many are dead.
+        """End deliveries that failed, given as rows of leases. `delay_ms`: instead of the back-off, or NO_RETRY. Returns how many
+        messages are retried and how many are dead.
 
         Works in slices, each stored, journaled and closed before the next: an error costs one slice."""
         total = dead = 0
@@ -128,7 +129,7 @@ class Failures:
         when = now_ms + self._delays(messages, delay_ms)
         far = when - now_ms > RAM_BACKOFF_MS
         far[max(0, RAM_RETRIES_MAX - len(group.retries)) :] = True
-        dying = messages.attempts >= self._state.settings.max_attempts
+        dying = (messages.attempts >= self._state.settings.max_attempts) | (delay_ms == NO_RETRY)
         if error is LEASE_EXPIRED:
             group.tally.timed_out += len(messages)
         else:

@@ -33,6 +33,7 @@ VERBS = {  # verb: module.attribute below this package
     "groups": "topics.groups",
     "pause": "topics.pause",
     "resume": "topics.resume",
+    "clients": "clients.app",
     "stats": "stats.stats",
     "forecast": "stats.forecast",
     "dead": "dead.app",
@@ -55,13 +56,14 @@ VERBS = {  # verb: module.attribute below this package
 }
 _MESSAGES, _TOPICS, _DEAD, _FILES, _SERVER = "Messages", "Topics", "Dead letters", "Files", "Server"
 _PANELS = {  # of the help; other verbs are about messages
-    **dict.fromkeys(("topics", "groups", "pause", "resume", "stats", "forecast", "top"), _TOPICS),
+    **dict.fromkeys(("topics", "groups", "clients", "pause", "resume", "stats", "forecast", "top"), _TOPICS),
     "dead": _DEAD,
     **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "report"), _FILES),
     **dict.fromkeys(("serve", "status", "audit", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
 }
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},
+    "clients": {"help": "Clients to which the server delivers by itself: list, register, pause, delete."},
     "groups": {"help": "Consumer groups of a topic: list, place, replay, delete."},
     "import": {
         "help": "Copy waiting messages of another queue: redis-zset, bullmq, beanstalkd, sqs-json, csv.",

@@ -179,6 +179,12 @@ class UnknownNode(Refused):
     code, status = "UNKNOWN_NODE", 404
 
 
+class UnknownClient(Refused):
+    """There is no such registered client: its heartbeats stopped, or the server was started anew. Register again."""
+
+    code, status = "UNKNOWN_CLIENT", 404
+
+
 class RequestTimeout(Refused):
     """The request did not come in time; nothing was done."""
 

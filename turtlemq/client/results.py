@@ -247,6 +247,37 @@ class Summary(Struct):
     errors: dict[str, int] = {}
 
 
+class Registration(Struct):
+    """A client was registered. `secret` signs its callbacks; `beat_s`: how often a heartbeat is due, None: never."""
+
+    client: str
+    secret: str
+    beat_s: float | None = None
+    state: str = ""
+
+
+class RegisteredClient(Struct, kw_only=True):
+    """A client to which the server delivers. `window`: the deliveries without an ack that it may have now. `url` and the fields
+    below it are those of a callback."""
+
+    client: str
+    name: str = ""
+    group: str = ""
+    transport: str = ""
+    state: str = ""
+    capacity: int = 0
+    window: int = 0
+    unacked: int = 0
+    since_ms: int = 0
+    beat_ms: int = 0
+    url: str = ""
+    ttl: int = 0
+    timeout: float = 0
+    at_most_once: bool = False
+    failures: int = 0
+    last_error: str = ""
+
+
 class Compacted(Struct):
     """The result of a compaction. `outcome` is `running` if it goes on in the background."""
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from turtlemq.client import calls, clock, dead_calls, operator_calls, sending, tracing
+from turtlemq.client import calls, client_calls, clock, dead_calls, operator_calls, sending, tracing
 from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
@@ -318,6 +318,11 @@ class Client:
     dead_summary = _method(dead_calls.dead_summary)
     requeue_dead = _method(dead_calls.requeue_dead)
     delete_dead = _method(dead_calls.delete_dead)
+    register_client = _method(client_calls.register_client)
+    registered_clients = _method(client_calls.registered_clients)
+    beat_client = _method(client_calls.beat_client)
+    rotate_secret = _method(client_calls.rotate_secret)
+    drop_client = _method(client_calls.drop_client)
 
     def browse(self, topic: str, **filters: Any) -> Iterator[MessageView]:
         """All sleepers by due time, fetched page by page; arguments as of `browse_page`.

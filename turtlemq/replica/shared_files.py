@@ -15,7 +15,7 @@ from turtlemq.storage import names
 _TOP = re.compile(rf"({names.FORMAT}|{names.CLEAN}|{names.HASH_SEED})(\.tmp)?|")
 _INSIDE = re.compile(r"topic(/(?P<topic>[^/]+)(/dead)?(/(?P<file>[^/]+))?)?")
 _PLAIN = {  # beside logs and their caches
-    name + suffix for name in (names.SETTINGS, names.PAUSED, names.OFFSET) for suffix in ("", names.TMP)
+    name + suffix for name in (names.SETTINGS, names.PAUSED, names.ENDPOINTS, names.OFFSET) for suffix in ("", names.TMP)
 }
 _LOCAL = re.compile(
     rf"({'|'.join(map(re.escape, sorted(names.LOCAL)))})(\.tmp|/.*)?"

@@ -67,6 +67,11 @@ def make_app(service: Service, config: Config) -> web.Application:
     service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.polls_max = config.max_waiting
     app.add_routes(routes())
+    if config.push_hosts:  # a server without callbacks loads nothing of them
+        from turtlemq.server.push.push import Push
+
+        push = service.push = Push(service, config)
+        app.on_cleanup.append(push.end)
     return app
 
 

@@ -111,6 +111,14 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(ge=0, le=3_600_000, description="requests that take longer are logged, waits left out; 0: none")
     ] = 1_000
     tracing: Annotated[bool, Meta(description="true: spans of OpenTelemetry, see OBSERVE.md")] = False
+    push_hosts: Annotated[
+        tuple[str, ...],
+        Meta(max_length=HOSTS_MAX, description="hosts and networks that callbacks may go to, see PUSH.md; none: they are off"),
+    ] = ()
+    push_timeout_s: Annotated[
+        float, Meta(ge=0.1, le=600, description="for the answer to a callback, unless the client asked for another time")
+    ] = 30
+    push_connections: Annotated[int, Meta(ge=1, le=100_000, description="callbacks under way")] = 1_000
     cluster: Cluster = Cluster()
     defaults: dict[str, Any] = {}
 
@@ -183,7 +191,7 @@ def _is_service_variable(key: str, text: str) -> bool:
 
 def _parsed(name: str, text: str, key: str) -> Any:
     """The value of a variable: a list has commas, a table is JSON. Numbers and booleans are left as text for `_typed`."""
-    if name in ("allowed_hosts", "host_names"):
+    if name in ("allowed_hosts", "host_names", "push_hosts"):
         return [one.strip() for one in text.split(",") if one.strip()]
     if name not in ("tokens", "cluster", "defaults"):
         return text
@@ -235,7 +243,15 @@ def _check_held(config: Config) -> None:
         raise InvalidArgument("max_held_bytes is at least twice max_body_bytes: a body is held packed and unpacked")
 
 
+def _check_push_hosts(config: Config) -> None:
+    if config.push_hosts:
+        from turtlemq.server.push.hosts import PushHosts
+
+        PushHosts(config.push_hosts)
+
+
 _CHECKS = {
+    "push_hosts": _check_push_hosts,
     "max_body_bytes": _check_held,
     "allowed_hosts": lambda config: networks_of(config.allowed_hosts),
     "tokens": lambda config: check_tokens(config.tokens),

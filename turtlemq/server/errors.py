@@ -63,6 +63,12 @@ class HostNotAllowed(TurtleError):
     code, status = "HOST_NOT_ALLOWED", 403
 
 
+class UnknownClient(TurtleError):
+    """There is no such registered client: its heartbeats stopped, or the server was started anew. Register again."""
+
+    code, status = "UNKNOWN_CLIENT", 404
+
+
 class RequestTimeout(TurtleError):
     """The body came too slowly; nothing was done."""
 

@@ -61,6 +61,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "example": "order-17",
         "description": "1 to 200 bytes of printable text, no `/`, no `-` at the beginning.",
     },
+    "client": {"schema": NAME, "example": "worker-1", "description": "The name of a registered client, or the key of a stream."},
     "shard": {"schema": {"type": "string", "pattern": "^[0-9]{1,4}$"}, "example": "0", "description": "The number of a shard."},
     "node": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "example": "a"},
 }

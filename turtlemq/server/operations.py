@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from turtlemq.model import Forecast
 from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, OPERATE, PRODUCE, READ, TOKEN, Access
+from turtlemq.server.client_operations import CLIENTS
 from turtlemq.server.cluster_operations import CLUSTER
 from turtlemq.server.dead_operations import dead_operations
 from turtlemq.server.handlers import backup, command, consume, find, history, messages, metrics, pages, produce, status, topics
@@ -336,6 +337,7 @@ OPERATIONS: list[Operation] = [
         *PAUSES,
     ),
     *tagged("Dead letters", *dead_operations(_LETTER)),
+    *tagged("Clients", *CLIENTS),
     *tagged(
         "Operate",
         Operation("GET /healthz", status.healthz, OPEN, "alive", "The process lives", answers.Alive),

@@ -102,6 +102,7 @@ async def _serve(config: Config, source: Source, service: Service, shard: int | 
             print(f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}", file=sys.stderr)
             return 1
         host, port = runner.addresses[0][:2]
+        service.ports = frozenset(address[1] for address in runner.addresses)
         scheme = "http" if tls is None else "https"
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"TurtleMQ listens on {url}, data in {config.data}", flush=True)

@@ -19,6 +19,7 @@ from turtlemq.engine import Engine
 from turtlemq.errors import LockLost, TurtleError, Unavailable, describe
 from turtlemq.model import Damage
 from turtlemq.server import logs
+from turtlemq.server.clients import Clients
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.fair_turns import FairTurns
@@ -63,6 +64,7 @@ class Service:
         self.meter = Meter()
         self.flow = FlowControl()
         self.turns = FairTurns()
+        self.clients = Clients()  # streams and callbacks
         self.polls, self.polls_max = 0, 15_000  # long polls, those included whose answer is about to be sent
         self.connections: Callable[[], int] = int  # the number of open connections; set by `listen`
         self.failed: LockLost | None = None  # why the process must end
@@ -74,6 +76,10 @@ class Service:
         self.standby: Standby | None = None  # this process follows a leader
         self.care: LeaderCare | None = None  # of this leader for all copies
         self.on_damage: Callable[[str, list[Damage]], None] = lambda *_: None  # damage that was met in a topic
+        self.push: object = None  # callbacks (`push.Push`); None: they are off
+        self.ports: frozenset[int] = frozenset()  # on which this process listens; set by `run`
+        self.on_start: Callable[[], object] = int  # called when it serves; set by `push`, as the next one
+        self.on_drain: Callable[[], object] = int  # called when it stops: nothing more may be fetched
         self.not_serving = "the server is starting: it reads its files. Try again in a moment."
         self.under_way = 0  # requests that a leader works on
         self._refusal: TurtleError = Unavailable("the server is stopping.")  # of requests, once it stops
@@ -121,9 +127,12 @@ class Service:
         self._syncs = LogSyncs(engine.door)
         self._timer = WallClockTimer(self._tick)
         self.answer_polls_soon()
+        self.on_start()
 
     def drain(self) -> None:
         """Stop serving: long polls are answered without messages, and there are no more ticks."""
+        if not self.stopping:
+            self.on_drain()
         self.stopping = True
         if self._fetches is not None:
             self._fetches.end()

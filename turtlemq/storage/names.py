@@ -37,6 +37,7 @@ LOCAL = frozenset(  # of one machine alone
 )
 SETTINGS = "topic.toml"
 PAUSED = "paused.toml"  # whether a topic and its groups are paused
+ENDPOINTS = "endpoints.json"  # registered URLs of a topic, with their secrets
 OFFSET = "offset"  # the checkpoint of a Broker
 TMP = ".tmp"
 DELETED = ".deleted"

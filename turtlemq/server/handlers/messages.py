@@ -14,6 +14,7 @@ from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.browse import PAGE_BYTES
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, State
 from turtlemq.server.audit import COUNT
+from turtlemq.server.auth import AUTH, READ
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
@@ -94,7 +95,10 @@ def _view(engine: Engine, topic: str, id_: str) -> MessageView:
 async def get_message(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/messages/{id}"""
     topic, id_ = topic_of(request), id_of(request)
-    return answer(messages.view(_view(engine_of(request), topic, id_)))
+    found = _view(engine_of(request), topic, id_)
+    if not request.app[AUTH].may(request, topic, READ):
+        messages.hide_errors(found)
+    return answer(messages.view(found))
 
 
 async def remove(request: web.Request) -> web.Response:

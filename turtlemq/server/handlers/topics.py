@@ -78,6 +78,7 @@ async def drop_topic(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}"""
     topic = names.check_topic(request.match_info["topic"])  # it may be one that cannot be opened
     request.app[SERVICE].fetches.drop_topic(topic)
+    request.app[SERVICE].clients.drop(topic)
     request.app[SERVICE].tick_soon()
     return answer({"outcome": "deleted"})
 
@@ -146,6 +147,8 @@ async def get_group(request: web.Request) -> web.Response:
 
 async def drop_group(request: web.Request) -> web.Response:
     """DELETE /v1/topics/{topic}/groups/{group}"""
-    request.app[SERVICE].fetches.drop_group(topic_of(request), group_of(request), now_ms())
+    topic, group = topic_of(request), group_of(request)
+    request.app[SERVICE].fetches.drop_group(topic, group, now_ms())
+    request.app[SERVICE].clients.drop(topic, group)
     request.app[SERVICE].tick_soon()
     return answer({"outcome": "deleted"})

@@ -16,6 +16,7 @@ from turtlemq.server.metrics.cluster_families import cluster_families
 from turtlemq.server.metrics.collect import GROUP_STATES, TopicFigures
 from turtlemq.server.metrics.exposition import Labels
 from turtlemq.server.metrics.meter import SECONDS
+from turtlemq.server.metrics.push_families import push_families
 from turtlemq.server.service import Service
 
 # Name, help text, key of `TopicFigures.stats`. Figures that do not add up over topics are left out for `other`.
@@ -137,4 +138,5 @@ def server_families(service: Service) -> Iterator[str]:
     stalls = [(none, meter.loop.stalls)]
     about = "Times that something held the event loop above 50 ms, waits for a processor left out."
     yield from family("turtlemq_loop_stalls_total", "counter", about, stalls)
+    yield from push_families(service)
     yield from cluster_families(service)

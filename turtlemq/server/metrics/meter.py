@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from turtlemq.histogram import Histogram
@@ -36,6 +37,15 @@ class CopyFigures:
     skews_s: dict[str, float] = field(default_factory=dict)  # by node: the distance of its clock from the others'
 
 
+class PushFigures:
+    """Figures of callbacks, since the start of the process."""
+
+    def __init__(self, outcomes: Iterable[str], breakers_open: Callable[[], int]) -> None:
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(outcomes, 0))
+        self.seconds = Histogram(SECONDS)
+        self.breakers_open = breakers_open
+
+
 class Meter:
     """All counters and histograms of a server since its start."""
 
@@ -57,6 +67,7 @@ class Meter:
         self.etcd = Histogram(FINE_SECONDS)  # requests to the name server
         self.elections = self.handovers = self.isr_changes = 0  # of this process as leader
         self.copies: CopyFigures | None = None  # None: a single node
+        self.push: PushFigures | None = None  # None: callbacks are off
         self.loop = LoopLag()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:

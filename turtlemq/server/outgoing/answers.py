@@ -182,6 +182,50 @@ class Cancelled(Struct):
     missed: dict[str, str]
 
 
+class Registered(Struct):
+    """A client was registered. `beat_s`: how often its heartbeat is due; null: never."""
+
+    client: str
+    secret: str
+    beat_s: float | None
+    state: str
+
+
+class Rotated(Struct):
+    """A client has another secret. The old one signs as well until `old_until_ms`."""
+
+    client: str
+    secret: str
+    old_until_ms: int
+
+
+class ClientAnswer(Struct):
+    """A registered client. `window`: the deliveries without an ack that it may have now. Fields behind `beat_ms`: of a URL."""
+
+    client: str
+    name: str
+    group: str
+    transport: Literal["grpc", "http"]
+    state: Literal["pending", "active", "paused", "failing", "leaving"]
+    capacity: int
+    window: int
+    unacked: int
+    since_ms: int
+    beat_ms: int
+    url: str | UnsetType = UNSET
+    ttl: int | UnsetType = UNSET
+    timeout: float | UnsetType = UNSET
+    at_most_once: bool | UnsetType = UNSET
+    failures: int | UnsetType = UNSET
+    last_error: str | UnsetType = UNSET
+
+
+class ClientList(Struct):
+    """Registered clients."""
+
+    clients: list[ClientAnswer]
+
+
 class Outcome(Struct):
     """The outcome of an operation, in a word."""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import bson
@@ -174,6 +175,13 @@ def view(message: MessageView) -> dict[str, Any]:
 def attempt_fields(group: str, one: Attempt) -> dict[str, Any]:
     """The fields of an attempt."""
     return {"group": group, **one.fields()}
+
+
+def hide_errors(message: MessageView) -> None:
+    """Leave out what consumers said of a message: answers of endpoints are not for producers."""
+    message.groups = {name: fields | ({"error": ""} if "error" in fields else {}) for name, fields in message.groups.items()}
+    message.attempts = [(name, attempt._replace(error="")) for name, attempt in message.attempts]
+    message.timeline = [replace(moment, detail="") if moment.group else moment for moment in message.timeline]
 
 
 def listed(message: MessageView) -> dict[str, Any]:
