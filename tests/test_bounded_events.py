@@ -74,7 +74,7 @@ def test_a_cancellation_is_split_by_documents_groups_and_retries() -> None:
     offsets, names = np.arange(COUNT), [f"group-{n}" for n in range(40)]
     unfetched = {name: n for n, name in enumerate(names)}
     sleeping = {name: [f"id-{k}" for k in range(n)] for n, name in enumerate(names) if n}
-    pieces = events.cancel(offsets, offsets + 5, {3, 99}, unfetched, sleeping)
+    pieces = events.cancel(offsets, offsets + 5, {3, 99}, unfetched, sleeping, 7)
     assert all(len(bson.encode(piece)) < 3 * BOUND for piece in pieces)
     assert joined(pieces, "offsets").tolist() == offsets.tolist()
     assert joined(pieces, "seqs").tolist() == (offsets + 5).tolist()

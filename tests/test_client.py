@@ -38,6 +38,7 @@ from turtlemq.client.consumer_state import STOPPED_ERROR, AckList, ConsumerOptio
 from turtlemq.client.fetched import Message
 from turtlemq.client.options import Sink
 from turtlemq.client.outgoing import OutgoingMessage
+from turtlemq.client.results import Outcome
 from turtlemq.client.sending import Pause, RetryPolicy, Send
 from turtlemq.client.wire import Answer, Request
 
@@ -160,6 +161,7 @@ def test_a_delay_that_json_would_not_say_is_refused(delay: Any) -> None:
 
 class Promise:
     created: bool | None = None
+    outcome: Outcome | None = None
 
     def __init__(self) -> None:
         self.said: Any = None

@@ -337,7 +337,7 @@ def test_many_at_once_while_segments_roll_and_messages_fire(tmp_path: Path, seed
     engine.close()
 
 
-def test_an_id_is_known_at_every_moment_of_its_cancel(tmp_path: Path) -> None:
+def test_an_id_is_known_until_its_cancel_is_durable(tmp_path: Path) -> None:
     engine = Engine.open(tmp_path)
     engine.submit("t", batch("a", due_ms=1_000_000), 0)
     topic, staged = engine.stage_cancel("t", ["a"], 1)
@@ -353,10 +353,13 @@ def test_an_id_is_known_at_every_moment_of_its_cancel(tmp_path: Path) -> None:
     view = engine.message("t", "a")  # its requests have not been answered yet
     assert view is not None
     assert view.state == "cancelled"
-    assert again() == [False]
     assert engine.finish_cancel(topic, staged, 2) == {"a": "cancelled"}
+    assert again() == [True], "a new message under the same id"
+    assert again() == [False]
+    topic.commit()
+    engine.changed(topic, 3)
     engine.tick(2_000_000)
-    assert engine.reserve("t", "g", 10, 2_000_000).ids == []
+    assert engine.reserve("t", "g", 10, 2_000_000).ids == ["a"]
     engine.close()
 
 

@@ -67,8 +67,8 @@ def paid_in_time(server: Server, delay: int = 1) -> tuple[str, int]:
 @pytest.mark.slow
 def test_who_stays_away_gets_a_mail(server: Server) -> None:
     lines = run(example("wake_up_mail"), "--fast", url=server.url).splitlines()
-    assert lines[-1] in ("mailed: Ada, Bert, Cleo", "mailed: Bert, Ada, Cleo")
-    assert lines.count("mail to Cleo: we miss you!") == 1
+    assert {"Ada", "Bert", "Cleo"} == set(lines[-1].removeprefix("mailed: ").split(", "))
+    assert "Cleo is here again" in lines, lines
 
 
 @pytest.mark.slow

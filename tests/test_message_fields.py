@@ -87,7 +87,7 @@ def test_each_row_has_a_flag_and_an_element_of_its_own() -> None:
     assert {row.kind.value for row in FIELDS} <= set(f.VARIABLE_TYPES)
 
 
-FLAG_NAMES = "PRIORITY JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID MOVED HANDOFF META NOTICE".split()
+FLAG_NAMES = "PRIORITY JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID MOVED HANDOFF META NOTICE SUPERSEDES".split()
 
 
 def test_values_columns_and_stored_values_have_the_same_fields() -> None:
@@ -117,7 +117,13 @@ def test_every_put_takes_the_fields_that_the_server_knows() -> None:
 
 
 def test_both_encodings_of_a_client_carry_every_field() -> None:
-    fields: dict[str, Any] = {"ttr": 5.0, "priority": "high", "expires": NOW + 9_000, "headers": {"a": "b"}}
+    fields: dict[str, Any] = {
+        "ttr": 5.0,
+        "priority": "high",
+        "expires": NOW + 9_000,
+        "headers": {"a": "b"},
+        "if_exists": "replace",
+    }
     for when in ({"delay": 2.0}, {"due": NOW + 2_000}):
         assert fields.keys() | when.keys() | {"delay", "due"} == MessageFields.__annotations__.keys()
         for body, kind in ((1, JSON), (b"1", BSON)):

@@ -78,6 +78,7 @@ class Batch(OptionalColumns):
     ids: Sequence[str | None] | None = None
     ttr_ms: Sequence[int] | None = None
     flags: Sequence[int] | int | None = None  # priority and JSON bits, see turtlemq.segment.format; one number: for all
+    if_exists: Sequence[int] | int | None = None  # see turtlemq.if_exists; one number: for all; None: keep
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -100,7 +101,9 @@ class Receipt:
     """The answer to a batch, in the order of its messages."""
 
     given: list[str] | U8  # ids; in a large batch to which the server gave ids, one row of bytes for each
-    created: list[bool]  # False: a duplicate of a message that is stored already
+    created: list[bool]  # False: it replaced or rescheduled a message of its id, or is a duplicate of it
+    replaced: Sequence[int] = ()  # indexes of messages that replaced another
+    rescheduled: Sequence[int] = ()  # indexes of messages whose due time another one got
 
     def __len__(self) -> int:
         return len(self.created)
@@ -115,7 +118,7 @@ class Receipt:
 
     @property
     def duplicates(self) -> int:
-        return self.created.count(False)
+        return self.created.count(False) - len(self.replaced) - len(self.rescheduled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,7 @@ class Counters:
 
     appended: int = 0
     duplicates: int = 0
+    replaced: int = 0  # put anew under an id that was known
     handed_off: int = 0
     cancelled: int = 0
     rescheduled: int = 0

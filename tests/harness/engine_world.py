@@ -187,8 +187,8 @@ class Ground:
             self.msgs.update(batch)
 
     def duplicate(self) -> None:
-        """Ids that sleep, are ready, settled or cancelled are held as long as the files are."""
-        known = [i for i, m in self.msgs.items() if m.state == "sleep" or self.offset(i) is not None]
+        """Ids that sleep, are ready or settled are held as long as the files are."""
+        known = [i for i, m in self.msgs.items() if m.state == "sleep" or (m.state != "cancelled" and self.offset(i) is not None)]
         ids = self.some(known, 5)
         if ids:
             receipt = self.engine.submit(TOPIC, [Message(b"other", self.now, id=i) for i in ids], self.now)

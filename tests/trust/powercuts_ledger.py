@@ -109,9 +109,14 @@ def audit(before: Ledger, after: Ledger, together: Iterable[Key], seen: Seen, at
         for topic, group in before.groups | after.groups:
             if topic == key[0]:
                 _one(before, after, seen, (topic, group, key[1]), attempts_max)
-    found = {key: any(place[0] == key[0] and place[2] == key[1] for place in (*seen.delivered, *seen.dead)) for key in together}
+    replaced = {key for key in together if key in before.sent and key in after.sent}
+    found = {
+        key: any(place[0] == key[0] and place[2] == key[1] for place in (*seen.delivered, *seen.dead))
+        for key in {*together} - replaced
+    }
     if len(set(found.values())) > 1:
         raise Broken(f"half of a batch: {sorted(key for key, there in found.items() if there)} of {sorted(found)}")
+    _all_replaced_or_none(before, after, replaced, seen)
     for topic in before.settings.keys() | after.settings.keys():
         allowed = {ledger.settings.get(topic) for ledger in (before, after)}
         if topic not in before.settings:
@@ -119,8 +124,19 @@ def audit(before: Ledger, after: Ledger, together: Iterable[Key], seen: Seen, at
         if seen.settings.get(topic) not in allowed:
             raise Broken(f"settings of {topic}: {seen.settings.get(topic)}, not {allowed}")
     for key in before.sent.keys() & after.sent.keys() & seen.taken:
-        if not after.sent[key].cancelled:
+        if not (before.sent[key].cancelled or after.sent[key].cancelled):
             raise Broken(f"{key} was accepted, and its id is taken a second time")
+
+
+def _all_replaced_or_none(before: Ledger, after: Ledger, replaced: Iterable[Key], seen: Seen) -> None:
+    """Messages of one batch that were to take the place of others have done so, or none has."""
+    shown: dict[bool, list[Key]] = {}
+    for key in replaced:
+        told = [bodies for place, bodies in seen.delivered.items() if (place[0], place[2]) == key]
+        for body in {body for bodies in told for _, body in bodies}:
+            shown.setdefault(body == after.sent[key].body, []).append(key)
+    if len(shown) > 1 and any(before.sent[key].body != after.sent[key].body for key in replaced):
+        raise Broken(f"half of a batch was replaced: {shown}")
 
 
 def _no_phantoms(before: Ledger, after: Ledger, seen: Seen) -> None:

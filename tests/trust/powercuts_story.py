@@ -16,7 +16,8 @@ from tests.trust.powercuts_harvest import abandon, run_to_rest
 from tests.trust.powercuts_ledger import ANY, COMES, DEAD, FRESH, GONE, Fate, Key, Ledger, Sent
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidFireAt, UnknownMessage
-from turtlemq.model import Message, Priority
+from turtlemq.if_exists import IfExists
+from turtlemq.model import Batch, Message, Priority
 from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 
@@ -42,7 +43,7 @@ class Story:
     def __init__(self, seed: int, folder: Path) -> None:
         self.folder, self.chance = folder, Random(seed)
         pick = self.chance.choice
-        self.retaining, self.single = seed % 4 == 1, seed % 3 > 0
+        self.retaining, self.single, self.uses_timers = seed % 4 == 1, seed % 3 > 0, seed % 5 == 2
         self.settings = Settings(
             segment_bytes=pick([4096, 4096, 8192]),
             run_messages=pick([3, 6, 50]),
@@ -84,7 +85,8 @@ class Story:
         seldom = [self.cancel, self.reschedule, self.extend, self.give_back, self.compact, self.requeue, self.delete_dead]
         rare = [self.place, self.drop_group, self.reopen, self.power_cut]
         others = [] if self.single else [self.other_topic] * 4
-        return often * 5 + seldom * 3 + rare * 2 + others
+        timers = [self.start_timers] * 20 if self.uses_timers else []
+        return often * 5 + seldom * 3 + rare * 2 + others + timers
 
     def _tell(self, step: Callable[[], None]) -> None:
         """One step. The power may go at each change of a file in it, and when it has been answered."""
@@ -178,6 +180,27 @@ class Story:
             except (Conflict, UnknownMessage, InvalidFireAt):  # also if it would be due after its expiry
                 continue
             self.ledger.change(topic, id_, due_ms=due, body=body)
+
+    def start_timers(self) -> None:
+        """Messages take the place of others with their ids, all of them or none, unless a consumer has one."""
+        topic = self._topic()
+        ids = self._some(topic, 3)
+        if not ids:
+            return
+        bodies = [b"timer,%d,%d" % (self.count, i) for i in range(len(ids))]
+        dues = [self.now + self.chance.choice([0, 60, 9_000, 50_000]) for _ in ids]
+        self.count += 1
+        self.together = [(topic, id_) for id_ in ids]
+        try:
+            receipt = self.engine.submit(topic, Batch(bodies, dues, ids, if_exists=IfExists.REPLACE), self.now)
+        except Conflict:
+            self.together = []
+            return
+        assert receipt.duplicates == 0, receipt
+        for id_, due, body in zip(ids, dues, bodies, strict=True):
+            self.ledger.sent[topic, id_] = Sent(due, body)
+            for group in GROUPS:
+                self.ledger.fates.pop((topic, group, id_), None)
 
     # Time
 

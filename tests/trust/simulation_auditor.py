@@ -56,6 +56,10 @@ class Auditor(Ledger):
         self._ticks, self._arrivals = 0, count(1)
         self._leases: set[str] = set()  # names of leases so far
 
+    def next_arrival(self) -> int:
+        """The place of a new message in the order of arrival."""
+        return next(self._arrivals)
+
     # Producing
 
     def submitted(self, batch: Sequence[Sent], created: Sequence[bool] | None) -> None:

@@ -172,6 +172,11 @@ class Ledger:
         sent.turn = None if others or sent.arrival is None else (tick, due, sent.arrival)
         self._handed.append((self.steady, sent.id))
 
+    def forget_undo(self, id_: str) -> None:
+        """Everything known about this message is durable."""
+        self._undo = [entry for entry in self._undo if entry[2] != id_]
+        self._handed = [entry for entry in self._handed if entry[1] != id_]
+
     # Power cuts
 
     def durable(self, until: int | None = None) -> None:

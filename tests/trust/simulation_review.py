@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.trust.simulation_attempts import AttemptsAuditor
 from tests.trust.simulation_ledger import GONE, OVER, At, Sent
+from tests.trust.simulation_timers import TimersAuditor
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.message_view import MessageView
 from turtlemq.topic.stats import GroupStats, TopicStats
@@ -13,7 +13,7 @@ from turtlemq.topic.stats import GroupStats, TopicStats
 _AS_TOLD = {"reserve": ("leased",), "ready": ("fresh", "waits"), "sleep": ("fresh", "waits"), "dead": ("dead",)}
 
 
-class Review(AttemptsAuditor):
+class Review(TimersAuditor):
     """Of one topic."""
 
     # Dead letters
@@ -102,7 +102,7 @@ class Review(AttemptsAuditor):
                 self.fail(f"figures add up: {name}", stats, groups)
         if stats.damaged:
             self.fail("nothing is damaged", stats)
-        if stats.cancelled > sum(sent.cancelled is not False for sent in self.sent.values()):
+        if stats.cancelled > sum(sent.cancelled is not False for sent in self.sent.values()) + self.former_cancelled:
             self.fail("no more is cancelled than was", stats)
         for name in groups.keys() & self.groups.keys():
             self._count(name, "leased", groups[name].reserve)
@@ -114,6 +114,8 @@ class Review(AttemptsAuditor):
     def _count(self, group: str, kind: str, told: int) -> None:
         ids = self.groups[group].at
         low, high = sum(self.is_(group, id_, kind) for id_ in ids), sum(self.may_be(group, id_, kind) for id_ in ids)
+        if kind == "done":
+            low, high = low + self.former_done[group], high + self.former_maybe_done[group]
         if not low <= told <= high:
             self.fail(f"figures are true: {kind}", group, told, (low, high))
 

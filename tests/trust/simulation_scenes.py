@@ -2,18 +2,24 @@
 
 More messages due at one moment than are fired one by one; sleepers of sealed segments that end right before their tombstones are
 sealed in turn; consumers that answer after their lease, when another consumer has the message; consumers that ask and wait on a
-quiet topic for longer than an unused group is kept; groups and topics that are deleted while a fetch waits for their messages.
+quiet topic for longer than an unused group is kept; groups and topics that are deleted while a fetch waits for their messages;
+in every third story, ids that are used as timers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from tests.trust.simulation_auditor import Fetch
 from tests.trust.simulation_polls import Poll
 from tests.trust.simulation_review import Review
 from tests.trust.simulation_story import Step, Story
+from tests.trust.simulation_timers import Refusal, Timer
 from turtlemq import small_batches
+from turtlemq.errors import Conflict
+from turtlemq.if_exists import IfExists
+from turtlemq.model import Batch, Receipt
 from turtlemq.topic.maintenance import MAINTENANCE_MS, RETENTION_MS
 
 _FULL = 14  # messages that fill a segment
@@ -28,6 +34,7 @@ class StoryWithScenes(Story):
             partial(slow_consumer, self),
             partial(quiet_consumer, self),
             partial(drop_group, self),
+            *([partial(start_timers, self)] * 12 if self.uses_timers else []),
         ]
 
     def rarest_scenes(self) -> list[Step]:
@@ -66,6 +73,55 @@ def ended_sleepers(story: Story, name: str, audit: Review) -> None:
     if story.chance.random() < story.ends * 5:
         story.end_now()
     story.look_at(name, audit, story.some(chosen, 2))
+
+
+def start_timers(story: Story, name: str, audit: Review) -> None:
+    """Messages under ids of which some are known, in every mode; the put may not be answered, and is looked at then."""
+    chance = story.chance
+    usable = [sent for sent in audit.sent.values() if sent.accepted and sent.cancelled is not None and len(sent.versions) == 1]
+    ids = [sent.id for sent in story.some(usable, 3)] if usable else []
+    fresh = story.compose([story.now + chance.choice([0, 5, 200, 20_000]) for _ in range(len(ids) + 1)], [10, 30])
+    modes = [chance.choice([IfExists.KEEP, *[IfExists.REPLACE] * 3, *[IfExists.RESCHEDULE] * 2, IfExists.ERROR]) for _ in fresh]
+    batch = [Timer(sent, mode) for sent, mode in zip(fresh, modes, strict=True)]
+    for timer, id_ in zip(batch, ids, strict=False):
+        timer.sent.id = id_
+    for sent in fresh:
+        sent.expires_ms = None
+    chance.shuffle(batch)
+    if any(audit.sent[id_].expires_ms is not None for id_ in ids):
+        return  # a later due time may be refused
+    unheard: list[bool] = []
+
+    def put() -> Receipt | Refusal:
+        try:
+            return story.engine.submit(name, as_batch_of(batch), story.now)
+        except Conflict as refused:
+            return Refusal(int(str(refused.details["index"])), str(refused.details["state"]))
+
+    story.ask(audit, put, lambda told: unheard.append(True) if told is None else audit.timers(batch, told))
+    while unheard:
+        views = story.ask(audit, lambda: [story.engine.message(name, timer.sent.id) for timer in batch], nothing)
+        if views is not None:
+            audit.timers_found(batch, views)
+            return
+
+
+def as_batch_of(batch: Sequence[Timer]) -> Batch:
+    """Timers as the columns of a put."""
+    sent = [timer.sent for timer in batch]
+    return Batch(
+        [s.body for s in sent],
+        [s.due_ms for s in sent],
+        [s.id for s in sent],
+        [s.ttr_ms for s in sent],
+        [s.level for s in sent],
+        [timer.mode for timer in batch],
+        headers=[s.headers or None for s in sent],
+    )
+
+
+def nothing(_: object) -> None:
+    """An answer that tells the auditor nothing."""
 
 
 def _fill(story: Story, name: str, audit: Review) -> None:

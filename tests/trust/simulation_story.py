@@ -68,6 +68,7 @@ class Story:
         self.settings = replace(settings_of(self.chance), **settings)
         self.drive = Drive(root)
         self.files = FEW_FILES if seed % 5 == 4 else file_budget.DEFAULT
+        self.uses_timers = seed % 3 == 0
         self.worker, self.flusher = (Later() if self.chance.random() < 0.4 else None for _ in range(2))
         self.now, self.steady = _START_MS, 0
         names = self.chance.sample(["a", "b.c", "d-e"], self.chance.choice([1, 1, 2]))

@@ -268,6 +268,18 @@ class Broker:
         self._state.cancel(documents, retries, sleeping, now_ms)
         self.cancel_count += len(documents)
 
+    def supersede(self, documents: Sequence[int], retries: Mapping[int, str], ids: Collection[str], now_ms: int) -> bool:
+        """Cancel documents of the ready log because newer messages with these `ids` are stored. It cannot be refused. Leases that
+        recovery finds end, too: a consumer's message is not replaced. Returns whether there was anything to end."""
+        if documents or retries:
+            self._state.cancel(documents, retries, {}, now_ms, superseded=True)
+        leased = {group.name: group.reserved_ids & {*ids} for group in self._groups.values() if group.in_flight}
+        return sum(self.end_leases(name, sorted(own)) for name, own in leased.items() if own) > 0 or bool(documents or retries)
+
+    def note_letters_superseded(self, removals: Sequence[DeadRemoval], now_ms: int) -> None:
+        """Journal, durably, that dead letters are about to be removed because a newer message of the same id is stored."""
+        self._state.note_dead_removed(removals, now_ms, False, superseded=True)
+
     @property
     def dead_counts(self) -> Mapping[str, int]:
         """Dead letters by group, also of groups that were deleted. May hold zeros."""

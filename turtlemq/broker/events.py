@@ -200,28 +200,38 @@ def earlier_at(settled: Fields, row: int) -> Attempts:
 
 
 def cancel(
-    offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, int], sleeping: Mapping[str, Sequence[str]]
+    offsets: I64,
+    seqs: I64,
+    retries: set[int],
+    unfetched: Mapping[str, int],
+    sleeping: Mapping[str, Sequence[str]],
+    newest_seq: int,
 ) -> list[Fields]:
     """`retries`: offsets of retries of one group alone. `unfetched`: by group, how many of them its cursors had not passed.
-    `sleeping`: by group, the ids whose retries sleep in the Index."""
-    event = _cancel(offsets, seqs, retries, unfetched, sleeping)
+    `sleeping`: by group, the ids whose retries sleep in the Index, with seqs up to `newest_seq`."""
+    event = _cancel(offsets, seqs, retries, unfetched, sleeping, newest_seq)
     if _size(event) <= EVENT_BYTES:
         return [event]
     ahead = list(unfetched.items())
     asleep = [(name, id_) for name, of_group in sleeping.items() for id_ in of_group]
 
     def encode(rows: slice) -> Fields:
-        return _cancel(offsets[rows], seqs[rows], retries.intersection(offsets[rows].tolist()), {}, {})
+        return _cancel(offsets[rows], seqs[rows], retries.intersection(offsets[rows].tolist()), {}, {}, newest_seq)
 
     return [
         *_split(len(offsets), encode),
-        *_split(len(ahead), lambda rows: _cancel(_NONE, _NONE, set(), dict(ahead[rows]), {})),
-        *_split(len(asleep), lambda rows: _cancel(_NONE, _NONE, set(), {}, _by_group(asleep[rows]))),
+        *_split(len(ahead), lambda rows: _cancel(_NONE, _NONE, set(), dict(ahead[rows]), {}, newest_seq)),
+        *_split(len(asleep), lambda rows: _cancel(_NONE, _NONE, set(), {}, _by_group(asleep[rows]), newest_seq)),
     ]
 
 
 def _cancel(
-    offsets: I64, seqs: I64, retries: set[int], unfetched: Mapping[str, int], sleeping: Mapping[str, Sequence[str]]
+    offsets: I64,
+    seqs: I64,
+    retries: set[int],
+    unfetched: Mapping[str, int],
+    sleeping: Mapping[str, Sequence[str]],
+    newest_seq: int,
 ) -> Fields:
     return {
         "event": CANCEL,
@@ -230,6 +240,7 @@ def _cancel(
         "again": pack(sorted(retries)),
         "unfetched": {name: Int64(count) for name, count in unfetched.items()},
         "naps": {name: join_ids(ids) for name, ids in sleeping.items()},
+        "since": Int64(newest_seq),
     }
 
 

@@ -390,6 +390,11 @@ class ReadyLog(log.OpenLog):
             lookup = self._of_groups(ids[:count], names)
         return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0]), count
 
+    @repairing
+    def all_of_groups(self, ids: Sequence[bytes], names: Collection[str]) -> list[tuple[str, RetryAt]]:
+        """All retries of messages in all groups, as group/id and place. `names`: as for `find_of_groups`."""
+        return list(self._of_groups(ids, names).all(lambda offsets: self.read(offsets, READ_BYTES)[0]))
+
     def _of_groups(self, ids: Sequence[bytes], names: Collection[str]) -> GroupLookup:
         """Candidates for the retries of messages in all groups."""
         lookup = GroupLookup(ids, names)

@@ -6,7 +6,7 @@ once for all wanted ids, in slices of bounded size: costs stay linear if many id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -71,15 +71,18 @@ class GroupLookup:
 
     def newest(self, read: Callable[[I64], Documents]) -> dict[str, RetryAt]:
         """The newest document of each group/id. `read`: documents at rising offsets, perhaps only the first."""
-        newest: dict[bytes, RetryAt] = {}
+        return dict(self.all(read))  # offsets rise
+
+    def all(self, read: Callable[[I64], Documents]) -> Iterator[tuple[str, RetryAt]]:
+        """All documents, as group/id and place, by rising offset. `read`: documents at rising offsets, perhaps only the first."""
         offsets, wanted = np.unique(np.array(self._offsets, np.int64)), set(self._ids)
         while len(offsets):
             documents = read(offsets[:_READ_DOCUMENTS])
             fields = (documents.heads[name].tolist() for name in ("seq", "flags"))
-            rows = zip(documents.ids(), offsets.tolist(), *fields, strict=False)
-            newest |= {row[0]: RetryAt(*row[1:]) for row in rows if row[0].partition(b"/")[2] in wanted}  # offsets rise
+            for row in zip(documents.ids(), offsets.tolist(), *fields, strict=False):
+                if row[0].partition(b"/")[2] in wanted:
+                    yield row[0].decode(), RetryAt(*row[1:])
             offsets = offsets[len(documents.good) :]
-        return {id_.decode(): retry for id_, retry in newest.items()}
 
 
 class Lookup:

@@ -6,6 +6,7 @@ The state of a message in a group follows from these facts, and is decided in `t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,6 +77,20 @@ class ReadyView:
             if valid is not None and valid not in self._visibility.cancelled:
                 retries[name, id_] = valid
         return retries, count
+
+    def all_retries(self, ids: Sequence[str]) -> dict[int, str]:
+        """Every retry of these messages in groups that exist and that was not cancelled, also void and settled ones: by offset,
+        the name of its group."""
+        if not self._visibility.has_restricted:
+            return {}
+        retries = self._log.all_of_groups([id_.encode() for id_ in ids], self._groups)
+        by_offset = {retry.offset: key.partition("/")[0] for key, retry in retries}
+        gone = self._visibility.cancelled
+        return {offset: name for offset, name in by_offset.items() if name in self._groups and offset not in gone}
+
+    def heads(self, offsets: I64) -> np.ndarray[Any, np.dtype[Any]]:
+        """The fixed fields of documents at rising offsets."""
+        return self._visibility.heads(offsets)
 
     def _newest_valid(self, group: Group, key: str, offset: int) -> int | None:
         """The newest retry that is not void, from the newest of all at `offset` back. Each retry names the offset that its

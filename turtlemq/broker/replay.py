@@ -23,7 +23,7 @@ from turtlemq.broker.group import LEVELS
 from turtlemq.broker.journal import Event
 from turtlemq.broker.results import DeadRemoval, Interrupted
 from turtlemq.broker.visibility import RESTRICTED, Visibility, visible
-from turtlemq.model import I64, Damage, Mask
+from turtlemq.model import I64, SEQ_MAX, Damage, Mask
 from turtlemq.segment import format as f
 from turtlemq.standing import add_move
 from turtlemq.storage import names
@@ -221,8 +221,9 @@ class Replay:
         for name, count in event.fields["unfetched"].items():
             if name in saved.groups:  # older versions wrote the offsets themselves
                 saved.groups[name].unfetched -= len(count) // 8 if isinstance(count, bytes) else int(count)
+        newest_seq = int(event.fields.get("since", SEQ_MAX))  # older versions did not note it, and took no cancelled id again
         for name, ids in event.fields["naps"].items():
-            self.interrupted.cancelled_retry_ids.setdefault(name, []).extend(e.split_ids(ids))
+            self.interrupted.cancelled_retry_ids.setdefault(name, {}).update(dict.fromkeys(e.split_ids(ids), newest_seq))
 
     def _apply_settlement(self, event: Event) -> None:
         mark, offsets = self.saved.groups.get(event.group), event.array("offsets")

@@ -38,7 +38,8 @@ class Interrupted:
     when it is opened."""
 
     noted_seq: int = 0  # newest seq of the Index at the last checkpoint: retries up to there were journaled as sleeping
-    cancelled_retry_ids: dict[str, list[str]] = field(default_factory=dict)  # by group: cancelled ids that may still sleep
+    cancelled_retry_ids: dict[str, dict[str, int]] = field(default_factory=dict)  # by group: cancelled ids that may still sleep,
+    # and the newest seq of the Index then: a later retry is that of a new message with the same id
     removals: list[DeadRemoval] = field(default_factory=list)  # dead letters that were about to be removed
 
 

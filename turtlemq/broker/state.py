@@ -102,23 +102,37 @@ class BrokerState:
     # Cancelled messages and dead letters
 
     def cancel(
-        self, documents: Sequence[int], retries: Mapping[int, str], sleeping: Mapping[str, list[str]], now_ms: int
+        self,
+        documents: Sequence[int],
+        retries: Mapping[int, str],
+        sleeping: Mapping[str, list[str]],
+        now_ms: int,
+        superseded: bool = False,
     ) -> None:
         """Cancel documents of the ready log, durably. `documents`: offsets of messages. `retries`: offsets of retries, each with
-        its group. `sleeping`: by group, ids whose sleeping retries end as well."""
+        its group. `sleeping`: by group, ids whose sleeping retries end as well. `superseded`: a newer message of the same id is
+        stored already, so this cannot be refused: if the disk is full, the event is written later."""
         ended = {*documents, *retries}
         offsets = np.array(sorted(ended), np.int64)
         seqs = self.visibility.heads(offsets)["seq"].astype(np.int64)
         unfetched = self._unfetched(documents, retries)
-        self.logs.history.append(now_ms, "", *events.cancel(offsets, seqs, {*retries}, unfetched, sleeping))
-        self.visibility.cancel(ended, {*retries})
+        uncounted = ended if superseded else {*retries}
+        pieces = events.cancel(offsets, seqs, uncounted, unfetched, sleeping, self.newest_seq())
+        if superseded:
+            self.logs.write_or_defer(self.logs.history, now_ms, "", pieces)
+        else:
+            self.logs.history.append(now_ms, "", *pieces)
+        self.visibility.cancel(ended, uncounted)
         for name, count in unfetched.items():
             self.groups[name].unfetched -= count
         for group in self.groups.values():
             for offset in ended & group.retries.keys():
                 del group.retries[offset]
             group.forget_attempts(offsets)
-        self.logs.sync_for_answer()
+        if superseded:
+            self.logs.sync()  # before the newer message can be handed off
+        else:
+            self.logs.sync_for_answer()
 
     def _unfetched(self, documents: Sequence[int], retries: Mapping[int, str]) -> Counter[str]:
         """By group, how many of these messages and of its own retries it has not fetched yet."""
@@ -129,14 +143,14 @@ class BrokerState:
             unfetched[name] += self.visibility.is_unfetched(self.groups[name], offset)
         return unfetched
 
-    def note_dead_removed(self, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool) -> None:
+    def note_dead_removed(self, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool, superseded: bool = False) -> None:
         """Journal, durably, that dead letters are about to be removed. All of it or nothing. `withdrawn`: they stay after all,
-        which is written later if there is no room."""
+        which is written later if there is no room. `superseded`: as for `cancel`."""
         by_group: dict[str, list[DeadRemoval]] = {}
         for removal in removals:
             by_group.setdefault(removal.group, []).append(removal)
         pieces = {name: events.remove_dead(own, withdrawn) for name, own in by_group.items()}
-        if withdrawn:
+        if withdrawn or superseded:
             for name, own_pieces in pieces.items():
                 self.logs.write_or_defer(self.logs.history, now_ms, name, own_pieces)
         else:

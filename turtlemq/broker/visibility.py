@@ -102,7 +102,7 @@ class Visibility:
     def __init__(self, ready: ReadyLog) -> None:
         self.ready = ready
         self.cancelled: SortedSet[int] = SortedSet()  # offsets of messages, and of groups' retries, cancelled while ready
-        self.cancelled_retries: set[int] = set()  # those that are a group's retry: the message itself is counted elsewhere
+        self.cancelled_retries: set[int] = set()  # those that are not counted: a group's retry, or replaced by a newer message
         self.notices = 0  # cancelled messages that are not in `cancelled`: they slept, or retention removed them
         self.has_priorities = False  # at least one message has another priority than normal
         self.has_restricted = False  # at least one document is restricted
@@ -204,7 +204,7 @@ class Visibility:
         return restricted, which + (self.ready.next_offset - len(starts))
 
     def cancel(self, offsets: Set[int], retries: Set[int]) -> None:
-        """Messages at these offsets were cancelled; `retries`: those that are a group's retry."""
+        """Messages at these offsets were cancelled; `retries`: those that are a group's retry, or were replaced."""
         self.cancelled |= offsets
         self.cancelled_retries |= retries
         self._unclaimed = None

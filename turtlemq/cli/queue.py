@@ -15,11 +15,21 @@ from turtlemq.cli.call import URL, CallFailed, asked, call, json_error, json_wit
 from turtlemq.cli.output import body_text, console, fail, print_error, print_json, printable, progress
 from turtlemq.cli.parameters import AsJson, Group, Topic, Url, choice, duration_option, time_option
 from turtlemq.cli.times import TIME_HELP, format_time
+from turtlemq.if_exists import MODES
 
 LINES = 1_000  # of a file in one request at most
 LINE_BYTES = 4 << 20  # of a file in one request, about
 Lease = Annotated[
     str | None, typer.Option(help="The lease that fetch showed: messages that another consumer has by now are left alone.")
+]
+IfKnown = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(MODES),
+        help="If the id is known: keep the stored message (default), replace it, reschedule it if it sleeps, or fail.",
+        show_default=False,
+        autocompletion=choice(*MODES),
+    ),
 ]
 DUE = f"When it is due: {TIME_HELP}."
 _FILE_HELP = 'A file of messages, a JSON object a line (NDJSON), as {"id": "a", "body": 1, "delay": 30}.'
@@ -44,6 +54,7 @@ def put(
         ),
     ] = None,
     expires: Annotated[int | None, time_option("Not delivered by then, it is dead.")] = None,
+    if_exists: IfKnown = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)
     ] = None,
@@ -56,6 +67,8 @@ def put(
 
     turtlemq put orders '{"close": 17}' --id order-17 --delay 30m
 
+    turtlemq put timers '{"user": 17}' --id user-17 --delay 3d --if-exists replace
+
     turtlemq put mails hello --due 2030-01-31T08:00 --priority high --header lang=en
 
     turtlemq put orders --file orders.ndjson
@@ -66,23 +79,41 @@ def put(
     message: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if header:
         message["headers"] = _headers(header)
+    target = _target(topic, if_exists)
     if body is not None and body != "-":
         _warn_of_broken_json(body, text)
-        answer = call(url, "POST", path(topic, "messages"), json_with_body(message, body, text))
-        print_json(answer) if as_json else print(*answer["ids"], sep="\n")
-        if answer["duplicates"] and not as_json:
-            console(stderr=True).print("this id is there already; the first message is kept", style="yellow")
+        _print_stored(call(url, "POST", target, json_with_body(message, body, text)), as_json)
         return
     if message or text:
         fail("options like --delay and --id are for one BODY; a file says them in its lines", 2)
     if file is None:
-        _put_lines(url, topic, sys.stdin.buffer, 0, as_json)
+        _put_lines(url, target, topic, sys.stdin.buffer, 0, as_json)
         return
     try:
         with file.open("rb") as source:
-            _put_lines(url, topic, source, file.stat().st_size, as_json)
+            _put_lines(url, target, topic, source, file.stat().st_size, as_json)
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
+
+
+def _target(topic: str, if_exists: str | None) -> str:
+    """The path of a put."""
+    if if_exists is not None and if_exists not in MODES:
+        fail(f"--if-exists {if_exists}: it is one of {', '.join(MODES)}", 2)
+    return path(topic, "messages") + ("" if if_exists is None else f"?if_exists={if_exists}")
+
+
+def _print_stored(answer: dict[str, Any], as_json: bool) -> None:
+    """Print the answer to one message, or its id, and say so if the topic knew that."""
+    if as_json:
+        print_json(answer)
+        return
+    print(*answer["ids"], sep="\n")
+    if answer["duplicates"]:
+        console(stderr=True).print("this id is there already; the first message is kept", style="yellow")
+    for outcome in ("replaced", "rescheduled"):
+        if answer.get(outcome):
+            console(stderr=True).print(f"this id was there already; its message was {outcome}", style="yellow")
 
 
 def _warn_of_broken_json(body: str, text: bool) -> None:
@@ -99,15 +130,15 @@ def _headers(given: list[str]) -> dict[str, str]:
     return {name: text for name, _, text in (header.partition("=") for header in given)}
 
 
-def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool) -> None:
+def _put_lines(url: str, target: str, topic: str, source: BinaryIO, size: int, as_json: bool) -> None:
     """Put the messages of an NDJSON file, a batch a request. `size`: bytes of the file, 0 if unknown."""
-    created = duplicates = 0
+    counts = dict.fromkeys(("created", "duplicates", "replaced", "rescheduled"), 0)
     with progress() as shown:
         task = shown.add_task(f"put {topic}", total=size or None)
         for numbers, lines in _batches(source):
             data = b"".join(lines)
             try:
-                with asked(url, "POST", path(topic, "messages"), data, "application/x-ndjson") as response:
+                with asked(url, "POST", target, data, "application/x-ndjson") as response:
                     answer = json.loads(response.read())
             except CallFailed as failed:
                 first, last, bad = numbers[0], numbers[-1], failed.index
@@ -115,15 +146,20 @@ def _put_lines(url: str, topic: str, source: BinaryIO, size: int, as_json: bool)
                 which, are = (f"lines {first} to {last}", "are") if last > first else (f"line {first}", "is")
                 refused = f"nothing of {which} is stored"
                 stored = f"whether {which} {are} stored is not known" if _unanswered(failed) else refused
-                text = f"turtlemq: {created} created and {duplicates} duplicates before; {stored}"
+                text = f"turtlemq: {_counted(counts, ' and ')} before; {stored}"
                 console(stderr=True).print(text, style="red")
                 raise typer.Exit(1 if failed.status else failed.exit_code) from None
-            created, duplicates = created + answer["created"], duplicates + answer["duplicates"]
+            counts = {name: count + answer.get(name, 0) for name, count in counts.items()}
             shown.advance(task, len(data))
     if as_json:
-        print_json({"created": created, "duplicates": duplicates})
+        print_json(counts)
     else:
-        print(f"{created} created, {duplicates} duplicates")
+        print(_counted(counts))
+
+
+def _counted(counts: dict[str, int], between: str = ", ") -> str:
+    """Counts as text; replaced and rescheduled messages only if there are any."""
+    return between.join(f"{n} {name}" for name, n in counts.items() if n or name in ("created", "duplicates"))
 
 
 def _unanswered(failed: CallFailed) -> bool:

@@ -19,7 +19,7 @@ from turtlemq.client import calls, client_calls, clock, dead_calls, operator_cal
 from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
-from turtlemq.client.outgoing import MessageFields, outgoing_message
+from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
 from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.topology import Target
@@ -171,11 +171,13 @@ class AsyncClient:
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         with tracing.sending(topic, [out]):
             stored = await self.run(sending.store_batch(topic, [out], self.options.policy))
-        return StoredId(stored[0], stored.created[0])
+        return StoredId(stored[0], stored.created[0], stored.outcomes[0])
 
-    async def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
+    async def put_many(
+        self, topic: str, messages: Iterable[Any], *, together: bool = False, if_exists: IfExists | None = None
+    ) -> StoredIds:
         """Store many messages and return their ids. Arguments and errors as of `Client.put_many`."""
-        batch = outgoing_messages(messages, self.options.policy.now())
+        batch = outgoing_messages(messages, self.options.policy.now(), if_exists)
         with tracing.sending(topic, batch):
             return await self.run(sending.store_all(topic, batch, self.options.policy, together=together))
 

@@ -16,16 +16,17 @@ from turtlemq.client.arguments import PRODUCER_NAMES, ClientArguments, check_nam
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
 from turtlemq.client.options import new_id
-from turtlemq.client.outgoing import MessageFields, outgoing_message
-from turtlemq.client.results import StoredIds
+from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
+from turtlemq.client.results import Outcome, StoredIds
 
 
 class AsyncPut(asyncio.Future[str]):
     """The handle of a put: `id` is known at once; awaiting it waits until the message is durable and returns the id.
-    `created`: as of `Put`."""
+    `created`, `outcome`: as of `Put`."""
 
     id: str
     created: bool | None = None
+    outcome: Outcome | None = None
 
 
 class AsyncProducer:
@@ -104,9 +105,9 @@ class AsyncProducer:
         self._work.set()
         return put
 
-    async def put_many(self, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
+    async def put_many(self, messages: Iterable[Any], *, together: bool = False, if_exists: IfExists | None = None) -> StoredIds:
         """Store many messages and wait until they are durable, as `Client.put_many`. They do not wait behind single puts."""
-        return await self.client.put_many(self.topic, messages, together=together)
+        return await self.client.put_many(self.topic, messages, together=together, if_exists=if_exists)
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the argument of Producer.flush
         """Send lingering puts, and wait until all puts so far are confirmed or failed; `TimedOut` if that takes longer."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from turtlemq.client.errors import ClientError, TimedOut
 from turtlemq.client.outgoing import OutgoingMessage
+from turtlemq.client.results import Outcome
 from turtlemq.client.sending import Flow, RetryPolicy, store_batch
 
 log = logging.getLogger("turtlemq.client")
@@ -21,9 +22,10 @@ DEADLINE_GRID_S = 0.1  # deadlines are rounded up to this, so that those of a ba
 
 
 class Promise(Protocol):
-    """The handle that a put gave to its caller: a future of either shell. `created`: as of `StoredId`."""
+    """The handle that a put gave to its caller: a future of either shell. `created`, `outcome`: as of `StoredId`."""
 
     created: bool | None
+    outcome: Outcome | None
 
     def done(self) -> bool:
         """Whether it is resolved or cancelled."""
@@ -47,10 +49,11 @@ class PendingPut:
         self.error: ClientError | None = None
         self.is_first_try = True  # else an earlier request, whose answer is not known, may have created it
 
-    def succeed(self, created: bool | None) -> None:
-        """Resolve the promise: the message is durable. `created`: as of `StoredId`."""
+    def succeed(self, created: bool | None, outcome: Outcome | None) -> None:
+        """Resolve the promise: the message is durable. `created`, `outcome`: as of `StoredId`."""
         if not self.promise.done():
-            self.promise.created = created if created or self.is_first_try else None
+            known = created or self.is_first_try
+            self.promise.created, self.promise.outcome = (created, outcome) if known else (None, None)
             self.promise.set_result(self.out.id)
 
     def fail(self, error: ClientError) -> None:
@@ -77,8 +80,8 @@ def deliver_batch(topic: str, batch: list[PendingPut], policy: RetryPolicy) -> F
         except ClientError as error:
             parts += _split_refused(part, error)
         else:
-            for put, created in zip(part, stored.created, strict=True):
-                put.succeed(created)
+            for put, created, outcome in zip(part, stored.created, stored.outcomes, strict=True):
+                put.succeed(created, outcome)
 
 
 def _sent_before(puts: list[PendingPut]) -> list[PendingPut]:
@@ -91,7 +94,7 @@ def _sent_before(puts: list[PendingPut]) -> list[PendingPut]:
 def _split_refused(part: list[PendingPut], error: ClientError) -> list[list[PendingPut]]:
     """The parts to send again after a refusal: all but the bad message, or two halves if the error does not name it."""
     bad = error.index
-    if len(part) > 1 and error.status in (400, 413) and error.code not in WHOLE_REQUEST_CODES:
+    if len(part) > 1 and error.status in (400, 409, 413) and error.code not in WHOLE_REQUEST_CODES:
         if bad is not None and 0 <= bad < len(part):
             part[bad].fail(error)
             return [part[:bad] + part[bad + 1 :]]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from turtlemq import __version__
 from turtlemq.client import clock, tracing
 from turtlemq.client.errors import ClientError, InvalidArgument
-from turtlemq.client.outgoing import MessageFields, OutgoingMessage, Priority, outgoing_message
+from turtlemq.client.outgoing import IfExists, MessageFields, OutgoingMessage, Priority, check_mode, outgoing_message
 from turtlemq.client.sending import RetryPolicy, Send
 from turtlemq.client.topology import DIRECT_HEADER, TOPOLOGY, Servers
 from turtlemq.client.wire import BUDGET_HEADER, Seconds, Time
@@ -159,12 +159,16 @@ class NewMessage:
     priority: Priority | None = None
     expires: Time | None = None
     headers: Mapping[str, str] | None = None
+    if_exists: IfExists | None = None
 
 
-def outgoing_messages(messages: Iterable[Any], now_s: float) -> list[OutgoingMessage]:
-    """The messages of a `put_many`, checked. An error has the index of the bad one. 1 µs each if all are bytes."""
+def outgoing_messages(messages: Iterable[Any], now_s: float, if_exists: IfExists | None = None) -> list[OutgoingMessage]:
+    """The messages of a `put_many`, checked. An error has the index of the bad one. 1 µs each if all are bytes. `if_exists`: of
+    those that do not say it."""
     if isinstance(messages, str | bytes | Mapping):
         raise InvalidArgument(f"put_many takes a list of messages, not one {type(messages).__name__}; put takes one")
+    if if_exists is not None:
+        check_mode(if_exists)
     given = list(messages)
     ids = new_ids(len(given))
     if set(map(type, given)) == {bytes}:
@@ -179,4 +183,6 @@ def outgoing_messages(messages: Iterable[Any], now_s: float) -> list[OutgoingMes
                 out.append(outgoing_message(m, ids[index], put_s=now_s))
         except ClientError as error:
             raise error.at(index) from None
+    for message in out if if_exists is not None else ():
+        message.if_exists = message.if_exists or if_exists
     return out

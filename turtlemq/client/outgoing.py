@@ -17,9 +17,11 @@ from turtlemq.client.errors import InvalidFireAt, InvalidId, InvalidMessage
 from turtlemq.client.wire import BSON, JSON, Request, Seconds, Time, as_seconds, path, to_json, to_ms
 
 PRIORITIES = ("high", "normal", "low")
+MODES = ("keep", "replace", "reschedule", "error")
 ID_BYTES_MAX = 200
 MESSAGE_OVERHEAD_BYTES = 120  # estimate for a message without body and headers
 Priority = Literal["high", "normal", "low"]
+IfExists = Literal["keep", "replace", "reschedule", "error"]
 
 
 class MessageFields(TypedDict, total=False):
@@ -31,6 +33,7 @@ class MessageFields(TypedDict, total=False):
     priority: Priority | None
     expires: Time | None  # not delivered by then, it is dead
     headers: Mapping[str, str] | None
+    if_exists: IfExists | None  # if the topic knows the id: keep that message, replace it, reschedule it, or raise `Conflict`
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class OutgoingMessage:
     priority: Priority | None = None
     expires_ms: int | None = None
     headers: dict[str, str] | None = None
+    if_exists: IfExists | None = None
     put_s: float = 0.0
 
     @property
@@ -71,6 +75,7 @@ def outgoing_message(
     priority: Priority | None = None,
     expires: Time | None = None,
     headers: Mapping[str, str] | None = None,
+    if_exists: IfExists | None = None,
     put_s: float = 0.0,
 ) -> OutgoingMessage:
     """Check and encode a message at the time of the put, so that the caller gets the error.
@@ -89,6 +94,8 @@ def outgoing_message(
         raise InvalidMessage("ttr is a number of seconds or a timedelta, above 0")
     if priority is not None and priority not in PRIORITIES:
         raise InvalidMessage(f"priority is high, normal or low, not {priority!r}")
+    if if_exists is not None:
+        check_mode(if_exists)
     checked_headers = {_header(name, value): _plain_str(value) for name, value in headers.items()} if headers else None
     if isinstance(body, bytes | bytearray | memoryview):
         text, is_json = bytes(body), False
@@ -98,9 +105,15 @@ def outgoing_message(
         except (TypeError, ValueError, OverflowError, RecursionError) as wrong:
             raise InvalidMessage(f"a body is bytes or a JSON value: {wrong}") from None
     level: Any = None if priority is None else _plain_str(priority)
-    return OutgoingMessage(
-        _plain_str(id_), text, is_json, delay_s, to_ms(due), ttr_s, level, to_ms(expires), checked_headers, put_s
-    )
+    mode: Any = None if if_exists is None else _plain_str(if_exists)
+    times = (delay_s, to_ms(due), ttr_s)
+    return OutgoingMessage(_plain_str(id_), text, is_json, *times, level, to_ms(expires), checked_headers, mode, put_s)
+
+
+def check_mode(if_exists: Any) -> None:
+    """Raise `InvalidMessage` unless this is a mode of `if_exists`."""
+    if if_exists not in MODES:
+        raise InvalidMessage(f"if_exists is one of {', '.join(MODES)}, not {if_exists!r}")
 
 
 def _plain_str(given: str) -> str:
@@ -143,6 +156,7 @@ class _JsonMessage(Struct, omit_defaults=True):
     priority: str | None = None
     expires_ms: int | None = None
     headers: dict[str, str] | None = None
+    if_exists: str | None = None
 
 
 def _batch_to_json(batch: Sequence[OutgoingMessage], now_s: float) -> bytes:
@@ -157,6 +171,7 @@ def _batch_to_json(batch: Sequence[OutgoingMessage], now_s: float) -> bytes:
             m.priority,
             m.expires_ms,
             m.headers,
+            m.if_exists,
         )
         for m in batch
     ]
@@ -208,6 +223,8 @@ def _bson_fields(m: OutgoingMessage, now_s: float) -> bytes:
     if m.headers:
         inner = b"".join([b"\x02" + name.encode() + b"\0" + _bson_string(value) for name, value in m.headers.items()])
         out += b"\x03headers\0" + _I32(len(inner) + 5) + inner + b"\0"
+    if m.if_exists is not None:
+        out += b"\x02if_exists\0" + _bson_string(m.if_exists)
     return out
 
 

@@ -16,24 +16,25 @@ from turtlemq.client.arguments import PRODUCER_NAMES, ClientArguments, check_nam
 from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fail_batch, log_failed_puts
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
 from turtlemq.client.options import new_id
-from turtlemq.client.outgoing import MessageFields, outgoing_message
-from turtlemq.client.results import StoredIds
+from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
+from turtlemq.client.results import Outcome, StoredIds
 from turtlemq.client.sync import Client, fork_aware
 
 
 class Put:
     """The handle of a put: `id` is known at once; `result()` waits until the message is durable and returns the id.
 
-    created: after that, False if the topic knew the id already, so nothing was stored; None if that is not known, because an
-    answer got lost and the message was sent again.
+    created, outcome: after that, as of `StoredId`: whether the topic knew the id already, and the outcome; None if unknown,
+    because an answer got lost and the message was sent again.
     Costs a tenth of a Future of the standard library: all puts of a producer wait on one shared condition.
     """
 
-    __slots__ = ("id", "created", "_done", "_error", "_changed")
+    __slots__ = ("id", "created", "outcome", "_done", "_error", "_changed")
 
     def __init__(self, id_: str, changed: threading.Condition) -> None:
         self.id = id_
         self.created: bool | None = None
+        self.outcome: Outcome | None = None
         self._done = False
         self._error: BaseException | None = None
         self._changed = changed
@@ -172,9 +173,9 @@ class Producer:
                 self._work.notify()
         return put
 
-    def put_many(self, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
+    def put_many(self, messages: Iterable[Any], *, together: bool = False, if_exists: IfExists | None = None) -> StoredIds:
         """Store many messages and wait until they are durable, as `Client.put_many`. They do not wait behind single puts."""
-        return self.client.put_many(self.topic, messages, together=together)
+        return self.client.put_many(self.topic, messages, together=together, if_exists=if_exists)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send lingering puts, and wait until all puts so far are confirmed or failed; `TimedOut` if that takes longer."""

@@ -3,51 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import Struct
 
+Outcome = Literal["created", "duplicate", "replaced", "rescheduled"]
+
+
+def _outcome(created: bool | None) -> Outcome | None:
+    return None if created is None else "created" if created else "duplicate"
+
 
 class StoredId(str):
-    """The id of a stored message: a text that also tells whether this put has created the message.
+    """The id of a stored message: a text that also tells the outcome of the put.
 
-    created: False if the topic knew the id already, so nothing was stored; None if the client does not know, because an answer
-    got lost and the message was sent again.
+    created: False if the topic knew the id already; None if the client does not know, because an answer got lost and the message
+    was sent again.
+    outcome: `created`; `duplicate`, if the stored message was kept; `replaced` or `rescheduled`, if `if_exists` said so; or None,
+    as of `created`.
 
-    >>> StoredId("order-17", False), StoredId("order-17", False).created
-    ('order-17', False)
+    >>> StoredId("order-17", False), StoredId("order-17", False).outcome
+    ('order-17', 'duplicate')
     """
 
-    __slots__ = ("created",)
+    __slots__ = ("created", "outcome")
     created: bool | None
+    outcome: Outcome | None
 
-    def __new__(cls, id_: str, created: bool | None) -> Self:
+    def __new__(cls, id_: str, created: bool | None, outcome: Outcome | None = None) -> Self:
         """A text with a flag."""
         out = super().__new__(cls, id_)
-        out.created = created
+        out.created, out.outcome = created, outcome or _outcome(created)
         return out
 
-    def __getnewargs__(self) -> tuple[str, bool | None]:  # type: ignore[override]
-        return str(self), self.created
+    def __getnewargs__(self) -> tuple[str, bool | None, Outcome | None]:  # type: ignore[override]
+        return str(self), self.created, self.outcome
 
 
 class StoredIds(list[str]):
-    """The ids of stored messages: a list that also tells which of them were created. `created`: by message, as of `StoredId`.
+    """The ids of stored messages: a list that also tells the outcomes of the put. `created`, `outcomes`: by message, as of
+    `StoredId`.
 
     >>> ids = StoredIds(["a", "b"], [True, False])
     >>> ids, ids.created, ids.duplicates
     (['a', 'b'], [True, False], ['b'])
     """
 
-    def __init__(self, ids: Sequence[str] = (), created: Sequence[bool | None] = ()) -> None:
+    def __init__(
+        self, ids: Sequence[str] = (), created: Sequence[bool | None] = (), outcomes: Sequence[Outcome | None] | None = None
+    ) -> None:
         super().__init__(ids)
         self.created = list(created)
+        self.outcomes = list(map(_outcome, created)) if outcomes is None else list(outcomes)
 
     @property
     def duplicates(self) -> list[str]:
         """The ids that the topic knew already: these messages were not stored."""
-        return [id_ for id_, created in zip(self, self.created, strict=True) if created is False]
+        return self._with("duplicate")
+
+    @property
+    def replaced(self) -> list[str]:
+        """The ids whose message gave way to the new one."""
+        return self._with("replaced")
+
+    @property
+    def rescheduled(self) -> list[str]:
+        """The ids of sleepers that got the new due time, and kept their bodies."""
+        return self._with("rescheduled")
+
+    def _with(self, wanted: Outcome) -> list[str]:
+        return [id_ for id_, outcome in zip(self, self.outcomes, strict=True) if outcome == wanted]
 
 
 class Acked(Struct):

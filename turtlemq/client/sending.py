@@ -15,7 +15,7 @@ import msgspec
 
 from turtlemq.client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidFireAt, Refused, TimedOut
 from turtlemq.client.outgoing import OutgoingMessage, produce_request
-from turtlemq.client.results import StoredIds
+from turtlemq.client.results import Outcome, StoredIds
 from turtlemq.client.wire import Answer, Request, Seconds, as_seconds, error_of
 
 T = TypeVar("T")
@@ -157,6 +157,8 @@ class _Stored(msgspec.Struct):
     ids: list[str]
     duplicates: int = 0
     duplicate_indexes: list[int] = []
+    replaced_indexes: list[int] = []
+    rescheduled_indexes: list[int] = []
 
 
 _stored = msgspec.json.Decoder(_Stored)
@@ -169,12 +171,27 @@ def parse_stored(answer: Answer, is_first_try: bool) -> StoredIds:
     except msgspec.DecodeError as wrong:
         raise BadAnswer(f"a batch was answered with something else: {wrong}") from None
     known, count = False if is_first_try else None, len(stored.ids)
+    if stored.replaced_indexes or stored.rescheduled_indexes:
+        return _with_outcomes(stored, known)
     if not stored.duplicates or stored.duplicates == count:
         return StoredIds(stored.ids, [known if stored.duplicates else True] * count)
     if len(stored.duplicate_indexes) != stored.duplicates:
         return StoredIds(stored.ids, [None] * count)
     duplicates = set(stored.duplicate_indexes)
     return StoredIds(stored.ids, [known if i in duplicates else True for i in range(count)])
+
+
+def _with_outcomes(stored: _Stored, known: bool | None) -> StoredIds:
+    """The answer to a batch that has replaced or rescheduled messages. `known`: as `created` of messages that were not."""
+    kinds: list[tuple[Outcome, list[int]]] = [
+        ("duplicate", stored.duplicate_indexes),
+        ("replaced", stored.replaced_indexes),
+        ("rescheduled", stored.rescheduled_indexes),
+    ]
+    other = {i: kind for kind, indexes in kinds for i in indexes}
+    created = [known if i in other else True for i in range(len(stored.ids))]
+    outcomes = [None if new is None else other.get(i, "created") for i, new in enumerate(created)]
+    return StoredIds(stored.ids, created, outcomes)
 
 
 def store_batch(
@@ -207,6 +224,7 @@ def store_all(topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy,
             raise out from error
         ids += stored
         ids.created += stored.created
+        ids.outcomes += stored.outcomes
     return ids
 
 

@@ -22,7 +22,7 @@ from turtlemq.client import calls, client_calls, clock, dead_calls, operator_cal
 from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
-from turtlemq.client.outgoing import MessageFields, outgoing_message
+from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
 from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.topology import Target
@@ -258,33 +258,38 @@ class Client:
         id: str | None = None,  # noqa: A002 - the contract's word
         **fields: Unpack[MessageFields],
     ) -> StoredId:
-        """Store one message durably. Returns its id, whose `created` is False if the topic knew it already and nothing was
-        stored. A `Producer` sends single puts in batches, which is much faster.
+        """Store one message durably. Returns its id, whose `created` is False if the topic knew it already, and whose `outcome`
+        tells whether it was replaced. A `Producer` sends single puts in batches, which is much faster.
 
         body: bytes, or a JSON value, a dataclass, a pydantic model. fields: `delay` (seconds from now, or a timedelta) or `due`
-        (an aware datetime or epoch milliseconds), `ttr`, `priority`, `expires`, `headers`; see `MessageFields`.
+        (an aware datetime or epoch milliseconds), `ttr`, `priority`, `expires`, `headers`, `if_exists`; see `MessageFields`.
 
         >>> client.put("orders", {"close": 17}, id="order-17").created
         True
         >>> client.put("orders", {"close": 17}, id="order-17").created
         False
+        >>> client.put("orders", {"close": 17}, id="order-17", delay=60, if_exists="replace").outcome
+        'replaced'
         """
         now = self.options.policy.now()
         out = outgoing_message(body, new_id() if id is None else id, put_s=now, **fields)
         with tracing.sending(topic, [out]):
             stored = self.run(sending.store_batch(topic, [out], self.options.policy))
-        return StoredId(stored[0], stored.created[0])
+        return StoredId(stored[0], stored.created[0], stored.outcomes[0])
 
-    def put_many(self, topic: str, messages: Iterable[Any], *, together: bool = False) -> StoredIds:
+    def put_many(
+        self, topic: str, messages: Iterable[Any], *, together: bool = False, if_exists: IfExists | None = None
+    ) -> StoredIds:
         """Store many messages, bodies or `NewMessage`s, and return their ids; `created` of that list says which are new.
 
         They go in requests of 10,000 messages and 16 MiB; with `together` in one of any size: all are stored, or none. An error
-        has the `index` of the bad message, and `stored`, the number of messages that earlier requests have stored.
+        has the `index` of the bad message, and `stored`, the number of messages that earlier requests have stored. `if_exists`:
+        of the messages that do not say it.
 
         >>> client.put_many("orders", [b"a", NewMessage(body={"b": 1}, id="b", delay=60)])[1]
         'b'
         """
-        batch = outgoing_messages(messages, self.options.policy.now())
+        batch = outgoing_messages(messages, self.options.policy.now(), if_exists)
         with tracing.sending(topic, batch):
             return self.run(sending.store_all(topic, batch, self.options.policy, together=together))
 

@@ -5,7 +5,7 @@ Nothing is looked up or written here. The bytes of a document are made by `segme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,7 +53,8 @@ class Columns:
     hashes: Sequence[int] | U64 | None  # of own ids, or UNHASHED; 0 for a server-given one; None: no id is to be found
     ends: Sequence[tuple[int, int]] = ()  # (seq, due) of the documents that these end
     seen: Sequence[tuple[Part, int]] = ()  # part and ordinal of the documents in `ends`, where a lookup found them
-    purpose: str = "appended"  # the counter that they add to
+    handed_off: Sequence[tuple[int, int]] = ()  # (seq, due) of documents that these end, and that do not sleep any more
+    purpose: str | Mapping[str, int] = "appended"  # the counter that they add to, or counts for several
 
 
 def stored_message(document: f.Document, state: State) -> StoredMessage:

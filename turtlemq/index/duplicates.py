@@ -58,7 +58,7 @@ def leave_out(
             held.add(i)
         elif len(r) == SERVER_ID_BYTES and (seq := server_seq(r.decode())) is not None:
             if seq >= next_seq:
-                raise InvalidId(f"{given[i]!r} is an id that the server is going to give; choose another.", index=i)
+                raise _is_given(given[i], i)
             hashes[i] = hash_id(r.decode(), segments.seed)
             hit = lookup.find(segments, r.decode())
             if hit is not None and (known_elsewhere is None or not covers(hit.document.due_ms, hit.document.seq)):
@@ -71,3 +71,14 @@ def leave_out(
         held.update(unsure[k] for k in known_elsewhere(texts, numbers))
     held.update(unsure[k] for k in places)
     return raw, hashes, [i for i in range(len(raw)) if i not in held]
+
+
+def check_not_given(given: Sequence[str | None], next_seq: int) -> None:
+    """Raise `InvalidId` for an id that the server is going to give."""
+    for i, id_ in enumerate(given):
+        if id_ is not None and len(id_) == SERVER_ID_BYTES and (seq := server_seq(id_)) is not None and seq >= next_seq:
+            raise _is_given(id_, i)
+
+
+def _is_given(id_: str | None, i: int) -> InvalidId:
+    return InvalidId(f"{id_!r} is an id that the server is going to give; choose another.", index=i)

@@ -24,6 +24,7 @@ from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.validate import check_batch, check_expiry, check_new_due, with_due_column
+from turtlemq.index.versions import Version, read_kept, superseding_seqs, version_columns
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import (
@@ -196,13 +197,37 @@ class Index:
         """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
         if duplicates.all_new(self._segments, self._writer.staged_ids, ids, known_elsewhere) is not None:
             return set()
-        seq, staged = self._writer.next_seq(now_ms), self._writer.staged_ids
-        new = duplicates.leave_out(self._segments, staged, ids, seq, known_elsewhere)[2]
+        seq = self._writer.next_seq(now_ms)
+        new = duplicates.leave_out(self._segments, self._writer.staged_ids, ids, seq, known_elsewhere)[2]
         self._segments.counters.duplicates += len(ids) - len(new)
         return set(range(len(ids))).difference(new)
 
+    @repairing_method
+    def sleepers(self, ids: Collection[str]) -> dict[str, lookup.Place]:
+        """The sleepers of distinct ids. Staged documents of these ids are committed first: requests take effect in turn."""
+        if not self._writer.staged_ids.isdisjoint([id_.encode() for id_ in ids]):
+            self._writer.commit()
+        places = self._find_committed(list(ids))
+        return {i: place for i, place in places.items() if not (place.flags & f.META or self.is_handed_off(place))}
+
+    @repairing_method
+    def stage_versions(
+        self, batch: Batch, versions: Sequence[Version], retries: Sequence[Ended], now_ms: int, counts: dict[str, int]
+    ) -> list[str]:
+        """Stage documents of which some end an older message of their id, and tombstones for `retries`. Returns their ids, those
+        with a content of the batch first. Requires: a checked batch; sleepers as `sleepers` has just found them."""
+        stored, seq = read_kept(self._segments, versions, now_ms), self._writer.next_seq(now_ms)
+        columns, raw = version_columns(batch, versions, stored, retries, counts, seq, self._segments.seed)
+        self._writer.reserve_ids(self._writer.stage(columns, seq), raw)
+        return [id_.decode() for id_ in raw]
+
+    @repairing_method
+    def superseding_seqs(self, after_seq: int) -> dict[str, int]:
+        """Messages that replaced one which had come due, and were not handed off: by id, the newest seq above `after_seq`."""
+        return superseding_seqs(self._segments, after_seq)
+
     def watch_ids(self, seen: StagedIds) -> None:
-        """Add producers' own ids to a set as they are staged, until `unwatch_ids`."""
+        """Add producers' own ids to a set as they are staged."""
         self._writer.watchers.append(seen)
 
     def unwatch_ids(self, seen: StagedIds) -> None:
@@ -323,7 +348,7 @@ class Index:
     def reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
         """Give a sleeper another due time (`due_ms`), `body` (`json` or bytes) or `headers`, durably."""
         message = self.stage_reschedule(id_, now_ms, **changes)
-        self._writer.commit()
+        self.commit()
         return message
 
     @repairing_method
@@ -361,10 +386,8 @@ class Index:
         columns.purpose = "rescheduled"
         columns.ends, columns.seen = [(old.seq, old.due_ms)], [(place.part, place.ordinal)]  # no read can fail after the commit
         self._writer.reserve_ids(self._writer.stage(columns, seq), [id_.encode()])  # else a put of this id would find it ended
-        headers = message.headers or {}
-        return stored_message(
-            replace(old, seq=seq, due_ms=message.due_ms, flags=columns.flags[0], body=message.body, headers=headers), State.SLEEP
-        )
+        changed: dict[str, Any] = {"due_ms": message.due_ms, "body": message.body, "headers": message.headers or {}}
+        return stored_message(replace(old, seq=seq, flags=columns.flags[0], **changed), State.SLEEP)
 
     # Looking
 

@@ -190,6 +190,18 @@ class Segments:
     def end_documents(self, ends: Sequence[tuple[int, int]], seen: Sequence[tuple[Part, int]] = ()) -> None:
         """End documents, given as seq and due time. Those that are gone are left out. `seen`: the places of all of them from an
         earlier lookup, or none."""
+        for part, ordinal in self._places(ends, seen):
+            part.mark_ended(ordinal)
+
+    def end_handed_off(self, ends: Sequence[tuple[int, int]]) -> None:
+        """End documents that were handed off, given as seq and due time: if a power cut takes their handoff back, they must not
+        sleep again. Those that are gone are left out."""
+        for part, ordinal in self._places(ends, ()):
+            changed = part.mark_ended(ordinal)
+            part.live += changed  # it did not count as a sleeper any more
+
+    def _places(self, ends: Sequence[tuple[int, int]], seen: Sequence[tuple[Part, int]]) -> list[tuple[Part, int]]:
+        """Parts and ordinals of documents, given as seq and due time, and their places if a lookup has `seen` them."""
         places: list[tuple[Part, int]] = []
         unseen: dict[Part, list[tuple[int, int]]] = {}
         for end, place in zip_longest(ends, seen):
@@ -199,8 +211,7 @@ class Segments:
                 unseen.setdefault(part, []).append(end)
         for part, rows in unseen.items():
             places += [(part, ordinal) for ordinal in self._locate(part, rows)]
-        for part, ordinal in places:
-            part.mark_ended(ordinal)
+        return places
 
     def _locate(self, part: Part, rows: Sequence[tuple[int, int]]) -> list[int]:
         """Ordinals of documents of a part, given as seq and due time. Those that it does not have are left out."""

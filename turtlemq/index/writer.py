@@ -252,11 +252,17 @@ class Writer(log.OpenLog):
         segments.active.size = batch.end
         if columns.purpose == "appended":
             segments.counters.appended += len(batch.seqs)
-        else:
+        elif isinstance(columns.purpose, str):
             segments.counters.add(columns.purpose, len(batch.seqs))
+        else:
+            for name, count in columns.purpose.items():
+                segments.counters.add(name, count)
         if columns.ends:
             repairing(segments, partial(segments.end_documents, columns.ends, columns.seen))
             self.staged_ends.difference_update([seq for seq, _ in columns.ends])
+            segments.last_ending_seq = int(batch.seqs[-1])
+        if columns.handed_off:
+            repairing(segments, partial(segments.end_handed_off, columns.handed_off))
             segments.last_ending_seq = int(batch.seqs[-1])
 
     # Flush and roll

@@ -54,6 +54,7 @@ MOVED = 1 << 10  # a later copy of the same message, made by compaction; has the
 HANDOFF = 1 << 11  # no message: the head of a batch in the ready log
 META = 1 << 12  # has the field `meta`: the Broker's notes on a sleeping retry or a dead letter
 NOTICE = 1 << 13  # no message: the ready log's note that a sleeper was cancelled
+SUPERSEDES = 1 << 14  # with REPLACES: the older message of this id had come due; everything of it outside the delay log ends
 ENDS = TOMBSTONE | REPLACES
 USER_FLAGS = PRIORITY | JSON
 OPTIONAL = flags_of(FLAGS)

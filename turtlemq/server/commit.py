@@ -77,7 +77,13 @@ class Committer:
         """Take the group in the next round of the event loop, so that all requests read in this round share it."""
         if topic not in self._soon:  # the object, not its name: a dropped topic may have been created anew
             self._soon.add(topic)
-            self._loop.call_soon(self._take, topic)
+            self._loop.call_soon(self._take_staged, topic)
+
+    def _take_staged(self, topic: Topic) -> None:
+        """Take the group that a request waits for. Another call on this thread may have committed it already."""
+        if not self._closed and topic.pending_commit is None:
+            self._changed(topic)
+        self._take(topic)
 
     def _take(self, topic: Topic) -> None:
         """Give the pending group of a topic to a thread, or to the queue. Does nothing while a group of it is under way."""

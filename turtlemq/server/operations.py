@@ -123,12 +123,20 @@ OPERATIONS: list[Operation] = [
             "Store messages: all of them or none",
             answers.Stored,
             "One message, or `messages` with up to 100,000. The answer comes when they are durable. An id that the topic knows "
-            "is not stored again and counts as a duplicate.",
+            "is not stored again and counts as a duplicate, unless `if_exists` says otherwise. A cancelled id counts as unknown.",
             status=201,
             body=MESSAGES,
+            query=produce.ProduceQuery,
             body_example={"messages": [{"id": "order-17", "body": {"close": 17}, "delay": 1800}, {"body": "any JSON value"}]},
-            errors=_CHANGE,
-            answer_example={"ids": ["order-17", "0qjZ0b9Xo0"], "created": 2, "duplicates": 0, "durable": "fsync"},
+            errors=(*_CHANGE, 409),
+            answer_example={
+                "ids": ["order-17", "0qjZ0b9Xo0"],
+                "created": 2,
+                "duplicates": 0,
+                "replaced": 0,
+                "rescheduled": 0,
+                "durable": "fsync",
+            },
         ),
         Operation(
             f"GET {_TOPIC}/messages/{{id}}",

@@ -155,6 +155,7 @@ class Checkpoints:
     def _begin(self, worker: Worker) -> None:
         self.leave_queue()
         try:
+            self._stores.land_replacements()  # the checkpoint says that all up to the newest seq has taken effect
             self._stores.remove_superseded()
             self._begun_at = self._position
             save = self._stores.broker.begin_save()

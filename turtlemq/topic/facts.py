@@ -84,9 +84,20 @@ def traces(stores: Stores, ids: Sequence[str]) -> dict[str, int]:
 
 def known_ids(stores: Stores, ids: Sequence[bytes], hashes: U64) -> set[int]:
     """Indexes of the ids that are known behind the Index: the ready log holds them, or retention has removed them from it, but a
-    retry or a dead letter is left."""
-    known = set(stores.broker.ready.find_many(ids, hashes))
+    retry or a dead letter is left. The id of a cancelled message is free again."""
+    offsets = stores.broker.ready.find_many(ids, hashes)
+    known = set(offsets)
+    if offsets and (cancelled := stores.broker.ready.cancelled_among(offsets.values())):
+        known = {i for i, offset in offsets.items() if offset not in cancelled}
+        secure_cancels(stores)
     if stores.broker.ready.first_offset and len(known) < len(ids):
         rest = {id_.decode(): i for i, id_ in enumerate(ids) if i not in known}
         known |= {rest[id_] for id_, facts in traces(stores, list(rest)).items() if standing.is_known(facts)}
     return known
+
+
+def secure_cancels(stores: Stores) -> None:
+    """Sync a cancel that waits for it. Required before a message is put under the id of a cancelled one: if a power cut took the
+    cancel back, both would be there."""
+    if stores.broker.owes_sync:
+        stores.broker.sync()

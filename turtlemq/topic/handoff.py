@@ -54,10 +54,16 @@ class Handoff:
         begin, sizes = due.starts + f.PREFIX_BYTES, heads["idlen"].astype(np.int64) - 1
         texts = [due.raw[a:b] for a, b in zip(begin.tolist(), (begin + sizes).tolist(), strict=True)]
         known = self._stores.broker.ready.find_many(texts)
+        cancelled = self._stores.broker.ready.cancelled_among(known.values())  # those ids may have new messages
+        known = {i: offset for i, offset in known.items() if offset not in cancelled or self._is_at(offset, int(due.seq[i]))}
         keep = np.array([i for i in range(len(due)) if i not in known or heads["flags"][i] & f.META], np.int64)
         lengths = heads["len"][keep].astype(np.int64)
         raw = bytes(gather(due.raw, due.starts[keep], lengths))
         return replace(due, raw=raw, starts=np.cumsum(lengths) - lengths, due_ms=due.due_ms[keep], seq=due.seq[keep], hashes=None)
+
+    def _is_at(self, offset: int, seq: int) -> bool:
+        """Does the ready log have the document with this seq there?"""
+        return int(self._stores.broker.ready.heads(np.array([offset]))["seq"][0]) == seq
 
     def _note_lateness(self, due: Due, now_ms: int) -> None:
         if len(due) >= small_batches.HISTOGRAM:

@@ -3,6 +3,7 @@
 A store that takes a message over has it durably before the other store removes it, so a crash in between leaves it in both:
 - a retry sleeps, or a dead letter exists, while the Broker still has the message in flight: the lease ends;
 - a retry sleeps although its message was cancelled: the retry ends (`Stores.superseded_retries`);
+- a message is awake although a newer one of the same id is stored: it ends (`superseded`);
 - a dead letter exists although its removal was journaled: the removal is finished, or withdrawn if its retry was not stored.
 Reading the files of each store is not done here but by `open_broker` and `open_index`.
 """
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from turtlemq.broker.group import Group
 from turtlemq.broker.opening import Opened
 from turtlemq.broker.results import DeadRemoval
 from turtlemq.broker.visibility import is_void
-from turtlemq.model import Damage
+from turtlemq.model import SEQ_COUNTER_BITS, Damage
 from turtlemq.segment import format as f
-from turtlemq.topic import retries
+from turtlemq.topic import retries, superseded
 from turtlemq.topic.stores import Stores
 
 
@@ -29,7 +32,20 @@ def resolve(stores: Stores, opened: Opened) -> bool:
     stores.superseded_retries = [*_cancelled_retries(stores, interrupted.cancelled_retry_ids)]
     removed = _finish_removals(stores, interrupted.removals)
     _count_letters(stores)
-    return opened.torn or ended > 0 or bool(stores.superseded_retries) or removed
+    replaced = _end_replaced(stores, interrupted.noted_seq)
+    return opened.torn or ended > 0 or bool(stores.superseded_retries) or removed or replaced
+
+
+def _end_replaced(stores: Stores, noted_seq: int) -> bool:
+    """End messages that a newer one of the same id has replaced, where the crash came between the two. Returns whether there were
+    any. Those with a document up to `noted_seq` had ended before the last checkpoint; others had if a still newer message of that
+    id was handed off."""
+    seqs = stores.index.superseding_seqs(noted_seq)
+    offsets = stores.broker.ready.find_ids(list(seqs)) if seqs else {}
+    at = np.array(sorted(offsets.values()), np.int64)
+    handed_off = dict(zip(at.tolist(), stores.broker.ready.heads(at)["seq"].tolist(), strict=True))
+    ids = [id_ for id_, seq in seqs.items() if id_ not in offsets or handed_off[offsets[id_]] < seq]
+    return superseded.end_awake(stores, ids, stores.index.last_seq >> SEQ_COUNTER_BITS)
 
 
 def _end_leases(stores: Stores, group: Group, noted_seq: int) -> int:
@@ -56,15 +72,16 @@ def _moved(group: Group, copies: Mapping[str, f.Document]) -> list[str]:
     return moved
 
 
-def _cancelled_retries(stores: Stores, cancelled: Mapping[str, Sequence[str]]) -> list[f.Document]:
-    """Sleeping retries of cancelled messages, given as ids by group."""
+def _cancelled_retries(stores: Stores, cancelled: Mapping[str, Mapping[str, int]]) -> list[f.Document]:
+    """Sleeping retries of cancelled messages, given as ids by group, each with the newest seq at its cancel: a later retry
+    belongs to a new message with the same id."""
     groups = stores.broker.groups
     return [
         document
         for name, ids in cancelled.items()
         if name in groups
-        for document in retries.sleeping_for(stores, groups[name], ids).values()
-        if not is_void(groups[name], document)
+        for id_, document in retries.sleeping_for(stores, groups[name], list(ids)).items()
+        if document.order <= ids[id_] and not is_void(groups[name], document)
     ]
 
 

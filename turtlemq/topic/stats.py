@@ -35,6 +35,7 @@ class TopicTotals:
 
     produced: int
     duplicates: int
+    replaced: int
     rescheduled: int
     cancelled: int
     handed_off: int
@@ -88,6 +89,7 @@ def topic_totals(stores: Stores) -> TopicTotals:
     return TopicTotals(
         produced=counters.appended,
         duplicates=counters.duplicates,
+        replaced=counters.replaced,
         rescheduled=counters.rescheduled,
         cancelled=counters.cancelled + stores.broker.cancel_count,
         handed_off=counters.handed_off,

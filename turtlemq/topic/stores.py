@@ -44,7 +44,8 @@ class Stores:
         self.name, self.folder, self.door, self.settings = name, folder, door, settings
         self.missing: list[Damage] = []  # files and dead letters that were there at the last stop
         self.superseded_retries: list[Ended] = []  # retries of cancelled messages that still sleep in the Index
-        self.requeued_letters: list[f.Document] = []  # dead letters that sleep again
+        self.requeued_letters: list[f.Document] = []  # dead letters that sleep again, or whose id has a newer message
+        self.replacing = 0  # staged batches that replace messages which have come due
 
     @classmethod
     def open(
@@ -89,9 +90,23 @@ class Stores:
             self.broker.sync()  # a cancel that a power cut takes back in the journal must not end a retry
             self.index.store(tombstones(self.superseded_retries))
             self.superseded_retries = []
+        self.remove_requeued_letters()
+
+    def remove_requeued_letters(self) -> None:
+        """End the documents of `requeued_letters`."""
+        self.broker.write_deferred()
         if self.requeued_letters:
             self.dead_letters.remove(self.requeued_letters)
             self.requeued_letters = []
+
+    def land_replacements(self) -> None:
+        """Commit staged batches that replace messages which have come due. Required before such a message can change its state.
+        If it fails, the callers that wait for the commit hear of it, and the messages stay."""
+        if self.replacing:
+            try:
+                self.index.commit()
+            except (TurtleError, OSError):
+                return
 
     @contextmanager
     def taking_over(self, index: Index) -> Iterator[None]:

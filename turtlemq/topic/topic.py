@@ -29,7 +29,7 @@ from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
-from turtlemq.topic import cancel, facts, recover, requeue, retry_now
+from turtlemq.topic import cancel, facts, put, recover, requeue, retry_now, superseded
 from turtlemq.topic.checkpoints import Checkpoints, SaveSlots
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.handoff import Handoff
@@ -85,9 +85,35 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
-        receipt = self._index.stage(batch, now_ms, self._known_elsewhere())
+        if batch.if_exists is None:
+            receipt = self._index.stage(batch, now_ms, self._known_elsewhere())
+        else:
+            receipt = self._stage_versions(batch, now_ms)
         self._maintenance.due_soon(now_ms)
         return receipt
+
+    def _stage_versions(self, batch: Batch, now_ms: int) -> Receipt:
+        """`stage` for a batch that may replace or reschedule messages. Messages that have come due end when the commit lands."""
+        self.stores.refuse_if_stopped()
+        if self.stores.has_superseded or self._broker.has_deferred:
+            self.stores.remove_superseded()
+        receipt, awake = put.stage(self.stores, batch, now_ms)
+        group = self._index.pending
+        if awake and group is not None:
+            self.stores.replacing += 1
+            group.then.append(partial(self._end_replaced, group, awake, now_ms))
+        return receipt
+
+    def _end_replaced(self, group: CommitGroup, ids: Sequence[str], now_ms: int) -> None:
+        """The commit of new messages with these ids has landed, or failed."""
+        self.stores.replacing -= 1
+        if group.error is not None:
+            return
+        try:
+            superseded.end_awake(self.stores, ids, now_ms)
+        except (TurtleError, OSError):
+            return  # the journals are stopped: opening the topic ends them
+        self._checkpoints.due_soon(now_ms)
 
     def held(self, ids: Sequence[str | None], now_ms: int) -> set[int]:
         """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
@@ -128,6 +154,7 @@ class Topic:
 
         `pairs_max`: no more retries and dead letters than that in one step, but those of one message. Messages that it did not
         come to have no answer: call it again for these."""
+        self.stores.land_replacements()
         out = {id_: CANCELLED for id_, state in outcome.items() if state is State.CANCELLED}
         awake = [id_ for id_ in outcome if id_ not in out]
         answers, removed = cancel.cancel_awake(self.stores, awake, now_ms, pairs_max)
@@ -177,6 +204,8 @@ class Topic:
         noted as used."""
         if self.stores.pauses.holds(group):
             count = 0
+        if self.stores.replacing:
+            self.stores.land_replacements()
         return self._broker.reserve(group, count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
 
     def ack(
@@ -206,6 +235,7 @@ class Topic:
     def move_group(self, group: str, start: str | int, now_ms: int) -> int:
         """Create a group, or move it, to `earliest`, `latest` or the first message that became ready at a time. Returns the ready
         offset where it stands."""
+        self.stores.land_replacements()
         ready = self._broker.ready
         if isinstance(start, int):
             offset = ready.offset_at(start)
@@ -239,6 +269,7 @@ class Topic:
     def retry_now(self, id_: str, group: str | None, now_ms: int) -> list[str]:
         """Make a message ready at once that waits for its next attempt, or is a dead letter: in one group, or in all such groups.
         Returns their names."""
+        self.stores.land_replacements()
         names = retry_now.retry_now(self.stores, id_, group, now_ms)
         self._hand_off(now_ms)
         return names
@@ -255,6 +286,7 @@ class Topic:
         expires_ms: int | None,
     ) -> int:
         """Let dead letters sleep again, for their groups. Durable. Returns how many."""
+        self.stores.land_replacements()
         count = requeue.requeue(self.stores, letters, now_ms, due_ms, reset_attempts, per_s, expires_ms)
         if self.stores.has_superseded:  # the disk is full: the letters are removed when there is room
             self._maintenance.due_soon(now_ms)
@@ -262,6 +294,7 @@ class Topic:
 
     def delete_dead(self, letters: Sequence[DeadLetter], now_ms: int) -> int:
         """Delete dead letters, durably. Returns how many."""
+        self.stores.land_replacements()
         self._maintenance.due_soon(now_ms)
         return requeue.delete(self.stores, letters, now_ms)
 

@@ -16,8 +16,8 @@ BUGS = (
     Bug(
         "a cancel of a ready message is answered before it is synced",
         "broker/state.py",
-        "            group.forget_attempts(offsets)\n        self.logs.sync_for_answer()\n",
-        "            group.forget_attempts(offsets)\n",
+        "        else:\n            self.logs.sync_for_answer()\n",
+        "",
         f"engine_states {CRASH}",
     ),
     Bug(

@@ -56,6 +56,42 @@ BUGS = (
         "",
         "log_syncs",
     ),
+    # Ids as timers
+    Bug(
+        "a message that gave way is not ended after a crash between the two logs",
+        "topic/recover.py",
+        "    replaced = _end_replaced(stores, interrupted.noted_seq)\n",
+        "    replaced = False\n",
+        "if_exists",
+    ),
+    Bug(
+        "a settled message that gave way comes again if its group is moved back",
+        "topic/superseded.py",
+        "    ended = stores.broker.supersede(documents, retries, ids, now_ms)\n",
+        "    ended = False\n",
+        "if_exists",
+    ),
+    Bug(
+        "a message is delivered although it is about to be replaced",
+        "topic/topic.py",
+        "        if self.stores.replacing:\n            self.stores.land_replacements()\n",
+        "",
+        "if_exists",
+    ),
+    Bug(
+        "a message of a consumer gives way",
+        "if_exists.py",
+        '    if mode == IfExists.ERROR or state == "reserve":\n',
+        "    if mode == IfExists.ERROR:\n",
+        "if_exists",
+    ),
+    Bug(
+        "the id of a cancelled message stays taken",
+        "topic/facts.py",
+        "        known = {i for i, offset in offsets.items() if offset not in cancelled}\n",
+        "",
+        "if_exists",
+    ),
     # Split events
     Bug(
         "a busy topic has its next turn before the others",

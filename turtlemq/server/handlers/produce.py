@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from typing import Literal
 
 import numpy as np
 from aiohttp import web
+from msgspec import Struct
 
-from turtlemq.model import U8, Batch
+from turtlemq.if_exists import MODES, IfExists
+from turtlemq.model import U8, Batch, Receipt
 from turtlemq.server.incoming import large_batches
 from turtlemq.server.incoming.batches import TYPES, decode_slices
 from turtlemq.server.incoming.body import read
 from turtlemq.server.outgoing.reply import Reply, encode
-from turtlemq.server.request import SERVICE, check_deadline, due_rules, throttle, topic_of
+from turtlemq.server.request import SERVICE, check_deadline, due_rules, query, throttle, topic_of
 from turtlemq.server.service import now_ms
 from turtlemq.server.spans import SPANS
 
@@ -20,23 +23,30 @@ HEAVY_BYTES = 16 << 10  # a larger body takes more than a fraction of a millisec
 IDS_MAX = 10_000  # of an answer, written at once: 5 ms if they are as long as ids can be
 
 
+class ProduceQuery(Struct):
+    """Options for all messages of a request."""
+
+    if_exists: Literal["keep", "replace", "reschedule", "error"] = "keep"
+
+
 async def produce(request: web.Request) -> Reply:
     """POST /v1/topics/{topic}/messages"""
     topic, service = topic_of(request, may_create=True), request.app[SERVICE]
+    if_exists = MODES.index(query(request, ProduceQuery).if_exists) if request.query_string else IfExists.KEEP
     data = await read(request, TYPES)
     service.admit(len(data))
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
     now = now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
-    batch = await _decoded(request, decode_slices(data, kind, now, due_rules(request, topic)))
+    batch = await _decoded(request, decode_slices(data, kind, now, due_rules(request, topic), if_exists))
     if (spans := request.app[SPANS]) is not None:
         spans.carry(request, batch)
     throttle(request, topic, len(batch))
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
         check_deadline(request)
-    if len(batch) < large_batches.LARGE and len(data) < large_batches.LARGE_BYTES:
+    if batch.if_exists is not None or (len(batch) < large_batches.LARGE and len(data) < large_batches.LARGE_BYTES):
         topic_of(request, may_create=True)  # again: topics may have been created or deleted meanwhile
         staged_in, receipt = service.engine.stage(topic, batch, now)
     else:
@@ -48,15 +58,28 @@ async def produce(request: web.Request) -> Reply:
             large_batches.finish(prepared)
     await service.commit(staged_in, len(data))
     service.meter.produce_batch.add(len(receipt))
-    pieces, duplicates = [b'{"ids":[', _ids_json(receipt.given[:IDS_MAX])], receipt.duplicates
+    pieces = [b'{"ids":[', _ids_json(receipt.given[:IDS_MAX])]
     for at in range(IDS_MAX, len(receipt), IDS_MAX):
         await service.turns.turn()
         pieces += (b",", _ids_json(receipt.given[at : at + IDS_MAX]))
-    pieces.append(b'],"created":%d,"duplicates":%d,' % (len(receipt) - duplicates, duplicates))
-    if duplicates:
-        pieces.append(b'"duplicate_indexes":%b,' % encode([i for i, created in enumerate(receipt.created) if not created]))
-    pieces.append(b'"durable":"fsync"}')
+    pieces += (b"],", *_outcomes(receipt), b'"durable":"fsync"}')
     return Reply(b"".join(pieces), 201, counts_copies=True)
+
+
+def _outcomes(receipt: Receipt) -> Iterator[bytes]:
+    """The counts of outcomes, and the indexes of messages that were not created."""
+    replaced, rescheduled, duplicates = receipt.replaced, receipt.rescheduled, receipt.duplicates
+    created = len(receipt) - duplicates - len(replaced) - len(rescheduled)
+    counts = (created, duplicates, len(replaced), len(rescheduled))
+    yield b'"created":%d,"duplicates":%d,"replaced":%d,"rescheduled":%d,' % counts
+    if duplicates:
+        others = {*replaced, *rescheduled}
+        known = [i for i, created in enumerate(receipt.created) if not created and i not in others]
+        yield b'"duplicate_indexes":%b,' % encode(known)
+    if replaced:
+        yield b'"replaced_indexes":%b,' % encode(replaced)
+    if rescheduled:
+        yield b'"rescheduled_indexes":%b,' % encode(rescheduled)
 
 
 async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) -> Batch:

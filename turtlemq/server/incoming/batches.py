@@ -7,7 +7,7 @@ first bad message. Fields of messages are decoded in `json_messages` and `bson_m
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge
+from turtlemq.if_exists import MODES, IfExists
 from turtlemq.message_fields import NAMES
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
 from turtlemq.server.errors import ExceedsMaxDelay, InvalidBson, InvalidJson
@@ -37,10 +38,15 @@ class DueRules:
     max_delay_ms: int = 0  # 0: no limit of its own
 
 
-def decode_slices(data: bytes, kind: str, now_ms: int, rules: DueRules) -> Generator[None, None, Batch]:
-    """Decode a request body of the media type `kind` in steps of about a millisecond. The generator returns the batch."""
+def decode_slices(
+    data: bytes, kind: str, now_ms: int, rules: DueRules, if_exists: int = IfExists.KEEP
+) -> Generator[None, None, Batch]:
+    """Decode a request body of the media type `kind` in steps of about a millisecond. The generator returns the batch.
+    `if_exists`: of messages that do not say it."""
     if kind in (JSON, "") and (message := json_messages.single_message(data)) is not None:
         batch = _batch_of_one(message, now_ms, rules)
+        if message.if_exists is not None or if_exists:
+            batch.if_exists = _modes([message.if_exists], if_exists)
         if message.body is not UNSET:
             yield from check_body_depth(batch.bodies[0])
         return batch
@@ -55,7 +61,10 @@ def decode_slices(data: bytes, kind: str, now_ms: int, rules: DueRules) -> Gener
             yield
         if len(columns) > BATCH_MESSAGES_MAX:
             raise TooLarge(f"a batch holds at most {BATCH_MESSAGES_MAX:,} messages, this one has more")
-    return _batch(Columns([], []) if columns is None else columns, now_ms, rules)
+    batch = _batch(Columns([], []) if columns is None else columns, now_ms, rules)
+    if columns is not None and (columns.if_exists is not None or if_exists):
+        batch.if_exists = _modes(columns.if_exists or [None] * len(columns), if_exists)
+    return batch
 
 
 def _bson(data: bytes) -> Iterator[Columns]:
@@ -93,6 +102,12 @@ def _batch(columns: Columns, now_ms: int, rules: DueRules) -> Batch:
         flags=_flags(columns.flags),
         **{name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in optional.items()},
     )
+
+
+def _modes(given: Sequence[str | None], default: int) -> list[int] | None:
+    """The numbers of modes. None if all are to keep a known message, as in most batches."""
+    modes = [default if mode is None else MODES.index(mode) for mode in given]
+    return modes if any(modes) else None
 
 
 def _flags(flags: list[int] | int) -> list[int] | int | None:

@@ -42,6 +42,7 @@ class CommonFields(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     due: Due | None = None
     ttr: float | None = None
     priority: Literal["high", "normal", "low"] = "normal"
+    if_exists: Literal["keep", "replace", "reschedule", "error"] | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Columns(OptionalColumns):
     due_ms: list[int | None] | I64 | None = None
     ttr: list[float | None] | F64 | None = None
     due: list[datetime | None] | None = None
+    if_exists: list[str | None] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -73,6 +75,7 @@ def columns_of(messages: Sequence[CommonFields], bodies: list[bytes], flags: lis
         or_array([m.due_ms for m in messages], np.int64),
         _or_none([m.ttr for m in messages]),
         _or_none([m.due for m in messages]),
+        _or_none([m.if_exists for m in messages]),
         **{name: _or_none(list(map(value_of, messages))) for name, value_of in _OPTIONAL.items()},
     )
 

@@ -193,8 +193,10 @@ def _from_json(data: bytes) -> list[JsonMessage]:
         raise refusal(syntax_error_or(data, wrong)) from None
     if found.messages is UNSET:
         return [found]
-    if found != Envelope(messages=found.messages):
-        raise InvalidMessage('beside "messages" there are no other fields; those of a message go into it')
+    if found != Envelope(messages=found.messages, if_exists=found.if_exists):
+        raise InvalidMessage('beside "messages" there is only "if_exists"; the fields of a message go into it')
+    for message in found.messages if found.if_exists is not None else ():
+        message.if_exists = message.if_exists or found.if_exists
     return found.messages
 
 

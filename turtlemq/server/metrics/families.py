@@ -38,6 +38,7 @@ GAUGES = (
 TOTALS = (
     ("turtlemq_produced_total", "Messages stored.", "produced"),
     ("turtlemq_duplicates_total", "Messages that were known already and not stored again.", "duplicates"),
+    ("turtlemq_replaced_total", "Messages stored in the place of another one of the same id.", "replaced"),
     ("turtlemq_handed_off_total", "Messages that came due.", "handed_off"),
     ("turtlemq_cancelled_total", "Messages cancelled, asleep or ready.", "cancelled"),
     ("turtlemq_rescheduled_total", "Sleepers that got another due time, body or headers.", "rescheduled"),

@@ -27,8 +27,12 @@ class Stored(Struct):
     ids: list[str]
     created: int
     duplicates: int
+    replaced: int
+    rescheduled: int
     durable: Literal["fsync"]
     duplicate_indexes: list[int] | UnsetType = UNSET
+    replaced_indexes: list[int] | UnsetType = UNSET
+    rescheduled_indexes: list[int] | UnsetType = UNSET
     copies: int | UnsetType = UNSET
 
 
