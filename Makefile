@@ -18,6 +18,8 @@ LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --no-emit-package turtlemq-client
 ARGS ?=
+# Another port for HTTP, or a configuration file, says where gRPC listens, if at all.
+GRPC := $(if $(or $(TURTLEMQ_GRPC_PORT),$(TURTLEMQ_CONFIG),$(findstring --port,$(ARGS)),$(findstring --config,$(ARGS))),,--grpc-port 8879)
 SPARK_TESTS := tests/test_spark.py tests/test_report.py
 
 .PHONY: help setup spark run cluster test trust soak check lint format lock bench bench-quick bench-setup bench-spark release clean distclean browser etcd tools
@@ -35,8 +37,8 @@ spark: $(SPARK_STAMP) ## add Spark, and a Java for it (about half a gigabyte; pa
 	@:
 
 # Only what the server itself needs, if nothing is there yet: a newcomer should not wait for test tools.
-run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) ## start the server (ARGS="--data DIR --port P")
-	@exec $(BIN)/python -m turtlemq serve $(ARGS)
+run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) ## start the server, with gRPC on port 8879 (ARGS="--data DIR --port P --grpc-port G")
+	@exec $(BIN)/python -m turtlemq serve $(if $(findstring --grpc-port,$(ARGS)),,$(GRPC)) $(ARGS)
 
 cluster: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) etcd ## start etcd and three nodes on this machine, to try them out (ARGS="--port P")
 	@exec $(BIN)/python deploy/local_cluster.py $(ARGS)
@@ -94,7 +96,7 @@ lock: $(BIN)/python ## make the locks again from pyproject.toml (ARGS=--upgrade 
 	@echo "Locking: requirements.lock"
 	@$(COMPILE) $(ARGS) --extra dev pyproject.toml -o requirements.lock >/dev/null
 	@echo "Locking: requirements-run.lock"
-	@$(COMPILE) $(ARGS) -c requirements.lock pyproject.toml -o requirements-run.lock >/dev/null
+	@$(COMPILE) $(ARGS) -c requirements.lock --extra grpc pyproject.toml -o requirements-run.lock >/dev/null
 	@echo "Locking: requirements-spark.lock"
 	@$(COMPILE) $(ARGS) --extra dev --extra spark pyproject.toml -o requirements-spark.lock >/dev/null
 	@echo "Locking: requirements-bench.lock"

@@ -1,12 +1,18 @@
 #!/bin/sh
 # Installs what tests of other languages, of the OpenAPI document and of the alert rules need, where that is allowed: Node, Go and Java with
-# Gson, promtool, and into .venv/node a TypeScript compiler and Redocly. Says what will not run where it is not. Starts no service. Never fails.
+# Gson and gRPC, protoc, promtool, and into .venv/node a TypeScript compiler and Redocly. Says what will not run where it is not. Starts no service. Never fails.
 log="${TMPDIR:-/tmp}/turtlemq-tools.log"
 packages=
 command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
 command -v go >/dev/null 2>&1 || packages="$packages golang-go"
 command -v javac >/dev/null 2>&1 || packages="$packages default-jdk-headless"
 command -v promtool >/dev/null 2>&1 || packages="$packages prometheus"
+command -v protoc >/dev/null 2>&1 || packages="$packages protobuf-compiler"
+command -v grpc_java_plugin >/dev/null 2>&1 || packages="$packages protobuf-compiler-grpc-java-plugin"
+for jar in grpc-netty:libgrpc-java protobuf:libprotobuf-java netty-codec-http2:libnetty-java perfmark-api:libperfmark-java guava:libguava-java \
+  geronimo-annotation-1.3-spec:libgeronimo-annotation-1.3-spec-java; do
+  [ -e "/usr/share/java/${jar%%:*}.jar" ] || packages="$packages ${jar#*:}"
+done
 [ -e /usr/share/java/gson.jar ] || packages="$packages libgoogle-gson-java"
 # A runlevel of 1 tells Debian's packages that this is no time to start their services.
 install() {

@@ -24,6 +24,7 @@ PACKAGES = (
     "turtlemq/server/handlers",
     "turtlemq/server/incoming",
     "turtlemq/server/outgoing",
+    "turtlemq/server/grpc",
     "turtlemq/client",
     "turtlemq/integrations",
     "turtlemq/integrations/django",

@@ -28,6 +28,7 @@ RINGS = {
     **{f"turtlemq.server.{name}": "engine" for name in "fetches long_polls".split()},
     **{f"turtlemq.server.{name}": "pure" for name in "clients errors rate_limit supervision".split()},
     **{f"turtlemq.server.push.{name}": "pure" for name in "endpoint hosts policy signature".split()},
+    **{f"turtlemq.server.grpc.{name}": "pure" for name in "framing http2 statuses window".split()},
     "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
     **{

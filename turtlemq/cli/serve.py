@@ -12,18 +12,28 @@ from turtlemq.cli.start import CONFIG, start
 Data = Annotated[Path | None, typer.Option(help="The data folder. (default: data)")]
 Host = Annotated[str | None, typer.Option(help="The address to listen on. (default: 127.0.0.1)")]
 Port = Annotated[int | None, typer.Option(help="The port; 0 for any that is free. (default: 8878)", min=0, max=65535)]
+GrpcPort = Annotated[int | None, typer.Option(help="The port for gRPC; 0: any that is free. (default: none)", min=0, max=65535)]
 File = Annotated[Path | None, typer.Option("--config", envvar=CONFIG, help="A TOML file with settings.")]
 Replica = Annotated[int | None, typer.Option(hidden=True, min=0, max=99)]  # the supervisor of a node gives it
 
 
-def flags_of(data: Path | None, host: str | None, port: int | None, replica: int | None = None) -> dict[str, Any]:
+def flags_of(
+    data: Path | None, host: str | None, port: int | None, replica: int | None = None, grpc_port: int | None = None
+) -> dict[str, Any]:
     """The values of the flags by the names of their settings."""
-    return {"data": None if data is None else str(data), "host": host, "port": port, "replica": replica}
+    return {"data": None if data is None else str(data), "host": host, "port": port, "replica": replica, "grpc_port": grpc_port}
 
 
-def serve(data: Data = None, host: Host = None, port: Port = None, config: File = None, replica: Replica = None) -> None:
+def serve(
+    data: Data = None,
+    host: Host = None,
+    port: Port = None,
+    grpc_port: GrpcPort = None,
+    config: File = None,
+    replica: Replica = None,
+) -> None:
     """Run the server until SIGTERM or Ctrl-C; then it drains, syncs and ends.
 
     Every setting can also be given as TURTLEMQ_NAME in the environment; 'turtlemq config' shows the values in force.
     """
-    raise typer.Exit(start(flags_of(data, host, port, replica), None if config is None else str(config)))
+    raise typer.Exit(start(flags_of(data, host, port, replica, grpc_port), None if config is None else str(config)))

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 CONFIG = "TURTLEMQ_CONFIG"
-_FLAGS = {"--data", "--host", "--port", "--config", "--replica"}
-_NUMBERS_MAX = {"--port": 65_535, "--replica": 99}
+_FLAGS = {"--data", "--host", "--port", "--grpc-port", "--config", "--replica"}
+_NUMBERS_MAX = {"--port": 65_535, "--grpc-port": 65_535, "--replica": 99}
 _CERTIFICATES = "SSL_CERT_FILE"
 
 
@@ -41,7 +41,7 @@ def parse_plain_flags(words: Sequence[str]) -> tuple[dict[str, Any], str | None]
             return None
         flags[flag] = int(text)
     file = flags.pop("--config", None) or os.environ.get(CONFIG) or None
-    return {flag.removeprefix("--"): value for flag, value in flags.items()}, file
+    return {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}, file
 
 
 def start(flags: dict[str, Any], file: str | None) -> int:
@@ -86,7 +86,7 @@ def start(flags: dict[str, Any], file: str | None) -> int:
 def _replica_command(settings: Mapping[str, Any], file: str | None, shard: int = 0) -> list[str]:
     """The command line of a replica process: this program is found as the supervisor's own was, and gets the same flags."""
     flags = {**settings, "config": file, "replica": shard}
-    given = [(f"--{name}", str(value)) for name, value in flags.items() if value is not None]
+    given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in flags.items() if value is not None]
     program = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     return [sys.executable, *program, "serve", *(word for pair in given for word in pair)]
 

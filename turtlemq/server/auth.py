@@ -290,6 +290,20 @@ class Auth:
         if token is not None:
             self._check(token, topic, rights)
 
+    def token_of(self, header: str | None) -> Token | None:
+        """The token of a call that is no HTTP request; None where this server asks for none. Raises `Unauthenticated`."""
+        return self.identify(header) if self._tokens else None
+
+    def check(self, token: Token | None, topic: str, rights: Access) -> None:
+        """Raise `Forbidden` unless a token has one of these rights on a topic. None: no token is needed."""
+        if token is not None:
+            self._check(token, topic, rights)
+
+    @staticmethod
+    def client_name(token: Token | None, remote: str) -> str:
+        """The name under which rate limits count a client: its token's, else its address or network."""
+        return f"token {token.name}" if token is not None else client_network(remote)
+
     def _has_right(self, token: Token, topic: str, rights: Access) -> bool:
         fits = self._fits.get(token.name)  # None: it was removed since
         return not set(rights).isdisjoint(token.rights) and fits is not None and bool(fits(topic))
@@ -301,8 +315,7 @@ class Auth:
 
 def client_name(request: web.Request) -> str:
     """The name under which rate limits count this request: its token's, else its address or network."""
-    token: Token | None = request.get(TOKEN_KEY)
-    return f"token {token.name}" if token is not None else client_network(request.remote or "")
+    return Auth.client_name(request.get(TOKEN_KEY), request.remote or "")
 
 
 AUTH = web.AppKey("auth", Auth)

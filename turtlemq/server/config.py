@@ -22,13 +22,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
+from turtlemq.model import DUE_MS_MAX
 from turtlemq.server.auth import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
 from turtlemq.server.cluster_config import Cluster, check_cluster
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.settings import LIMITS, RATE_MAX, RATE_MIN, Settings, check_settings
 
 PREFIX = "TURTLEMQ_"
-NOT_YET = ("grpc_port",)
 # Variables of the command line, and of the supervisor of a cluster's node
 NO_SETTINGS = (
     "TURTLEMQ_URL",
@@ -67,6 +67,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     tls_cert: Annotated[str, Meta(description="PEM files of a certificate with its chain, and of its key: https")] = ""
     tls_key: str = ""
+    grpc_port: Annotated[int, Meta(ge=-1, le=65535, description="for gRPC, see GRPC.md; 0: any that is free, -1: none")] = -1
+    grpc_host: Annotated[str, Meta(description="the address for gRPC; by default that of host")] = ""
+    grpc_window: Annotated[int, Meta(ge=1, le=10_000, description="deliveries of a gRPC stream without an ack, at most")] = 256
+    grpc_past_grace_ms: Annotated[
+        int, Meta(ge=-1, le=DUE_MS_MAX, description="how late a scheduled message may arrive; -1: the past is allowed")
+    ] = 500
+    grpc_beat_s: Annotated[
+        float, Meta(ge=0.05, le=3_600, description="silence before a gRPC client is pinged; after 3 of them it is gone")
+    ] = 10
+    grpc_topic_prefix: Annotated[
+        str,
+        Meta(max_length=100, pattern=r"^[A-Za-z0-9._-]*$", description="of the topics behind route keys, see GRPC.md"),
+    ] = ""
     tokens: Annotated[tuple[Token, ...], Meta(max_length=TOKENS_MAX, description="see below; none")] = ()
     auto_create_topics: Annotated[bool, Meta(description="false: only PUT makes a topic")] = True
     reject_past: Annotated[bool, Meta(description="true: a due time in the past is refused")] = False
@@ -217,8 +230,6 @@ def _refuse_unknown(given: Mapping[str, Any], kind: type[Struct], where: str) ->
     """Refuse names that are not fields of `kind`, also in nested tables."""
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in given.items():
-        if name in NOT_YET:
-            raise InvalidArgument(f"{where}: {name} is not available yet")
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             guess = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(fields)}"

@@ -84,17 +84,25 @@ def engine_of(request: web.Request) -> Engine:
 
 def topic_of(request: web.Request, may_create: bool = False) -> str:
     """The topic of the path. It must exist; with `may_create`, a new one is fine where the configuration allows it."""
-    name = names.check_topic(request.match_info["topic"])
-    engine = engine_of(request)
-    if name not in engine.topics and not (may_create and request.app[CONFIG].auto_create_topics):
+    return allowed_topic(engine_of(request), request.app[CONFIG], request.match_info["topic"], may_create)
+
+
+def allowed_topic(engine: Engine, config: Config, name: str, may_create: bool) -> str:
+    """A topic's name, checked. It must exist; with `may_create`, a new one is fine where the configuration allows it."""
+    names.check_topic(name)
+    if name not in engine.topics and not (may_create and config.auto_create_topics):
         engine.topic(name)  # raises with the reason
-    check_topic_limit(request, name)
+    _check_topic_limit(engine, config, name)
     return name
 
 
 def check_topic_limit(request: web.Request, name: str) -> None:
     """Raise `InvalidArgument` if this topic does not exist and there are `max_topics` already."""
-    topics, most = engine_of(request).topics, request.app[CONFIG].max_topics
+    _check_topic_limit(engine_of(request), request.app[CONFIG], name)
+
+
+def _check_topic_limit(engine: Engine, config: Config, name: str) -> None:
+    topics, most = engine.topics, config.max_topics
     if name not in topics and len(topics) >= most:
         raise InvalidArgument(f"there are {len(topics):,} topics already, as many as max_topics allows; delete some first")
 
@@ -108,8 +116,12 @@ def settings_of(request: web.Request, topic: str) -> Settings:
 
 def due_rules(request: web.Request, topic: str) -> DueRules:
     """The rules about due times: of two limits on the delay, that of the server and that of the topic, the shorter."""
-    config, own_ms = request.app[CONFIG], settings_of(request, topic).max_delay_ms
-    server_ms = int(config.max_delay_days * 86_400_000)
+    return rules_for(request.app[CONFIG], settings_of(request, topic))
+
+
+def rules_for(config: Config, settings: Settings) -> DueRules:
+    """The rules about due times of a topic with these settings."""
+    own_ms, server_ms = settings.max_delay_ms, int(config.max_delay_days * 86_400_000)
     return DueRules(config.reject_past, min(own_ms, server_ms) if own_ms and server_ms else own_ms or server_ms)
 
 
@@ -123,9 +135,15 @@ def throttle(request: web.Request, topic: str, count: int) -> None:
 def group_of(request: web.Request, may_create: bool = False) -> str:
     """The group of the path, or the default one. With `may_create`, raises if it would be more than `max_groups`."""
     name = names.check_group(request.match_info.get("group", GROUP))
-    topic = engine_of(request).topics.get(request.match_info["topic"]) if may_create else None
-    if topic is not None and topic.view.group_count >= request.app[CONFIG].max_groups and not topic.view.has_group(name):
-        raise InvalidArgument(f"the topic has {topic.view.group_count:,} groups already, as many as max_groups allows")
+    return allowed_group(engine_of(request), request.app[CONFIG], request.match_info["topic"], name) if may_create else name
+
+
+def allowed_group(engine: Engine, config: Config, topic: str, name: str) -> str:
+    """A group's name, checked. Raises if it would be one more than `max_groups` in its topic."""
+    names.check_group(name)
+    opened = engine.topics.get(topic)
+    if opened is not None and opened.view.group_count >= config.max_groups and not opened.view.has_group(name):
+        raise InvalidArgument(f"the topic has {opened.view.group_count:,} groups already, as many as max_groups allows")
     return name
 
 

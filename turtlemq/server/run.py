@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from turtlemq.errors import TurtleError
+from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs
 from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.app import make_app
@@ -28,6 +28,7 @@ from turtlemq.server.service import Service
 
 if TYPE_CHECKING:
     from turtlemq.replica.link import Identity
+    from turtlemq.server.grpc.site import GrpcSite
 
 DRAIN_S = 1.5  # time for requests under way, once the server stops
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
@@ -108,7 +109,14 @@ async def _serve(config: Config, source: Source, service: Service, shard: int | 
         print(f"TurtleMQ listens on {url}, data in {config.data}", flush=True)
         warn_if_open(config, host)
         if me is None:
-            return await _until_stopped(config, service, runner, stop, site.shares.files)
+            try:
+                grpc = await _start_grpc(config, service, runner, site.shares.connections)
+            except OSError as error:
+                print(f"Cannot listen on grpc_port {config.grpc_port}: {error.strerror or error}", file=sys.stderr)
+                return 1
+            return await _until_stopped(config, service, runner, stop, site.shares.files, grpc)
+        if config.grpc_port >= 0:
+            logs.warning("grpc_off", hint="grpc_port is for a single server: the nodes of a cluster do not serve gRPC")
         from turtlemq.server.replica_start import run_replica
 
         return await run_replica(config, me, url, service, stop, site.shares.files)
@@ -126,7 +134,23 @@ def _identity(config: Config, shard: int | None) -> Identity | None:
     return identity_of(config, shard)
 
 
-async def _until_stopped(config: Config, service: Service, runner: web.AppRunner, stop: asyncio.Event, files: int) -> int:
+async def _start_grpc(config: Config, service: Service, runner: web.AppRunner, connections: int) -> GrpcSite | None:
+    """Listen for gRPC clients, if that is configured; otherwise nothing of it is loaded."""
+    if config.grpc_port < 0:
+        return None
+    try:
+        from turtlemq.server.grpc.site import GrpcSite
+    except ImportError as error:
+        raise InvalidArgument(f"grpc_port needs h2 and protobuf: pip install 'turtlemq[grpc]' ({error})") from None
+    grpc = GrpcSite(service, config, runner.app[AUTH], max(1, connections // 2))
+    host, port = await grpc.start(tls_of(config))
+    print(f"gRPC on {f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    return grpc
+
+
+async def _until_stopped(
+    config: Config, service: Service, runner: web.AppRunner, stop: asyncio.Event, files: int, grpc: GrpcSite | None
+) -> int:
     """Serve until `stop` is set. `files`: how many descriptors are for files."""
     life = EngineLife(config, files)
     try:
@@ -137,6 +161,8 @@ async def _until_stopped(config: Config, service: Service, runner: web.AppRunner
     life.serve(service)
     await stop.wait()
     logs.info("stopping")
+    if grpc is not None:
+        await grpc.stop()
     service.drain()
     await runner.cleanup()
     service.close()

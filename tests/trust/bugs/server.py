@@ -352,4 +352,25 @@ BUGS = (
         "            await part.etcd.transact(compares[:0], [put(",
         "reboot",
     ),
+    Bug(
+        "a scheduled message is acknowledged before it is synced",
+        "server/grpc/storing.py",
+        "        await self._service.commit(staged_in, sum(map(len, batch.bodies)))\n",
+        "",
+        "grpc_stream",
+    ),
+    Bug(
+        "deliveries of a lost stream are kept until their leases end",
+        "server/grpc/scheduler.py",
+        "        await session.close(why not in KEPT)",
+        "        await session.close(why not in KEPT) if why in KEPT else None",
+        "grpc_stream",
+    ),
+    Bug(
+        "the window of a stream is ignored",
+        "server/grpc/deliveries.py",
+        "        room = self.window.size - len(self.held)",
+        "        room = self.window.size",
+        "grpc_stream",
+    ),
 )

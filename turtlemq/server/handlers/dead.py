@@ -22,7 +22,7 @@ from turtlemq.server.outgoing.messages import letter_fields
 from turtlemq.server.outgoing.reply import answer, encode
 from turtlemq.server.output_commit import confirm_page
 from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, query, topic_of
-from turtlemq.server.service import now_ms
+from turtlemq.server.service import Service, now_ms
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 from turtlemq.topic.requeue import check_new_expiry
 
@@ -70,13 +70,13 @@ def _filter(asked: DeadFilter) -> Filter:
     return Filter(asked.group, asked.from_ms, asked.to_ms, asked.error, asked.prefix)
 
 
-async def _pages(request: web.Request, topic: str, chosen: Filter) -> AsyncIterator[list[DeadLetter]]:
+async def pages_of(service: Service, topic: str, chosen: Filter) -> AsyncIterator[list[DeadLetter]]:
     """All matching letters, in the order in which they died. Pages are read by time alone and filtered here: reading until a
     selective filter has filled a page would block the event loop."""
     cursor: str | None = None
     by_time = Filter(None, chosen.from_ms, chosen.to_ms)
     while True:
-        letters, cursor = engine_of(request).topic(topic).view.dead_letters.page(by_time, PAGE, cursor)
+        letters, cursor = service.engine.topic(topic).view.dead_letters.page(by_time, PAGE, cursor)
         yield [letter for letter in letters if chosen.matches(letter)]
         if cursor is None:
             return
@@ -95,7 +95,7 @@ async def summary(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/dead/summary: counts by the first line of the error, without a traceback below it."""
     topic, asked = topic_of(request), query(request, DeadFilter)
     counts: Counter[str] = Counter()
-    async for page in _pages(request, topic, _filter(asked)):
+    async for page in pages_of(request.app[SERVICE], topic, _filter(asked)):
         counts.update(letter.error.partition("\n")[0] for letter in page)
     return answer({"total": counts.total(), "errors": dict(counts.most_common())})
 
@@ -112,7 +112,7 @@ def _one_line(text: bytes) -> bytes:
 async def export(request: web.Request) -> web.StreamResponse:
     """GET /v1/topics/{topic}/dead/export"""
     topic, asked = topic_of(request), query(request, DeadFilter)
-    pages = _pages(request, topic, _filter(asked))
+    pages = pages_of(request.app[SERVICE], topic, _filter(asked))
     first = await anext(pages)  # errors must be raised before the answer begins
     await confirm_page(request)
     response = web.StreamResponse(headers={"Content-Type": NDJSON})
@@ -133,19 +133,20 @@ async def _chosen(request: web.Request, topic: str, asked: DeadChoice, unknown: 
         raise InvalidArgument('give "ids", or "filter" ({} for all of them)')
     if asked.filter is not None:
         chosen = _filter(asked.filter)
-        return _pages(request, topic, replace(chosen, to_ms=min(chosen.to_ms, now_ms())))
+        return pages_of(request.app[SERVICE], topic, replace(chosen, to_ms=min(chosen.to_ms, now_ms())))
     assert asked.ids is not None
     if len(asked.ids) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} ids at once")
-    return _by_id(request, topic, await distinct_ids(asked.ids), asked.group, unknown)
+    return letters_by_id(request.app[SERVICE], topic, await distinct_ids(asked.ids), asked.group, unknown)
 
 
-async def _by_id(
-    request: web.Request, topic: str, ids: list[str], group: str | None, unknown: list[str]
+async def letters_by_id(
+    service: Service, topic: str, ids: list[str], group: str | None, unknown: list[str]
 ) -> AsyncIterator[list[DeadLetter]]:
+    """The letters of these ids, in pages. Ids without a letter are added to `unknown`."""
     at = 0
     while at < len(ids):
-        view = engine_of(request).topic(topic).view
+        view = service.engine.topic(topic).view
         groups = 1 if group is not None else max(1, view.dead_group_count)
         following = at + max(1, min(PAGE, LETTERS_MAX // groups))
         by_id = view.letters_of(ids[at:following], group)

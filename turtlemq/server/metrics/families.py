@@ -15,6 +15,7 @@ from turtlemq.server.metrics import exposition
 from turtlemq.server.metrics.cluster_families import cluster_families
 from turtlemq.server.metrics.collect import GROUP_STATES, TopicFigures
 from turtlemq.server.metrics.exposition import Labels
+from turtlemq.server.metrics.grpc_families import grpc_families
 from turtlemq.server.metrics.meter import SECONDS
 from turtlemq.server.metrics.push_families import push_families
 from turtlemq.server.service import Service
@@ -141,3 +142,5 @@ def server_families(service: Service) -> Iterator[str]:
     yield from family("turtlemq_loop_stalls_total", "counter", about, stalls)
     yield from push_families(service)
     yield from cluster_families(service)
+    if meter.grpc is not None:
+        yield from grpc_families(meter.grpc)

@@ -7,7 +7,7 @@ One object, made with the service; the code that does the work adds to it, once 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -46,6 +46,19 @@ class PushFigures:
         self.breakers_open = breakers_open
 
 
+@dataclass(slots=True)
+class GrpcFigures:
+    """Figures of gRPC since the start of the process."""
+
+    streams: Counter[str] = field(default_factory=Counter)  # calls under way, by service
+    messages: Counter[str] = field(default_factory=Counter)  # of streams, by kind
+    ended: Counter[str] = field(default_factory=Counter)  # streams of consumers, by reason
+    paused_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # reading stopped, by reason
+    unknown_acks: int = 0
+    sockets: SocketFigures = field(default_factory=SocketFigures)
+    gauges: Callable[[], dict[tuple[str, str], tuple[int, int]]] = dict  # by topic and group: unacknowledged, and the windows
+
+
 class Meter:
     """All counters and histograms of a server since its start."""
 
@@ -68,6 +81,7 @@ class Meter:
         self.elections = self.handovers = self.isr_changes = 0  # of this process as leader
         self.copies: CopyFigures | None = None  # None: a single node
         self.push: PushFigures | None = None  # None: callbacks are off
+        self.grpc: GrpcFigures | None = None  # None: gRPC is off
         self.loop = LoopLag()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:

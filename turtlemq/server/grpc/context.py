@@ -1,0 +1,50 @@
+"""The server as handlers of gRPC see it: service, configuration, rights, limits of topics and groups, and output commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from turtlemq.server.auth import Access, Auth
+from turtlemq.server.config import Config
+from turtlemq.server.grpc.connection import Call
+from turtlemq.server.metrics.meter import GrpcFigures
+from turtlemq.server.request import allowed_group, allowed_topic
+from turtlemq.server.service import Service
+
+COVERED_S = 30.0  # time for the copies of a cluster to confirm an answer
+
+
+@dataclass(slots=True)
+class Context:
+    """The parts that all handlers of one server share."""
+
+    service: Service
+    config: Config
+    auth: Auth
+    figures: GrpcFigures = field(default_factory=GrpcFigures)
+
+    def topic(self, call: Call, name: str, rights: Access, may_create: bool = False) -> str:
+        """A topic's name, if the call's token has one of these rights on it, and it exists or may be created."""
+        self.auth.check(call.token, name, rights)
+        return allowed_topic(self.service.engine, self.config, name, may_create)
+
+    def group(self, topic: str, name: str) -> str:
+        """A group's name, which may be new."""
+        return allowed_group(self.service.engine, self.config, topic, name)
+
+    def client_of(self, call: Call) -> str:
+        """The name under which rate limits count a call."""
+        return self.auth.client_name(call.token, call.peer)
+
+    async def confirmed(self) -> None:
+        """Return when the required copies have all changes so far; at once without a cluster."""
+        lead = self.service.lead
+        if lead is None:
+            return
+        if lead.options.acks == "local":
+            lead.check_may_answer()
+            return
+        begun = perf_counter()
+        await lead.covered(lead.stream.lsn, COVERED_S)
+        self.service.meter.answer_wait.add(perf_counter() - begun)

@@ -1,0 +1,152 @@
+"""The gRPC site of a server: its listening sockets, the table of methods, and the middleware around every call.
+
+Started by `run` where `grpc_port` is set. A server that stops tells its streams to drain, gives them time for acks, gives back
+their deliveries and ends them as UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import perf_counter
+
+from turtlemq.errors import TurtleError, Unavailable
+from turtlemq.server import logs
+from turtlemq.server.accept import Listener, Policy, bind
+from turtlemq.server.auth import Auth
+from turtlemq.server.config import Config
+from turtlemq.server.descriptors import Shares
+from turtlemq.server.errors import HostNotAllowed
+from turtlemq.server.grpc import admin, scheduler, standard
+from turtlemq.server.grpc.connection import Call, CallEnded, GrpcConnection
+from turtlemq.server.grpc.context import Context
+from turtlemq.server.grpc.deliveries import Pools, stopping
+from turtlemq.server.grpc.statuses import Unimplemented
+from turtlemq.server.listen import BACKLOG, HANDSHAKE_S, REFUSE_S
+from turtlemq.server.service import Service
+
+DRAIN_S = 1.5  # time for acks, once the server stops
+Handler = Callable[[Call], Awaitable[None]]
+
+
+class GrpcSite:
+    """Listens for gRPC clients and serves their calls."""
+
+    def __init__(self, service: Service, config: Config, auth: Auth, connections: int) -> None:
+        self._service, self._config, self._auth = service, config, auth
+        self._context = Context(service, config, auth)
+        self._pools = Pools(self._context)
+        self._handlers, self._open = _methods(self._context, self._pools)
+        self._connections: set[GrpcConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._most = connections
+        self._listener: Listener | None = None
+        service.meter.grpc = self._context.figures
+        self._context.figures.gauges = self._pools.gauges
+
+    async def start(self, tls: ssl.SSLContext | None) -> tuple[str, int]:
+        """Listen. Returns address and port. Raises `OSError`."""
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        host = self._config.grpc_host or self._config.host
+        sockets = await bind(host, self._config.grpc_port, BACKLOG)
+        policy = Policy(serve=self._serve, refuse=_Refused, tls=tls, handshake_s=HANDSHAKE_S, refuse_s=REFUSE_S)
+        self._listener = Listener(sockets, policy, Shares(self._most, 1, 0), self._context.figures.sockets)
+        address = sockets[0].getsockname()
+        return address[0], address[1]
+
+    def _serve(self, lost: Callable[[], None]) -> GrpcConnection:
+        def ended(connection: GrpcConnection) -> None:
+            self._connections.discard(connection)
+            lost()
+
+        connection = GrpcConnection(self._service, self._auth.allows, self._begin, ended, self._config.grpc_beat_s)
+        self._connections.add(connection)
+        return connection
+
+    def _begin(self, call: Call) -> None:
+        task = asyncio.create_task(self._answer(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, call: Call) -> None:
+        """Serve one call, and end it with its status."""
+        begun, meter, error = perf_counter(), self._service.meter, None
+        service_name = call.path.strip("/").partition("/")[0] if call.path in self._handlers else "other"
+        self._context.figures.streams[service_name] += 1
+        try:
+            await self._handler_of(call)(call)
+        except CallEnded:
+            pass
+        except TurtleError as refused:
+            error = refused
+        except OSError as failed:
+            error = Unavailable(f"the disk has failed: {failed.strerror or failed}. The log says more.")
+            logs.error("grpc_call_failed", path=call.path, request_id=call.request_id, error=failed)
+        except Exception as failed:  # noqa: BLE001 - it is logged and answered
+            error = TurtleError(f"{TurtleError.__doc__} ({type(failed).__name__})")
+            logs.error("grpc_call_failed", failed, path=call.path, request_id=call.request_id)
+        finally:
+            self._context.figures.streams[service_name] -= 1
+        call.finish(error)
+        if error is not None:
+            meter.rejected[error.code] += 1
+        route = call.path if call.path in self._handlers else "other"
+        if call.is_unary:
+            meter.answered("gRPC", route, 200 if error is None else error.status, perf_counter() - begun)
+
+    def _handler_of(self, call: Call) -> Handler:
+        """The handler of a call that is allowed. Health and reflection need no token."""
+        handler = self._handlers.get(call.path)
+        if not self._auth.allows(call.peer) and not call.path.startswith("/grpc.health."):
+            raise HostNotAllowed(f"clients of {call.peer or 'no address'} are not served here; allowed_hosts says which are")
+        if call.path not in self._open:
+            call.token = self._auth.token_of(call.metadata.get("authorization"))
+        if handler is None:
+            raise Unimplemented(f"there is no method {call.path!r:.200} here; reflection lists those that there are")
+        return handler
+
+    async def stop(self) -> None:
+        """Accept no more, drain the streams, and close all connections."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self._connections:
+            connection.go_away()
+        for stream in self._pools.streams:
+            stream.drain(round(DRAIN_S * 1000))
+        loop = asyncio.get_running_loop()
+        end = loop.time() + DRAIN_S
+        while any(stream.unacked for stream in self._pools.streams) and loop.time() < end:  # noqa: ASYNC110 - once in the life of a process
+            await asyncio.sleep(0.01)
+        for stream in list(self._pools.streams):
+            stream.end(stopping())
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_S)
+        for connection in list(self._connections):
+            connection.close()
+
+
+class _Refused(asyncio.Protocol):
+    """A connection beyond the limit: it is closed at once, and a gRPC client tries again later."""
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self._lost = lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+
+def _methods(context: Context, pools: Pools) -> tuple[dict[str, Handler], frozenset[str]]:
+    """All methods by path, and those that need no token."""
+    connect = partial(scheduler.connect, context, pools)
+    methods: dict[str, Handler] = {
+        "/delay.DelayScheduler/Connect": connect,
+        "/delay.DelayScheduler/ConnectStream": connect,
+    }
+    standard_methods = standard.methods(context)
+    return methods | admin.methods(context) | standard_methods, frozenset(standard_methods)
