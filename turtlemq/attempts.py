@@ -48,6 +48,10 @@ class Attempt(NamedTuple):
         """All of it by name, as answers show it."""
         return self._asdict()
 
+    def without_error(self) -> Attempt:
+        """This attempt, for readers that may not see errors."""
+        return self._replace(error="")
+
 
 Attempts = tuple[Attempt, ...]  # oldest first
 

@@ -73,8 +73,7 @@ class TimersAuditor(AttemptsAuditor):
             if new:
                 self._restart(timer.sent)
             elif view is not None and timer.mode == IfExists.RESCHEDULE and view.due_ms == timer.sent.due_ms:
-                assert view.body is not None
-                self.rescheduled(timer.sent.id, (view.due_ms, view.body), True)
+                self.rescheduled(timer.sent.id, (view.due_ms, view.body or b""), True)
 
     def _body(self, id_: str) -> bytes:
         ((_, body), *_) = self.sent[id_].versions

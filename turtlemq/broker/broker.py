@@ -269,16 +269,11 @@ class Broker:
         self.cancel_count += len(documents)
 
     def supersede(self, documents: Sequence[int], retries: Mapping[int, str], ids: Collection[str], now_ms: int) -> bool:
-        """Cancel documents of the ready log because newer messages with these `ids` are stored. It cannot be refused. Leases that
-        recovery finds end, too: a consumer's message is not replaced. Returns whether there was anything to end."""
+        """Cancel documents and leases of messages because newer ones with these `ids` are stored. Returns whether any were."""
         if documents or retries:
             self._state.cancel(documents, retries, {}, now_ms, superseded=True)
-        leased = {group.name: group.reserved_ids & {*ids} for group in self._groups.values() if group.in_flight}
-        return sum(self.end_leases(name, sorted(own)) for name, own in leased.items() if own) > 0 or bool(documents or retries)
-
-    def note_letters_superseded(self, removals: Sequence[DeadRemoval], now_ms: int) -> None:
-        """Journal, durably, that dead letters are about to be removed because a newer message of the same id is stored."""
-        self._state.note_dead_removed(removals, now_ms, False, superseded=True)
+        leased = [(group.name, sorted(group.reserved_ids & {*ids})) for group in self._groups.values() if group.in_flight]
+        return sum(self.end_leases(name, own) for name, own in leased if own) > 0 or bool(documents or retries)
 
     @property
     def dead_counts(self) -> Mapping[str, int]:
@@ -295,17 +290,17 @@ class Broker:
         """Names of groups that have dead letters, also of groups that were deleted."""
         return [name for name, count in self._state.dead_counts.items() if count > 0]
 
-    def note_dead_removed(self, removals: Sequence[DeadRemoval], now_ms: int, *, withdrawn: bool = False) -> None:
+    def note_dead_removed(
+        self, removals: Sequence[DeadRemoval], now_ms: int, *, withdrawn: bool = False, superseded: bool = False
+    ) -> None:
         """Journal, durably, that dead letters of a group are about to be removed, so that recovery can finish it; or that this is
         `withdrawn`, since the disk was full."""
-        self._state.note_dead_removed(removals, now_ms, withdrawn)
+        self._state.note_dead_removed(removals, now_ms, withdrawn, superseded)
 
     def count_dead(self, name: str, change: int) -> None:
-        """Correct the number of a group's dead letters."""
         self._state.dead_counts[name] += change
 
     def recount_dead(self, counts: Mapping[str, int]) -> None:
-        """Replace the numbers of all groups' dead letters."""
         self._state.dead_counts = Counter(counts)
 
     # Durability
@@ -436,8 +431,7 @@ class Broker:
 
     def oldest_ready_ms(self) -> int | None:
         """When the oldest message that some group has not fetched became ready. Read from its file."""
-        cursors = [cursor for group in self._groups.values() for cursor in group.cursors.values()]
-        ready = self._ready_log
+        cursors, ready = [at for group in self._groups.values() for at in group.cursors.values()], self._ready_log
         first = max(min(cursors, default=ready.first_offset), ready.first_offset)
         return None if first >= ready.next_offset else int(ready.read(np.array([first]))[1][0])
 

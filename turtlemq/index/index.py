@@ -74,7 +74,6 @@ class Index:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
         return self._writer.settings
 
     def configure(self, settings: Settings) -> None:
@@ -154,8 +153,7 @@ class Index:
         duplicates although the Index does not hold them."""
         count = len(batch.bodies)
         if not isinstance(batch, CheckedBatch):
-            batch = with_due_column(batch)
-            check_batch(batch)
+            check_batch(batch := with_due_column(batch))
         check_expiry(batch, now_ms)
         seq = self._writer.next_seq(now_ms)
         if batch.ids is None:
@@ -214,8 +212,7 @@ class Index:
     def stage_versions(
         self, batch: Batch, versions: Sequence[Version], retries: Sequence[Ended], now_ms: int, counts: dict[str, int]
     ) -> list[str]:
-        """Stage documents of which some end an older message of their id, and tombstones for `retries`. Returns their ids, those
-        with a content of the batch first. Requires: a checked batch; sleepers as `sleepers` has just found them."""
+        """Stage documents of a checked batch, some of which end an older message, and tombstones for `retries`. Returns ids."""
         stored, seq = read_kept(self._segments, versions, now_ms), self._writer.next_seq(now_ms)
         columns, raw = version_columns(batch, versions, stored, retries, counts, seq, self._segments.seed)
         self._writer.reserve_ids(self._writer.stage(columns, seq), raw)
@@ -239,9 +236,8 @@ class Index:
     @repairing_method
     def due(self, now_ms: int, *, count_max: int = 10_000, bytes_max: int = 16 << 20) -> Due | None:
         """Due messages that were not handed off, in order of (due time, seq). None: nothing is due. The result is empty if all
-        due messages were cancelled; it must be advanced all the same.
-
-        Changes nothing. Until `advance`, messages may be appended, but not cancelled or rescheduled."""
+        due messages were cancelled; it must be advanced all the same. Changes nothing. Until `advance`, messages may be appended,
+        but not cancelled or rescheduled."""
         return firing.due(self._segments, self._writer.staged_ends, now_ms, count_max, bytes_max)
 
     def advance(self, due: Due) -> None:
@@ -270,13 +266,11 @@ class Index:
     @repairing_method
     def find(self, id_: str) -> f.Document | None:
         """The newest stored document of an id, unless it was cancelled or replaced."""
-        hit = lookup.find(self._segments, id_)
-        return None if hit is None else hit.document
+        return None if (hit := lookup.find(self._segments, id_)) is None else hit.document
 
     @repairing_method
     def find_many(self, ids: Sequence[str], after_seq: int = -1) -> dict[int, f.Document]:
         """The newest documents of many ids, by index in `ids`. Ids that are not held are left out: 0.2 µs each.
-
         Requires: ids unlike server-given ones, such as group/id. `after_seq`: parts without a newer document are skipped, so
         older documents may be missing."""
         raw = [id_.encode() for id_ in ids]
@@ -289,7 +283,6 @@ class Index:
     ) -> tuple[list[GroupDocument], int]:
         """The newest documents of one group alone, whose id is group/id, for these ids and all groups, without those that were
         handed off. `names`: the groups that may have such documents; others may be missing from the answer.
-
         Also returns for how many of the ids, from the first on: fewer than all if there may be more than `count_max`."""
         raw = [id_.encode() if id_.isprintable() else b"\n" for id_ in ids]  # no id has that
         return find_of_groups(self._segments, raw, names, count_max, bodies)
@@ -305,7 +298,7 @@ class Index:
     def cancel(self, ids: Sequence[str]) -> dict[str, State]:
         """End sleepers, durably. For each id: CANCELLED, READY if the message was handed off before, or UNKNOWN."""
         outcome = self.stage_cancel(ids)
-        self._writer.commit()
+        self.commit()
         return outcome
 
     @repairing_method

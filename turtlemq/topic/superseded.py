@@ -31,7 +31,8 @@ def end_awake(stores: Stores, ids: Sequence[str], now_ms: int) -> bool:
     pairs = list(facts.dead_letters(stores, ids)[0])
     letters = stores.dead_letters.find_many(pairs)
     if letters:
-        stores.broker.note_letters_superseded([DeadRemoval(*pairs[i], letter.seq, 0) for i, letter in letters.items()], now_ms)
+        removals = [DeadRemoval(*pairs[i], letter.seq, 0) for i, letter in letters.items()]
+        stores.broker.note_dead_removed(removals, now_ms, superseded=True)
         stores.requeued_letters += letters.values()
         try:
             stores.remove_requeued_letters()

@@ -155,8 +155,8 @@ BUGS = (
     Bug(
         "a listing leaves out messages that a step did not come to",
         "topic/listing.py",
-        "        at = at + len(read.starts) if decided is None else decided\n",
-        "        at = at + len(read.starts)\n",
+        "    if undecided is not None:\n        at = undecided + newest\n",
+        "",
         "steps_of_pairs trust:limits",
     ),
     # Membership

@@ -180,7 +180,7 @@ def attempt_fields(group: str, one: Attempt) -> dict[str, Any]:
 def hide_errors(message: MessageView) -> None:
     """Leave out what consumers said of a message: answers of endpoints are not for producers."""
     message.groups = {name: fields | ({"error": ""} if "error" in fields else {}) for name, fields in message.groups.items()}
-    message.attempts = [(name, attempt._replace(error="")) for name, attempt in message.attempts]
+    message.attempts = [(name, attempt.without_error()) for name, attempt in message.attempts]
     message.timeline = [replace(moment, detail="") if moment.group else moment for moment in message.timeline]
 
 
