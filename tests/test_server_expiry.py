@@ -81,7 +81,7 @@ def test_the_view_of_a_message_tells_its_new_expiry(server: Server, topic: str, 
         time.sleep(0.01)
     assert group["expires_ms"] == end
     shown = run("get", topic, "m", "--url", server.url).stdout
-    assert re.search(rf"group default: {state}, expires 20", shown), shown
+    assert re.search(r"group default: .*, expires 20", shown), shown
     if not delay:
         assert [message["id"] for message in server.fetch(topic, wait=20)] == ["m"]
         assert "expires_ms" not in server.ok("GET", path)["groups"]["default"], "it was delivered in time"

@@ -180,6 +180,7 @@ EVERYBODY = ("nobody", *PEOPLE)
 OPERATORS = ("operator", "support", "owner", "root")
 READERS = ("reader", *OPERATORS)
 TOPIC, GROUP, CLUSTER = "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}", "/v1/cluster"
+CLIENT = f"{GROUP}/clients/{{client}}"
 TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
     EVERYBODY: ("GET /healthz", "GET /readyz", "GET /", "GET /cluster", "GET /docs", "GET /pages/{file}", "GET /openapi.json"),
     ("watcher", "support", "root"): ("GET /metrics", "GET /v1/status/history"),
@@ -216,11 +217,19 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("consumer", "owner", "root"): (
         *(f"POST {place}/{verb}" for place in (TOPIC, GROUP) for verb in ("fetch", "ack", "extend")),
+        f"POST {GROUP}/clients",
+        f"DELETE {CLIENT}",
+        f"PUT {CLIENT}/secret",
     ),
-    ("consumer", *READERS): tuple(f"GET {TOPIC}/{what}" for what in ("messages", "dead", "dead/summary", "dead/export")),
-    ("consumer", *OPERATORS): (f"PUT {GROUP}",),
+    ("consumer", *READERS): (
+        *(f"GET {TOPIC}/{what}" for what in ("messages", "dead", "dead/summary", "dead/export", "clients")),
+        f"GET {GROUP}/clients",
+        f"GET {CLIENT}",
+    ),
+    ("consumer", *OPERATORS): (f"PUT {GROUP}", f"PUT {CLIENT}"),
     OPERATORS: (
         f"DELETE {GROUP}",
+        f"POST {TOPIC}/messages/{{id}}/retry",
         *(f"POST {TOPIC}/{verb}" for verb in ("compact", "dead/requeue", "dead/delete")),
         *(f"POST {place}/{verb}" for place in (TOPIC, GROUP) for verb in ("pause", "resume")),
     ),
@@ -261,7 +270,7 @@ def test_everybody_may_do_what_the_table_says_and_no_more(own_server: Server) ->
         method, _, path = route.partition(" ")
         data = None if method in ("GET", "DELETE") or route in DONE else b"{"
         for topic in ("orders", "elsewhere") if "{topic}" in path else ("orders",):
-            place = path.format(topic=topic, group="g", id="a", file="x", shard=0, node="a")
+            place = path.format(topic=topic, group="g", id="a", file="x", shard=0, node="a", client="c")
             for header in (None, f"Bearer {new_token()}"):
                 without = server.call(method, place, data=data, headers={} if header is None else {"Authorization": header})
                 assert (without.status == 401) == ("nobody" not in people), (route, header, without.status)
@@ -277,7 +286,7 @@ def test_everybody_may_do_what_the_table_says_and_no_more(own_server: Server) ->
                     expected = DONE[route]
                     assert (answer.json if isinstance(expected, dict) else answer.json.keys()) == expected
                     done.add(route)
-    deletes = {route for route in MAY if route.startswith("DELETE ") and CLUSTER not in route}  # this is a single node
+    deletes = {route for route in MAY if route.startswith("DELETE ") and CLUSTER not in route and route != f"DELETE {CLIENT}"}
     assert done == set(DONE) == deletes | {"POST /v1/backup"}
 
 

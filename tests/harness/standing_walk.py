@@ -137,7 +137,8 @@ class Walk:
 
     def _put(self) -> None:
         messages = []
-        for id_ in self._some(OWN_IDS + [None] * 3):
+        free = [id_ for id_ in OWN_IDS if (view := self.before.views.get(id_)) is None or view.state != "cancelled"]
+        for id_ in self._some(free + [None] * 3):  # a cancelled id would begin a second life
             due = self.now + self.chance.choice([0, 0, 10, 5_000, 120_000])
             expires = due + self.chance.choice([1, 5_000, 200_000]) if self.chance.random() < 0.15 else None
             level = self.chance.choice(list(Priority)) if self.levels else Priority.NORMAL

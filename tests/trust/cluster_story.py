@@ -120,6 +120,11 @@ class StoryOfCluster(StoryWithScenes):
     def works(self, process: Replica) -> bool:
         return process.alive and not process.paused and not process.closed and process.member.state is State.LEAD
 
+    def review(self, name: str) -> Review:
+        review = super().review(name)
+        review.has_one_clock = False
+        return review
+
     # Requests
 
     def ask(

@@ -253,7 +253,7 @@ def stories(inquiry: Inquiry) -> None:
         return  # no link leads there
     machine = _schema(inquiry.server, *wanted).as_state_machine()
     made: Any = type("Made", (Story, machine), {"inquiry": inquiry})
-    number, most = inquiry.number, max(6, inquiry.examples // 4)
+    number, most = inquiry.number, max(12, inquiry.examples // 4)
     while inquiry.stories < most:
         left = settings(inquiry.settings, max_examples=most - inquiry.stories)
         try:

@@ -47,6 +47,8 @@ class Trails:
 class AttemptsAuditor(GroupsAuditor):
     """Of one topic."""
 
+    has_one_clock = True  # of all leaders; else the times of attempts are not known
+
     def __init__(self, case: str, settings: Settings) -> None:
         super().__init__(case, settings)
         self._trails: dict[str, Trails] = {}
@@ -114,6 +116,8 @@ class AttemptsAuditor(GroupsAuditor):
 
     def attempts_told(self, id_: str, view: MessageView) -> None:
         """Requires: the message is not cancelled."""
+        if not self.has_one_clock:
+            return
         for group in {*self.groups} & {*view.groups}:
             told = [one for name, one in view.attempts if name == group]
             self._complete(group, id_, told)
@@ -141,8 +145,8 @@ class AttemptsAuditor(GroupsAuditor):
         for one in told:
             if one.reserved_ms not in times:
                 self.fail("an attempt that is told took place", group, id_, one, sorted(times))
-            if (one.outcome is None) != (one.ended_ms is None) or (one.ended_ms or one.reserved_ms) < one.reserved_ms:
-                self.fail("an attempt ends after it began", group, id_, one)
+            if (one.outcome is None) != (one.ended_ms is None):  # by a clock that steps back, it may end before it began
+                self.fail("an attempt that has ended has an outcome", group, id_, one)
         if any(one.outcome is None for one in told[:-1]):
             self.fail("one attempt at a time", group, id_, told)
 

@@ -439,6 +439,7 @@ class Story:
         side = audit.groups.get(group)
         ids = [i for i in side.at if audit.may_be(group, i, "waits", "dead") and (group, i) not in audit.stray] if side else []
         for id_ in self.some(ids, 3):
+            self.run_ticks()  # a retry hands off all due messages: so they are counted as of a tick
             self.ask(
                 audit,
                 lambda i=id_: self._retry_now(name, i, group),  # type: ignore[misc]

@@ -56,7 +56,7 @@ def audit(topic: str | None = None, *, since: Time | None = None, limit: int = 1
     """Changes that were asked for, the newest last: of one topic, or of all that the token may `read` or `operate`.
 
     >>> _ = client.configure("jobs")
-    >>> [(event.action, event.topic) for event in client.audit("jobs")]
+    >>> [(event.action, event.topic) for event in client.audit("jobs")][-1:]
     [('topic_created', 'jobs')]
     """
     wanted = without_none(topic=topic, from_ms=to_ms(since), limit=limit)

@@ -41,7 +41,7 @@ class Messages(Struct):
 
     messages: list[Delivered]
     lease: str | UnsetType = UNSET
-    paused: Literal[True] | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
 
 
 class Acked(Struct):
