@@ -69,7 +69,11 @@ class StoryWithFaults(StoryOfCluster):
     def meddle(self) -> None:
         if self.luck.random() < self.faults:
             fault = self.luck.choice(_FAULTS)
-            self.world.later(self.luck.choice(_DELAYS_MS), None, fault, self)
+            self.world.later(self.luck.choice(_DELAYS_MS), None, self._happen, fault)
+
+    def _happen(self, fault: Fault) -> None:
+        if self.faults:  # else the story has become calm since the fault was planned
+            fault(self)
 
     def span(self) -> int:
         return self.luck.choice(_SPANS_MS)

@@ -77,8 +77,8 @@ class GroupsAuditor(Auditor):
 
     def _may_be_made(self, group: str) -> None:
         """A fetch makes a group that is not there. Messages that came and went meanwhile are not for it."""
-        side = self.groups.get(group)
-        if side is not None and side.exists is not True and self.forgetful:
+        side = self.groups.setdefault(group, Side())
+        if side.exists is not True and self.forgetful:
             for id_ in self.sent:
                 self.set(group, id_, {GONE, *side.known(id_)})
 
