@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.harness.replica_pair import Pair, leading, until
@@ -410,3 +414,17 @@ def test_passes_of_scrub_go_on_after_a_failure(tmp_path: Path, monkeypatch: pyte
             assert world.logged("scrubbed")[0]["files"] == passed[0]
 
     run(story())
+
+
+def test_examining_process_ends_quietly_without_reader(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    command = (sys.executable, "-m", "turtlemq.replica.examine_process")
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # the replica process was killed
+        process.stdin.write(msgspec.json.encode(Request(str(path), True, 1e9)) + b"\n")
+        process.stdin.close()
+        assert (process.wait(30), process.stderr.read()) == (0, b"")

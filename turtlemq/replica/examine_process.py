@@ -63,11 +63,14 @@ def _read(door: Door, path: Path, pace: Pace) -> int:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until the input ends, or the replica process that reads the answers."""
     os.nice(NICE)
-    for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(msgspec.json.encode(examine(msgspec.json.decode(line, type=Request))) + b"\n")
-        sys.stdout.buffer.flush()
+    try:
+        for line in sys.stdin.buffer:
+            sys.stdout.buffer.write(msgspec.json.encode(examine(msgspec.json.decode(line, type=Request))) + b"\n")
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it ends
 
 
 if __name__ == "__main__":
