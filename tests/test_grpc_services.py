@@ -176,7 +176,7 @@ def test_grpcio_talks_to_a_real_server(tmp_path: Path) -> None:
         done = subprocess.run(example, capture_output=True, text=True, timeout=PATIENCE_S, env=environment())
         assert sorted(done.stdout.splitlines()) == ["due: call 0", "due: call 1", "due: call 2"], done.stderr
         metrics = server.call("GET", "/metrics").data.decode()
-        assert 'turtlemq_grpc_messages_total{kind="schedule"} 204' in metrics
+        assert 'turtlemq_grpc_messages_total{service="delay.DelayScheduler",kind="schedule"} 204' in metrics
         assert 'turtlemq_grpc_streams_ended_total{why="half_close"} 3' in metrics
 
 

@@ -111,9 +111,14 @@ class Receipt:
     @property
     def ids(self) -> list[str]:
         """The ids as texts."""
-        if isinstance(self.given, list):
-            return self.given
-        text, width = self.given.tobytes().decode(), self.given.shape[1]
+        return self.ids_of(0, len(self))
+
+    def ids_of(self, first: int, last: int) -> list[str]:
+        """The ids of some messages, from `first` up to but not including `last`."""
+        given = self.given[first:last]
+        if isinstance(given, list):
+            return given
+        text, width = given.tobytes().decode(), given.shape[1]
         return [text[at : at + width] for at in range(0, len(text), width)]
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Peer(asyncio.Protocol):
         self.went_away: int | None = None
         self.is_lost = False
         self._readers = defaultdict[int, MessageReader](MessageReader)
+        self._unsent: deque[tuple[int, memoryview, bool]] = deque()
 
     @classmethod
     async def connect(cls, port: int, reads: bool = True) -> Peer:
@@ -89,7 +90,17 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def flush(self) -> None:
-        """Write everything that h2 has to send."""
+        """Write everything that h2 has to send, and bytes of calls as far as the server gives room for them."""
+        while self._unsent:
+            stream, data, end = self._unsent[0]
+            room = min(16_384, self.h2.local_flow_control_window(stream))
+            if data and room <= 0:
+                break
+            self.h2.send_data(stream, data[:room], end_stream=end and len(data) <= room)
+            if len(data) <= room:
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = stream, data[room:], end
         self.transport.write(self.h2.data_to_send())
 
     # Calls
@@ -104,9 +115,8 @@ class Peer(asyncio.Protocol):
         return stream
 
     def send_raw(self, stream: int, data: bytes, end: bool = False) -> None:
-        """Send bytes of a call, in frames."""
-        for at in range(0, max(1, len(data)), 16_384):
-            self.h2.send_data(stream, data[at : at + 16_384], end_stream=end and at + 16_384 >= len(data))
+        """Send bytes of a call, in frames, as soon as there is room for them."""
+        self._unsent.append((stream, memoryview(data), end))
         self.flush()
 
     def send(self, stream: int, *sent: dict[str, Any]) -> None:
@@ -203,3 +213,13 @@ async def site(folder: Path, door: Door | None = None, **settings: Any) -> Async
         made.service.drain()
         made.service.close()
         made.engine.close()
+
+
+def run_site(folder: Path, story: Callable[[Site], Awaitable[None]], door: Door | None = None, **settings: Any) -> None:
+    """Run a story against a gRPC site."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(120), site(folder, door, **settings) as made:
+            await story(made)
+
+    asyncio.run(whole())

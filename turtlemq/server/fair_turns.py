@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from time import perf_counter
 from typing import TypeVar
 
@@ -35,6 +35,17 @@ class FairTurns:
         my_turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(my_turn)
         await my_turn
+
+    async def finish(self, steps: Generator[None, None, T], check: Callable[[], object] = int) -> T:
+        """The value that `steps` returns: each step is a turn, and `check` may stop them by raising."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            await self.turn()
+            check()
 
     def _next(self) -> None:
         """Begin a new round."""

@@ -11,6 +11,7 @@ from turtlemq.server.grpc.connection import Call
 from turtlemq.server.metrics.meter import GrpcFigures
 from turtlemq.server.request import allowed_group, allowed_topic
 from turtlemq.server.service import Service
+from turtlemq.settings import Settings
 
 COVERED_S = 30.0  # time for the copies of a cluster to confirm an answer
 
@@ -32,6 +33,11 @@ class Context:
     def group(self, topic: str, name: str) -> str:
         """A group's name, which may be new."""
         return allowed_group(self.service.engine, self.config, topic, name)
+
+    def settings(self, topic: str) -> Settings:
+        """The settings of a topic; of one that does not exist, those that it would have."""
+        found = self.service.engine.topics.get(topic)
+        return self.service.engine.settings if found is None else found.settings
 
     def client_of(self, call: Call) -> str:
         """The name under which rate limits count a call."""

@@ -18,6 +18,7 @@ FILES = (
     "grpc/health/v1/health.proto",
     "grpc/reflection/v1/reflection.proto",
     "grpc/reflection/v1alpha/reflection.proto",
+    "turtlemq/v1/queue.proto",
 )
 DESCRIPTORS = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "protos.bin").read_bytes())
 POOL = descriptor_pool.DescriptorPool()

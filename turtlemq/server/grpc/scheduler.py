@@ -29,6 +29,7 @@ from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.service import now_ms
 
+SERVICE = "delay.DelayScheduler"
 REVIEW_S = 1.0
 ERROR_CHARS_MAX, NAME_CHARS_MAX = 4_000, 200
 KEPT = frozenset({"half_close", "left", "drained"})  # ends of a stream after which its deliveries are given back
@@ -80,7 +81,7 @@ class Session:
         counts, later = self._context.figures.messages, list[Any]()
         for one in _decoded(raw):
             kind = one.WhichOneof("message")
-            counts[kind or "empty"] += 1
+            counts[SERVICE, kind or "empty"] += 1
             if kind == "ack":
                 acks.append(one.ack)
             elif kind == "schedule":
@@ -202,7 +203,7 @@ class Session:
             at += len(data) + 5
             ends.append(at)
         self._call.send(encoded)
-        self._context.figures.messages["delivery"] += len(encoded)
+        self._context.figures.messages[SERVICE, "delivery"] += len(encoded)
         self._service.meter.fetch_batch.add(len(encoded))
         return ends
 

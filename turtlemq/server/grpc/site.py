@@ -19,7 +19,7 @@ from turtlemq.server.auth import Auth
 from turtlemq.server.config import Config
 from turtlemq.server.descriptors import Shares
 from turtlemq.server.errors import HostNotAllowed
-from turtlemq.server.grpc import admin, scheduler, standard
+from turtlemq.server.grpc import admin, queue, scheduler, standard
 from turtlemq.server.grpc.connection import Call, CallEnded, GrpcConnection
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.deliveries import Pools, stopping
@@ -149,4 +149,4 @@ def _methods(context: Context, pools: Pools) -> tuple[dict[str, Handler], frozen
         "/delay.DelayScheduler/ConnectStream": connect,
     }
     standard_methods = standard.methods(context)
-    return methods | admin.methods(context) | standard_methods, frozenset(standard_methods)
+    return methods | admin.methods(context) | queue.methods(context) | standard_methods, frozenset(standard_methods)

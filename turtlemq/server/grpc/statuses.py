@@ -68,6 +68,8 @@ def trailers(request_id: str, error: TurtleError | None = None) -> list[tuple[st
         ("turtlemq-code", error.code),
         ("x-request-id", request_id),
     ]
+    if isinstance(index := error.details.get("index"), int):
+        out.append(("turtlemq-index", str(index)))
     if pause := retry_after_ms(error):
         out.append(("grpc-retry-pushback-ms", str(pause)))
     return out

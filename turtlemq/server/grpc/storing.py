@@ -1,23 +1,21 @@
 """Storing scheduled messages of a stream: all of one read are one batch for each topic, and are answered after its commit.
 
-A client of the Hyper Delay Server reads no errors, so a refusal is a lost task. Where rates or byte budgets say "wait", the
-stream is read no further instead, for up to PAUSE_S: the client is slowed down by HTTP/2's own window. A bad message is refused
-alone.
+A client of the Hyper Delay Server reads no errors, so a refusal is a lost task: the stream is read no further where rates or
+byte budgets say "wait", see `admission`. A bad message is refused alone.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 from turtlemq.errors import InvalidFireAt, InvalidMessage, TurtleError
 from turtlemq.index.validate import check_batch, check_expiry
 from turtlemq.model import Batch, Priority
 from turtlemq.server.auth import PRODUCE
-from turtlemq.server.errors import ExceedsMaxDelay, Overloaded, RateLimited
+from turtlemq.server.errors import ExceedsMaxDelay
 from turtlemq.server.fair_turns import Slices
+from turtlemq.server.grpc.admission import admitted
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.messages import message
@@ -25,9 +23,7 @@ from turtlemq.server.grpc.statuses import retry_after_ms
 from turtlemq.server.handlers.produce import HEAVY_BYTES
 from turtlemq.server.request import rules_for
 from turtlemq.server.service import now_ms
-from turtlemq.settings import Settings
 
-PAUSE_S = 10.0  # a stream waits so long for a rate or a budget before its messages are refused
 COMPRESSION = "compression"  # the header that keeps the mark of a payload
 _LZ4 = 1
 _PRIORITY_MAX = max(Priority)
@@ -78,29 +74,11 @@ class Storing:
         return [answers[i] for i in range(len(requests))]
 
     async def _admitted(self, topic: str, requests: Sequence[Any]) -> None:
-        """Return when rate and budgets admit these messages. Raises if they do not within PAUSE_S."""
-        size, begun = sum(len(request.payload) for request in requests), perf_counter()
-        while True:
-            try:
-                self._service.admit(size)
-                flow, settings = self._service.flow, self._settings(topic)
-                if settings.rate_produce_per_s or flow.client_rate:
-                    client = self._context.client_of(self._call)
-                    flow.admit_produced(topic, settings, client, len(requests), asyncio.get_running_loop().time())
-                break
-            except (RateLimited, Overloaded) as error:
-                pause_s = max(0.001, retry_after_ms(error) / 1000)
-                if perf_counter() - begun + pause_s > PAUSE_S or self._call.ended:
-                    raise
-                await asyncio.sleep(pause_s)
-                self._context.figures.paused_s["rate" if isinstance(error, RateLimited) else "overload"] += pause_s
+        """Return when rate and budgets admit these messages. Raises if they do not in time."""
+        size = sum(len(request.payload) for request in requests)
+        await admitted(self._context, self._call, topic, len(requests), size)
         if size > HEAVY_BYTES:
             await self._service.turns.turn()
-
-    def _settings(self, topic: str) -> Settings:
-        engine = self._service.engine
-        found = engine.topics.get(topic)
-        return engine.settings if found is None else found.settings
 
     async def _store(self, topic: str, route_key: str, requests: Sequence[Any], answers: dict[int, bytes]) -> None:
         now, rows, due = now_ms(), list[int](), list[int]()
@@ -138,7 +116,7 @@ class Storing:
         """Whether a message is a late repetition of one that the topic knows. Raises for a due time that is not allowed."""
         if request.priority > _PRIORITY_MAX or request.priority < 0:
             raise InvalidMessage(f"there is no priority {request.priority}")
-        rules, grace = rules_for(self._config, self._settings(topic)), self._config.grpc_past_grace_ms
+        rules, grace = rules_for(self._config, self._context.settings(topic)), self._config.grpc_past_grace_ms
         if rules.max_delay_ms and at_ms - now > rules.max_delay_ms:
             raise ExceedsMaxDelay(f"a message may sleep for at most {rules.max_delay_ms / 1000:,.15g} s here")
         if grace < 0 or at_ms >= now - grace:

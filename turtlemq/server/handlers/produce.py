@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from turtlemq.if_exists import MODES, IfExists
-from turtlemq.model import U8, Batch, Receipt
+from turtlemq.model import U8, Receipt
 from turtlemq.server.incoming import large_batches
 from turtlemq.server.incoming.batches import TYPES, decode_slices
 from turtlemq.server.incoming.body import read
@@ -39,23 +40,16 @@ async def produce(request: web.Request) -> Reply:
         await service.turns.turn()
     now = now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
-    batch = await _decoded(request, decode_slices(data, kind, now, due_rules(request, topic), if_exists))
+    steps = decode_slices(data, kind, now, due_rules(request, topic), if_exists)
+    batch = await service.turns.finish(steps, partial(check_deadline, request))
     if (spans := request.app[SPANS]) is not None:
         spans.carry(request, batch)
     throttle(request, topic, len(batch))
     if len(data) > HEAVY_BYTES:
         await service.turns.turn()
         check_deadline(request)
-    if batch.if_exists is not None or (len(batch) < large_batches.LARGE and len(data) < large_batches.LARGE_BYTES):
-        topic_of(request, may_create=True)  # again: topics may have been created or deleted meanwhile
-        staged_in, receipt = service.engine.stage(topic, batch, now)
-    else:
-        prepared = await large_batches.prepare(service, topic, batch, now)
-        try:
-            topic_of(request, may_create=True)
-            staged_in, receipt = large_batches.stage(service, topic, prepared, now)
-        finally:
-            large_batches.finish(prepared)
+    check = partial(topic_of, request, may_create=True)  # again: topics may have been created or deleted meanwhile
+    staged_in, receipt = await large_batches.staged(service, topic, batch, len(data), now, check)
     await service.commit(staged_in, len(data))
     service.meter.produce_batch.add(len(receipt))
     pieces = [b'{"ids":[', _ids_json(receipt.given[:IDS_MAX])]
@@ -80,18 +74,6 @@ def _outcomes(receipt: Receipt) -> Iterator[bytes]:
         yield b'"replaced_indexes":%b,' % encode(replaced)
     if rescheduled:
         yield b'"rescheduled_indexes":%b,' % encode(rescheduled)
-
-
-async def _decoded(request: web.Request, steps: Generator[None, None, Batch]) -> Batch:
-    """The batch that `steps` returns, decoded in turns with other requests. Stops if the caller's deadline passes."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            batch: Batch = done.value
-            return batch
-        await request.app[SERVICE].turns.turn()
-        check_deadline(request)
 
 
 def _ids_json(given: list[str] | U8) -> bytes:

@@ -78,7 +78,7 @@ def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: DueRul
     bodies, flags = json_messages.bodies([message], 0)
     flag = (flags if isinstance(flags, int) else flags[0]) | PRIORITIES[message.priority]
     due = [due_time(message.delay, message.due_ms, now_ms, 0, message.due)]
-    _check_dues(due, now_ms, rules)
+    check_dues(due, now_ms, rules)
     return Batch(
         bodies=bodies,
         due_ms=due,
@@ -123,11 +123,11 @@ def _due_times(columns: Columns, now_ms: int, rules: DueRules) -> list[int] | I6
         due = [due_time(delay, at_ms, now_ms, i, at) for i, (delay, at_ms, at) in enumerate(zip(*given, strict=True))]
     if not len(due):
         return []
-    _check_dues(due, now_ms, rules)
+    check_dues(due, now_ms, rules)
     return due  # type: ignore[no-any-return]
 
 
-def _check_dues(due: Any, now_ms: int, rules: DueRules) -> None:
+def check_dues(due: Any, now_ms: int, rules: DueRules) -> None:
     """Refuse due times that the rules do not allow. Requires at least one."""
     if not rules.max_delay_ms and not rules.reject_past:
         return

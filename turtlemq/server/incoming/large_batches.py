@@ -8,6 +8,7 @@ topic was deleted meanwhile, or a commit failed, the whole batch is looked up at
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from turtlemq.errors import InvalidId
@@ -21,6 +22,22 @@ from turtlemq.topic.topic import Topic
 LARGE = 5_000  # messages of a batch that is staged in this way
 LARGE_BYTES = 4 << 20  # of a request whose batch is staged in this way, however few its messages are
 SLICE = 1_000  # ids that are looked up at once: 10 ms if all are duplicates
+
+
+async def staged(
+    service: Service, topic: str, batch: Batch, size: int, now_ms: int, check: Callable[[], object]
+) -> tuple[Topic, Receipt]:
+    """Stage a batch of a request of `size` bytes: a small one at once, a large one in turns with other requests. `check` is
+    called right before, and may raise. Returns the topic and the receipt."""
+    if batch.if_exists is not None or (len(batch) < LARGE and size < LARGE_BYTES):
+        check()
+        return service.engine.stage(topic, batch, now_ms)
+    prepared = await prepare(service, topic, batch, now_ms)
+    try:
+        check()
+        return stage(service, topic, prepared, now_ms)
+    finally:
+        finish(prepared)
 
 
 @dataclass(slots=True)

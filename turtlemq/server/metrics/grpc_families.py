@@ -15,12 +15,14 @@ def grpc_families(figures: GrpcFigures) -> Iterator[str]:
     """Families of gRPC."""
     for name, kind, text, label, counts in (
         ("streams", "gauge", "gRPC calls under way.", "service", figures.streams),
-        ("messages_total", "counter", "Messages of streams, in both directions.", "kind", figures.messages),
         ("streams_ended_total", "counter", "Streams of consumers that have ended.", "why", figures.ended),
         ("paused_seconds_total", "counter", "Time in which a stream was read no further.", "why", figures.paused_s),
     ):
         samples = [({label: key}, count) for key, count in sorted(counts.items())]
         yield from exposition.family(f"turtlemq_grpc_{name}", kind, text, samples)
+    text = "Messages of streams, in both directions."
+    kinds = [({"service": service, "kind": kind}, count) for (service, kind), count in sorted(figures.messages.items())]
+    yield from exposition.family("turtlemq_grpc_messages_total", "counter", text, kinds)
     text = "Acks of messages that were not in flight."
     yield from exposition.family("turtlemq_grpc_unknown_acks_total", "counter", text, [({}, figures.unknown_acks)])
     yield from exposition.family("turtlemq_grpc_sockets", "gauge", "Connections of gRPC clients.", [({}, figures.sockets.open)])

@@ -51,7 +51,7 @@ class GrpcFigures:
     """Figures of gRPC since the start of the process."""
 
     streams: Counter[str] = field(default_factory=Counter)  # calls under way, by service
-    messages: Counter[str] = field(default_factory=Counter)  # of streams, by kind
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)  # of streams, by service and kind
     ended: Counter[str] = field(default_factory=Counter)  # streams of consumers, by reason
     paused_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # reading stopped, by reason
     unknown_acks: int = 0

@@ -1,0 +1,44 @@
+"""Admission of a producer's messages on a stream: where a rate or a byte budget says "wait", the stream is read no further.
+
+The client is slowed down by HTTP/2's own window, for up to PAUSE_S; then its messages are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+
+from turtlemq.server.errors import Overloaded, RateLimited
+from turtlemq.server.grpc.connection import Call
+from turtlemq.server.grpc.context import Context
+from turtlemq.server.grpc.statuses import retry_after_ms
+
+PAUSE_S = 10.0  # a stream waits so long for a rate or a budget before its messages are refused
+
+
+def admit(context: Context, call: Call, topic: str, count: int, size: int) -> None:
+    """Admit messages of a call into a topic. Raises `RateLimited` or `Overloaded`."""
+    context.service.admit(size)
+    flow, settings = context.service.flow, context.settings(topic)
+    if settings.rate_produce_per_s or flow.client_rate:
+        flow.admit_produced(topic, settings, context.client_of(call), count, asyncio.get_running_loop().time())
+
+
+async def admitted(
+    context: Context, call: Call, topic: str, count: int, size: int, before_pause: Callable[[], Awaitable[object]] | None = None
+) -> None:
+    """Return when rate and budgets admit these messages. Raises if they do not within PAUSE_S."""
+    begun = perf_counter()
+    while True:
+        try:
+            admit(context, call, topic, count, size)
+            return
+        except (RateLimited, Overloaded) as error:
+            pause_s = max(0.001, retry_after_ms(error) / 1000)
+            if perf_counter() - begun + pause_s > PAUSE_S or call.ended:
+                raise
+            if before_pause is not None:
+                await before_pause()
+            await asyncio.sleep(pause_s)
+            context.figures.paused_s["rate" if isinstance(error, RateLimited) else "overload"] += pause_s
