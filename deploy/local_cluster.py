@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,7 @@ from turtlemq.replica.cluster_init import Shape, init_cluster  # noqa: E402
 from turtlemq.replica.etcd import Etcd, EtcdError  # noqa: E402
 
 NAME, NODES = "local", ("a", "b", "c")
+HAS_GRPC = find_spec("h2") is not None  # turtlemq[grpc] is installed
 START_S = 60.0  # until all nodes are in sync
 STOP_S = 15.0  # for the nodes to end; then they are killed
 AGAIN_S = 3.0  # after its end, a node is started again
@@ -48,6 +50,9 @@ class Place:
     def client_port(self, node: str) -> int:
         return self.port + NODES.index(node)
 
+    def grpc_port(self, node: str) -> int:
+        return self.port + 50 + NODES.index(node)
+
     def peer_port(self, node: str) -> int:
         return self.port + 22 + 10 * NODES.index(node)
 
@@ -56,10 +61,10 @@ class Place:
         return self.port + 100
 
     def ports(self) -> list[int]:
-        return [port for node in NODES for port in (self.client_port(node), self.peer_port(node))] + [
-            self.etcd_port,
-            self.etcd_port + 1,
-        ]
+        return [port for node in NODES for port in self._ports(node)] + [self.etcd_port, self.etcd_port + 1]
+
+    def _ports(self, node: str) -> list[int]:
+        return [self.client_port(node), self.peer_port(node), *([self.grpc_port(node)] if HAS_GRPC else [])]
 
     def url(self, node: str) -> str:
         return f"http://127.0.0.1:{self.client_port(node)}"
@@ -96,8 +101,9 @@ def write_files(place: Place) -> None:
         place.config(node).parent.mkdir(exist_ok=True)
         place.config(node).write_text(
             f'data = "{place.folder / node / "data"}"\n'
-            f"port = {place.client_port(node)}\n\n"
-            "[cluster]\n"
+            f"port = {place.client_port(node)}\n"
+            + (f"grpc_port = {place.grpc_port(node)}\n\n" if HAS_GRPC else "\n")
+            + "[cluster]\n"
             f'name = "{NAME}"\n'
             f'node = "{node}"\n'
             f'etcd = ["{place.endpoint}"]\n'
@@ -233,6 +239,8 @@ def explanation(place: Place, leading: str | None) -> str:
         f"  node {node}   {place.url(node)}   {_short(place.folder / node)}{'   leads' if node == leading else ''}"
         for node in NODES
     ]
+    if HAS_GRPC:
+        lines += ["  gRPC     " + ", ".join(f"127.0.0.1:{place.grpc_port(node)}" for node in NODES)]
     lines += [f"  etcd     {place.endpoint}", "", "Every node takes every request. Try:"]
     lines += [
         f"  {command} put orders hello --delay 5s --url {first}",

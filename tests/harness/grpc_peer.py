@@ -160,13 +160,13 @@ class Peer(asyncio.Protocol):
 class Site:
     """A gRPC site in this process, and its connections."""
 
-    def __init__(self, folder: Path, door: Door | None, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, door: Door | None, settings: dict[str, Any], in_cluster: bool = False) -> None:
         self.config = Config(grpc_port=0, grpc_past_grace_ms=settings.pop("grpc_past_grace_ms", -1), **settings)
         self.service = Service()
         self.engine = Engine.open(folder, door=door, settings=self.config.topic_defaults())
         self.service.start(self.engine)
         auth = Auth(self.config.allowed_hosts, self.config.tokens, ACCESS)
-        self.grpc = GrpcSite(self.service, self.config, auth, 1_000)
+        self.grpc = GrpcSite(self.service, self.config, auth, 1_000, in_cluster)
         self.port = 0
         self._peers: list[Peer] = []
 
@@ -201,9 +201,9 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, door: Door | None = None, **settings: Any) -> AsyncIterator[Site]:
-    """A gRPC site for a while."""
-    made = Site(folder / "data", door, settings)
+async def site(folder: Path, door: Door | None = None, in_cluster: bool = False, **settings: Any) -> AsyncIterator[Site]:
+    """A gRPC site for a while. `in_cluster`: as that of a node which does not lead."""
+    made = Site(folder / "data", door, settings, in_cluster)
     made.port = (await made.grpc.start(None))[1]
     try:
         yield made

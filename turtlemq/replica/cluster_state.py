@@ -79,6 +79,7 @@ class Node(Struct, frozen=True, kw_only=True):
 
     url: Url
     peer: Peer
+    grpc: Text = ""  # host:port; empty: it serves no gRPC
     zone: Text = ""
     version: Text = ""
     format: Count = 0

@@ -37,6 +37,7 @@ class NodePlace(Struct, frozen=True, kw_only=True):
 
     url: str
     peer: str = ""
+    grpc: str = ""
     zone: str = ""
     version: str = ""
     drain: bool = False
@@ -136,6 +137,7 @@ class _Reader:
         return NodePlace(
             url=node.url.rstrip("/"),
             peer=node.peer,
+            grpc=node.grpc,
             zone=node.zone,
             version=node.version,
             drain=node.drain or f"{self.names.prefix}drains/{name}" in self._keys,

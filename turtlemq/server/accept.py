@@ -20,7 +20,8 @@ from turtlemq.server import logs
 from turtlemq.server.descriptors import Shares
 from turtlemq.server.metrics.meter import SocketFigures
 
-LISTENING = "TURTLEMQ_LISTENING"  # variable of a replica process: descriptors of the sockets that its supervisor has bound
+# Variables of a replica process: descriptors of the sockets that its supervisor has bound, for HTTP and for gRPC
+LISTENING, LISTENING_GRPC = "TURTLEMQ_LISTENING", "TURTLEMQ_LISTENING_GRPC"
 ACCEPTED_AT_ONCE = 64  # before other events get their turn
 EXHAUSTED_S = 1.0  # pause after the system had no descriptor or memory for another socket
 HANDSHAKES_MIN = 16  # TLS handshakes that one host may always have under way; more: a quarter of all connections

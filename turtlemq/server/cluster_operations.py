@@ -29,7 +29,8 @@ _COMPARED = {
         },
     ],
 }
-_NODE = {"peer": "10.0.0.1:8900", "zone": "", "version": "0.1.0", "drain": False, "format": 1, "free_bytes": 9 * 10**9}
+_PLACE = {"peer": "10.0.0.1:8900", "grpc": "10.0.0.1:8879", "zone": ""}
+_NODE = {**_PLACE, "version": "0.1.0", "drain": False, "format": 1, "free_bytes": 9 * 10**9}
 _TOPOLOGY = {
     "cluster": "prod",
     "revision": 1042,

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from turtlemq.errors import InvalidArgument, Unavailable
 from turtlemq.replica.cluster_state import BadValue, Keys
@@ -52,6 +53,17 @@ def public_url(config: Config) -> str:
         raise InvalidArgument("cluster.url is missing: the URL under which clients and other nodes reach this one")
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"{'https' if config.tls_cert else 'http'}://{host}:{config.port}"
+
+
+def grpc_address(config: Config) -> str:
+    """Where this node listens for gRPC, for clients and other nodes, as host:port; empty if it does not. Raises `InvalidArgument`
+    if the port is not told."""
+    if config.grpc_port < 0:
+        return ""
+    if not config.grpc_port:
+        raise InvalidArgument("grpc_port is 0, and other nodes of the cluster must know it: give it a number")
+    host = urlsplit(public_url(config)).hostname or ""
+    return f"{f'[{host}]' if ':' in host else host}:{config.grpc_port}"
 
 
 async def _no_handover(_: str) -> None:

@@ -37,6 +37,7 @@ NO_SETTINGS = (
     "TURTLEMQ_CONFIG",
     "TURTLEMQ_SUPERVISOR",
     "TURTLEMQ_LISTENING",
+    "TURTLEMQ_LISTENING_GRPC",
 )
 # Kubernetes sets these in every pod for a Service whose name begins with "turtlemq": its addresses, and no settings of ours
 _SERVICE = re.compile(r"TURTLEMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")

@@ -178,6 +178,7 @@ class Leadership:
         lead, stream = leader.lead, leader.stream
         begun = asyncio.get_running_loop().time()
         await office.freeze()
+        await service.end_streams()
         service.retire(NoLeader("this server hands over to another one: nothing was done. Try again in a moment."))
         await service.until_idle(DRAIN_S)
         service.close()
@@ -211,6 +212,7 @@ class Leadership:
         if self._leader is None or self._life is None or self.office is None:
             return
         await self.office.freeze()
+        await process.service.end_streams()
         process.service.retire(Unavailable("the server is stopping."))
         await process.service.until_idle(FINISH_S)
         process.service.close()

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from turtlemq import __version__
@@ -24,8 +25,8 @@ from turtlemq.replica.cluster_state import Node
 from turtlemq.replica.etcd import Etcd, EtcdError
 from turtlemq.segment.format import VERSION
 from turtlemq.server import logs
-from turtlemq.server.accept import LISTENING, bind
-from turtlemq.server.cluster_part import connect, public_url
+from turtlemq.server.accept import LISTENING, LISTENING_GRPC, bind
+from turtlemq.server.cluster_part import connect, grpc_address, public_url
 from turtlemq.server.config import Config
 from turtlemq.server.listen import BACKLOG
 from turtlemq.server.node_folder import NodeFolder
@@ -56,7 +57,7 @@ def run_node(config: Config, command: Sequence[str], shard: int = 0) -> int:
 
 
 async def _supervise(config: Config, command: Sequence[str], shard: int) -> int:
-    cluster, url = config.cluster, public_url(config)
+    cluster, url, grpc = config.cluster, public_url(config), grpc_address(config)
     folder = NodeFolder(config)
     stop = Stop()
     try:
@@ -66,15 +67,13 @@ async def _supervise(config: Config, command: Sequence[str], shard: int) -> int:
             def tell(is_drained: bool) -> Node:
                 free, clock_ms = folder.free_bytes(), time.time_ns() // 1_000_000
                 facts: dict[str, Any] = {"zone": cluster.zone, "version": __version__, "format": VERSION, "drain": is_drained}
-                return Node(url=url, peer=cluster.peer, free_bytes=free, clock_ms=clock_ms, **facts)
+                return Node(url=url, peer=cluster.peer, grpc=grpc, free_bytes=free, clock_ms=clock_ms, **facts)
 
             try:
                 if not await stop.unless(presence.find_cluster()) or not await stop.unless(presence.claim(tell)):
                     return 0
-                try:
-                    sockets = await bind(config.host, config.port, BACKLOG)
-                except OSError as error:
-                    print(f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}", file=sys.stderr)
+                sockets = await _bound(config)
+                if sockets is None:
                     return 1
                 logs.info("node_started", cluster=cluster.name, node=cluster.node, url=url, version=__version__, pid=os.getpid())
                 supervisor = Supervisor(config, command, etcd, sockets, stop)
@@ -83,6 +82,22 @@ async def _supervise(config: Config, command: Sequence[str], shard: int) -> int:
                 await presence.leave()
     finally:
         folder.close()
+
+
+async def _bound(config: Config) -> dict[str, list[socket.socket]] | None:
+    """The sockets of the node, by the variable that tells the replica process of them. None: a port is in use, as standard error
+    says."""
+    places = {LISTENING: (config.host, config.port)}
+    if config.grpc_port >= 0:
+        places[LISTENING_GRPC] = config.grpc_host or config.host, config.grpc_port
+    out = dict[str, list[socket.socket]]()
+    for variable, (host, port) in places.items():
+        try:
+            out[variable] = await bind(host, port, BACKLOG)
+        except OSError as error:
+            print(f"Cannot listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
+            return None
+    return out
 
 
 async def _with_presence(supervisor: Supervisor, presence: Presence, tell: Any, folder: NodeFolder) -> int:
@@ -179,7 +194,9 @@ class Child:
 class Supervisor:
     """Starts replica processes one after the other, until it is asked to stop."""
 
-    def __init__(self, config: Config, command: Sequence[str], etcd: Etcd, sockets: list[socket.socket], stop: Stop) -> None:
+    def __init__(
+        self, config: Config, command: Sequence[str], etcd: Etcd, sockets: dict[str, list[socket.socket]], stop: Stop
+    ) -> None:
         self._command, self._etcd, self._sockets, self._stop = command, etcd, sockets, stop
         self._beat_s, self._lease_s = config.cluster.heartbeat_ms / 1000, config.cluster.lease_s
         self._revoking: set[asyncio.Task[None]] = set()
@@ -205,7 +222,7 @@ class Supervisor:
                 await self._stop.unless(asyncio.sleep(pause_s))
             return self._code
         finally:
-            for listening in self._sockets:
+            for listening in chain.from_iterable(self._sockets.values()):
                 listening.close()
             if self._revoking:
                 await asyncio.wait(self._revoking, timeout=LAST_LINES_S)
@@ -220,8 +237,9 @@ class Supervisor:
 
     async def _start(self) -> Child:
         ours, theirs = socket.socketpair()
-        fds = [theirs.fileno(), *(listening.fileno() for listening in self._sockets)]
-        own = {SUPERVISOR: str(fds[0]), LISTENING: ",".join(map(str, fds[1:]))}
+        bound = {variable: [one.fileno() for one in sockets] for variable, sockets in self._sockets.items()}
+        fds = [theirs.fileno(), *chain.from_iterable(bound.values())]
+        own = {SUPERVISOR: str(fds[0]), **{variable: ",".join(map(str, numbers)) for variable, numbers in bound.items()}}
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(

@@ -33,9 +33,14 @@ def check_writable(request: web.Request, lead: Lead) -> None:
         lead.check_writable()
 
 
+def tells(status: int) -> bool:
+    """Whether an answer of this status may tell of stored messages."""
+    return status < 500 and status not in _TELLS_NOTHING
+
+
 async def confirm(request: web.Request, lead: Lead, answered: Answered) -> None:
     """Return when an answer may go out. Raises `NotReplicated`, and takes back a fetch, if it may not."""
-    if not applies(request) or answered.status >= 500 or answered.status in _TELLS_NOTHING:
+    if not applies(request) or not tells(answered.status):
         return
     if STARTED in request:  # a stream: each of its pages has waited
         return

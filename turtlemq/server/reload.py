@@ -40,9 +40,11 @@ class Reloader:
         source: Source,
         config: Config,
         use_tokens: Callable[[tuple[Token, ...]], None],
-        use_tls: Callable[[ssl.SSLContext | None], None],
+        *use_tls: Callable[[ssl.SSLContext | None], None],
     ) -> None:
-        self._source, self._config, self._use_tokens, self._use_tls = source, config, use_tokens, use_tls
+        """`use_tls`: of each listener, which gets a context of its own. More may be added to `use_tls` later."""
+        self.use_tls = list(use_tls)
+        self._source, self._config, self._use_tokens = source, config, use_tokens
         self._asked = asyncio.Event()
         self._stamp = self._look()
 
@@ -65,26 +67,27 @@ class Reloader:
     async def _reload(self) -> None:
         self._stamp = self._look()  # before the files are read: one that changes meanwhile is read again
         try:
-            config, tls = await asyncio.to_thread(self._read)
+            config, contexts = await asyncio.to_thread(self._read)
         except Exception as error:  # noqa: BLE001 - everything stays as it is
             logs.error("reload_failed", None if isinstance(error, InvalidArgument | OSError) else error, error=error)
             return
         changed = [name for name in Config.__struct_fields__ if getattr(config, name) != getattr(self._config, name)]
         self._use_tokens(config.tokens)
-        self._use_tls(tls)
+        for use_tls, tls in zip(self.use_tls, contexts, strict=False):
+            use_tls(tls)
         self._config = config
         self._stamp = self._look() if {"tls_cert", "tls_key"} & set(changed) else self._stamp  # other files from now on
         rest = ",".join(name for name in changed if name not in RELOADED)
-        logs.info("reloaded", tokens=len(config.tokens), tls=tls is not None, **({"needs_restart": rest} if rest else {}))
+        logs.info("reloaded", tokens=len(config.tokens), tls=bool(config.tls_cert), **({"needs_restart": rest} if rest else {}))
 
-    def _read(self) -> tuple[Config, ssl.SSLContext | None]:
+    def _read(self) -> tuple[Config, list[ssl.SSLContext | None]]:
         """On a thread: the disk may be slow. Raises `InvalidArgument` for values that cannot be used, or only after a restart."""
         config = self._source.read()
         if self._config.tokens and not config.tokens:
             raise InvalidArgument("there are no tokens any more: the server would be open. Restart it, if that is meant.")
         if bool(config.tls_cert) != bool(self._config.tls_cert):
             raise InvalidArgument("tls_cert and tls_key were added or removed: TLS begins and ends with a restart.")
-        return config, tls_of(config)
+        return config, [tls_of(config) for _ in self.use_tls]
 
     def _look(self) -> Stamp:
         files = (self._source.file, *(Path(name) for name in (self._config.tls_cert, self._config.tls_key) if name))

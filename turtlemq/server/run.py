@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -108,21 +109,27 @@ async def _serve(config: Config, source: Source, service: Service, shard: int | 
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         print(f"TurtleMQ listens on {url}, data in {config.data}", flush=True)
         warn_if_open(config, host)
+        try:
+            grpc = await _start_grpc(config, service, runner, site.shares.connections, me is not None)
+        except OSError as error:
+            print(f"Cannot listen on grpc_port {config.grpc_port}: {error.strerror or error}", file=sys.stderr)
+            return 1
+        if grpc is not None:
+            reloader.use_tls.append(grpc.use_tls)
+            service.end_streams = grpc.drain
+            service.stop_listening = lambda: _both(runner.cleanup(), grpc.stop())
         if me is None:
-            try:
-                grpc = await _start_grpc(config, service, runner, site.shares.connections)
-            except OSError as error:
-                print(f"Cannot listen on grpc_port {config.grpc_port}: {error.strerror or error}", file=sys.stderr)
-                return 1
             return await _until_stopped(config, service, runner, stop, site.shares.files, grpc)
-        if config.grpc_port >= 0:
-            logs.warning("grpc_off", hint="grpc_port is for a single server: the nodes of a cluster do not serve gRPC")
         from turtlemq.server.replica_start import run_replica
 
         return await run_replica(config, me, url, service, stop, site.shares.files)
     finally:
         reloading.cancel()
-        await runner.cleanup()
+        await service.stop_listening()
+
+
+async def _both(one: Awaitable[None], other: Awaitable[None]) -> None:
+    await asyncio.gather(one, other)
 
 
 def _identity(config: Config, shard: int | None) -> Identity | None:
@@ -134,7 +141,9 @@ def _identity(config: Config, shard: int | None) -> Identity | None:
     return identity_of(config, shard)
 
 
-async def _start_grpc(config: Config, service: Service, runner: web.AppRunner, connections: int) -> GrpcSite | None:
+async def _start_grpc(
+    config: Config, service: Service, runner: web.AppRunner, connections: int, in_cluster: bool
+) -> GrpcSite | None:
     """Listen for gRPC clients, if that is configured; otherwise nothing of it is loaded."""
     if config.grpc_port < 0:
         return None
@@ -142,8 +151,9 @@ async def _start_grpc(config: Config, service: Service, runner: web.AppRunner, c
         from turtlemq.server.grpc.site import GrpcSite
     except ImportError as error:
         raise InvalidArgument(f"grpc_port needs h2 and protobuf: pip install 'turtlemq[grpc]' ({error})") from None
-    grpc = GrpcSite(service, config, runner.app[AUTH], max(1, connections // 2))
+    grpc = GrpcSite(service, config, runner.app[AUTH], max(1, connections // 2), in_cluster)
     host, port = await grpc.start(tls_of(config))
+    service.ports |= {port}
     print(f"gRPC on {f'[{host}]' if ':' in host else host}:{port}", flush=True)
     return grpc
 

@@ -79,7 +79,8 @@ class Service:
         self.push: object = None  # callbacks (`push.Push`); None: they are off
         self.ports: frozenset[int] = frozenset()  # on which this process listens; set by `run`
         self.on_start: Callable[[], object] = int  # called when it serves; set by `push`, as the next one
-        self.on_drain: Callable[[], object] = int  # called when it stops: nothing more may be fetched
+        self.on_drain: list[Callable[[], object]] = []  # called when it stops: nothing more may be fetched
+        self.end_streams: Callable[[], Awaitable[None]] = _stop_nothing  # before a leader stops serving; set by `run`
         self.not_serving = "the server is starting: it reads its files. Try again in a moment."
         self.under_way = 0  # requests that a leader works on
         self._refusal: TurtleError = Unavailable("the server is stopping.")  # of requests, once it stops
@@ -132,7 +133,8 @@ class Service:
     def drain(self) -> None:
         """Stop serving: long polls are answered without messages, and there are no more ticks."""
         if not self.stopping:
-            self.on_drain()
+            for drain in self.on_drain:
+                drain()
         self.stopping = True
         if self._fetches is not None:
             self._fetches.end()

@@ -73,6 +73,7 @@ class Admin:
 
     async def requeue(self, call: Call, asked: Any) -> Any:
         """Let dead letters sleep again."""
+        self._context.check_writable()
         topic, now = self._topic(call, asked.chosen.route_key, OPERATE), now_ms()
         start = asked.new_fire_at_ms or now + asked.delay_ms
         found = self._service.engine.topic(topic)
@@ -91,6 +92,7 @@ class Admin:
 
     async def delete(self, call: Call, asked: Any) -> Any:
         """Delete dead letters."""
+        self._context.check_writable()
         topic, unknown, count = self._topic(call, asked.route_key, OPERATE), list[str](), 0
         async for page in await self._chosen(topic, asked, unknown):
             count += self._service.engine.delete_dead(topic, page, now_ms())

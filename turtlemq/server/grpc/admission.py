@@ -11,14 +11,12 @@ from time import perf_counter
 
 from turtlemq.server.errors import Overloaded, RateLimited
 from turtlemq.server.grpc.connection import Call
-from turtlemq.server.grpc.context import Context
+from turtlemq.server.grpc.context import PAUSE_S, Context
 from turtlemq.server.grpc.statuses import retry_after_ms
 
-PAUSE_S = 10.0  # a stream waits so long for a rate or a budget before its messages are refused
-
-
 def admit(context: Context, call: Call, topic: str, count: int, size: int) -> None:
-    """Admit messages of a call into a topic. Raises `RateLimited` or `Overloaded`."""
+    """Admit messages of a call into a topic. Raises `RateLimited`, `Overloaded` or `NotEnoughReplicas`."""
+    context.check_writable()
     context.service.admit(size)
     flow, settings = context.service.flow, context.settings(topic)
     if settings.rate_produce_per_s or flow.client_rate:
@@ -29,6 +27,7 @@ async def admitted(
     context: Context, call: Call, topic: str, count: int, size: int, before_pause: Callable[[], Awaitable[object]] | None = None
 ) -> None:
     """Return when rate and budgets admit these messages. Raises if they do not within PAUSE_S."""
+    await context.until_writable()
     begun = perf_counter()
     while True:
         try:

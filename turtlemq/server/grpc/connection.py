@@ -116,6 +116,10 @@ class Call:
         """Whether bytes of it count against the budget of requests, or should."""
         return bool(self._held or self._size)
 
+    def leave_connection(self) -> None:
+        """Let the client begin its next call on another connection. Calls under way go on."""
+        self._connection.go_away()
+
     def finish(self, error: TurtleError | None) -> None:
         """End the call with its status."""
         self._close()
@@ -241,7 +245,7 @@ class GrpcConnection(asyncio.Protocol):
         self.calls: dict[int, Call] = {}
         self._allows, self._begin, self._lost, self._beat_s = allows, begin, lost, beat_s
         self._machine = Http2Server()
-        self._is_paused = False
+        self._is_paused = self._has_left = False
         self._flush_soon: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -330,9 +334,11 @@ class GrpcConnection(asyncio.Protocol):
         self._soon()
 
     def go_away(self) -> None:
-        """Announce that the server stops."""
-        self._machine.go_away()
-        self._soon()
+        """Announce, once, that no more calls are served on this connection."""
+        if not self._has_left:
+            self._has_left = True
+            self._machine.go_away()
+            self._soon()
 
     def close(self) -> None:
         """End the connection, once its output was sent."""

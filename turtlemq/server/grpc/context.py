@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from turtlemq.errors import NotEnoughReplicas
 from turtlemq.server.auth import Access, Auth
 from turtlemq.server.config import Config
+from turtlemq.server.forward import leads
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.metrics.meter import GrpcFigures
 from turtlemq.server.request import allowed_group, allowed_topic
 from turtlemq.server.service import Service
 from turtlemq.settings import Settings
 
+PAUSE_S = 10.0  # a stream waits so long for a rate, a budget or copies before its messages are refused
+TROUBLE_S = 0.1  # between two looks whether enough copies are in sync
 COVERED_S = 30.0  # time for the copies of a cluster to confirm an answer
 
 
@@ -24,6 +29,7 @@ class Context:
     config: Config
     auth: Auth
     figures: GrpcFigures = field(default_factory=GrpcFigures)
+    in_cluster: bool = False
 
     def topic(self, call: Call, name: str, rights: Access, may_create: bool = False) -> str:
         """A topic's name, if the call's token has one of these rights on it, and it exists or may be created."""
@@ -42,6 +48,29 @@ class Context:
     def client_of(self, call: Call) -> str:
         """The name under which rate limits count a call."""
         return self.auth.client_name(call.token, call.peer)
+
+    @property
+    def has_other_leader(self) -> bool:
+        """Whether this is a node of a cluster, and does not lead."""
+        return self.in_cluster and not leads(self.service)
+
+    def check_writable(self) -> None:
+        """Raise `NotEnoughReplicas` before a change while too few copies are in sync."""
+        if self.service.lead is not None:
+            self.service.lead.check_writable()
+
+    async def until_writable(self) -> None:
+        """Return when enough copies are in sync for a change. Raises `NotEnoughReplicas` after PAUSE_S: a client that does not
+        read errors waits rather than loses what it has sent."""
+        end = perf_counter() + PAUSE_S
+        while True:
+            try:
+                self.check_writable()
+                return
+            except NotEnoughReplicas:
+                if perf_counter() > end:
+                    raise
+            await asyncio.sleep(TROUBLE_S)
 
     async def confirmed(self) -> None:
         """Return when the required copies have all changes so far; at once without a cluster."""

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from turtlemq.errors import TurtleError, Unavailable, UnknownTopic
 from turtlemq.server import logs
-from turtlemq.server.errors import Overloaded
 from turtlemq.server.grpc.connection import UNSENT_MAX, Call
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.statuses import retry_after_ms
@@ -25,7 +24,9 @@ from turtlemq.server.service import Service, now_ms
 
 FETCH_MAX = 1_000  # messages of one fetch
 WAIT_S = 60.0  # of one long poll; the next one follows at once
+TROUBLE_S = 1.0  # before another fetch, after one was refused
 LOST = "stream lost"
+_PASSING = (429, 503)  # status of errors that pass: overload, copies that are away
 
 
 @dataclass(slots=True)
@@ -197,11 +198,11 @@ class _Pool:
                 continue
             try:
                 await self._fetch(min(room, FETCH_MAX))
-            except Overloaded as error:
-                await asyncio.sleep(retry_after_ms(error) / 1000)
             except TurtleError as error:
-                self._refuse(error)
-                return
+                if error.status not in _PASSING:
+                    self._refuse(error)
+                    return
+                await asyncio.sleep(retry_after_ms(error) / 1000 or TROUBLE_S)
             except Exception as error:  # noqa: BLE001 - logged, and told to the members
                 logs.error("grpc_delivery_failed", error, topic=self._key[0])
                 self._refuse(TurtleError())
@@ -218,6 +219,7 @@ class _Pool:
         names = {member.name for member in self.members}
         name = names.pop() if len(names) == 1 else f"{len(self.members)} gRPC streams"
         wanted = FetchRequest(topic, group, room, ttr_ms, name, is_auto)
+        self._context.check_writable()
         reserved = await service.fetch(wanted, WAIT_S)
         if not len(reserved):
             if topic not in service.engine.topics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -52,9 +52,11 @@ async def connect(context: Context, pools: Pools, call: Call) -> None:
         why = "drained" if session.is_draining else "reset"
         raise
     finally:
-        pools.streams.discard(session)
         context.figures.ended[why] += 1
-        await session.close(why not in KEPT)
+        try:
+            await session.close(why not in KEPT)
+        finally:
+            pools.streams.discard(session)
 
 
 class Session:
@@ -89,7 +91,7 @@ class Session:
                     await self._cancel(cancels)
                 schedules.append(one.schedule)
             elif kind == "register":
-                self._register(one.register)
+                await self._register(one.register)
             elif kind == "cancel":
                 if schedules:
                     await self._schedule(schedules)
@@ -113,7 +115,7 @@ class Session:
             self._call.send([ServerMessage(beat={"number": one.beat.number}).SerializeToString()])
             self._wake()
         elif kind == "extend":
-            self._extend(one.extend)
+            await self._extend(one.extend)
         elif kind == "leave":
             for member in self._members.values():
                 self._pools.leave(member)
@@ -146,11 +148,12 @@ class Session:
 
     # Registrations
 
-    def _register(self, asked: Any) -> None:
+    async def _register(self, asked: Any) -> None:
         route_key, topic = asked.route_key, self._prefix + asked.route_key
         try:
             if asked.ttr_ms > TTR_MS_MAX:
                 raise InvalidArgument(f"ttr_ms is at most {TTR_MS_MAX:,}")
+            await self._context.until_writable()
             self._context.topic(self._call, topic, CONSUME, may_create=True)
             group = self._context.group(topic, asked.group or GROUP)
             self._service.engine.topic(topic, create=True)
@@ -229,6 +232,12 @@ class Session:
 
     async def _ack(self, acks: Sequence[Any]) -> None:
         """Acknowledge deliveries: one list for each registration and outcome."""
+        try:
+            await self._context.until_writable()
+        except TurtleError as refused:
+            for ack in acks:
+                self._refused(refused, ack.id, ack.route_key)
+            return
         lists, strays = defaultdict[tuple[Any, ...], list[str]](list), list[Any]()
         for ack in acks:
             topic = self._prefix + ack.route_key if ack.route_key else ""
@@ -240,13 +249,23 @@ class Session:
         for (member, failed, error, delay_ms), ids in lists.items():
             member.settle(ids, self._loop.time())
             await self._end_deliveries(member, ids, failed, error, delay_ms)
-        for ack in strays:
-            if not await self._ack_stray(ack):
-                self._context.figures.unknown_acks += 1
-                text = f"{ack.id!r:.220} is not in flight in a group that this stream has registered"
-                self._refused(UnknownMessage(text), ack.id, ack.route_key)
+        text = "it is not in flight in a group that this stream has registered"
+        unknown = {ack.id: UnknownMessage(text) for ack in strays if not await self._ack_stray(ack)}
+        self._context.figures.unknown_acks += len(unknown)
+        await self._refuse_all(unknown, {ack.id: ack.route_key for ack in strays})
         self._service.meter.ack_batch.add(len(acks))
         self._wake()
+
+    async def _refuse_all(self, errors: Mapping[str, TurtleError], route_keys: Mapping[str, str]) -> None:
+        """Tell errors that say something about stored messages: the copies of a cluster must have it, too."""
+        if not errors:
+            return
+        try:
+            await self._context.confirmed()
+        except TurtleError as failed:
+            errors = dict.fromkeys(errors, failed)
+        for id_, error in errors.items():
+            self._refused(error, id_, route_keys.get(id_, ""))
 
     async def _ack_stray(self, ack: Any) -> bool:
         """Acknowledge a message that this stream does not hold: it was delivered on an earlier one, or its lease has ended."""
@@ -269,8 +288,13 @@ class Session:
             await self._service.synced(topic)
         return done.unknown
 
-    def _extend(self, asked: Any) -> None:
+    async def _extend(self, asked: Any) -> None:
         """Extend leases of deliveries that this stream holds."""
+        try:
+            await self._context.until_writable()
+        except TurtleError as refused:
+            await self._refuse_all(dict.fromkeys(asked.ids, refused), dict.fromkeys(asked.ids, asked.route_key))
+            return
         topic, now = self._prefix + asked.route_key if asked.route_key else "", now_ms()
         unknown = set(asked.ids)
         for member in self._members.values():
@@ -284,8 +308,8 @@ class Session:
                 member.held[id_].until_ms = now + ttr_ms
                 unknown.discard(id_)
             self._service.tick_soon()
-        for id_ in sorted(unknown):
-            self._refused(UnknownMessage(f"this stream does not hold {id_!r:.220}"), id_, asked.route_key)
+        errors = {id_: UnknownMessage(f"this stream does not hold {id_!r:.220}") for id_ in sorted(unknown)}
+        await self._refuse_all(errors, dict.fromkeys(errors, asked.route_key))
 
     # Messages of producers
 
@@ -313,6 +337,7 @@ class Session:
         cancels.clear()
         for route_key, ids in by_topic.items():
             try:
+                await self._context.until_writable()
                 topic = self._context.topic(self._call, self._prefix + route_key, CHANGE)
                 _, missed = await cancel_ids(self._service, topic, ids)
                 await self._context.confirmed()

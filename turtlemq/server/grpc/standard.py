@@ -38,7 +38,7 @@ def methods(context: Context) -> dict[str, Handler]:
 def _health(context: Context, service: str) -> int:
     if service and service not in services():
         return SERVICE_UNKNOWN
-    return SERVING if context.service.serving else NOT_SERVING
+    return SERVING if context.service.serving and not context.has_other_leader else NOT_SERVING
 
 
 async def _check(context: Context, call: Call, asked: Any) -> Any:

@@ -25,6 +25,7 @@ _CODES = {
     "UNAVAILABLE": UNAVAILABLE,
     "NOT_REPLICATED": UNAVAILABLE,
     "NOT_ENOUGH_REPLICAS": UNAVAILABLE,
+    "NO_LEADER": UNAVAILABLE,
     "UNAUTHENTICATED": UNAUTHENTICATED,
     "DEADLINE_EXCEEDED": DEADLINE_EXCEEDED,
     "UNIMPLEMENTED": UNIMPLEMENTED,
@@ -70,6 +71,8 @@ def trailers(request_id: str, error: TurtleError | None = None) -> list[tuple[st
     ]
     if isinstance(index := error.details.get("index"), int):
         out.append(("turtlemq-index", str(index)))
+    if leader := error.details.get("leader"):
+        out.append(("turtlemq-leader", str(leader)))
     if pause := retry_after_ms(error):
         out.append(("grpc-retry-pushback-ms", str(pause)))
     return out

@@ -71,6 +71,10 @@ class Storing:
             self._service.meter.rejected[error.code] += 1
             told = {i: refusal(error, request.id, route_key) for i, request in enumerate(requests) if i not in answers}
             answers |= told
+        try:
+            await self._context.confirmed()
+        except TurtleError as error:
+            answers = {i: refusal(error, request.id, route_key) for i, request in enumerate(requests)}
         return [answers[i] for i in range(len(requests))]
 
     async def _admitted(self, topic: str, requests: Sequence[Any]) -> None:
@@ -107,7 +111,6 @@ class Storing:
                 return
             staged_in, receipt = self._service.engine.stage(topic, _batch([requests[i] for i in rows], due), now)
         await self._service.commit(staged_in, sum(map(len, batch.bodies)))
-        await self._context.confirmed()
         self._service.meter.produce_batch.add(len(receipt))
         for i, at_ms, id_, created in zip(rows, due, receipt.ids, receipt.created, strict=True):
             answers[i] = _acknowledged(id_, at_ms, not created, route_key)

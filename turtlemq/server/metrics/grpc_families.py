@@ -26,6 +26,9 @@ def grpc_families(figures: GrpcFigures) -> Iterator[str]:
     text = "Acks of messages that were not in flight."
     yield from exposition.family("turtlemq_grpc_unknown_acks_total", "counter", text, [({}, figures.unknown_acks)])
     yield from exposition.family("turtlemq_grpc_sockets", "gauge", "Connections of gRPC clients.", [({}, figures.sockets.open)])
+    if figures.passed_on is not None:
+        text = "Connections that are passed on to the leader."
+        yield from exposition.family("turtlemq_grpc_passed_on", "gauge", text, [({}, figures.passed_on())])
     groups = _bounded(figures.gauges())
     for i, (name, text) in enumerate((("unacked", "Deliveries without an ack."), ("window", "Sum of the streams' windows."))):
         samples = [({"topic": topic, "group": group}, values[i]) for (topic, group), values in groups.items()]

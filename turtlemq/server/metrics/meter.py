@@ -56,6 +56,7 @@ class GrpcFigures:
     paused_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # reading stopped, by reason
     unknown_acks: int = 0
     sockets: SocketFigures = field(default_factory=SocketFigures)
+    passed_on: Callable[[], int] | None = None  # open connections that the leader of the cluster serves; None: a single node
     gauges: Callable[[], dict[tuple[str, str], tuple[int, int]]] = dict  # by topic and group: unacknowledged, and the windows
 
 

@@ -318,6 +318,7 @@ class ClusterNode(Struct):
 
     url: str
     peer: str = ""
+    grpc: str = ""
     zone: str = ""
     version: str = ""
     drain: bool = False

@@ -46,7 +46,8 @@ class Push:
         self._under_way = 0
         self._challenges: dict[Endpoint, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
-        service.on_start, service.on_drain = self._start, self._drain
+        service.on_start = self._start
+        service.on_drain.append(self._drain)
         service.meter.push = self.figures
 
     # The life of the server
