@@ -1,4 +1,4 @@
-"""A gRPC client with grpcio: it schedules messages, handles what is due, and connects anew whenever its stream ends."""
+"""A gRPC client with grpcio, which schedules messages and handles what is due. It connects again after each end of its stream."""
 
 from __future__ import annotations
 

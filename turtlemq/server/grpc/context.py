@@ -60,8 +60,8 @@ class Context:
             self.service.lead.check_writable()
 
     async def until_writable(self) -> None:
-        """Return when enough copies are in sync for a change. Raises `NotEnoughReplicas` after PAUSE_S: a client that does not
-        read errors waits rather than loses what it has sent."""
+        """Return when enough copies are in sync for a change. Raises `NotEnoughReplicas` after PAUSE_S: a client that reads
+        no errors waits, and loses no message."""
         end = perf_counter() + PAUSE_S
         while True:
             try:

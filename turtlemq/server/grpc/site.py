@@ -114,7 +114,7 @@ class GrpcSite:
             meter.answered("gRPC", route, 200 if error is None else error.status, perf_counter() - begun)
 
     async def _confirmed(self, refused: TurtleError) -> TurtleError:
-        """A refusal, once the copies have what it tells of."""
+        """A refusal, once the copies have all changes that it may tell of."""
         if output_commit.tells(refused.status):
             try:
                 await self._context.confirmed()
@@ -160,7 +160,7 @@ class GrpcSite:
             connection.close()
 
     async def drain(self, seconds: float = HANDOVER_S) -> None:
-        """Begin no more calls, give the streams time for acks, and end them. What they hold is given back."""
+        """Begin no more calls, give the streams time for acks, end them, and give back their deliveries."""
         self._is_draining = True
         for connection in self._connections:
             connection.go_away()
