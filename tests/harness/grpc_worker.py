@@ -1,4 +1,4 @@
-"""A gRPC client with grpcio, which schedules messages and handles what is due. It connects again after each end of its stream."""
+"""A gRPC client with grpcio: it schedules messages, acknowledges deliveries, and connects again after each end of its stream."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import PAUSE_S, Context
 from turtlemq.server.grpc.statuses import retry_after_ms
 
+
 def admit(context: Context, call: Call, topic: str, count: int, size: int) -> None:
     """Admit messages of a call into a topic. Raises `RateLimited`, `Overloaded` or `NotEnoughReplicas`."""
     context.check_writable()

@@ -121,8 +121,6 @@ class ConsumerStream(Protocol):
 
     def drain(self, within_ms: int) -> None: ...
 
-    def end(self, error: TurtleError) -> None: ...
-
 
 Key = tuple[str, str, int | None, bool]
 

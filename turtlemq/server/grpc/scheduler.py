@@ -129,10 +129,6 @@ class Session:
             self._pools.leave(member)
         self._call.send([ServerMessage(drain={"within_ms": within_ms}).SerializeToString()])
 
-    def end(self, error: TurtleError) -> None:
-        """End the stream with a status."""
-        self._call.fail(error)
-
     async def close(self, is_lost: bool) -> None:
         """End all registrations and their deliveries."""
         self._call.on_progress = int

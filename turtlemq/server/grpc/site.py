@@ -46,6 +46,7 @@ class GrpcSite:
         self._handlers, self._open = _methods(self._context, self._pools)
         self._connections: set[GrpcConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[Call] = set()  # under way, without health and reflection
         self._most = connections
         self._listener: Listener | None = None
         service.meter.grpc = self._context.figures
@@ -93,7 +94,10 @@ class GrpcSite:
         service_name = call.path.strip("/").partition("/")[0] if call.path in self._handlers else "other"
         self._context.figures.streams[service_name] += 1
         try:
-            await self._handler_of(call)(call)
+            handler = self._handler_of(call)
+            if call.path not in self._open:
+                self._calls.add(call)
+            await handler(call)
         except CallEnded:
             pass
         except TurtleError as refused:
@@ -105,6 +109,7 @@ class GrpcSite:
             error = TurtleError(f"{TurtleError.__doc__} ({type(failed).__name__})")
             logs.error("grpc_call_failed", failed, path=call.path, request_id=call.request_id)
         finally:
+            self._calls.discard(call)
             self._context.figures.streams[service_name] -= 1
         call.finish(error)
         if error is not None:
@@ -146,8 +151,8 @@ class GrpcSite:
 
     def _cut(self) -> None:
         """Another node leads, or will: its clients may not hear of anything more that this one has."""
-        for stream in list(self._pools.streams):
-            stream.end(self._not_leading())
+        for call in self._calls:
+            call.fail(self._not_leading())
 
     async def stop(self) -> None:
         """Accept no more, drain the streams, and close all connections."""
@@ -170,9 +175,9 @@ class GrpcSite:
         end = loop.time() + seconds
         while any(stream.unacked for stream in self._pools.streams) and loop.time() < end:  # noqa: ASYNC110 - once in the life of a process
             await asyncio.sleep(0.01)
-        for stream in list(self._pools.streams):
-            stream.end(stopping())
-        while self._pools.streams and loop.time() < end + seconds:  # noqa: ASYNC110 - as before
+        for call in self._calls:
+            call.fail(stopping())
+        while self._calls and loop.time() < end + seconds:  # noqa: ASYNC110 - as before
             await asyncio.sleep(0.002)
 
 
