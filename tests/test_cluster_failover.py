@@ -384,9 +384,12 @@ def test_after_a_stop_of_all_nodes_copies_resume(cluster: Cluster, order: str) -
 def test_a_standby_with_another_secret_is_refused(cluster: Cluster) -> None:
     leader = cluster.healthy()
     standby = cluster.other_of(leader)
+    lost = len(standby.events("leader_lost"))
     standby.stop()
+    assert len(standby.events("leader_lost")) == lost + 1, "a standby that stops calls its leader no more"
     cluster.start(standby.name, secret="another secret of sixteen")
-    eventually(lambda: "secret_file must be equal on all nodes" in standby.log)
+    eventually(lambda: standby.events("refused_by_leader"))
+    assert "secret_file must be equal on all nodes" in standby.server.call("GET", "/v1/cluster/replica").json["why"]
     assert put(leader.server, 2, "secret")["copies"] == 1
     assert cluster.in_sync() == [leader.name]
     standby.stop()

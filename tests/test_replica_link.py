@@ -17,6 +17,7 @@ from turtlemq.engine import Engine
 from turtlemq.errors import InvalidArgument, NotEnoughReplicas, NotReplicated
 from turtlemq.replica import replica_file
 from turtlemq.replica.frames import PROTOCOL, Challenge, Hello, Proof, Welcome, encode
+from turtlemq.replica.lead_types import Refusals
 from turtlemq.replica.standby import NotTrusted
 from turtlemq.storage.door import Door
 
@@ -209,10 +210,29 @@ def test_a_wrong_peer_is_refused_with_a_reason(wrong: dict[str, Any], why: str, 
                 await until(lambda: pair.logged("no_leader") or pair.logged("refused_by_leader"))
             told = pair.logged("no_leader") + pair.logged("refused_by_leader")
             assert why in told[0]["why"]
+            await until(lambda: pair.logged("standby_refused"))
+            (refused,) = pair.logged("standby_refused")
+            assert why in refused["why"]
+            assert refused["peer"].startswith("127.0.0.1:")
             assert pair.lead.standbys == {}
             assert not (tmp_path / "b" / "FORMAT").exists()
 
     run(story())
+
+
+def test_a_peer_that_tries_again_is_named_once_a_minute() -> None:
+    now: list[float] = [0.0]
+    said: list[tuple[str, ...]] = []
+    refusals = Refusals(lambda event, **fields: said.append((event, *fields.values())), lambda: now[0])
+    for port in range(5):
+        refusals.tell(f"10.0.0.2:{port}", "another secret")
+    refusals.tell("10.0.0.3:9", "another secret", node="c")
+    refusals.tell("10.0.0.2:9", "another format")
+    now[0] = 60.0
+    refusals.tell("10.0.0.2:10", "another secret")
+    told = [("10.0.0.2:0", "another secret"), ("10.0.0.3:9", "another secret", "c")]
+    told += [("10.0.0.2:9", "another format"), ("10.0.0.2:10", "another secret")]
+    assert said == [("standby_refused", *each) for each in told]
 
 
 def test_a_leader_without_the_secret_gets_no_hello(tmp_path: Path) -> None:
@@ -231,7 +251,7 @@ def test_a_leader_without_the_secret_gets_no_hello(tmp_path: Path) -> None:
         async with leading(tmp_path) as pair:
             pair.port = server.sockets[0].getsockname()[1]
             async with pair.following() as standby:
-                await until(lambda: pair.logged("no_leader"))
+                await until(lambda: pair.logged("refused_by_leader"))
                 assert standby.link is None
         server.close()
         assert b"replica" not in got
@@ -384,9 +404,9 @@ def test_a_standby_with_a_long_queue_reads_no_further(tmp_path: Path, monkeypatc
 
 def test_too_few_copies_in_sync_refuse_writes(tmp_path: Path) -> None:
     async def story() -> None:
-        async with leading(tmp_path, min_isr=2, lag_max_s=0.1) as pair:
+        async with leading(tmp_path, min_isr=2, lag_max_s=60) as pair:
             pair.lead.check_writable()  # it has just begun
-            await asyncio.sleep(0.15)
+            pair.lead._began_s -= 61
             with pytest.raises(NotEnoughReplicas) as refused:
                 pair.lead.check_writable()
             assert refused.value.details == {"in_sync": 1, "min_isr": 2, "retry_after_ms": 1_000}

@@ -23,7 +23,7 @@ from turtlemq.replica import frames
 from turtlemq.replica.clock_skew import Clocks
 from turtlemq.replica.copy_source import CopySource
 from turtlemq.replica.frames import Ack, BadPeer, Beat, Broken, Done, Full, Hello, Pull, Refused, Sync, Welcome
-from turtlemq.replica.lead_types import NO_RECORDS, Attached, LeadOptions, refusal
+from turtlemq.replica.lead_types import NO_RECORDS, Attached, LeadOptions, Refusals, refusal
 from turtlemq.replica.link import SHAKE_S, Identity, Items, Link, prove_to_standby
 from turtlemq.replica.stream import Stream
 
@@ -81,7 +81,7 @@ class Lead:
         self.bulk: Callable[[str, Link], None] = _refuse_bulk  # the second connection of a member that is attached
         self.caught_up: Callable[[], None] = _nothing  # called when members are no longer far behind
         self._me, self._required, self._own, self._member_of = me, required, own, member_of
-        self._clock_s, self._log = clock_s, log
+        self._clock_s, self._log, self._refusals = clock_s, log, Refusals(log, clock_s)
         self.ferried_bytes = 0  # of files that were sent beside the stream
         self.behind_bytes = 0  # that the required member lacks which is behind the most; any thread may read it
         self._applied: dict[str, int] = {}  # by member, also of those that are away
@@ -275,7 +275,7 @@ class Lead:
                 await prove_to_standby(link, self._me)
                 hello = await link.frame(Hello)
         except (BadPeer, TimeoutError) as error:
-            self._log("standby_refused", peer=link.peer, why=str(error) or "it was silent")
+            self._refusals.tell(link.peer, str(error) or "it was silent")
             link.close("refused")
             return
         finally:
@@ -318,7 +318,7 @@ class Lead:
                     return self._copy(self.source, link, hello)
             link.send(refused)
             link.close("refused")
-            self._log("standby_refused", peer=link.peer, node=hello.node, replica=hello.replica, why=refused.why)
+            self._refusals.tell(link.peer, refused.why, node=hello.node, replica=hello.replica)
             return None
         assert hello.lsn is not None
         standby = Attached(self._member_of(hello), hello, link, hello.lsn, hello.lsn, self._clock_s())

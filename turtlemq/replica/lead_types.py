@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from turtlemq.replica.copy_source import Copying
@@ -11,6 +11,8 @@ from turtlemq.replica.frames import Frame, Hello, Refused
 from turtlemq.replica.link import Link
 from turtlemq.replica.stream import Entry, Stream
 
+SAID_AGAIN_S = 60.0  # after which the same reason is logged again for one address
+_SAID_MAX = 256  # reasons that are remembered
 NO_RECORDS = 1 << 63  # an LSN behind all records: nothing is sent to a standby that has it
 
 
@@ -63,6 +65,24 @@ class Attached:
     def _send_frames(self) -> None:
         while self.between and self.between[0][0] == self.sent:
             self.link.send(self.between.popleft()[1])
+
+
+class Refusals:
+    """Logs why peers were refused: a peer that tries again and again is named once a minute."""
+
+    def __init__(self, log: Callable[..., None], clock_s: Callable[[], float]) -> None:
+        self._log, self._clock_s = log, clock_s
+        self._said_s: dict[tuple[str, str], float] = {}  # by host and reason
+
+    def tell(self, peer: str, why: str, **more: str) -> None:
+        """Log a refusal, unless this host was refused for the same reason a short time ago."""
+        said, now_s = (peer.rpartition(":")[0], why), self._clock_s()
+        if now_s - self._said_s.get(said, -SAID_AGAIN_S) < SAID_AGAIN_S:
+            return
+        if len(self._said_s) >= _SAID_MAX:
+            self._said_s.clear()
+        self._said_s[said] = now_s
+        self._log("standby_refused", peer=peer, why=why, **more)
 
 
 def refusal(stream: Stream, hello: Hello, shard: int, newest_format: int) -> Refused | None:

@@ -47,7 +47,7 @@ class Identity:
 
 
 class Turned(BadPeer):
-    """The other side has refused this one."""
+    """One side has refused the other, with a reason that an operator has to look at."""
 
     def __init__(self, frame: Refused) -> None:
         super().__init__(frame.why)
@@ -69,12 +69,15 @@ class Link(asyncio.Protocol):
         self._received: Callable[[Items], None] | None = None
         self._transport: asyncio.Transport | None = None
         self._why = ""
+        self.peer = ""  # the address of the other side, for the log
 
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(_WRITE_BYTES_MAX)
+        if address := transport.get_extra_info("peername"):
+            self.peer = f"{address[0]}:{address[1]}"
         self.heard_s = self._loop.time()
         if self._why:  # closed before it was made
             self._transport.close()
@@ -114,12 +117,6 @@ class Link(asyncio.Protocol):
     @property
     def is_reading(self) -> bool:
         return self._transport is not None and self._transport.is_reading()
-
-    @property
-    def peer(self) -> str:
-        """The address of the other side, for the log."""
-        address = None if self._transport is None else self._transport.get_extra_info("peername")
-        return "" if not address else f"{address[0]}:{address[1]}"
 
     async def frame(self, kind: type[T]) -> T:
         """The next frame, which must be of this kind. Raises `Turned` if the other side refuses, and `BadPeer`."""
@@ -169,12 +166,14 @@ class Link(asyncio.Protocol):
 
 
 async def prove_to_leader(link: Link, me: Identity) -> None:
-    """The standby's side of the proof. Raises `BadPeer` if the leader does not know the secret, `Turned` if it refuses."""
+    """The standby's side of the proof. Raises `Turned` if the leader does not know the secret, or refuses, and `BadPeer`."""
     own = secrets.token_hex(16)
     link.send(Challenge(PROTOCOL, me.cluster, own))
     leader = await link.frame(Challenge)
     if not is_proof(leader.proof, proof(me.secret, "leader", me.cluster, leader.nonce, own)):
-        raise BadPeer(f"{link.peer} does not know the secret of cluster {me.cluster!r}: secret_file must be equal on all nodes")
+        link.send(Refused("its secret of the cluster is another one: secret_file must be equal on all nodes."))
+        why = f"{link.peer} does not know the secret of cluster {me.cluster!r}: secret_file must be equal on all nodes"
+        raise Turned(Refused(why))
     link.parser.trusted = True
     link.send(Proof(proof(me.secret, "standby", me.cluster, own, leader.nonce)))
 

@@ -79,6 +79,7 @@ class ClusterPart:
         self.member: Member | None = None  # the state machine of this replica; None: this node keeps no copy
         self.standby: Standby | None = None  # while this replica follows
         self.lead: Lead | None = None  # while this replica leads
+        self.refusal = ""  # why this copy does not follow the leader: an operator has to look at it
         self._topology = Topology.of({}, 0)
         self._topology_keys: object = None  # from which it was made
         self._decoded = ClusterView(self.keys, shards={shard: ShardKeys()})

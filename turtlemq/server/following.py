@@ -32,6 +32,7 @@ class Following:
         self._called = 0  # `_hung_up` when the last call was asked for
         self._turn = asyncio.Lock()
         self._logged = ""
+        self._stopped = False
         standby.decide, standby.saw_beat = self._decide, self._saw_beat
         standby.offered = lambda epoch, equal: tell(HandoverOffered(epoch, equal))
 
@@ -43,7 +44,7 @@ class Following:
             event: Event = Refused()
             lead = lead_of(self._part.view.keys, self._part.keys, self._part.shard)
             try:
-                if called == self._hung_up and lead is not None and lead.replica != self._names.replica:
+                if self._may_call(called) and lead is not None and lead.replica != self._names.replica:
                     why = await self._standby.follow(*parse_address(lead.peer))
                     log("leader_lost", why=why, lsn=self._standby.lsn, epoch=lead.epoch)
             except NotTrusted as error:
@@ -52,10 +53,14 @@ class Following:
                 if called == self._hung_up:
                     raise
             except Turned as refused:
+                self._part.refusal = str(refused)
                 self._log_once("refused_by_leader", str(refused), lead)
             except (BadPeer, TimeoutError, OSError) as error:
                 self._log_once("no_leader", str(error) or "it was silent", lead)
         self._tell(Lost() if self._was_welcomed() and isinstance(event, Refused) else event)
+
+    def _may_call(self, called: int) -> bool:
+        return called == self._hung_up and not self._stopped
 
     def _was_welcomed(self) -> bool:
         return self._decision is not None
@@ -71,6 +76,7 @@ class Following:
         if self._called != self._hung_up:
             return False
         self._decision, self._logged = asyncio.get_running_loop().create_future(), ""
+        self._part.refusal = ""
         self._tell(Welcomed(welcome.epoch, welcome.mode == "resume"))
         return await self._decision
 
@@ -100,7 +106,8 @@ class Following:
         self._tell(Drained())
 
     async def stop(self) -> None:
-        """End the connection, and write down the position. Raises `OSError`."""
+        """End the connection for good, and write down the position. Raises `OSError`."""
+        self._stopped = True
         self._hung_up += 1
         self._decide_now(False)
         await self._standby.stop()

@@ -133,6 +133,7 @@ class _Start:
             return None
         sys.setswitchinterval(SWITCH_S)
         await self._port.open(lambda why: self._hold_up(why, line))
+        part.refusal = ""
         requests = ReplicaNames(part, facts.replica, self._url, self._port.address, self._service.meter.etcd)
         copy = Copy(lock, facts, self._files)
         process = ReplicaProcess(own, self._me, part, self._service, requests, self._port, copy, line)
@@ -142,5 +143,5 @@ class _Start:
 
     def _hold_up(self, why: str, line: SupervisorLine) -> None:
         """Tell clients and the supervisor why this node has no copy yet."""
-        self._service.not_serving = why
+        self._service.not_serving = self._part.refusal = why
         line.tell()

@@ -101,6 +101,7 @@ def replica_status(service: Service) -> ReplicaStatus:
         role=part.role,
         clock_ms=clock_ms,
         name_server=part.view.is_fresh,
+        why=part.refusal,
     )
     member, standby = part.member, part.standby
     if member is None:
@@ -115,8 +116,8 @@ def replica_status(service: Service) -> ReplicaStatus:
         told.lsn = standby.lsn if member.complete and standby.is_known else None
         made = standby.progress
         told.copying = None if made is None else Copied(made.bytes_done, made.bytes_total)
-    if member.state.value == "stuck":
-        told.why = service.not_serving
+    if member.state.value != "attach":  # a copy that is not attached tells why the leader was not followed
+        told.why = service.not_serving if member.state.value == "stuck" else ""
     return told
 
 
@@ -233,5 +234,5 @@ def _shard_of(request: web.Request) -> tuple[ClusterPart, int]:
     if not given.isascii() or not given.isdigit() or len(given) > 4:
         raise InvalidArgument(f"a shard is a number from 0 on, not {given!r:.40}")
     if int(given) != part.shard:
-        raise UnknownShard(f"there is no shard {given} here: this process has shard {part.shard}")
+        raise UnknownShard(f"there is no shard {given}: the cluster has shard {part.shard}")
     return part, int(given)
