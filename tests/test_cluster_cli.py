@@ -247,7 +247,7 @@ def test_an_interrupted_move_is_finished(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_status_tells_nodes_that_do_not_answer(cluster: Cluster) -> None:
-    assert f"there is no cluster '{cluster.name}' yet" in cluster("status")
+    assert f"etcd holds no cluster '{cluster.name}'" in cluster("status", code=1)
     cluster("init", "--replicas", "3")
     cluster("status", "--check", code=1)
     copy = {"replica": "rb", "node": "b", "state": "in sync", "in_sync": True, "lsn": 90, "lag_bytes": 2048, "lag_s": 0.25}

@@ -23,7 +23,15 @@ from turtlemq.cli.times import format_time
 app = typer.Typer(no_args_is_help=True)
 
 Shard = Annotated[int, typer.Argument(help="The number of the shard, from 0 on.", min=0, show_default=False)]
-Node = Annotated[str, typer.Argument(help="The name of a node.", show_default=False)]
+
+
+def _a_name(given: str) -> str:
+    if not given.strip():
+        raise typer.BadParameter("the name of a node is missing; 'turtlemq cluster status' shows all names")
+    return given
+
+
+Node = Annotated[str, typer.Argument(help="The name of a node.", show_default=False, callback=_a_name)]
 ASK_S = 3.0  # for the answer of one node
 LEAD_S = 30.0  # in which a forced leader should lead
 STUCK = "stuck"  # state of a replica that does nothing until its process is started again
@@ -118,6 +126,8 @@ def status(
     names = Names(config, etcd, name) if config or etcd or name else None
     if not watch:
         picture = look(url, names)
+        if names is not None and not picture.topology["shards"]:
+            fail(f"etcd holds no cluster {names.options.name!r}. Correct the name, or make it: turtlemq cluster init --help")
         print_json(picture.plain()) if as_json else print_picture(picture)
         raise typer.Exit(0 if not check or is_healthy(picture) else 1)
     try:

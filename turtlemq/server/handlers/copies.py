@@ -72,7 +72,7 @@ def _verifier_of(request: web.Request) -> tuple[int, Verifier]:
         raise NoCluster
     shard, given = 0 if service.cluster is None else service.cluster.shard, request.match_info["shard"]
     if given != str(shard):
-        raise UnknownShard(f"there is no shard {given!r:.40} here, but {shard}")
+        raise UnknownShard(f"there is no shard {given:.40}: the cluster has shard {shard}")
     assert service.engine is not None, "it leads: else this raises"
     assert service.care is not None
     return shard, service.care.verifier
