@@ -192,6 +192,9 @@ def test_the_cluster_page_of_a_single_node_says_so(server: Server, page: Page) -
     expect(page.locator("#cards")).to_contain_text("Sleeping")
 
 
+ALIGNED = "cells => cells.map((cell) => getComputedStyle(cell).textAlign)"
+
+
 def _cluster(drained: bool) -> dict[str, Any]:
     """Answers of a node whose cluster has lost one node, and copies its files to another one."""
     node = {"peer": "h:1", "zone": "", "version": "1", "drain": False, "format": 1, "free_bytes": 5 << 30, "clock_ms": 1}
@@ -239,6 +242,9 @@ def test_the_cluster_page_shows_copies_and_lag(server: Server, page: Page) -> No
     expect(page.locator("#cards")).to_contain_text("25 %")
     expect(page.locator("#warnings")).to_contain_text("2 of 3 copies are in sync")
     expect(page.locator("#nodes tr[data-node=c]")).to_contain_text("gone")
+    for table in ("#copies", "#nodes"):
+        sides = [page.eval_on_selector_all(f"{table} {row} > *", ALIGNED) for row in ("thead tr", "tbody tr[data-node=b]")]
+        assert sides[0] == sides[1], f"columns of {table} stand under their names"
     page.get_by_role("button", name="Let it lead").click()
     page.get_by_role("button", name="Let b lead?").click()
     expect(page.get_by_role("button", name="Let it lead")).to_be_visible()

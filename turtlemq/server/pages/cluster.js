@@ -63,7 +63,7 @@ function drawCopies(topology, shards) {
   );
   const missing = topology.leaders.filter((place) => !shards.some((shard) => shard.shard === place.shard));
   const lines = missing.map((place) => el("tr", {}, el("td", { colspan: 10, class: "bad" }, `Shard ${place.shard} has no leader. In sync: ${place.isr.join(", ") || "none"}.`)));
-  byId("copies").replaceChildren(head("node", "shard", "state", "in sync", "record", "lag", "behind for", "clock", "copied", ""), el("tbody", {}, rows, lines));
+  byId("copies").replaceChildren(head("node", "#shard", "state", "in sync", "#record", "#lag", "#behind for", "#clock", "copied", ""), el("tbody", {}, rows, lines));
 }
 
 function drawNodes(topology) {
@@ -84,7 +84,7 @@ function drawNodes(topology) {
   });
   const wanted = [...new Set(topology.leaders.flatMap((place) => place.want))].filter((name) => !topology.nodes[name]);
   const gone = wanted.map((name) => el("tr", { "data-node": name }, el("th", { scope: "row" }, name, el("span", { class: "pill bad" }, "gone")), el("td", { colspan: 5, class: "bad" }, "its supervisor is not there")));
-  byId("nodes").replaceChildren(head("node", "leads", "zone", "version", "free disk", ""), el("tbody", {}, rows, gone));
+  byId("nodes").replaceChildren(head("node", "leads", "zone", "version", "#free disk", ""), el("tbody", {}, rows, gone));
 }
 
 function warnings(topology, own, shards) {

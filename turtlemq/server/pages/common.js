@@ -89,7 +89,8 @@ export function span(ms) {
 
 // Parts of pages
 
-export const head = (...names) => el("thead", {}, el("tr", {}, names.map((name, i) => el("th", { scope: "col", class: i ? "n" : "" }, name))));
+// Names of columns; those of numbers begin with "#", and stand on the right as the numbers do.
+export const head = (...names) => el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col", class: name.startsWith("#") ? "n" : "" }, name.replace("#", "")))));
 export const card = (name, value, more, kind) =>
   el("div", { class: `card ${kind || ""}` }, el("div", { class: "name" }, name), el("div", { class: "value" }, value), el("div", { class: "quiet" }, more || "\u00a0"));
 
