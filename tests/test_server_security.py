@@ -222,7 +222,7 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
         f"PUT {CLIENT}/secret",
     ),
     ("consumer", *READERS): (
-        *(f"GET {TOPIC}/{what}" for what in ("messages", "dead", "dead/summary", "dead/export", "clients")),
+        *(f"GET {TOPIC}/{what}" for what in ("messages", "events", "dead", "dead/summary", "dead/export", "clients")),
         f"GET {GROUP}/clients",
         f"GET {CLIENT}",
     ),

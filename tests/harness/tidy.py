@@ -136,8 +136,8 @@ PATH_TOUCHES = set(
 
 # Public faces: the fields of these classes that others may read; every other field begins with an underscore.
 FACES = {
-    ("turtlemq.index.index", "Index"): {"maintenance"},
-    ("turtlemq.broker.broker", "Broker"): {"ready", "wait", "cancel_count"},
+    ("turtlemq.index.index", "Index"): {"arrivals", "maintenance"},
+    ("turtlemq.broker.broker", "Broker"): {"journals", "ready", "wait", "cancel_count"},
     ("turtlemq.topic.topic", "Topic"): {"name", "stores", "view"},
 }
 STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are for its own package

@@ -44,7 +44,7 @@ class Broker:
         self._state, self._logs, self._visibility = state, state.logs, state.visibility
         self._ready_log, self._groups = state.logs.ready, state.groups
         self._failures = failing
-        self.ready = ReadyView(state)  # for reading the ready log
+        self.ready, self.journals = ReadyView(state), state.logs.journals  # for reading
         self.wait = Histogram(LATENESS_MS)  # from ready to the first delivery, over all groups
         self.cancel_count = 0  # ready messages cancelled since the topic was opened
 

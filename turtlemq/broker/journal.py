@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -24,15 +25,14 @@ from turtlemq.errors import Corrupt, DiskFull
 from turtlemq.model import I64, Damage
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.segment.forward import NEAR_BYTES, File, documents_from, first_from
 from turtlemq.segment.scan import scan
 from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
 _OVERHEAD_BYTES = 300  # of a document beside its body: a group's name has at most 200
-_TAIL_BYTES = 64 << 10  # of a file that are read for the time of its last event
 _WINDOW_BYTES = 1 << 20  # at the end of a file that are searched first for its newest events; then eight times as many
-_STEP_BYTES = 4 << 10  # that are read at once for the next document
 _CANDIDATES_MAX = 4  # tried as the first document of such a window
 _LENGTH, _MARK_AT = Struct("<i"), 4  # the first field of a document, and the position of `MARK` behind it
 Encoded = list[tuple[str, bytes]]  # events of one batch: group and body of each
@@ -179,19 +179,27 @@ class Journal(log.OpenLog):
                     yield bytes(view[at : at + length])
                 end, window = start, max(window, 8 * _WINDOW_BYTES)
 
+    def files(self) -> list[File]:
+        """The files, for reading forward."""
+        ends = {base: self.size if base == self.bases[-1] else self.door.size(self._path(base)) for base in self.bases}
+        return [File(base, len(self._header(base)), ends[base], partial(self.door.map, self._path(base))) for base in self.bases]
+
+    def position_at(self, at_ms: int) -> int:
+        """A position before all events from a time on, close to the first of them. If the clock was set back meanwhile, it may be
+        behind some. The place is found by bisection."""
+        for base, start, end, open_ in self.files():
+            if self.last_event_ms(base) >= at_ms:
+                return base + first_from(open_(), start, end, lambda found: 0 < found.due_ms < at_ms)
+        return self.end
+
+    def documents_from(self, position: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes of retained events from a position on, oldest first, each with the position behind it."""
+        return documents_from(self.files(), position)
+
     def documents_since(self, at_ms: int) -> Iterator[bytes]:
         """The bytes of retained events from about this time on, oldest first. If the clock was set back meanwhile, some may be
-        missing. The place is found by bisection: 20 reads of a file with a gigabyte."""
-        for i, base in enumerate(self.bases):
-            if self.last_event_ms(base) < at_ms and i < len(self.bases) - 1:
-                continue
-            view = self.door.map(self._path(base))
-            first, end = len(self._header(base)), self.size if base == self.bases[-1] else len(view)
-            at = _first_since(view, first, end, at_ms)
-            while at < end and (found := _next_document(view, at, end)) is not None:
-                start, raw, _ = found
-                yield raw
-                at = start + len(raw)
+        missing."""
+        return (raw for _, raw in self.documents_from(self.position_at(at_ms)))
 
     @staticmethod
     def event(raw: bytes) -> Event | None:
@@ -219,7 +227,7 @@ class Journal(log.OpenLog):
     def last_event_ms(self, base: int) -> int:
         """The time of the last events of a file, 0 if it has none. Reads only its end: a file may have a gigabyte."""
         if base not in self._last_ms:
-            view, start, width = self.door.map(self._path(base)), len(self._header(base)), _TAIL_BYTES
+            view, start, width = self.door.map(self._path(base)), len(self._header(base)), NEAR_BYTES
             while not len(scanned := scan(view, max(start, len(view) - width), len(view), sealed=True)) and width < len(view):
                 width *= 16  # an event is longer than that, or damaged
             self._last_ms[base] = int(scanned.due_ms.max()) if len(scanned) else 0
@@ -375,36 +383,6 @@ class Journal(log.OpenLog):
             del self.bases[0], self._paths[base]
             self._last_ms.pop(base, None)
         return size
-
-
-def _first_since(view: memoryview, first: int, end: int, at_ms: int) -> int:
-    """A position in a file before all documents from a time on, with few older ones behind it. Required: times rise."""
-    low, high = first, end
-    while high - low > _TAIL_BYTES:
-        middle = (low + high) // 2
-        found = _next_document(view, middle, high)
-        if found is None or found[2] >= at_ms:
-            high = middle
-        else:
-            low = found[0]
-    return low
-
-
-def _next_document(view: memoryview, at: int, end: int) -> tuple[int, bytes, int] | None:
-    """The first undamaged document at or behind `at`: its position, its bytes, its time. None if there is none before `end`."""
-    while at < end:
-        data = bytes(view[at : min(at + _STEP_BYTES, end)])
-        mark = data.find(f.MARK, _MARK_AT)
-        while mark >= 0:
-            start, room = mark - _MARK_AT, len(data)
-            length = _LENGTH.unpack_from(data, start)[0]
-            if start + length > room and at + start + length <= end and length <= f.DOCUMENT_BYTES_MAX:
-                data = bytes(view[at : at + start + length])
-            if 0 < length <= len(data) - start and (read := f.read_one(data, start, start + length)) is not None:
-                return at + start, read[3], read[0]
-            mark = data.find(f.MARK, mark + 1)
-        at += max(1, len(data) - len(f.MARK) - _MARK_AT)
-    return None
 
 
 def _size(batch: Encoded) -> int:

@@ -123,6 +123,12 @@ def call(url: str, method: str, target: str, value: Any = None) -> Any:
         return json.loads(response.read())
 
 
+def answered(url: str, method: str, target: str) -> Any:
+    """The decoded answer to a request. Raises `CallFailed`."""
+    with asked(url, method, target) as response:
+        return json.loads(response.read())
+
+
 def json_with_body(fields: dict[str, Any], body: str | None, text: bool = False) -> bytes:
     """A JSON object with a `body` from the command line. Valid JSON is copied digit by digit, other text becomes a string,
     as does everything with `text`.

@@ -26,6 +26,7 @@ VERBS = {  # verb: module.attribute below this package
     "get": "message.get",
     "list": "listing.list_",
     "find": "listing.find",
+    "tail": "tail.tail",
     "reschedule": "message.reschedule",
     "retry": "message.retry",
     "import": "importing.app",

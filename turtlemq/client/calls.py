@@ -20,6 +20,7 @@ from turtlemq.client.results import (
     Acked,
     Cancelled,
     Compacted,
+    EventPage,
     Extended,
     Forecast,
     FoundMessage,
@@ -75,6 +76,7 @@ _parse_forecast = parser_of(Forecast)
 _parse_compacted = parser_of(Compacted)
 _parse_due = parser_of(_Due)
 _parse_found = parser_of(_Found)
+_parse_events = parser_of(EventPage)
 
 
 # Consuming
@@ -306,6 +308,28 @@ def browse_page(
     """
     target = path(topic, "messages", state=state, from_ms=to_ms(from_), to_ms=to_ms(to), limit=limit, cursor=cursor)
     return Call(Request("GET", target), _parse_page)
+
+
+def events(
+    topic: str,
+    *,
+    cursor: str | None = None,
+    since: Time | None = None,
+    group: str | None = None,
+    wait: Seconds = 0.0,
+    limit: int = 1000,
+) -> Call[EventPage]:
+    """The events of a topic: puts, deliveries, acks, failures. From `since` or the `cursor` of an earlier answer on; without
+    both none yet. Waits up to `wait` seconds for the next event.
+
+    >>> begin = client.events("jobs").cursor
+    >>> _ = client.put("jobs", b"work", id="j4", delay=60)
+    >>> [(event.event, event.id) for event in client.events("jobs", cursor=begin, wait=5).events]
+    [('created', 'j4')]
+    """
+    wait_s = seconds_of("wait", wait) or 0.0
+    asked = path(topic, "events", cursor=cursor, since_ms=to_ms(since), group=group, wait=wait_s, limit=limit)
+    return Call(Request("GET", asked, wait_s=wait_s), _parse_events)
 
 
 def forecast(topic: str, *, bucket: float = 60, hours: float = 24) -> Call[Forecast]:

@@ -188,6 +188,28 @@ class FoundMessage(Struct):
     due_ms: int
 
 
+class TopicEvent(Struct, kw_only=True):
+    """Something that happened to a message, or without an id to a group: see `events`."""
+
+    at_ms: int
+    event: str
+    id: str = ""
+    group: str = ""
+    consumer: str = ""
+    attempt: int = 0
+    due_ms: int | None = None
+    next_ms: int | None = None
+    error: str = ""
+
+
+class EventPage(Struct):
+    """Events of a topic in the order of time; `cursor` leads to the next ones. `missed`: others before these are gone."""
+
+    events: list[TopicEvent]
+    cursor: str
+    missed: bool = False
+
+
 class DeadLetterPage(Struct):
     """A page of dead letters; `cursor` leads to the next page, None at the end."""
 

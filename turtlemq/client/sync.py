@@ -306,6 +306,7 @@ class Client:
     reschedule = _method(calls.reschedule)
     retry = _method(calls.retry)
     browse_page = _method(calls.browse_page)
+    events = _method(calls.events)
     forecast = _method(calls.forecast)
     topics = _method(calls.topics)
     topic = _method(calls.topic)

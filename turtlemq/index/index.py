@@ -1,8 +1,8 @@
 """The Index of one topic: append sleeping messages, find due ones, cancel, reschedule, list and count them.
 
-No clock and no threads: time is an argument. A change is durable when its call returns; `stage…` calls are durable after the next
-commit. `due` returns due messages as raw documents; the caller stores them and calls `advance`. Opened by `recover.open_index`.
-Not here: encoding and commit (`writer`), lookup (`segments`), firing (`firing`), seal and compaction (`maintenance`).
+No clock and no threads. A change is durable when its call returns; `stage…` calls are durable after the next commit. `due`
+returns due messages as raw documents; the caller stores them and calls `advance`. Opened by `recover.open_index`. Not here:
+encoding and commit (`writer`), lookup (`segments`), firing (`firing`), seal and compaction (`maintenance`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from turtlemq import lifecycle, small_batches
 from turtlemq.errors import Conflict, TurtleError, UnknownMessage
 from turtlemq.index import build, check, duplicates, firing, lookup, repair
+from turtlemq.index.arrivals import Arrivals
 from turtlemq.index.browse import browse, forecast
 from turtlemq.index.columns import UNHASHED, CancelledSleeper, Columns, Ended, as_batch, batch_columns, stored_message, tombstones
 from turtlemq.index.duplicates import KnownIds
@@ -63,13 +64,11 @@ def repairing_method(method: Callable[Concatenate[Index, P], R]) -> Callable[Con
 
 
 class Index:
-    """The sleeping messages of one topic. For one thread.
-
-    Private to the package: `_segments` (all documents and their lookup) and `_writer` (appends). Tests may look inside."""
+    """The sleeping messages of one topic. For one thread. `_segments` and `_writer` are private to the package."""
 
     def __init__(self, segments: Segments, writer: Writer) -> None:
         self._segments, self._writer = segments, writer
-        self._filters = Filters(segments)
+        self._filters, self.arrivals = Filters(segments), Arrivals(segments)
         self.maintenance = Maintenance(segments, writer)
 
     @property

@@ -58,6 +58,9 @@ SCHEMAS = {
     "AuditAnswer": "Changes that were asked for, the newest last.",
     "AuditEvent": "A change: by which token (its name; empty where none is needed), from which address, of how many messages. "
     "`target`: a group, message, node or shard of the path.",
+    "Events": "Events in the order of time; `cursor` asks for the next ones. `missed`: others before these are in no file any "
+    "more, or the cursor is of another topic.",
+    "TopicEvent": "Something that happened to a message, or without an `id` to a group; only fields that the event has.",
     "Paused": "Whether that topic, or that group itself, is paused now.",
     "History": "Columns of equal length, a row for each minute, oldest first. The last row is the minute that has not ended: it "
     "has `seconds` so far. `sleep`, `ready`, `reserve` and `dead` are counts at its end `at_ms`; `produced`, `delivered`, "
@@ -137,6 +140,8 @@ FIELDS = {
     "AttemptAnswer.attempt": "Its number; a requeue begins with 1 again.",
     "MessageAnswer.attempts": "The last 16 of each group, oldest first.",
     "last_attempts": "The last 16, oldest first.",
+    "TopicEvent.next_ms": "When the next attempt comes.",
+    "since_ms": "From this time on, in epoch milliseconds; without it and `cursor`, from now on.",
     "next_ms": "When the next attempt was to come, as planned then.",
     "reserved_ms": "When it was handed out.",
     "ended_ms": "When it ended.",

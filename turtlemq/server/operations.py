@@ -17,7 +17,7 @@ from turtlemq.server.handlers import backup, command, consume, find, history, me
 from turtlemq.server.media_types import HTML, JSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Handler, Operation, tagged
-from turtlemq.server.operator_operations import AUDITS, PAUSES
+from turtlemq.server.operator_operations import AUDITS, EVENTS, PAUSES
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.reply import LEASE_HEADER, PAUSED_HEADER
 from turtlemq.server.topic_settings import TopicSettings
@@ -250,6 +250,7 @@ OPERATIONS: list[Operation] = [
             query=history.HistoryQuery,
             errors=(404,),
         ),
+        *EVENTS,
     ),
     *tagged(
         "Topics",

@@ -1,9 +1,9 @@
-"""The table of HTTP operations for operators: pauses, the audit log. Its entries belong to the table in `operations`."""
+"""The table of HTTP operations for operators: pauses, events, the audit log. Its entries belong to the table in `operations`."""
 
 from __future__ import annotations
 
-from turtlemq.server.auth import OPERATE, TOKEN
-from turtlemq.server.handlers import audit, topics
+from turtlemq.server.auth import OPERATE, READ, TOKEN
+from turtlemq.server.handlers import audit, events, topics
 from turtlemq.server.operation import Operation
 from turtlemq.server.outgoing import answers
 
@@ -54,5 +54,23 @@ AUDITS = [
         "on all. Puts, fetches, acks and extends are not in it. In a cluster each node has its own.",
         query=audit.AuditQuery,
         answer_example={"events": [_CHANGE | {"count": 33, "request_id": "7f3a-41", "target": ""}]},
+    )
+]
+_FAILED = {"at_ms": 1_790_000_000_000, "event": "failed", "id": "order-17", "group": "default", "consumer": "w1", "attempt": 1}
+EVENTS = [
+    Operation(
+        f"GET {_TOPIC}/events",
+        events.events,
+        READ,
+        "topicEvents",
+        "What happens on a topic, event by event",
+        answers.Events,
+        "In the order of time, from `since_ms` or `cursor` on: `created`, `rescheduled`, `edited`, `replaced`, `ready`, "
+        "`reserved`, `acked`, `failed`, `expired`, `given back`, `dead`, `retry now`, `cancelled`, `requeued`, `deleted` (of a "
+        "dead letter), `group placed`, `group deleted`. They are read from the files of the topic: a cursor is good after a "
+        "restart, and older events go with the retention of these files.",
+        query=events.EventsQuery,
+        errors=(404,),
+        answer_example={"events": [_FAILED | {"error": "KeyError: 'customer'"}], "cursor": "812-3-4100-977", "missed": False},
     )
 ]

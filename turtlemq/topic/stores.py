@@ -125,8 +125,10 @@ class Stores:
 
     def _schedule_retries(self, ended: Sequence[EndedDelivery]) -> None:
         """Long back-off: the messages sleep in the Index, each for its group alone, durably."""
+        ended_ms = ended[0].attempts[-1].ended_ms if ended and ended[0].attempts else None
         with self.taking_over(self.index):
-            self.index.store(retry_columns(ended, [e.attempt + 1 for e in ended]))
+            first = self.index.next_seq(ended_ms or 0)  # with the time of the failure, which `event_feed` tells
+            self.index.store(retry_columns(ended, [e.attempt + 1 for e in ended]), first)
 
     def _store_dead_letters(self, ended: Sequence[EndedDelivery]) -> int:
         """Returns how many letters were replaced."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from turtlemq.histogram import GroupTally, Histogram
 from turtlemq.model import DUE_MS_MAX, Damage, Forecast, StoredMessage
-from turtlemq.topic import listing, message_view, stats
+from turtlemq.topic import event_feed, listing, message_view, stats
 from turtlemq.topic.check import check_topic
 from turtlemq.topic.dead_letters import DeadLetter, DeadLetters, read_letter
 from turtlemq.topic.handoff import Handoff
@@ -54,6 +54,15 @@ class TopicView:
     def sleepers(self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None) -> tuple[list[StoredMessage], str | None]:
         """Sleepers by due time, a page at a time."""
         return self._index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
+
+    def events(self, cursor: str | None = None, since_ms: int | None = None) -> event_feed.Feed:
+        """The events behind a cursor, or from about a time on."""
+        return event_feed.feed(self._stores, cursor, since_ms)
+
+    @property
+    def event_ends(self) -> Sequence[event_feed.Place]:
+        """Changes with every event. O(1)."""
+        return event_feed.ends_of(self._stores)
 
     def forecast(self, now_ms: int, bucket_ms: int, buckets: int) -> Forecast:
         """Numbers of sleepers by due time, from the index alone."""

@@ -136,6 +136,28 @@ class Found(Struct):
     found: list[FoundMessage]
 
 
+class TopicEvent(Struct, kw_only=True, omit_defaults=True):
+    """Something that happened to a message, or without an id to a group. Only fields that the event has."""
+
+    at_ms: int
+    event: str
+    id: str | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    consumer: str | UnsetType = UNSET
+    attempt: int | UnsetType = UNSET
+    due_ms: int | UnsetType = UNSET
+    next_ms: int | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+
+
+class Events(Struct):
+    """Events in the order of time. `cursor` asks for the next ones. `missed`: there were more before these, in no file now."""
+
+    events: list[TopicEvent]
+    cursor: str
+    missed: bool
+
+
 @with_fields(FOR_CONSUMERS, None)
 class Letter(Body, kw_only=True):
     """A dead letter."""
