@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from turtlemq.cli.call import URL, call, path
 from turtlemq.cli.output import new_table, print_json, print_table
 from turtlemq.cli.parameters import AsJson, Group, Topic, Url
 
-app = typer.Typer(no_args_is_help=True)
+
+class _Clients(TyperGroup):
+    """`turtlemq clients TOPIC` is `turtlemq clients list TOPIC`, for a topic that is not named like one of the commands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            args = ["list", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(no_args_is_help=True, cls=_Clients)
 ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.", show_default=False)]
 
 
@@ -19,17 +30,17 @@ ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.", s
 def list_clients(topic: Topic, url: Url = URL, as_json: AsJson = False) -> None:
     """List the clients of all groups of a topic, with URLs and with streams.
 
-    turtlemq clients list orders
+    turtlemq clients list orders (or: turtlemq clients orders)
     """
     clients = call(url, "GET", path(topic, "clients"))["clients"]
     if as_json:
         print_json(clients)
         return
-    table = new_table("group", "client", "transport", "state", "unacked", "window", "last beat", "url", left=4)
+    table = new_table("group", "client", "transport", "state", "unacked", "window", "last beat", "url or name", left=4)
     for one in clients:
         beat = datetime.fromtimestamp(one["beat_ms"] / 1000, UTC).strftime("%H:%M:%S") if one["beat_ms"] else "-"
         figures = f"{one['unacked']:,}", f"{one['window']:,}"
-        table.add_row(one["group"], one["client"], one["transport"], one["state"], *figures, beat, one.get("url", ""))
+        table.add_row(one["group"], one["client"], one["transport"], one["state"], *figures, beat, one.get("url", one["name"]))
     print_table(table)
 
 

@@ -97,6 +97,10 @@ class Clients:
             raise UnknownClient(f"group {group!r} of topic {topic!r} has no client {client!r:.220}: register again")
         return found
 
+    def has(self, topic: str, group: str, client: str) -> bool:
+        """Whether a group has a client with this key."""
+        return client in self._topics.get(topic, {}).get(group, {})
+
     def of_group(self, topic: str, group: str) -> list[RegisteredClient]:
         """The clients of a group, in the order of their registration."""
         return list(self._topics.get(topic, {}).get(group, {}).values())

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls
+from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls, Queue
 from turtlemq.server.rate_limit import FlowControl
+
+LOOKED_AT = 64  # long polls of registered clients among which the largest share is found
 
 
 class Fetches:
@@ -119,11 +123,13 @@ class Fetches:
         if not queue or self._flow.answer_bytes.full or not self._has_ready(topic, group, now_ms, clock):
             return False
         poll = next(iter(queue))
+        if poll.fetch.share is not None:
+            poll = max(_registered(queue), key=_share)
         if poll.future.done():  # its time is up, or its client is gone: an `auto` fetch could not be given back
             self._waiting.remove(poll)
             return True
         try:
-            messages = self._reserve(poll.fetch, now_ms, clock)
+            messages = self._reserve(self._granted(poll.fetch, queue), now_ms, clock)
         except Exception as error:  # noqa: BLE001 - answered to this request: the polls of other topics go on
             self._waiting.remove(poll)
             poll.future.set_exception(error)
@@ -135,6 +141,14 @@ class Fetches:
         self._waiting.remove(poll)
         poll.future.set_result(messages)
         return True
+
+    def _granted(self, fetch: FetchRequest, queue: Queue) -> FetchRequest:
+        """The fetch for a registered client with its part of the ready messages: each gets as its room is to that of all."""
+        if fetch.share is None or len(queue) == 1:
+            return fetch
+        ready = self._engine.topic(fetch.topic).view.ready_bound(fetch.group)
+        room = sum(other.fetch.count for other in _registered(queue))
+        return fetch if ready >= room else replace(fetch, count=max(1, -(-ready * fetch.count // room)))
 
     def _reserve(self, fetch: FetchRequest, now_ms: int, clock: float) -> Reserved:
         """Ask the engine, also if the delivery rate allows no message now: that uses the group, too."""
@@ -155,3 +169,11 @@ class Fetches:
             self._paused_until[topic] = min(self._paused_until.get(topic, math.inf), clock + pause)
             return False
         return opened.view.has_ready(group, now_ms)
+
+
+def _registered(queue: Queue) -> list[LongPoll]:
+    return [poll for poll in islice(queue, LOOKED_AT) if poll.fetch.share is not None]
+
+
+def _share(poll: LongPoll) -> float:
+    return 0.0 if poll.fetch.share is None else poll.fetch.share()

@@ -1,11 +1,13 @@
 """Long polls: fetches that wait for a message, in queues by topic and group, first come, first served.
 
+Fetches for registered clients, which tell their free share, count as one in the queue: the largest free share is first.
+
 Only the queues live here. `fetches` decides when a waiting fetch is answered, and with what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +24,7 @@ class FetchRequest:
     ttr_ms: int | None = None
     consumer: str = ""
     auto: bool = False
+    share: Callable[[], float] | None = field(default=None, compare=False)  # of registered clients: the largest free share
 
 
 class Future(Protocol):

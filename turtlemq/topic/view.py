@@ -81,6 +81,11 @@ class TopicView:
         """May a fetch of a group, existing or new, find a message? O(1)."""
         return not self.is_paused(name) and self._broker.has_ready(name, now_ms)
 
+    def ready_bound(self, name: str) -> int:
+        """How many messages a fetch of a group may find at most, retries that are not due yet included. O(1)."""
+        group = self._broker.groups.get(name)
+        return 0 if group is None else group.unfetched + len(group.retries)
+
     def is_paused(self, name: str | None = None) -> bool:
         """Whether a group is given no messages, since it or the topic is paused; without a name, whether the topic is."""
         pauses = self._stores.pauses

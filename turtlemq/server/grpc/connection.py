@@ -112,6 +112,11 @@ class Call:
         return self.queued - self.written
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life of the client."""
+        return self._loop.time() - self._connection.heard_at
+
+    @property
     def is_holding(self) -> bool:
         """Whether bytes of it count against the budget of requests, or should."""
         return bool(self._held or self._size)
@@ -252,14 +257,14 @@ class GrpcConnection(asyncio.Protocol):
         self._transport, self._loop = cast(asyncio.Transport, transport), asyncio.get_running_loop()
         self.peer = (transport.get_extra_info("peername") or ("",))[0]
         self.is_allowed = self._allows(self.peer)
-        self._heard_at = self._loop.time()
+        self.heard_at = self._loop.time()
         self._timer = self._loop.call_later(self._pause_s, self._review)
         if not self.is_allowed:
             self._loop.call_later(REFUSE_S, self._transport.close)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = now = self._loop.time()
+        self.heard_at = now = self._loop.time()
         for event in self._machine.receive(data, now):
             self._handle(event)
         for stream, call in list(self.calls.items()):
@@ -386,7 +391,7 @@ class GrpcConnection(asyncio.Protocol):
     def _review(self) -> None:
         now = self._loop.time()
         self._timer = self._loop.call_later(self._pause_s, self._review)
-        silent_s = now - self._heard_at
+        silent_s = now - self.heard_at
         if silent_s > 3 * self._beat_s:
             self._end_calls("silent")
             self._transport.abort()

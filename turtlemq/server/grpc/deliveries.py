@@ -64,6 +64,11 @@ class Member:
         room = self.window.size - len(self.held)
         return max(0, room if self.free is None else min(room, self.free))
 
+    @property
+    def share(self) -> float:
+        """The free share of its window."""
+        return self.room / self.window.size
+
     def take(self, messages: list[Delivered], lease: str, now: float) -> None:
         """Deliver messages."""
         ends = self.send(self, messages)
@@ -216,7 +221,7 @@ class _Pool:
         service = self._context.service
         names = {member.name for member in self.members}
         name = names.pop() if len(names) == 1 else f"{len(self.members)} gRPC streams"
-        wanted = FetchRequest(topic, group, room, ttr_ms, name, is_auto)
+        wanted = FetchRequest(topic, group, room, ttr_ms, name, is_auto, self._largest_share)
         self._context.check_writable()
         reserved = await service.fetch(wanted, WAIT_S)
         if not len(reserved):
@@ -233,6 +238,9 @@ class _Pool:
             service.engine.give_back(topic, group, [message.id for message in left], now_ms(), reserved.lease)
             service.answer_polls_soon(topic)
 
+    def _largest_share(self) -> float:
+        return max((member.share for member in self.members), default=0.0)
+
     def _share(self, messages: list[Delivered], lease: str) -> list[Delivered]:
         """Share messages out. Returns those for which no member has room any more."""
         now = asyncio.get_running_loop().time()
@@ -240,7 +248,7 @@ class _Pool:
             takers = [member for member in self.members if member.room]
             if not takers:
                 break
-            takers.sort(key=lambda member: member.room / member.window.size, reverse=True)
+            takers.sort(key=lambda member: member.share, reverse=True)
             each = -(-len(messages) // len(takers))
             for member in takers:
                 part, messages = messages[: (count := min(each, member.room))], messages[count:]

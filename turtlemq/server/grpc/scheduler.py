@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from msgspec import UnsetType
 
 from turtlemq.engine import GROUP
-from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage
+from turtlemq.errors import InvalidArgument, TurtleError, UnknownGroup, UnknownMessage, UnknownTopic
 from turtlemq.model import DUE_MS_MAX, TTR_MS_MAX
 from turtlemq.server.auth import CHANGE, CONSUME
 from turtlemq.server.grpc.connection import Call, CallEnded
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.deliveries import Member, Pools, release
 from turtlemq.server.grpc.messages import message
+from turtlemq.server.grpc.registered import StreamClient, registered
 from turtlemq.server.grpc.statuses import Garbage
 from turtlemq.server.grpc.storing import COMPRESSION, Storing, mark_of, refusal
 from turtlemq.server.grpc.window import Window
@@ -54,7 +56,7 @@ async def connect(context: Context, pools: Pools, call: Call) -> None:
     finally:
         context.figures.ended[why] += 1
         try:
-            await session.close(why not in KEPT)
+            await session.close(why)
         finally:
             pools.streams.discard(session)
 
@@ -67,6 +69,7 @@ class Session:
         self._context, self._pools, self._call, self._service = context, pools, call, context.service
         self._prefix = context.config.grpc_topic_prefix
         self._members: dict[tuple[str, str], Member] = {}
+        self._entries: dict[Member, StreamClient] = {}  # in the registry of clients
         self._storing = Storing(context, call, self._prefix)
         self._loop = asyncio.get_running_loop()
         self._review_timer: asyncio.TimerHandle | None = None
@@ -117,8 +120,8 @@ class Session:
         elif kind == "extend":
             await self._extend(one.extend)
         elif kind == "leave":
-            for member in self._members.values():
-                self._pools.leave(member)
+            for member in list(self._members.values()):
+                self._leave(member)
                 if one.leave.give_back:
                     await release(self._service, member, is_lost=False)
 
@@ -126,17 +129,25 @@ class Session:
         """Tell the client that the server stops; nothing more is delivered."""
         self.is_draining = True
         for member in self._members.values():
-            self._pools.leave(member)
+            self._leave(member)
         self._call.send([ServerMessage(drain={"within_ms": within_ms}).SerializeToString()])
 
-    async def close(self, is_lost: bool) -> None:
+    def _leave(self, member: Member) -> None:
+        """Deliver no more to a registration, whose acks still count."""
+        self._pools.leave(member)
+        self._entries[member].state = "leaving"
+
+    async def close(self, why: str) -> None:
         """End all registrations and their deliveries."""
+        is_lost = why not in KEPT
         self._call.on_progress = int
         if self._review_timer is not None:
             self._review_timer.cancel()
         for member in self._members.values():
             self._pools.leave(member)
-        for member in self._members.values():
+            self._unlist(member)
+        self._service.clients.beats_missed += len(self._members) if why == "silent" else 0
+        for member in list(self._members.values()):
             try:
                 await release(self._service, member, is_lost)
             except TurtleError:
@@ -160,22 +171,49 @@ class Session:
         member = self._members.get((topic, group))
         if member is None:
             member = Member(topic, group, self._call, Window(most), self._deliver, self._ended)
-            self._members[topic, group] = member
         self._pools.leave(member)
         member.window.limit(min(asked.window or most, most))
         member.ttr_ms, member.is_auto = asked.ttr_ms or None, asked.at_most_once
         member.name = asked.client[:NAME_CHARS_MAX]
-        told = {"route_key": route_key, "group": group, "window": member.window.most, "stream": self._call.request_id}
+        try:
+            entry = self._listed(member)
+        except TurtleError as error:
+            self._refused(error, route_key=route_key)
+            return
+        self._members[topic, group] = member
+        told = {"route_key": route_key, "group": group, "window": member.window.most, "stream": entry.client}
         beat_ms = round(self._context.config.grpc_beat_s * 1000)
         self._call.send([ServerMessage(registered={**told, "beat_ms": beat_ms}).SerializeToString()])
         if not self.is_draining:
+            entry.state = "active"
             self._pools.join(member)
         if self._review_timer is None:
             self._review_timer = self._loop.call_later(REVIEW_S, self._review)
 
+    def _listed(self, member: Member) -> StreamClient:
+        """The entry of a registration among the clients of its group."""
+        if member not in self._entries:
+            gone = partial(self._dropped, member)
+            self._entries[member] = registered(self._service.clients, member, gone)
+        return self._entries[member]
+
+    def _unlist(self, member: Member) -> None:
+        if (entry := self._entries.pop(member, None)) is not None:
+            self._service.clients.remove(entry)
+
+    def _dropped(self, member: Member) -> None:
+        """The group or the topic of a registration was deleted."""
+        self._pools.leave(member)
+        member.held.clear()
+        if member.topic in self._service.engine.topics:
+            self._ended(member, UnknownGroup(f"group {member.group!r} of topic {member.topic!r} was deleted"))
+        else:
+            self._ended(member, UnknownTopic(f"topic {member.topic!r} was deleted"))
+
     def _ended(self, member: Member, error: TurtleError) -> None:
         """A registration gets no more messages: its topic was deleted, or cannot be read."""
         self._members.pop((member.topic, member.group), None)
+        self._unlist(member)
         self._refused(error, route_key=member.topic.removeprefix(self._prefix))
 
     def _review(self) -> None:

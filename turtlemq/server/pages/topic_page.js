@@ -5,6 +5,7 @@ import { useLayoutEffect, useRef } from "./standalone.module.js";
 import { WORDS, at, html, link, replaceQuery, serverNow, usePoll } from "./ui.js";
 import { PauseButtons, cancelRange, putMessage } from "./actions.js";
 import { Forecast, History } from "./charts.js";
+import { Clients } from "./clients.js";
 import { DeadLetters } from "./dead_letters.js";
 import { Groups } from "./groups.js";
 import { MessageDrawer } from "./message_drawer.js";
@@ -19,7 +20,7 @@ function Tabs({ topic, tab, stats, groups }) {
     const [here, frame] = [bar.current.querySelector("[aria-current]"), bar.current]; // on a phone the bar is wider than the screen
     if (here) frame.scrollLeft = here.offsetLeft - frame.offsetLeft - (frame.clientWidth - here.offsetWidth) / 2;
   }, [tab]);
-  const tabs = [["overview", "Overview"], ...LISTS.filter((state) => state !== "cancelled" || stats.cancelled).map((state) => [state, WORDS[state], stats[state]]), ["groups", "Groups", Object.keys(groups).length], ["settings", "Settings"]];
+  const tabs = [["overview", "Overview"], ...LISTS.filter((state) => state !== "cancelled" || stats.cancelled).map((state) => [state, WORDS[state], stats[state]]), ["groups", "Groups", Object.keys(groups).length], ["clients", "Clients"], ["settings", "Settings"]];
   const keys = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -57,6 +58,7 @@ export function TopicPage({ status, where }) {
   const views = {
     overview: () => html`<${Figures} stats=${found.stats} /><${Forecast} topic=${topic} /><${History} topic=${topic} />`,
     groups: () => html`<${Groups} ...${common} stats=${found.groups} row=${row} />`,
+    clients: () => html`<${Clients} topic=${topic} />`,
     settings: () => html`<${SettingsForm} topic=${topic} settings=${found.settings} reload=${reload} />`,
     dead: () => html`<${DeadLetters} ...${common} />`,
   };

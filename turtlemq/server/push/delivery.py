@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Protocol
 
 from msgspec import UNSET
@@ -168,7 +169,8 @@ class GroupDelivery:
         at_most_once, timeout_s = key
         names = [endpoint.client for endpoint in self.endpoints if _key(endpoint) == key]
         consumer = names[0] if len(names) == 1 else "callbacks"
-        wanted = FetchRequest(self.topic, self.group, count, round(1000 * (timeout_s + LEASE_S)), consumer, at_most_once)
+        lease_ms = round(1000 * (timeout_s + LEASE_S))
+        wanted = FetchRequest(self.topic, self.group, count, lease_ms, consumer, at_most_once, partial(self._share, key))
         try:
             if self._service.lead is not None:
                 self._service.lead.check_writable()
@@ -191,6 +193,11 @@ class GroupDelivery:
             return
         self._refusal = ""
         self._begin(key, delivered(fetched), fetched.lease)
+
+    def _share(self, key: Key) -> float:
+        """The largest free share of the endpoints with the same terms."""
+        now = time.monotonic()
+        return max((endpoint.share(now) for endpoint in self.endpoints if _key(endpoint) == key), default=0.0)
 
     async def _covered(self) -> None:
         """In a cluster, wait until the required copies know of the delivery, as the answer to a fetch does."""

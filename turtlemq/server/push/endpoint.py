@@ -74,6 +74,10 @@ class Endpoint(RegisteredClient):
             return 0
         return self.breaker.room(self.window, self.unacked, now_s)
 
+    def share(self, now_s: float) -> float:
+        """The free share of its window."""
+        return self.room(now_s) / max(1, self.window)
+
     def beat(self, now_ms: int, free: int | None) -> None:
         """A sign of life. `free`: how many more deliveries the client could begin."""
         self.beat_ms = now_ms
