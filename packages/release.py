@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,8 @@ def run(*command: str | Path, cwd: Path = ROOT, **more: str) -> str:
 def environment(**more: str) -> dict[str, str]:
     """The variables of this process, without those that change where Python or the program look for things."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURTLEMQ_", "PYTHON"))}
+    if (settings := ROOT / ".venv/containers.conf").exists():  # of packages/base_image.sh
+        kept.setdefault("CONTAINERS_CONF", str(settings))
     return kept | more
 
 
@@ -267,17 +270,106 @@ def has_image(name: str, image: str) -> bool:
     return False
 
 
-def build_image(date: str, options: Sequence[str]) -> str:
-    """Build the image, where there is an engine. Returns a sentence about it."""
+def image_options(name: str, date: str) -> list[str]:
+    """Options of `build`: podman sets the times of all files, keeps the health check, and trusts what this machine trusts."""
+    if name != "podman":
+        return []
+    network = ["--network=host", "--volume=/etc/ssl/certs:/etc/ssl/certs:ro"]
+    return ["--format=docker", f"--timestamp={date}", *network]
+
+
+def build_image(name: str, date: str, options: Sequence[str], tag: str = IMAGE) -> None:
+    """Build the image with an engine that has the base image."""
+    ours = image_options(name, date)
+    run(name, "build", *ours, *options, "--tag", tag, "--file", "deploy/Dockerfile", ".", SOURCE_DATE_EPOCH=date)
+
+
+def layers(name: str, image: str) -> list[str]:
+    """Checksums of the layers of an image."""
+    found: list[str] = json.loads(run(name, "image", "inspect", "--format", "{{json .RootFS.Layers}}", image))
+    return found
+
+
+def health_check() -> list[str]:
+    """The command of the health check in the Dockerfile."""
+    text = (ROOT / "deploy/Dockerfile").read_text("utf-8")
+    command: list[str] = json.loads(re.findall(r"HEALTHCHECK .*\\\n +CMD (.*)$", text, re.MULTILINE)[0])
+    return command
+
+
+def printed(name: str, called: str) -> str:
+    """Everything that a container has printed."""
+    logs = subprocess.run(
+        [name, "logs", called], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return logs.stdout.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def container(name: str, image: str, *options: str) -> Iterator[list[str]]:
+    """A container with a read-only root, without capabilities. Yields the command that runs others in it, once it is healthy."""
+    called = f"turtlemq-try-{os.getpid()}"
+    try:
+        run(name, "run", "-d", "--name", called, "-v", f"{called}:/data", "--read-only", "--cap-drop", "ALL", *options, image)
+        inside = [name, "exec", called]
+        check = f"n=0; until {shlex.join(health_check())} 2>/dev/null; do n=$((n+1)); [ $n -lt 150 ] || exit 1; sleep 0.2; done"
+        try:
+            run(*inside, "sh", "-c", check)
+        except Failed as failed:
+            raise Failed(f"{failed}\n{printed(name, called)}") from None
+        yield inside
+    finally:
+        for end in (("rm", "--force", called), ("volume", "rm", called)):
+            subprocess.run([name, *end], env=environment(), capture_output=True, timeout=60, check=False)
+
+
+def try_image(name: str, image: str, *options: str) -> str:
+    """Run a container of an image as an operator does; it must end well. Returns the version of its Python."""
+    with container(name, image, *options) as inside:
+        if name == "podman":
+            run(name, "healthcheck", "run", inside[-1])
+        run(*inside, "turtlemq", "put", "orders", "1", "--id", "o1")
+        if not run(*inside, "turtlemq", "fetch", "orders", "--wait", "10").startswith("o1\t"):
+            raise Failed(f"{image}: the message did not come")
+        if run(*inside, "id", "-u").strip() == "0":
+            raise Failed(f"{image} runs as root")
+        run(*inside, "sh", "-c", "! touch /opt/turtlemq/x 2>/dev/null")
+        python = run(*inside, "python", "-c", "import platform; print(platform.python_version())").strip()
+        run(name, "stop", "--time", "20", inside[-1])
+        code = run(name, "inspect", "--format", "{{.State.ExitCode}}", inside[-1]).strip()
+        if code != "0":
+            raise Failed(f"{image}: the server ended with exit code {code}\n{printed(name, inside[-1])}")
+    return python
+
+
+def release_image(date: str, options: Sequence[str], run_options: Sequence[str]) -> str:
+    """Build the image twice, compare the layers, and run it, where there is an engine. Returns a sentence about it."""
     if (name := engine()) is None:
-        return "No image: there is no container engine (docker or podman) here"
+        return "No image: there is no container engine (docker or podman) here; `sh packages/base_image.sh` installs podman"
     if not has_image(name, base := base_image(options)):
         try:
             run(name, "pull", base)
         except Failed as failed:
-            return f"No image: {base} cannot be pulled. {str(failed).strip().rpartition(chr(10))[2]}"
-    run(name, "build", *options, "--tag", IMAGE, "--file", "deploy/Dockerfile", ".", SOURCE_DATE_EPOCH=date)
-    return f"Image {IMAGE}: built with {name}, {run(name, 'run', '--rm', '--entrypoint', 'turtlemq', IMAGE, '--version').strip()}"
+            why = str(failed).strip().rpartition("\n")[2]
+            return f"No image: {base} cannot be pulled; `sh packages/base_image.sh` makes one of Debian's packages. {why}"
+    build_image(name, date, ["--no-cache", *options])
+    first = layers(name, IMAGE)
+    build_image(name, date, ["--no-cache", *options])
+    same = "twice, with equal layers" if layers(name, IMAGE) == first else "twice, and the layers differ"
+    if name == "podman" and layers(name, IMAGE) != first:
+        raise Failed("two builds of the image have different layers")
+    return f"Image {IMAGE}: built {same}, with {name} on {base}; runs with Python {try_image(name, IMAGE, *run_options)}"
+
+
+def try_other_pythons(versions: Sequence[str], date: str, options: Sequence[str], run_options: Sequence[str]) -> dict[str, str]:
+    """Build and run the image on `python:{version}-slim`, where an engine has it. Returns the full versions, by version."""
+    found = {}
+    for version in versions:
+        base, tag = f"python:{version}-slim", f"{IMAGE}-python{version}"
+        if (name := engine()) is not None and has_image(name, base):
+            build_image(name, date, [*options, f"--build-arg=BASE={base}"], tag)
+            found[version] = try_image(name, tag, *run_options)
+    return found
 
 
 def main() -> None:
@@ -285,14 +377,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make release", description=main.__doc__)
     parser.add_argument("--into", type=Path, default=ROOT / "dist")
     parser.add_argument("--image-option", action="append", default=[], help="for `docker build`, such as --build-arg=BASE=…")
+    parser.add_argument("--run-option", action="append", default=[], help="for `docker run`, such as --network=host")
     asked = parser.parse_args()
     try:
-        release(asked.into, asked.image_option)
+        release(asked.into, asked.image_option, asked.run_option)
     except Failed as failed:
         sys.exit(f"No release: {failed}")
 
 
-def release(dist: Path, image_options: Sequence[str]) -> None:
+def release(dist: Path, build_options: Sequence[str], run_options: Sequence[str]) -> None:
     """Build into a folder, compare, try, and say what was done."""
     date = source_date()
     if dist.exists() and any(dist.iterdir()) and not (dist / "SHA256SUMS").exists() and dist != ROOT / "dist":
@@ -317,15 +410,20 @@ def release(dist: Path, image_options: Sequence[str]) -> None:
     for file in sorted(dist.iterdir()):
         print(f"  {file.name:45} {file.stat().st_size:>9,} bytes", flush=True)
     pythons = found_pythons()
-    for version in VERSIONS:
-        if version not in pythons:
-            print(f"Python {version}: not found here, not tried (install it as python{version}, or with pyenv)")
-            continue
+    for version in pythons:
         with tempfile.TemporaryDirectory() as place:
             programs = install(pythons[version], Path(place, "environment"), dist)
             count = run_readme(programs, Path(place))
         print(f"Python {version}: installed from the wheels, {count} commands of README.md run", flush=True)
-    print(build_image(date, image_options))
+    missing = [version for version in VERSIONS if version not in pythons]
+    others = try_other_pythons(missing, date, build_options, run_options)
+    for version in missing:
+        if version in others:
+            print(f"Python {version}: not found here; an image built on python:{version}-slim serves, with {others[version]}")
+        else:
+            print(f"Python {version}: not tried; install it as python{version} or with pyenv, or pull python:{version}-slim")
+    print("Building the image twice, a few minutes", flush=True)
+    print(release_image(date, build_options, run_options))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,12 @@ def test_a_cluster_is_the_one_of_the_manifest() -> None:
 
 def test_values_of_the_chart_arrive() -> None:
     found = rendered(
-        image={"repository": "registry.example/turtlemq", "tag": "9", "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}]},
+        image={
+            "repository": "registry.example/turtlemq",
+            "tag": "9",
+            "pullPolicy": "Always",
+            "pullSecrets": [{"name": "registry"}],
+        },
         storage={"size": "1Ti", "className": "fast"},
         allowedHosts="192.0.2.0/24",
         configSecret="settings",
