@@ -12,6 +12,7 @@ import pytest
 
 from tests.harness.committer import Slow
 from tests.harness.grpc_peer import ClientMessage, Site, site, soon
+from turtlemq.model import Message, Priority
 from turtlemq.server.auth import Token, hash_of, new_token
 from turtlemq.server.grpc import statuses
 from turtlemq.server.service import now_ms
@@ -242,6 +243,25 @@ def test_a_window_bounds_unacknowledged_deliveries(tmp_path: Path) -> None:
         await peer.until(stream, "delivery", 6)
         await asyncio.sleep(0.1)
         assert len(peer.received(stream, "delivery")) == 6
+
+    run(tmp_path, story)
+
+
+def test_the_last_quarter_of_a_window_is_not_for_low_priority(tmp_path: Path) -> None:
+    async def story(made: Site) -> None:
+        low = [Message(b"x", due_ms=5, id=f"l{n}", priority=Priority.LOW) for n in range(20)]
+        made.engine.submit("t", low, now_ms())
+        peer, stream = await made.stream({"register": {"route_key": "t", "window": 8}})
+        first = await peer.until(stream, "delivery", 6)
+        await asyncio.sleep(0.1)
+        assert len(peer.received(stream, "delivery")) == 6
+        peer.send(stream, {"ack": {"id": first[0].id, "failed": True, "retry_delay_ms": 0}})
+        again = (await peer.until(stream, "delivery", 7))[6]
+        assert (again.id, again.attempt) == (first[0].id, 2), "a retry takes one of their places"
+        await asyncio.sleep(0.1)
+        assert len(peer.received(stream, "delivery")) == 7
+        made.put(["a", "b"])
+        assert [one.id for one in await peer.until(stream, "delivery", 9)][7:] == ["a", "b"]
 
     run(tmp_path, story)
 

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 from turtlemq.broker.cancel import CANCELLED
-from turtlemq.broker.results import Acked, Extended, Reserved
+from turtlemq.broker.results import Acked, Extended, Reserved, ReserveTerms
 from turtlemq.data_folder import DataFolder, changed_settings, read_settings, write_settings
 from turtlemq.errors import Corrupt, Exhausted, TurtleError, Unavailable, UnknownGroup, UnknownTopic, describe
 from turtlemq.index.columns import as_batch
@@ -236,21 +236,11 @@ class Engine:
 
     # Consuming
 
-    def reserve(
-        self,
-        topic: str,
-        group: str,
-        count: int,
-        now_ms: int,
-        *,
-        ttr_ms: int | None = None,
-        consumer: str = "",
-        auto: bool = False,
-    ) -> Reserved:
-        """Hand out up to `count` ready messages to a consumer of a group, under a lease."""
+    def reserve(self, topic: str, group: str, count: int, now_ms: int, **terms: Unpack[ReserveTerms]) -> Reserved:
+        """Hand out up to `count` ready messages, to a consumer of a group, under a lease."""
         opened = self.topic(topic)
         try:
-            out = opened.reserve(names.check_group(group), count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+            out = opened.reserve(names.check_group(group), count, now_ms, **terms)
         except BaseException:
             self._journaled(opened, now_ms)  # there may be leases already: they must end
             raise

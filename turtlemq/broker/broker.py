@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from turtlemq.broker.failures import LEASE_EXPIRED, Failures
 from turtlemq.broker.group import NO_EVENT, NO_MESSAGES, Group, Lease, MessageColumns
 from turtlemq.broker.lookup import Settlement
 from turtlemq.broker.ready_view import ReadyView
-from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Extended, Reserved
+from turtlemq.broker.results import Acked, BrokerStats, DeadRemoval, Extended, Reserved, ReserveTerms
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import retries_by_group, visible
 from turtlemq.errors import OutOfFiles
@@ -109,11 +109,9 @@ class Broker:
 
     # Consuming
 
-    def reserve(
-        self, name: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
-    ) -> Reserved:
-        """Hand out up to `count` messages under a lease. A group that does not exist is created at the oldest message. With
-        `auto` the messages are acknowledged, durably, before they are handed out."""
+    def reserve(self, name: str, count: int, now_ms: int, **terms: Unpack[ReserveTerms]) -> Reserved:
+        """Hand out up to `count` messages under a lease. A group that does not exist is created at the oldest message."""
+        ttr_ms, consumer = terms.get("ttr_ms"), terms.get("consumer", "")
         state = self._state
         known = state.groups.get(name)
         group = state.move_group(name, self._ready_log.first_offset, now_ms) if known is None else known
@@ -121,7 +119,7 @@ class Broker:
         room = min(count, state.settings.max_in_flight - group.in_flight, LEASE_MESSAGES_MAX)
         if room <= 0 or not group.has_ready(now_ms):
             return Reserved(idle=known is not None)
-        picked = delivery.pick(self._visibility, group, room, now_ms)
+        picked = delivery.pick(self._visibility, group, room, now_ms, terms.get("low"))
         if picked.is_empty and picked.cursors == group.cursors:
             group.credits = picked.credits
             return Reserved(idle=known is not None)
@@ -138,7 +136,7 @@ class Broker:
         out.lease = leases[0].token if leases else ""
         if len(expired):
             self._failures.expire(group, expired, now_ms)
-        if len(messages) and (auto or state.settings.delivery == "at-most-once"):
+        if len(messages) and (terms.get("auto") or state.settings.delivery == "at-most-once"):
             state.ack(group, messages, np.full(len(messages), now_ms), consumer, now_ms)
             group.close([(lease, np.arange(len(lease.messages))) for lease in leases])
             self.sync()

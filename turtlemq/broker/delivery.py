@@ -54,6 +54,7 @@ class Picked:
     bytes: int = 0
     skipped: int = 0  # documents on the way that are not for this fetch
     is_cut: bool = False  # the last read left out documents for their bytes
+    low: int | None = None  # how many of low priority it may still take; None: any number
 
     def __len__(self) -> int:
         return sum(len(piece.which) for piece in self.pieces)
@@ -79,12 +80,12 @@ class Picked:
         return self.is_full or self.skipped >= SKIPPED_MAX
 
 
-def pick(visibility: Visibility, group: Group, count: int, now_ms: int) -> Picked:
-    """The next messages of a group, at most `count`."""
+def pick(visibility: Visibility, group: Group, count: int, now_ms: int, low: int | None = None) -> Picked:
+    """The next messages of a group, at most `count`, and at most `low` of low priority (None: any number)."""
     ready, cancelled = visibility.ready, visibility.cancelled
     if not visibility.has_priorities and (small := _pick_small(ready, group, cancelled, count, now_ms)) is not None:
         return small
-    picked = Picked(dict(group.cursors), dict(group.credits), group.take_due_retries(now_ms, count))
+    picked = Picked(dict(group.cursors), dict(group.credits), group.take_due_retries(now_ms, count), low=low)
     try:
         if picked.retries:
             _pick_retries(ready, group, picked, now_ms)
@@ -138,7 +139,20 @@ def _pick_retries(ready: ReadyLog, group: Group, picked: Picked, now_ms: int) ->
     chosen[stop:] = False
     group.return_retries(picked.retries[stop:])
     del picked.retries[stop:]
+    if picked.low is not None:
+        _leave_low(group, read, chosen & ~late, picked, chosen)
     _take(group, read, offsets, times, chosen, late, picked, attempts)
+
+
+def _leave_low(group: Group, read: log.Documents, wanted: Mask, picked: Picked, chosen: Mask) -> None:
+    """Return the retries of low priority that are too many, and choose them no longer. Requires that `picked.low` is a number."""
+    assert picked.low is not None
+    rows = np.flatnonzero(wanted & ((read.heads["flags"] & f.PRIORITY) == int(Priority.LOW)))
+    left = set(rows[picked.low :].tolist())
+    picked.low -= len(rows) - len(left)
+    chosen[list(left)] = False
+    group.return_retries([retry for i, retry in enumerate(picked.retries) if i in left])
+    picked.retries[:] = [retry for i, retry in enumerate(picked.retries) if i not in left]
 
 
 def _pick_new(visibility: Visibility, group: Group, count: int, picked: Picked, now_ms: int) -> None:
@@ -153,8 +167,13 @@ def _pick_new(visibility: Visibility, group: Group, count: int, picked: Picked, 
     for quota in (quotas, dict.fromkeys(quotas, count)):
         for level in LEVELS:
             room = min(quota[int(level)], count - len(picked))
+            if level is Priority.LOW and picked.low is not None:
+                room = min(room, picked.low)
             if room > 0:
+                before = len(picked)
                 picked.cursors[int(level)] = _pick_from_cursor(visibility, group, level, room, picked, now_ms)
+                if level is Priority.LOW and picked.low is not None:
+                    picked.low -= len(picked) - before
 
 
 def _pick_from_cursor(

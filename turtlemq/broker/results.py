@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from turtlemq.broker.delivery import Piece
 from turtlemq.model import I64
@@ -41,6 +42,15 @@ class Interrupted:
     cancelled_retry_ids: dict[str, dict[str, int]] = field(default_factory=dict)  # by group: cancelled ids that may still sleep,
     # and the newest seq of the Index then: a later retry is that of a new message with the same id
     removals: list[DeadRemoval] = field(default_factory=list)  # dead letters that were about to be removed
+
+
+class ReserveTerms(TypedDict, total=False):
+    """The terms on which messages are handed out."""
+
+    ttr_ms: int | None  # of the leases; None: that of the message or the topic
+    consumer: str  # a name for people
+    auto: bool  # the messages are acknowledged, durably, before they are handed out
+    low: int | None  # at most so many of low priority; None: any number
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
-from turtlemq.broker.results import Reserved
+from turtlemq.broker.results import Reserved, ReserveTerms
 from turtlemq.engine import Engine
 from turtlemq.server.long_polls import FetchRequest, LongPoll, LongPolls, Queue
 from turtlemq.server.rate_limit import FlowControl
@@ -154,9 +154,9 @@ class Fetches:
         """Ask the engine, also if the delivery rate allows no message now: that uses the group, too."""
         settings = self._engine.topic(fetch.topic).settings
         count = self._flow.deliverable(fetch.topic, fetch.group, settings, fetch.count, clock)
-        messages = self._engine.reserve(
-            fetch.topic, fetch.group, count, now_ms, ttr_ms=fetch.ttr_ms, consumer=fetch.consumer, auto=fetch.auto
-        )
+        low = None if fetch.low is None else fetch.low()
+        terms = ReserveTerms(ttr_ms=fetch.ttr_ms, consumer=fetch.consumer, auto=fetch.auto, low=low)
+        messages = self._engine.reserve(fetch.topic, fetch.group, count, now_ms, **terms)
         self._flow.delivered(fetch.topic, fetch.group, settings, len(messages), clock)
         return messages
 

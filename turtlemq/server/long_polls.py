@@ -16,7 +16,8 @@ from turtlemq.broker.results import Reserved
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A consumer's request for up to `count` messages. `auto`: delivery acknowledges, so nothing can be given back."""
+    """A consumer's request for up to `count` messages. `auto`: delivery acknowledges, so nothing can be given back. `low`: tells
+    how many of low priority it may get when it is answered."""
 
     topic: str
     group: str
@@ -25,6 +26,7 @@ class FetchRequest:
     consumer: str = ""
     auto: bool = False
     share: Callable[[], float] | None = field(default=None, compare=False)  # of registered clients: the largest free share
+    low: Callable[[], int] | None = field(default=None, compare=False)  # how many of low priority it may get
 
 
 class Future(Protocol):

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from bson.int64 import Int64
 
 from turtlemq.broker.cancel import CANCELLED
-from turtlemq.broker.results import Acked, Extended, Reserved
+from turtlemq.broker.results import Acked, Extended, Reserved, ReserveTerms
 from turtlemq.broker.save import LogSync
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownGroup, UnknownMessage
@@ -197,16 +197,14 @@ class Topic:
 
     # Consuming. Every method journals, so `sync_soon` must follow.
 
-    def reserve(
-        self, group: str, count: int, now_ms: int, *, ttr_ms: int | None = None, consumer: str = "", auto: bool = False
-    ) -> Reserved:
+    def reserve(self, group: str, count: int, now_ms: int, **terms: Unpack[ReserveTerms]) -> Reserved:
         """Hand out up to `count` ready messages to a consumer of a group, under a lease. A paused group gets none: it is only
         noted as used."""
         if self.stores.pauses.holds(group):
             count = 0
         if self.stores.replacing:
             self.stores.land_replacements()
-        return self._broker.reserve(group, count, now_ms, ttr_ms=ttr_ms, consumer=consumer, auto=auto)
+        return self._broker.reserve(group, count, now_ms, **terms)
 
     def ack(
         self,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from turtlemq.errors import NotEnoughReplicas
-from turtlemq.server.auth import Access, Auth
+from turtlemq.server.auth import CONSUME, Access, Auth
 from turtlemq.server.config import Config
+from turtlemq.server.errors import Forbidden
 from turtlemq.server.forward import leads
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.metrics.meter import GrpcFigures
@@ -35,6 +36,14 @@ class Context:
         """A topic's name, if the call's token has one of these rights on it, and it exists or may be created."""
         self.auth.check(call.token, name, rights)
         return allowed_topic(self.service.engine, self.config, name, may_create)
+
+    def may_consume(self, call: Call, topic: str) -> bool:
+        """Whether the call's token may consume a topic."""
+        try:
+            self.auth.check(call.token, topic, CONSUME)
+        except Forbidden:
+            return False
+        return True
 
     def group(self, topic: str, name: str) -> str:
         """A group's name, which may be new."""

@@ -125,8 +125,6 @@ class Publishing:
         for one in staged:
             if one.commit is not None:
                 one.error = await one.commit
-        if all(one.error is not None for one in staged):
-            return
         try:
             await self._context.confirmed()
         except TurtleError as error:

@@ -1,6 +1,6 @@
 """`turtlemq.v1.Queue`: the native service, for clients in any language that move many messages. Its methods, by path.
 
-Batches are columns. Publishing is in `publishing`; look-ups and administration stay with HTTP.
+Batches are columns. Publishing is in `publishing`, subscriptions are in `subscribing`; look-ups and administration are HTTP's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from turtlemq.model import BATCH_MESSAGES_MAX
 from turtlemq.server.auth import CHANGE
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import Context
+from turtlemq.server.grpc.deliveries import Pools, serve
 from turtlemq.server.grpc.messages import message
 from turtlemq.server.grpc.publishing import Publishing, Request
+from turtlemq.server.grpc.subscribing import Subscription
+from turtlemq.server.grpc.topic_watch import TopicWatch
 from turtlemq.server.grpc.unary import Handler, unary
 from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.incoming.batches import check_due
@@ -26,11 +29,12 @@ from turtlemq.server.service import now_ms
 Named, Cancelled, When = (message(f"turtlemq.v1.{name}") for name in ("Named", "Cancelled", "When"))
 
 
-def methods(context: Context) -> dict[str, Handler]:
+def methods(context: Context, pools: Pools) -> dict[str, Handler]:
     """All methods of this service, by path."""
     found: dict[str, Handler] = {
         "Publish": unary(Request, partial(_publish, context)),
         "PublishStream": partial(_publish_stream, context),
+        "Subscribe": partial(_subscribe, context, pools, TopicWatch(context.service)),
         "Cancel": unary(Named, partial(_cancel, context)),
         "Reschedule": unary(When, partial(_reschedule, context)),
     }
@@ -45,8 +49,13 @@ async def _publish_stream(context: Context, call: Call) -> None:
     await Publishing(context, call).stream()
 
 
+async def _subscribe(context: Context, pools: Pools, watch: TopicWatch, call: Call) -> None:
+    await serve(context, pools, call, Subscription(context, pools, watch, call))
+
+
 async def _cancel(context: Context, call: Call, asked: Any) -> Any:
     """Cancel messages that sleep, are ready or wait for another attempt."""
+    context.check_writable()
     topic = context.topic(call, asked.topic, CHANGE)
     if len(asked.ids) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} ids are cancelled at once")
@@ -57,6 +66,7 @@ async def _cancel(context: Context, call: Call, asked: Any) -> Any:
 
 async def _reschedule(context: Context, call: Call, asked: Any) -> Any:
     """Give a sleeper another due time."""
+    context.check_writable()
     topic, now = context.topic(call, asked.topic, CHANGE), now_ms()
     check_ids([asked.id])
     if not asked.due_ms:

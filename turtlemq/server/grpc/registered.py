@@ -27,7 +27,7 @@ class StreamClient(RegisteredClient):
         """The stream as a listing shows it, with its figures of this moment."""
         member = self.member
         self.name, self.capacity = member.name, member.window.most
-        self.window, self.unacked = member.window.size, len(member.held)
+        self.window, self.unacked = member.size, len(member.held)
         if member.free is not None:
             self.window = min(self.window, self.unacked + member.free)
         self.beat_ms = max(self.since_ms, now_ms() - round(1000 * member.call.silent_s))
@@ -46,7 +46,7 @@ def registered(clients: Clients, member: Member, gone: Callable[[], object]) -> 
         name=member.name,
         transport="grpc",
         capacity=member.window.most,
-        window=member.window.size,
+        window=member.size,
         since_ms=now_ms(),
         member=member,
         gone=gone,

@@ -19,9 +19,9 @@ from turtlemq.engine import GROUP
 from turtlemq.errors import InvalidArgument, TurtleError, UnknownGroup, UnknownMessage, UnknownTopic
 from turtlemq.model import DUE_MS_MAX, TTR_MS_MAX
 from turtlemq.server.auth import CHANGE, CONSUME
-from turtlemq.server.grpc.connection import Call, CallEnded
+from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import Context
-from turtlemq.server.grpc.deliveries import Member, Pools, release
+from turtlemq.server.grpc.deliveries import KEPT, Member, Pools, release, serve
 from turtlemq.server.grpc.messages import message
 from turtlemq.server.grpc.registered import StreamClient, registered
 from turtlemq.server.grpc.statuses import Garbage
@@ -34,31 +34,13 @@ from turtlemq.server.service import now_ms
 SERVICE = "delay.DelayScheduler"
 REVIEW_S = 1.0
 ERROR_CHARS_MAX, NAME_CHARS_MAX = 4_000, 200
-KEPT = frozenset({"half_close", "left", "drained"})  # ends of a stream after which its deliveries are given back
 PRIORITIES = {"normal": 0, "high": 1, "low": 2}
 ClientMessage, ServerMessage, Delivery = (message(f"delay.{name}") for name in ("ClientMessage", "ServerMessage", "Delivery"))
 
 
 async def connect(context: Context, pools: Pools, call: Call) -> None:
     """Serve one stream, until the client or the server ends it."""
-    session, why = Session(context, pools, call), "reset"
-    pools.streams.add(session)
-    try:
-        while messages := await call.receive():
-            await session.handle(messages)
-        why = "half_close"
-    except CallEnded as ended:
-        why = ended.why
-        raise
-    except TurtleError:
-        why = "drained" if session.is_draining else "reset"
-        raise
-    finally:
-        context.figures.ended[why] += 1
-        try:
-            await session.close(why)
-        finally:
-            pools.streams.discard(session)
+    await serve(context, pools, call, Session(context, pools, call))
 
 
 class Session:

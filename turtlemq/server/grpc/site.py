@@ -202,4 +202,4 @@ def _methods(context: Context, pools: Pools) -> tuple[dict[str, Handler], frozen
         "/delay.DelayScheduler/ConnectStream": connect,
     }
     standard_methods = standard.methods(context)
-    return methods | admin.methods(context) | queue.methods(context) | standard_methods, frozenset(standard_methods)
+    return methods | admin.methods(context) | queue.methods(context, pools) | standard_methods, frozenset(standard_methods)
