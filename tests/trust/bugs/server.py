@@ -389,7 +389,7 @@ BUGS = (
     ),
     Bug(
         "topics of one subscription do not share its credit",
-        "server/grpc/subscribing.py",
+        "server/grpc/credit.py",
         "        self.messages -= sign * len(messages)\n",
         "",
         "grpc_subscribe",
