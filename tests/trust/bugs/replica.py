@@ -14,6 +14,15 @@ BUGS = (
         "replica trust:failover",
     ),
     Bug(
+        "a standby puts off syncs of files",
+        "replica/follower.py",
+        "        self._syncs[record.head.lsn] = self._syncer.submit(_sync, self._door, fd, path)\n",
+        '        self._late = [*getattr(self, "_late", []), (fd, path)]\n'
+        "        if len(self._late) > 8:\n"
+        "            _sync(self._door, *self._late.pop(0))\n",
+        "trust:failover",
+    ),
+    Bug(
         "a standby leaves out syncs of folders",
         "replica/follower.py",
         "        self._syncs[record.head.lsn] = self._syncer.submit(self._door.sync_folder, path)\n",

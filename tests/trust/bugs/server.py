@@ -254,6 +254,20 @@ BUGS = (
         "forward",
     ),
     Bug(
+        "a forwarded request loses the time that its caller has",
+        "server/proxy.py",
+        '    if left_s < float("inf"):\n',
+        "    if left_s < 0:\n",
+        "forward",
+    ),
+    Bug(
+        "a standby that stops calls its leader again",
+        "server/following.py",
+        "        return called == self._hung_up and not self._stopped\n",
+        "        return called == self._hung_up\n",
+        "cluster_failover",
+    ),
+    Bug(
         "a request that was long under way does not wait for the next leader",
         "server/forward.py",
         "                failed, end = place.epoch, _end(request)\n",
