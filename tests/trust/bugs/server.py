@@ -185,8 +185,8 @@ BUGS = (
     Bug(
         "reads do not wait for the copies",
         "server/output_commit.py",
-        "    if not applies(request) or answered.status >= 500",
-        '    if request.method == "GET" or not applies(request) or answered.status >= 500',
+        "    if not applies(request) or not tells(answered.status):\n",
+        '    if request.method == "GET" or not applies(request) or not tells(answered.status):\n',
         "cluster_pair",
     ),
     Bug(
