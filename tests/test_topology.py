@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from turtlemq.replica.cluster_state import Config, Keys, Lead, Node, ShardState, Want, encode
-from turtlemq.replica.topology import Topology, shard_of
+from turtlemq.replica.topology import Topology
+from turtlemq.shards import shard_of
 
 NAMES = Keys("prod")
 CONFIG = Config(id="c1", shards=1, replicas=2, min_isr=1)

@@ -263,12 +263,12 @@ def _add_file(
             return
         except OSError:  # it is gone, or this file system has no links: a copy is as good
             door.remove(tmp / path)
-    digest, length = _copy(door, source, tmp / path, length)
+    digest, length = copy_file(door, source, tmp / path, length)
     manifest.files[path] = Entry(length, digest, identity)
     manifest.copied += length
 
 
-def _copy(door: Door, source: Path, target: Path, length: int) -> tuple[str, int]:
+def copy_file(door: Door, source: Path, target: Path, length: int) -> tuple[str, int]:
     """Copy the first `length` bytes, and sync them. Returns their SHA-256 and number. There may be fewer: a commit that failed on
     a full disk is cut off again. `_check_documents` finds out if that is damage."""
     digest, at = hashlib.sha256(), 0
@@ -371,7 +371,7 @@ def _walk(door: Door, folder: Path, base: Path = Path()) -> Iterator[Path]:
             yield from _walk(door, folder / name, base / name)
 
 
-def _is_plain(door: Door, folder: Path, path: str) -> bool:
+def is_plain(door: Door, folder: Path, path: str) -> bool:
     """Is this a regular file of a backup, and no link on the way to it? Anything else is not read: it may lead out of there."""
     way = [folder.joinpath(*Path(path).parts[: n + 1]) for n in range(len(Path(path).parts))]
     return door.is_file(folder / path) and not any(door.is_link(each) for each in way)
@@ -382,7 +382,7 @@ def _mismatch(door: Door, folder: Path, name: str, entry: Entry) -> str | None:
     path = folder / name
     if not door.exists(path):
         return "is missing"
-    if not _is_plain(door, folder, name):
+    if not is_plain(door, folder, name):
         return "is no regular file, or lies behind a link"
     size, digest, at = door.size(path), hashlib.sha256(), 0
     if size != entry.bytes:
@@ -397,30 +397,36 @@ def _mismatch(door: Door, folder: Path, name: str, entry: Entry) -> str | None:
 def restore(door: Door, folder: Path, target: Path, *, progress: Progress = _no_progress) -> Manifest:
     """Copy a backup into a new data folder. Requires: it was verified. Files that are missing, or links, are left out. `topic`
     gets its name last: an unfinished restore shows as `topic.tmp`."""
-    if door.names(target):
-        raise InvalidArgument(f"{target} is not empty. Restore into a new folder, then let the server use that.")
-    manifest = load(door, folder)
     check_format(door, folder)
-    door.make_folder(target)
-    door.set_mode(target)
-    if (missing := manifest.bytes - door.free_bytes(target)) > 0:
-        raise InvalidArgument(f"there is no room for the backup in {target}: {missing:,} bytes are missing")
+    manifest = begin_restore(door, folder, target)
     unnamed = target / (names.TOPICS + names.TMP)
     door.make_folder(unnamed)
     folders = {unnamed}
     for path, entry in manifest.files.items():
-        if path == names.FORMAT or not _is_plain(door, folder, path):
+        if path == names.FORMAT or not is_plain(door, folder, path):
             continue
         parts = Path(path).parts
         place = unnamed.joinpath(*parts[1:]) if parts[0] == names.TOPICS else target / path
         door.make_folder(place.parent, durable=False)
         folders |= {parent for parent in place.parents if unnamed in (parent, *parent.parents)}
-        _copy(door, folder / path, place, door.size(folder / path))
+        copy_file(door, folder / path, place, door.size(folder / path))
         progress(path, entry.bytes)
     for made in folders:
         door.sync_folder(made)
     door.rename(unnamed, target / names.TOPICS)
     door.replace(target / names.FORMAT, f"{manifest.format}\n".encode())
+    return manifest
+
+
+def begin_restore(door: Door, folder: Path, target: Path) -> Manifest:
+    """Make the folder for a restore. Returns the manifest of the backup. A folder with content, or without room, is refused."""
+    if door.names(target):
+        raise InvalidArgument(f"{target} is not empty. Restore into a new folder, then let the server use that.")
+    manifest = load(door, folder)
+    door.make_folder(target)
+    door.set_mode(target)
+    if (missing := manifest.bytes - door.free_bytes(target)) > 0:
+        raise InvalidArgument(f"there is no room for the backup in {target}: {missing:,} bytes are missing")
     return manifest
 
 

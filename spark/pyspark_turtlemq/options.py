@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from urllib.parse import urlparse
 
 from pyspark_turtlemq.kinds import BODY_TYPES, DAMAGE, DEFAULT_KIND, KINDS, available_columns
 from pyspark_turtlemq.predicates import Predicates, parse_where
+from pyspark_turtlemq.shard_layout import ShardLayout
 from turtlemq.errors import InvalidArgument
 from turtlemq.storage import names
 
@@ -47,11 +47,7 @@ class Options:
 
     def topics(self) -> list[str]:
         """Existing topics that match, sorted. A plain name without a topic is an error; a glob may match none."""
-        try:
-            existing = sorted(name for name in os.listdir(self.path / names.TOPICS) if names.is_topic(name))
-        except FileNotFoundError:
-            existing = []
-        existing = [name for name in existing if (self.path / names.TOPICS / name).is_dir()]
+        existing = ShardLayout.of(self.path).topics()
         for pattern in self.topic:
             if names.is_topic(pattern) and pattern not in existing:
                 raise InvalidArgument(

@@ -20,6 +20,7 @@ from typing import Any
 from pyspark_turtlemq import pin_owners
 from pyspark_turtlemq.moments import NO_LINKS, pin_topic
 from pyspark_turtlemq.pin_owners import FOLDER, OWNER
+from pyspark_turtlemq.shard_layout import ShardLayout
 from pyspark_turtlemq.snapshot_files import CHECKPOINT, DEAD, LOGS, File, TopicFiles, Vanished
 from turtlemq.segment import format as f
 from turtlemq.storage import names
@@ -56,18 +57,20 @@ def take_snapshot(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: 
     pin_owners.remove_stale(root)
     name = pin_owners.new_name()
     snapshot = Snapshot(root, name, _make_folder(root, name) if pin else None)
-    mark = _read_clean_mark(root)
+    layout = ShardLayout.of(root)
+    marks = {data: _read_clean_mark(data) for data in layout.folders}
     try:
         for topic in topics:
             folder = None if snapshot.folder is None else snapshot.folder / names.TOPICS / topic
-            snapshot.topics[topic] = pin_topic(root / names.TOPICS / topic, folder, topic, logs)
+            snapshot.topics[topic] = pin_topic(layout.topic_folder(topic), folder, topic, logs)
     except BaseException:
         snapshot.release()
         raise
-    if mark and mark == _read_clean_mark(root):
-        for topic, clean_mark in _decode_clean_mark(mark).items():
-            if topic in snapshot.topics:
-                snapshot.topics[topic].clean_mark = clean_mark
+    for data, mark in marks.items():
+        if mark and mark == _read_clean_mark(data):
+            for topic, clean_mark in _decode_clean_mark(mark).items():
+                if topic in snapshot.topics:
+                    snapshot.topics[topic].clean_mark = clean_mark
     if snapshot.folder is not None:
         _write_manifest(snapshot, snapshot.folder)
     return snapshot
@@ -91,7 +94,8 @@ def load_snapshot(root: Path, name: str) -> Snapshot:
             raise ValueError(name)
         manifest = json.loads((folder / MANIFEST).read_text())
         snapshot = Snapshot(root, name, folder)
-        snapshot.topics = {topic: _load_topic(root, folder, topic, manifest) for topic in manifest["topics"]}
+        layout = ShardLayout.of(root)
+        snapshot.topics = {topic: _load_topic(layout, folder, topic, manifest) for topic in manifest["topics"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Vanished(
             f"there is no snapshot {name!r} in {root / FOLDER}. It was released, or is too old: take another."
@@ -99,12 +103,12 @@ def load_snapshot(root: Path, name: str) -> Snapshot:
     return snapshot
 
 
-def _load_topic(root: Path, folder: Path, topic: str, manifest: dict[str, Any]) -> TopicFiles:
+def _load_topic(layout: ShardLayout, folder: Path, topic: str, manifest: dict[str, Any]) -> TopicFiles:
     """The files of a topic. Raises `ValueError` for names that no topic, log or file of a log has: they could lead elsewhere."""
     if not names.is_topic(topic):
         raise ValueError(topic)
     pins = folder / names.TOPICS / topic
-    pinned = TopicFiles(topic, root / names.TOPICS / topic, pins, {}, clean_mark=manifest["clean"].get(topic))
+    pinned = TopicFiles(topic, layout.topic_folder(topic), pins, {}, clean_mark=manifest["clean"].get(topic))
     for log, sizes in manifest["topics"][topic].items():
         kind, inside = ("delay", pins / DEAD) if log == DEAD else (log, pins)
         parsed = {name: names.parse(name) for name in sizes}

@@ -19,13 +19,12 @@ from pyspark_turtlemq.ordinals import due_ranks
 from pyspark_turtlemq.part import Part
 from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, TopicLogs
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.shard_layout import ShardLayout
 from pyspark_turtlemq.splits import Split
 from pyspark_turtlemq.table_repair import PartTable
-from turtlemq.backup import check_format
 from turtlemq.errors import Corrupt
 from turtlemq.model import DUE_MS_MAX, ORDINAL_BITS
 from turtlemq.segment import table as t
-from turtlemq.storage.door import Door
 
 _SPLIT_BYTES_MIN = 16 << 20  # a task for less costs more than it saves
 
@@ -48,7 +47,7 @@ class Plan:
 
 def make_plan(options: Options, predicates: Predicates) -> Plan:
     """Pin the logs of the kind, open them, and cut them into splits of about total / partitions bytes."""
-    check_format(Door(), options.path)
+    ShardLayout.of(options.path).check()
     topics = [topic for topic in options.topics() if predicates.allows("topic", topic)]
     if predicates.matches_nothing:
         return Plan([])

@@ -34,6 +34,7 @@ from pyspark_turtlemq.partition import Partition, arrow_schema
 from pyspark_turtlemq.parts import EndedDocuments
 from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.shard_layout import ShardLayout
 from pyspark_turtlemq.snapshot_files import File, TopicFiles
 from pyspark_turtlemq.splits import read_splits
 from turtlemq.broker.ready_batches import read_batches
@@ -189,7 +190,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "tails": {}, "snapshots": [], "target": None}
 
     def _tail(self, topic: str) -> LogTail:
-        folder = self.options.path / names.TOPICS / topic
+        folder = ShardLayout.of(self.options.path).topic_folder(topic)
         return self.tails.setdefault(topic, LogTail(folder, topic, self.options.kind))
 
     def _topics(self) -> list[str]:

@@ -20,11 +20,10 @@ from pyspark_turtlemq.options import Options, parse_options
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.plan import make_plan
 from pyspark_turtlemq.predicates import Predicates
+from pyspark_turtlemq.shard_layout import ShardLayout
 from pyspark_turtlemq.snapshot_files import LOGS
-from turtlemq.backup import check_format
 from turtlemq.errors import TurtleError
 from turtlemq.storage import names
-from turtlemq.storage.door import Door
 from turtlemq_report import disk_usage, html_page, increments, jobs, state
 from turtlemq_report.model import Report, ReportOptions
 
@@ -79,9 +78,10 @@ def report(spark: SparkSession, options: ReportOptions, step: Step = lambda _: N
 
 def check(options: ReportOptions) -> Options:
     """Options of the data source for a report. Raises for a wrong data folder or topic, so before Spark is started."""
-    if not (options.data / names.FORMAT).is_file():
+    layout = ShardLayout.of(options.data)
+    if not (layout.folders[0] / names.FORMAT).is_file():
         raise NoData(f"{options.data}: {NoData.__doc__}")
-    check_format(Door(), options.data)
+    layout.check()
     source = parse_options({"path": str(options.data.resolve()), "topic": options.topic})
     source.topics()
     return source
@@ -103,7 +103,8 @@ class _Run:
         """The increment since the last run. Drops the results of topics that were deleted or created again."""
         saved = self.saved
         increment = increments.plan_increment(self.logs, increments.read_positions(saved.positions))
-        deleted = [topic for topic in saved.positions if not (self.source.path / names.TOPICS / topic).is_dir()]
+        layout = ShardLayout.of(self.source.path)
+        deleted = [topic for topic in saved.positions if not layout.topic_folder(topic).is_dir()]
         saved.drop([*deleted, *increment.recreated])
         saved.missed = sorted({*saved.missed, *increment.missed})
         saved.damage = sorted({*saved.damage, *increment.damage})

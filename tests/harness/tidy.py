@@ -29,6 +29,7 @@ RINGS = {
     **{f"turtlemq.server.{name}": "pure" for name in "clients errors rate_limit supervision".split()},
     **{f"turtlemq.server.push.{name}": "pure" for name in "endpoint hosts policy signature".split()},
     **{f"turtlemq.server.grpc.{name}": "pure" for name in "framing http2 statuses window".split()},
+    **{f"turtlemq.server.shards.{name}": "pure" for name in "merge siblings".split()},
     "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
     **{
@@ -44,6 +45,7 @@ RINGS = {
     "turtlemq.engine": "engine",
     "turtlemq.backup": "engine",
     "turtlemq.data_folder": "engine",
+    **{f"turtlemq.shard_{name}": "engine" for name in "backup folders split".split()},
     "turtlemq.topic": "engine",
     "turtlemq.topic.wake_queue": "pure",
     "turtlemq.index": "index",
@@ -144,7 +146,7 @@ STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are 
 
 # Private names of libraries, for which there is no public one. They have tests of their own.
 PRIVATE_OF_LIBRARIES = {
-    "turtlemq.server.aiohttp_internals": {"_app", "_connections", "_handle", "_match_info", "_retry_connection"},
+    "turtlemq.server.aiohttp_internals": {"_app", "_cache", "_connections", "_handle", "_match_info", "_retry_connection"},
     "turtlemq.client.aio": {"_retry_connection"},
     "turtlemq.storage.process_worker": {"_exit"},
     "pyspark_turtlemq.session": {"_gateway"},

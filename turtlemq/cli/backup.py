@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turtlemq.cli.call import URL, call
-from turtlemq.cli.files import data_folder
+from turtlemq.cli.files import data_folders
 from turtlemq.cli.output import console, fail, format_bytes, print_json, printable, progress
 from turtlemq.cli.parameters import AsJson, Url
+from turtlemq.storage.names import SHARD_COUNT
 
 if TYPE_CHECKING:
     from turtlemq.backup import Files, Manifest
@@ -44,6 +45,7 @@ def backup(
     turtlemq backup backups --verify
     """
     from turtlemq import backup as b
+    from turtlemq import shard_backup
     from turtlemq.storage.door import Door
 
     door = Door()
@@ -51,8 +53,8 @@ def backup(
         if verify:
             _verify(door, b.choose(door, into), as_json)
             return
-        data = data_folder(data)
-        b.check_format(door, data)
+        data = data if (data / SHARD_COUNT).is_file() else data_folders(data)[0]
+        shard_backup.check_format(door, data)
         door.make_folder(into)
         b.check_backups_folder(door, into)
         with _locked(door, into / "LOCK"), _files_to_copy(door, data, url) as (files, live), progress() as shown:
@@ -109,24 +111,31 @@ def _locked(door: Door, path: Path) -> Iterator[None]:
 def _files_to_copy(door: Door, data: Path, url: str) -> Iterator[tuple[Files, bool]]:
     """The files to copy, locked or pinned until the copy is done, and whether a server is using them."""
     from turtlemq import backup as b
+    from turtlemq import shard_backup
     from turtlemq.errors import Locked
+    from turtlemq.shard_folders import data_folders
 
-    try:
-        lock = door.lock(data / "LOCK")
-    except Locked as in_use:
-        with _locked(door, data / b.PINNED / "LOCK"), _pinned(door, data, url, in_use) as files:
-            yield files, True
-        return
-    try:
-        yield b.files_of_stopped(door, data), False
-    finally:
-        os.close(lock)
+    folders = data_folders(door, data)
+    with ExitStack() as locks:
+        try:
+            for folder in dict.fromkeys((data, *folders)):
+                locks.enter_context(_locked(door, folder / "LOCK"))
+        except Locked as in_use:
+            locks.close()
+            for folder in folders:
+                locks.enter_context(_locked(door, folder / b.PINNED / "LOCK"))
+            with _pinned(door, data, url, in_use) as files:
+                yield files, True
+            return
+        yield shard_backup.files_of_stopped(door, data), False
 
 
 @contextmanager
 def _pinned(door: Door, data: Path, url: str, in_use: Exception) -> Iterator[Files]:
     """The files of a folder in use, pinned by its server at `url`."""
     from turtlemq import backup as b
+    from turtlemq import shard_backup
+    from turtlemq.shard_folders import data_folders
 
     try:
         pins: dict[str, Any] = call(url, "POST", "/v1/backup")
@@ -134,9 +143,11 @@ def _pinned(door: Door, data: Path, url: str, in_use: Exception) -> Iterator[Fil
         console(stderr=True).print(f"turtlemq: {in_use} Or give the address of its server with --url.")
         raise
     try:
-        if not (data / b.PINNED / pins["name"]).is_dir():
+        shards = [each["name"] for each in pins.get("shards", [pins])]
+        folders = data_folders(door, data)
+        if len(shards) != len(folders) or not (folders[0] / b.PINNED / shards[0]).is_dir():
             fail(f"the server at {url} uses {Path(pins['folder']).parent.parent}, not {data.absolute()}; see --data and --url")
-        yield b.pinned(door, data, pins["name"])
+        yield shard_backup.pinned(door, data, shards)
     finally:
         try:
             call(url, "DELETE", "/v1/backup")
@@ -176,6 +187,8 @@ def restore(
     turtlemq restore backups --data data-restored
     """
     from turtlemq import backup as b
+    from turtlemq import shard_backup
+    from turtlemq.shard_folders import read_layout
     from turtlemq.storage.door import Door
 
     door = Door()
@@ -191,11 +204,12 @@ def restore(
             if problems and not damaged_too:
                 fail(f"{folder} is damaged: nothing was written. Take an older backup, or what is left with --damaged-too.")
             shown.update(task, description="restore")
-            manifest = b.restore(door, folder, data, progress=lambda what, n: shown.update(task, advance=n))
+            manifest = shard_backup.restore(door, folder, data, progress=lambda what, n: shown.update(task, advance=n))
     if as_json:
         sizes = {"files": len(manifest.files), "bytes": manifest.bytes}
         print_json({"backup": str(folder), "data": str(data), **sizes, "problems": problems})
     else:
         print(f"{data}: {len(manifest.files)} files, {format_bytes(manifest.bytes)}, from {folder.name}")
-        print(f"start with: turtlemq serve --data {data}")
+        layout = read_layout(door, data)
+        print(f"start with: turtlemq serve --data {data}" + (f" --shards {layout.shards}" if layout else ""))
     raise typer.Exit(1 if problems else 0)

@@ -31,14 +31,17 @@ _FLAGS = "JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID EXPIRES HEADERS MO
 
 
 @contextmanager
-def _open_engine(data: Path) -> Iterator[Engine]:
+def _open_engine(data: Path, topic: str) -> Iterator[Engine]:
+    """The engine of the data folder with a topic."""
     from turtlemq.engine import Engine
     from turtlemq.errors import TurtleError
+    from turtlemq.shards import shard_of
     from turtlemq.storage import names
     from turtlemq.storage.door import Door
 
     try:
-        data = data_folder(data)
+        folders = data_folders(data)
+        data = folders[shard_of(topic, len(folders))]
         if (data / names.REPLICA).exists():
             from turtlemq.server.node_folder import refuse_cluster_folder
 
@@ -54,18 +57,25 @@ def _open_engine(data: Path) -> Iterator[Engine]:
         engine.close()
 
 
-def data_folder(data: Path) -> Path:
-    """The folder that holds the files: the given one or, of a node of a cluster, that of its only shard."""
+def data_folders(data: Path) -> list[Path]:
+    """The folders that hold the files: the given one or, of a server with several shards or a node of a cluster, those of its
+    shards."""
+    from turtlemq.errors import TurtleError
+    from turtlemq.shard_folders import data_folders, read_layout
     from turtlemq.storage import names
+    from turtlemq.storage.door import Door
 
+    try:
+        if read_layout(Door(), data) is not None:
+            return data_folders(Door(), data)
+    except TurtleError as error:
+        fail(str(error))
     if (data / names.FORMAT).is_file():
-        return data
+        return [data]
     shards = sorted(each for each in (data / names.SHARDS).glob("[0-9]*") if (each / names.FORMAT).is_file())
     if not shards:
         fail(f"{data} is no data folder of TurtleMQ")
-    if len(shards) > 1:
-        fail(f"{data} holds {len(shards)} shards. Name one of them, such as --data {shards[0]}")
-    return shards[0]
+    return shards
 
 
 def check(
@@ -79,9 +89,27 @@ def check(
 
     turtlemq check --data data
     """
+    topics, problems, notes = 0, list[str](), list[str]()
+    folders = data_folders(data)
+    for folder in folders:
+        count, *found = _check_folder(folder, scratch)
+        where = "" if len(folders) == 1 else f"{folder.relative_to(data)}/"
+        topics += count
+        for lines, more in zip((problems, notes), found, strict=True):
+            lines += [f"{where}{line}" for line in more]
+    if as_json:
+        print_json({"topics": topics, "problems": problems, "notes": notes})
+    else:
+        print(*problems, sep="\n") if problems else print(f"{topics} topics, no problem found")
+        for note in notes:
+            print_error(f"note: {note}")
+    raise typer.Exit(1 if problems else 0)
+
+
+def _check_folder(data: Path, scratch: Path | None) -> tuple[int, list[str], list[str]]:
+    """Check one data folder. Returns the number of topics, problems and notes."""
     from turtlemq.errors import TurtleError
 
-    data = data_folder(data)
     try:
         with tempfile.TemporaryDirectory(prefix="turtlemq-check-", dir=scratch) as copy:
             try:
@@ -90,14 +118,8 @@ def check(
                 fail(str(error).replace(copy, str(data)))
     except OSError as error:
         fail(f"{error}. See --scratch.")
-    problems, notes = ([line.replace(copy, str(data)) for line in dict.fromkeys(lines)] for lines in (problems, notes))
-    if as_json:
-        print_json({"topics": topics, "problems": problems, "notes": notes})
-    else:
-        print(*problems, sep="\n") if problems else print(f"{topics} topics, no problem found")
-        for note in notes:
-            print_error(f"note: {note}")
-    raise typer.Exit(1 if problems else 0)
+    lists = ([line.replace(copy, str(data)) for line in dict.fromkeys(lines)] for lines in (problems, notes))
+    return topics, *lists  # type: ignore[return-value]
 
 
 def _check_copy(data: Path, copy: Path) -> tuple[int, list[str], list[str]]:
@@ -266,7 +288,7 @@ def compact(
 def _compact_files(data: Path, topic: str) -> tuple[int, int]:
     from turtlemq.errors import UnknownTopic
 
-    with _open_engine(data) as engine:
+    with _open_engine(data, topic) as engine:
         try:
             before = engine.stats(topic).bytes
         except UnknownTopic as error:

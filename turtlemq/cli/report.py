@@ -97,7 +97,12 @@ def _spark_conf(data: Path) -> dict[str, str]:
     """Settings of the Spark session. With little data, optimizing Java code would take longer than reading, so it is off."""
     from pyspark_turtlemq.session import QUIET
 
-    size = sum(file.stat().st_size for kind in ("ready", "reserve", "history") for file in data.glob(f"topic/*/{kind}_*.bson"))
+    size = sum(
+        file.stat().st_size
+        for kind in ("ready", "reserve", "history")
+        for folder in (data, *data.glob("shard/*"))
+        for file in folder.glob(f"topic/*/{kind}_*.bson")
+    )
     fast_start = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC" if size < SMALL_BYTES else ""
     return {
         "spark.ui.showConsoleProgress": "false",

@@ -9,14 +9,17 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from turtlemq.server.config import Config
 
 CONFIG = "TURTLEMQ_CONFIG"
-_FLAGS = {"--data", "--host", "--port", "--grpc-port", "--config", "--replica"}
-_NUMBERS_MAX = {"--port": 65_535, "--grpc-port": 65_535, "--replica": 99}
+_FLAGS = {"--data", "--host", "--port", "--grpc-port", "--shards", "--config", "--replica", "--shard"}
+_NUMBERS_MAX = {"--port": 65_535, "--grpc-port": 65_535, "--shards": 64, "--replica": 99, "--shard": 63}
 _CERTIFICATES = "SSL_CERT_FILE"
 
 
@@ -45,8 +48,8 @@ def parse_plain_flags(words: Sequence[str]) -> tuple[dict[str, Any], str | None]
 
 
 def start(flags: dict[str, Any], file: str | None) -> int:
-    """Run the server until it is stopped: in a cluster the supervisor of this node, or with the flag `replica` the process of a
-    shard's replica. Returns the exit code of the process."""
+    """Run the server until it is stopped. In a cluster: the supervisor of this node, or with the flag `replica` the process of a
+    shard's replica. With several shards: their supervisor, or with the flag `shard` the process of one. Returns the exit code."""
     gc.disable()  # collections during the imports would take a tenth of the start
     with _no_certificates():
         from turtlemq.server.config import load
@@ -54,7 +57,7 @@ def start(flags: dict[str, Any], file: str | None) -> int:
 
     from turtlemq.errors import InvalidArgument
 
-    settings = {name: value for name, value in flags.items() if name != "replica"}
+    settings = {name: value for name, value in flags.items() if name not in ("replica", "shard")}
     try:
         path = None if file is None else Path(file)
         read = partial(load, settings, os.environ, path)
@@ -63,11 +66,17 @@ def start(flags: dict[str, Any], file: str | None) -> int:
             from turtlemq.server.node_folder import refuse_cluster_folder
 
             refuse_cluster_folder(Path(config.data))
+        if config.shards == 1 and Path(config.data, "SHARDS").exists():
+            from turtlemq.shard_folders import refuse_shards
+
+            refuse_shards(Path(config.data))
         with _no_certificates():
-            if config.cluster.etcd and flags.get("replica") is None:
+            if config.shards > 1:
+                run = _with_shards(config, read, settings, file, flags.get("shard"))
+            elif config.cluster.etcd and flags.get("replica") is None:
                 from turtlemq.server.node import run_node
 
-                run = partial(run_node, config, _replica_command(settings, file))
+                run = partial(run_node, config, _command(settings, file, replica=0))
             else:
                 from turtlemq.server.reload import Source
                 from turtlemq.server.run import serve
@@ -83,9 +92,27 @@ def start(flags: dict[str, Any], file: str | None) -> int:
         return 2
 
 
-def _replica_command(settings: Mapping[str, Any], file: str | None, shard: int = 0) -> list[str]:
-    """The command line of a replica process: this program is found as the supervisor's own was, and gets the same flags."""
-    flags = {**settings, "config": file, "replica": shard}
+def _with_shards(
+    config: Config, read: Callable[[], Config], settings: Mapping[str, Any], file: str | None, shard: int | None
+) -> Callable[[], int]:
+    """The supervisor of several shards, or the process of one."""
+    if shard is None:
+        from turtlemq.server.shards.supervisor import run_shards
+
+        return partial(run_shards, config, lambda number: _command(settings, file, shard=number))
+    from pathlib import Path
+
+    from turtlemq.server.reload import Source
+    from turtlemq.server.run import serve
+    from turtlemq.server.shards.part import own_config
+
+    source = Source(lambda: own_config(read(), shard), None if file is None else Path(file))
+    return partial(serve, own_config(config, shard), source, None, shard)
+
+
+def _command(settings: Mapping[str, Any], file: str | None, **more: int) -> list[str]:
+    """The command line of a process: this program is found as the supervisor's own was, and gets the same flags."""
+    flags = {**settings, "config": file, **more}
     given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in flags.items() if value is not None]
     program = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     return [sys.executable, *program, "serve", *(word for pair in given for word in pair)]

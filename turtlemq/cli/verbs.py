@@ -43,6 +43,7 @@ VERBS = {  # verb: module.attribute below this package
     "compact": "files.compact",
     "backup": "backup.backup",
     "restore": "backup.restore",
+    "shards": "shards.app",
     "serve": "serve.serve",
     "status": "overview.status",
     "top": "overview.top",
@@ -59,7 +60,7 @@ _MESSAGES, _TOPICS, _DEAD, _FILES, _SERVER = "Messages", "Topics", "Dead letters
 _PANELS = {  # of the help; other verbs are about messages
     **dict.fromkeys(("topics", "groups", "clients", "pause", "resume", "stats", "forecast", "top"), _TOPICS),
     "dead": _DEAD,
-    **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "report"), _FILES),
+    **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "shards", "report"), _FILES),
     **dict.fromkeys(("serve", "status", "audit", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
 }
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
@@ -71,6 +72,7 @@ _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
         "no_args_is_help": True,
     },
     "cluster": {"help": "Several nodes with copies of the same data: make a cluster, look at it, act on it."},
+    "shards": {"help": "The data folder of a server with several processes: split one into shards.", "no_args_is_help": True},
     "dead": {"help": "Dead letters: list, summary, requeue, delete, export.", "no_args_is_help": True},
 }
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
-import xxhash
 from msgspec import Struct, structs
 
 from turtlemq.replica.cluster_state import BadValue, Config, Keys, Lead, Node, ShardState, Want, decode
+from turtlemq.shards import HASH, shard_of
 
-HASH = "xxh3_64"
 _PREFIX = "/tmq/"
 _Kind = TypeVar("_Kind", Config, Lead, Node, ShardState, Want)
 
@@ -99,15 +98,6 @@ class Topology(Struct, frozen=True, kw_only=True):
         """The place of a shard that has a leader at work; None without one."""
         place = self.leaders[shard] if 0 <= shard < len(self.leaders) else None
         return None if place is None or place.url is None else place
-
-
-def shard_of(topic: str, shards: int) -> int:
-    """The shard of a topic, of so many.
-
-    >>> [shard_of("orders", shards) for shards in (1, 4, 16)]
-    [0, 3, 11]
-    """
-    return int(xxhash.xxh3_64_intdigest(topic.encode()) % shards)
 
 
 class _Reader:

@@ -101,7 +101,7 @@ class Listener:
             accepted.setblocking(False)
             if listening.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._begin(accepted, str(address[0]))
+            self._begin(accepted, str(address[0]) if address else "")
 
     def _begin(self, accepted: socket.socket, host: str) -> None:
         most = max(HANDSHAKES_MIN, self._shares.connections // 4)
@@ -154,14 +154,17 @@ def inherited(descriptors: str) -> list[socket.socket]:
     return sockets
 
 
-async def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Sockets that listen on every address of a host."""
+async def bind(host: str, port: int, backlog: int, *, shared: bool = False) -> list[socket.socket]:
+    """Sockets that listen on every address of a host. `shared`: other sockets may listen on the same port, and the system deals
+    out the connections."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
             sockets.append(listening := socket.socket(family, kind, protocol))
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind(address)

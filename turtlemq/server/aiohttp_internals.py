@@ -29,6 +29,7 @@ __all__ = [
     "http_date",
     "open_connections",
     "send_once",
+    "set_remote",
 ]
 
 ROUTES_MAX = 1_000  # paths whose handler is remembered
@@ -122,6 +123,11 @@ def open_connections(server: web.Server) -> Sized:
 def send_once(session: ClientSession) -> None:
     """Turn off a session's own retry of PUT and DELETE, which may send a request twice without notice."""
     session._retry_connection = False
+
+
+def set_remote(request: web.BaseRequest, address: str) -> None:
+    """Let `request.remote` be the address of the client, of a request that another process has passed on."""
+    request._cache["remote"] = address
 
 
 class QuietRequest(ClientRequest):

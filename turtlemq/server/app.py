@@ -100,9 +100,14 @@ async def _middleware(request: web.Request, handler: Handler) -> Answered:
 
 async def _answer(request: web.Request, handler: Handler) -> Answered:
     try:
+        router = request.app[SERVICE].router
+        if router is not None:
+            router.receive(request)
         request.app[AUTH].admit(request)
         check_origin(request)
         set_deadline(request)
+        if router is not None and (passed_on := await router.elsewhere(request)) is not None:
+            return cast(web.StreamResponse, passed_on)
         if (cluster := request.app[SERVICE].cluster) is not None:
             forwarded = await request.app[FORWARDER].elsewhere(request, cluster)
             if forwarded is not None:

@@ -27,9 +27,10 @@ from turtlemq.server.auth import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_t
 from turtlemq.server.cluster_config import Cluster, check_cluster
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.settings import LIMITS, RATE_MAX, RATE_MIN, Settings, check_settings
+from turtlemq.storage.names import SHARDS_MAX
 
 PREFIX = "TURTLEMQ_"
-# Variables of the command line, and of the supervisor of a cluster's node
+# Variables of the command line, and of supervisors
 NO_SETTINGS = (
     "TURTLEMQ_URL",
     "TURTLEMQ_TOKEN",
@@ -38,6 +39,7 @@ NO_SETTINGS = (
     "TURTLEMQ_SUPERVISOR",
     "TURTLEMQ_LISTENING",
     "TURTLEMQ_LISTENING_GRPC",
+    "TURTLEMQ_SIBLINGS",
 )
 # Kubernetes sets these in every pod for a Service whose name begins with "turtlemq": its addresses, and no settings of ours
 _SERVICE = re.compile(r"TURTLEMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
@@ -58,6 +60,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "0700"
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0: any that is free")] = 8878
+    shards: Annotated[
+        int,
+        Meta(
+            ge=1, le=SHARDS_MAX, description="processes that share the topics, see OPERATIONS.md; shard N also has port + 1 + N"
+        ),
+    ] = 1
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(max_length=HOSTS_MAX, description='clients served beside 127.0.0.1 and ::1: addresses, networks, "*" for all'),
@@ -262,7 +270,19 @@ def _check_push_hosts(config: Config) -> None:
         PushHosts(config.push_hosts)
 
 
+def _check_shards(config: Config) -> None:
+    if config.shards == 1:
+        return
+    if config.cluster.name:
+        raise InvalidArgument("shards is for a server alone; the shards of a cluster are fixed by 'turtlemq cluster init'")
+    if config.grpc_port >= 0:
+        raise InvalidArgument("grpc_port works with shards = 1 only: a gRPC stream is not passed on to the process of its topic")
+    if config.port + config.shards > 65_535:
+        raise InvalidArgument(f"each shard has a port of its own behind {config.port}, and there are none above 65535")
+
+
 _CHECKS = {
+    "shards": _check_shards,
     "push_hosts": _check_push_hosts,
     "max_body_bytes": _check_held,
     "allowed_hosts": lambda config: networks_of(config.allowed_hosts),

@@ -64,12 +64,23 @@ def leads(service: Service) -> bool:
     return service.cluster is not None and service.cluster.role == "leader" and service.serving
 
 
+@contextmanager
+def counted(service: Service) -> Iterator[None]:
+    """Count a request that is passed on. Raises `Overloaded` if too many are under way."""
+    if service.forwards >= FORWARDS_MAX:
+        raise Overloaded(f"{service.forwards:,} requests are passed on already; nothing was done", retry_after_ms=1_000)
+    service.forwards += 1
+    try:
+        yield
+    finally:
+        service.forwards -= 1
+
+
 class Forwarder:
     """Finds the leader for requests that this process cannot answer itself."""
 
     def __init__(self, service: Service, cafile: str = "") -> None:
         self._service, self._proxy = service, Proxy(cafile)
-        self._under_way = 0
         self._unreached = ""  # why the leader could not be reached, as long as that is so
         self._watched: ClusterPart | None = None  # whose changes are noticed
         self._seen: object = None  # role and leader at the last look
@@ -91,22 +102,11 @@ class Forwarder:
         if leads(self._service):
             return None
         self._watch(cluster)
-        with self._counted():
+        with counted(self._service):
             if HOP in request.headers or request.headers.get(DIRECT) == "1":
                 await trace.waited(request, self._until_leading(request, cluster))
                 return None
             return await trace.waited(request, self._forwarded(request, cluster))
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._under_way >= FORWARDS_MAX:
-            text = f"{self._under_way:,} requests are forwarded to the leader already; nothing was done"
-            raise Overloaded(text, retry_after_ms=1_000)
-        self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
 
     def _count(self, outcome: str) -> None:
         self._service.meter.proxied[outcome] += 1
@@ -178,8 +178,7 @@ class Forwarder:
                 if now is not None and now.epoch != place.epoch:
                     return await _last_word(asking, payload, f"{url} was replaced by {now.url}")
         except BaseException:
-            asking.cancel()
-            asking.add_done_callback(_discard)
+            give_up(asking)
             raise
 
     def _note(self, why: str) -> None:
@@ -279,7 +278,13 @@ async def _last_word(asking: asyncio.Future[aiohttp.ClientResponse], payload: Pa
     raise Lost(why) if payload.is_under_way else NotSent(why)
 
 
+def give_up(asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
+    """End a request whose answer no caller waits for."""
+    asking.cancel()
+    asking.add_done_callback(_discard)
+
+
 def _discard(asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
-    """End the connection of a request whose answer no caller waits for."""
+    """End the connection of an answer that has come all the same."""
     if not asking.cancelled() and asking.exception() is None:
         asking.result().close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -23,10 +24,11 @@ from turtlemq.server.accept import LISTENING, Listener, Policy, bind, inherited
 from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Dispatcher, open_connections
 from turtlemq.server.auth import AUTH, networks_of
 from turtlemq.server.config import Config
-from turtlemq.server.descriptors import shares_of
+from turtlemq.server.descriptors import LIMIT_MAX, Shares, shares_of
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.incoming.body import SLOWEST
 from turtlemq.server.media_types import JSON
+from turtlemq.server.metrics.meter import SocketFigures
 from turtlemq.server.outgoing.reply import Answered, Reply, encode, error_fields
 from turtlemq.server.request import SERVICE
 
@@ -230,6 +232,17 @@ class Site(AiohttpSite):
         sockets = inherited(os.environ.get(LISTENING, "")) or await bind(self._config.host, self._config.port, BACKLOG)
         self._listener = Listener(sockets, policy, self.shares, meter.sockets)
         await self.listen(self._listener)
+
+    def accept_siblings(self, listening: socket.socket) -> Listener:
+        """Accept connections of other processes of this server: all of them, without TLS. The caller closes the listener."""
+        server, dispatcher = self._app_runner.server, self.dispatcher
+        assert server is not None, "the runner is set up"
+
+        def serve(lost: Callable[[], None]) -> Connection:
+            return Connection(server, dispatcher, lambda _: True, lost)
+
+        shares = Shares(connections=LIMIT_MAX, refusals=1, files=0)
+        return Listener([listening], Policy(serve, serve, None, HANDSHAKE_S, REFUSE_S), shares, SocketFigures())
 
     def use_tls(self, tls: ssl.SSLContext | None) -> None:
         """Use another certificate for connections to come."""

@@ -24,6 +24,14 @@ _PAIR = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)", re.DOTALL)
 _log = logging.getLogger("turtlemq")
 
 
+_always: dict[str, Any] = {}  # fields of every line
+
+
+def name_shard(number: int) -> None:
+    """Let every line name the shard of this process: several processes write to the same log."""
+    _always["shard"] = number
+
+
 def info(event: str, **fields: Any) -> None:
     """Log an event of normal operation."""
     _emit(logging.INFO, event, fields)
@@ -118,6 +126,7 @@ class Formatter(logging.Formatter):
             out |= dict(_PAIR.findall(message))
         else:
             out |= {"event": "log", "logger": record.name, "message": message}
+        out |= _always
         if record.exc_info and record.exc_info[0] is not None:
             out.setdefault("error", f"{record.exc_info[0].__name__}: {record.exc_info[1]}")
             out["trace"] = self.formatException(record.exc_info)

@@ -1,23 +1,19 @@
 """The supervisor of a cluster's node: it starts, watches and ends the process of the replica, and holds the node's key in etcd.
 
-There is no engine in it. The replica process listens on sockets that the supervisor has bound, so that clients wait in the
-backlog while it restarts. It reports over a socket pair: one JSON line every heartbeat, and at every change. When it has ended,
-its lease in etcd is revoked, so that another replica need not wait for the end of the lease. A process that is silent for five
-heartbeats is killed. If the supervisor is killed, the replica process reads the end of the socket pair, and ends as well.
+There is no engine in it. When the replica process has ended, its lease in etcd is revoked, so that another replica need not wait
+for the end of the lease. A process that is silent for five heartbeats is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from turtlemq import __version__
 from turtlemq.errors import InvalidArgument, TurtleError, describe
@@ -26,19 +22,18 @@ from turtlemq.replica.etcd import Etcd, EtcdError
 from turtlemq.segment.format import VERSION
 from turtlemq.server import logs
 from turtlemq.server.accept import LISTENING, LISTENING_GRPC, bind
+from turtlemq.server.children import LAST_LINES_S, Child, Stop
 from turtlemq.server.cluster_part import connect, grpc_address, public_url
 from turtlemq.server.config import Config
 from turtlemq.server.listen import BACKLOG
 from turtlemq.server.node_folder import NodeFolder
 from turtlemq.server.presence import Presence
-from turtlemq.server.supervision import SUPERVISOR, Report, RestartPause, Silence, parse_report
+from turtlemq.server.supervision import Report, RestartPause
 
 STOP_S = 10.0  # for a replica process to hand over and to end; then it is killed
 REVOKE_S = 0.2  # between two tries to revoke a lease
-LAST_LINES_S = 0.5  # time for the last reports of a process that has ended
 LOCK_CHECK_S = 1.0
 WRONG_USE = 2  # exit code of a process that cannot use its configuration
-T = TypeVar("T")
 
 
 def run_node(config: Config, command: Sequence[str], shard: int = 0) -> int:
@@ -59,7 +54,7 @@ def run_node(config: Config, command: Sequence[str], shard: int = 0) -> int:
 async def _supervise(config: Config, command: Sequence[str], shard: int) -> int:
     cluster, url, grpc = config.cluster, public_url(config), grpc_address(config)
     folder = NodeFolder(config)
-    stop = Stop()
+    stop = Stop(_look_at_files)
     try:
         async with connect(cluster) as etcd:
             presence = Presence(etcd, cluster.name, cluster.node, shard, folder, cluster.replace_after_s)
@@ -114,83 +109,6 @@ def _look_at_files() -> None:
     """SIGHUP asks for a reload. The replica process looks at its files itself, every few seconds, so there is nothing to do."""
 
 
-class Stop:
-    """SIGTERM and SIGINT: the first asks the replica process to end, the second kills it."""
-
-    def __init__(self) -> None:
-        self.is_asked, self.is_urgent = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _look_at_files)
-
-    def _signalled(self) -> None:
-        (self.is_urgent if self.is_asked.is_set() else self.is_asked).set()
-
-    async def unless(self, work: Coroutine[Any, Any, None], event: asyncio.Event | None = None) -> bool:
-        """Do something, unless a signal comes first. Returns whether it is done."""
-        task = asyncio.create_task(work)
-        waiting = asyncio.create_task((event or self.is_asked).wait())
-        try:
-            await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-            return task.done()
-        finally:
-            for one in (task, waiting):
-                one.cancel()
-            await asyncio.gather(task, waiting, return_exceptions=True)
-
-
-class Child:
-    """A replica process, and the last report that came from it."""
-
-    def __init__(self, process: asyncio.subprocess.Process, line: socket.socket, beat_s: float) -> None:
-        self.process, self.report = process, Report()
-        self.started_s = time.monotonic()
-        self.silence = Silence(beat_s, self.started_s)
-        self._reading = asyncio.create_task(self._read(line))
-
-    async def _read(self, line: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=line)
-        try:
-            while data := await reader.readline():
-                report = parse_report(data)
-                if report is None:
-                    logs.warning("child_report_unreadable", pid=self.process.pid, line=data[:200])
-                    continue
-                self.report = report
-                self.silence.heard(report.state)
-        except (OSError, ValueError) as error:  # a line without an end
-            logs.warning("child_report_unreadable", pid=self.process.pid, error=describe(error))
-        finally:
-            writer.close()
-
-    def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    async def watch(self, beat_s: float) -> int:
-        """Wait for the end of the process, and kill it if it is silent. Returns its exit code; minus N: ended by signal N."""
-        ending = asyncio.create_task(self.process.wait())
-        try:
-            while not ending.done():
-                await asyncio.wait([ending], timeout=beat_s / 2)
-                if not ending.done() and self.silence.is_over(time.monotonic()):
-                    logs.error("child_silent_killed", pid=self.process.pid, state=self.report.state, epoch=self.report.epoch)
-                    self.signal(signal.SIGKILL)
-                    await ending
-            return ending.result()
-        finally:
-            ending.cancel()
-
-    async def last_lease(self) -> int:
-        """The lease that the process told last. Requires: it has ended."""
-        await asyncio.wait([self._reading], timeout=LAST_LINES_S)
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        return self.report.lease
-
-
 class Supervisor:
     """Starts replica processes one after the other, until it is asked to stop."""
 
@@ -236,51 +154,20 @@ class Supervisor:
         self._stop.is_asked.set()
 
     async def _start(self) -> Child:
-        ours, theirs = socket.socketpair()
         bound = {variable: [one.fileno() for one in sockets] for variable, sockets in self._sockets.items()}
-        fds = [theirs.fileno(), *chain.from_iterable(bound.values())]
-        own = {SUPERVISOR: str(fds[0]), **{variable: ",".join(map(str, numbers)) for variable, numbers in bound.items()}}
-        try:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=asyncio.subprocess.DEVNULL, pass_fds=fds, env=os.environ | own, process_group=0
-                )
-        except BaseException:
-            ours.close()
-            raise
-        ours.setblocking(False)
-        logs.info("child_started", pid=process.pid)
-        return Child(process, ours, self._beat_s)
+        own = {variable: ",".join(map(str, numbers)) for variable, numbers in bound.items()}
+        return await Child.start(self._command, own, list(chain.from_iterable(bound.values())), self._beat_s)
 
     async def _run(self, child: Child) -> int:
         """Watch a process until it has ended, and revoke its lease. Returns its exit code."""
-        watching = asyncio.create_task(child.watch(self._beat_s))
-        if not await self._stop.unless(_done(watching)):
-            await self._end(child, watching)
-        code = await watching
-        up_s = round(time.monotonic() - child.started_s, 3)
-        how = {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
-        is_good = code in (0, -signal.SIGTERM) and self._stop.is_asked.is_set()  # a process that starts has no handler yet
-        (logs.info if is_good else logs.warning)("child_ended", pid=child.process.pid, **how, state=child.report.state, up_s=up_s)
+        code, is_good = await child.until_end(self._stop, STOP_S)
         if not is_good and self._stop.is_asked.is_set():
             self._code = 1
-        lease = await child.last_lease()
-        if lease:
-            task = asyncio.create_task(self._revoke(lease))
+        if child.report.lease:
+            task = asyncio.create_task(self._revoke(child.report.lease))
             self._revoking.add(task)
             task.add_done_callback(self._revoking.discard)
         return code
-
-    async def _end(self, child: Child, watching: asyncio.Task[int]) -> None:
-        """Ask the process to end; kill it if it takes too long, or at the second signal."""
-        logs.info("stopping", pid=child.process.pid)
-        child.signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await self._stop.unless(_done(watching), self._stop.is_urgent)
-        if not watching.done():
-            logs.warning("child_killed", pid=child.process.pid, state=child.report.state)
-            child.signal(signal.SIGKILL)
 
     async def _revoke(self, lease: int) -> None:
         """Revoke the lease of a process that has ended. Not longer than it can last."""
@@ -293,8 +180,3 @@ class Supervisor:
             else:
                 logs.info("lease_revoked", lease=lease)
                 return
-
-
-async def _done(task: asyncio.Task[T]) -> None:
-    """Wait for a task without ending it."""
-    await asyncio.wait([task])

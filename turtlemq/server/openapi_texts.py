@@ -97,14 +97,16 @@ SCHEMAS = {
     "Alive": "The process lives.",
     "Ready": "It serves; topics that are not well are counted.",
     "Status": "The whole server. `topics` are those asked for; `states`, `totals` (since the start) and `bytes` are sums over "
-    "all that match and the token may see; `damage` names the first few.",
+    "all that match and the token may see; `damage` names the first few; `shards` are those of a server with several.",
     "Lateness": "Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. "
     "Differences of two looks\n    give the lateness of the time between.",
     "TopicStatus": "A topic: messages in each state, totals since the start, its groups and how late it is.",
     "DamageFound": "Damage.",
+    "ShardState": "A shard of a server with several: `serving`, or `down` if its process does not answer.",
     "Command": "One command.",
     "CommandAnswer": "Its answer.",
-    "Pinned": "Files that are kept for a backup.",
+    "Pinned": "Files that are kept for a backup. `shards`: of a server with several.",
+    "PinnedShard": "Files of a shard that are kept for a backup.",
     "ReplicaStatus": "The process that answers, and its copy of a shard. A single node has neither cluster nor replica.",
     "ShardStatus": "A shard, as its leader knows it. The first copy is its own.",
     "CopyStatus": "One copy: `leads`, `in sync`, `follows`, `copies` (its files are made equal to the leader's) or `away`.",

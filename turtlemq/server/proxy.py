@@ -26,6 +26,7 @@ from turtlemq.server.request import BUDGET, check_deadline, time_left
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
 HOP, DIRECT = "X-Turtlemq-Hop", "X-Turtlemq-Direct"
+CLIENT = "X-Turtlemq-Client"  # the address of the client, on the way to another process of the same server
 EMPTY = "X-Turtlemq-Empty"  # the body has no bytes, and an end: nothing is done before that has arrived
 CHANGES_NOTHING = ("GET", "HEAD")
 CONNECT_S = 1.0  # a machine that is gone does not refuse connections
@@ -38,7 +39,7 @@ PIECE_BYTES = 256 << 10
 _OF_CONNECTION = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
-_SET_ANEW = frozenset({"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, EMPTY, HEADER))})
+_SET_ANEW = frozenset({"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, EMPTY, CLIENT, HEADER))})
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp adds if there are none
 
 
@@ -97,8 +98,9 @@ class Payload:
 class Proxy:
     """Connections to other nodes, kept open between requests."""
 
-    def __init__(self, cafile: str = "") -> None:
-        self._cafile = cafile
+    def __init__(self, cafile: str = "", path: str = "") -> None:
+        """`path`: of the Unix socket of another process of this server, in place of nodes at URLs."""
+        self._cafile, self._path = cafile, path
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -108,8 +110,12 @@ class Proxy:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            tls = ssl.create_default_context(cafile=self._cafile) if self._cafile else True
-            connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
+            connector: aiohttp.BaseConnector
+            if self._path:
+                connector = aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=50)
+            else:
+                tls = ssl.create_default_context(cafile=self._cafile) if self._cafile else True
+                connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, request_class=QuietRequest)
             send_once(self._session)
         return self._session
@@ -120,13 +126,16 @@ class Proxy:
         check_deadline(request)
         left_s = time_left(request)
         total_s = left_s + GRACE_S if left_s < float("inf") else None
+        headers = forwarded_headers(request, left_s)
+        if self._path:
+            headers[CLIENT] = request.remote or ""
         try:
             response = await self._opened().request(
                 request.method,
                 URL(url.rstrip("/") + request.raw_path, encoded=True),
                 data=data,
                 expect100=data is not None,  # until the other node has said so, it has not got the body, and done nothing
-                headers=forwarded_headers(request, left_s),
+                headers=headers,
                 skip_auto_headers=_AUTOMATIC,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=min(CONNECT_S, left_s)),

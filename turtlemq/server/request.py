@@ -6,7 +6,7 @@ Bodies are read in `incoming.body`, answers are made in `outgoing.reply`.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -24,6 +24,9 @@ from turtlemq.server.incoming.decode import reworded
 from turtlemq.server.service import Service
 from turtlemq.settings import Settings
 from turtlemq.storage import names
+
+if TYPE_CHECKING:  # loaded only by a server with several shards
+    from turtlemq.server.shards.siblings import Siblings
 
 T = TypeVar("T")
 _IDS_MAX = 10_000  # that are checked on the event loop
@@ -72,6 +75,12 @@ def query(request: web.Request, kind: type[T]) -> T:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as wrong:
         raise InvalidArgument(f"query: {reworded(str(wrong), kind)}") from None
+
+
+def urls_of(request: web.Request, siblings: Siblings | None) -> list[str]:
+    """The addresses of the processes that share the topics, by shard, under the host name that the caller uses."""
+    origin = request.url.origin()
+    return [str(origin)] if siblings is None else [str(origin.with_port(port)) for port in siblings.ports]
 
 
 # The path

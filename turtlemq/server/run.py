@@ -36,9 +36,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
 KEPT_BYTES, LARGE_BYTES = 16 << 20, 4 << 20  # free memory that malloc keeps; buffers from this size on are mapped instead
 
 
-def serve(config: Config, source: Source, shard: int | None = None) -> int:
+def serve(config: Config, source: Source, shard: int | None = None, local: int | None = None) -> int:
     """Run the server. `source`: of the configuration, which is read again when its tokens change. `shard`: as a replica of this
-    shard, in a cluster with a name server. Returns the process's exit code."""
+    shard, in a cluster with a name server. `local`: as one of several processes of a server, with this shard. Returns the
+    process's exit code."""
+    if local is not None:
+        logs.name_shard(local)
     logs.set_up(config.log_format, config.log_level)
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     _keep_memory()
@@ -51,7 +54,7 @@ def serve(config: Config, source: Source, shard: int | None = None) -> int:
         runner = asyncio.Runner()
     try:
         with runner:
-            return runner.run(_measured(config, source, shard))
+            return runner.run(_measured(config, source, shard, local))
     finally:
         logs.drain()
 
@@ -74,17 +77,17 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return kind is None or not issubclass(kind, web.RequestPayloadError | HttpProcessingError | ConnectionError)
 
 
-async def _measured(config: Config, source: Source, shard: int | None) -> int:
+async def _measured(config: Config, source: Source, shard: int | None, local: int | None) -> int:
     """Serve, and measure the event loop from the start to the end of the stop."""
     service = Service(config.tick_ms)
     async with service.meter.loop.measured():
-        code = await _serve(config, source, service, shard)
+        code = await _serve(config, source, service, shard, local)
     if service.stopping:
         logs.info("stopped", loop_stalls=service.meter.loop.stalls)
     return code
 
 
-async def _serve(config: Config, source: Source, service: Service, shard: int | None) -> int:
+async def _serve(config: Config, source: Source, service: Service, shard: int | None, local: int | None) -> int:
     tls, loop, stop = tls_of(config), asyncio.get_running_loop(), asyncio.Event()
     me = _identity(config, shard)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,8 +110,11 @@ async def _serve(config: Config, source: Source, service: Service, shard: int | 
         service.ports = frozenset(address[1] for address in runner.addresses)
         scheme = "http" if tls is None else "https"
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        if not local:  # the first of several processes
+            warn_if_open(config, host)
+        if local is not None:
+            return await _serve_shard(config, service, runner, stop, site)
         print(f"TurtleMQ listens on {url}, data in {config.data}", flush=True)
-        warn_if_open(config, host)
         try:
             grpc = await _start_grpc(config, service, runner, site.shares.connections, me is not None)
         except OSError as error:
@@ -130,6 +136,14 @@ async def _serve(config: Config, source: Source, service: Service, shard: int | 
 
 async def _both(one: Awaitable[None], other: Awaitable[None]) -> None:
     await asyncio.gather(one, other)
+
+
+async def _serve_shard(config: Config, service: Service, runner: web.AppRunner, stop: asyncio.Event, site: Site) -> int:
+    """Serve as one of several processes, until `stop` is set."""
+    from turtlemq.server.shards.part import beside
+
+    async with beside(service, site, stop.set):
+        return await _until_stopped(config, service, runner, stop, site.shares.files, None)
 
 
 def _identity(config: Config, shard: int | None) -> Identity | None:

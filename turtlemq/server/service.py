@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # a single node loads nothing of replication
     from turtlemq.replica.lead import Lead
     from turtlemq.replica.standby import Standby
     from turtlemq.server.cluster_part import ClusterPart
+    from turtlemq.server.shards.siblings import Siblings
 
 TICK_S = 0.01  # after this time a tick begins with no further topic: requests are served before the next tick
 POLLS_S = 0.005  # after this time a tick answers no further long poll; to send the answers takes three times as long
@@ -53,6 +54,14 @@ def now_ms() -> int:
 
 async def _stop_nothing() -> None:
     return
+
+
+class Router(Protocol):
+    """The way to the other processes of a server with several shards (`shards.router`). Requests are aiohttp's."""
+
+    def receive(self, request: Any) -> None: ...
+
+    async def elsewhere(self, request: Any) -> Any: ...
 
 
 class Service:
@@ -75,6 +84,8 @@ class Service:
         self.lead: Lead | None = None  # the leader's part of replication; None: there is no cluster, or another process leads
         self.standby: Standby | None = None  # this process follows a leader
         self.care: LeaderCare | None = None  # of this leader for all copies
+        self.siblings: Siblings | None = None  # the processes that share the topics; None: this one has all
+        self.router: Router | None = None  # to these processes
         self.on_damage: Callable[[str, list[Damage]], None] = lambda *_: None  # damage that was met in a topic
         self.push: object = None  # callbacks (`push.Push`); None: they are off
         self.ports: frozenset[int] = frozenset()  # on which this process listens; set by `run`
@@ -83,6 +94,7 @@ class Service:
         self.end_streams: Callable[[], Awaitable[None]] = _stop_nothing  # before a leader stops serving; set by `run`
         self.not_serving = "the server is starting: it reads its files. Try again in a moment."
         self.under_way = 0  # requests that a leader works on
+        self.forwards = 0  # requests that another process works on
         self._refusal: TurtleError = Unavailable("the server is stopping.")  # of requests, once it stops
         self._engine: Engine | None = None
         self._tick_ms = tick_ms

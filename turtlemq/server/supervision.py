@@ -10,12 +10,15 @@ True
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from turtlemq.errors import InvalidArgument
-from turtlemq.replica.cluster_state import Config, ShardState, Want
+
+if TYPE_CHECKING:  # a supervisor of local shards loads nothing of replication
+    from turtlemq.replica.cluster_state import Config, ShardState, Want
 
 SUPERVISOR = "TURTLEMQ_SUPERVISOR"  # variable of a replica process: the descriptor of its line to the supervisor
 RESTARTING = "exec"  # state of a replica process that is about to replace itself
@@ -119,6 +122,7 @@ def check_facts(facts: NodeFacts, cluster: str, node: str, config: Config, folde
 def joined(want: Want | None, node: str, replicas: int) -> Want | None:
     """The nodes of a shard with one more; None if it is among them already, or there are enough.
 
+    >>> from turtlemq.replica.cluster_state import Want
     >>> joined(None, "a", 2)
     Want(nodes=('a',), leader=None)
     >>> joined(Want(nodes=("a",), leader="a"), "b", 2)
@@ -126,6 +130,8 @@ def joined(want: Want | None, node: str, replicas: int) -> Want | None:
     >>> joined(Want(nodes=("a", "b")), "b", 3), joined(Want(nodes=("a", "b")), "c", 2)
     (None, None)
     """
+    from turtlemq.replica.cluster_state import Want
+
     if want is None:
         return Want(nodes=(node,))
     if node in want.nodes or len(want.nodes) >= replicas:
@@ -161,12 +167,15 @@ def replaced(want: Want, state: ShardState | None, gone: Collection[str], node: 
     """The nodes of a shard with a spare in place of one that is gone; None if there is none to be replaced. The node of a copy in
     sync is never replaced: it may be the only one with all answers. Requires: the shard has a leader.
 
+    >>> from turtlemq.replica.cluster_state import ShardState, Want
     >>> state = ShardState(epoch=1, leader="r1", isr=("r1",), nodes={"r1": "a", "r2": "b"}, nonce="")
     >>> replaced(Want(nodes=("a", "b")), state, {"b"}, "c")
     Want(nodes=('a', 'c'), leader=None)
     >>> replaced(Want(nodes=("a", "b")), state, {"a"}, "c") is None
     True
     """
+    from turtlemq.replica.cluster_state import Want
+
     if state is None or node in want.nodes:
         return None
     in_sync = {state.nodes[replica] for replica in state.isr}

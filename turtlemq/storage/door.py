@@ -124,6 +124,14 @@ class Door:
         """The absolute path to which a symbolic link leads."""
         return str(self._do("stat", path, os.path.realpath, path))
 
+    def is_absolute_link(self, path: Path) -> bool:
+        """Does this symbolic link lead to the same place from wherever it is?"""
+        return os.path.isabs(self._do("stat", path, os.readlink, path))
+
+    def is_on_same_disk(self, path: Path, other: Path) -> bool:
+        """Can a file be renamed from one of these folders into the other?"""
+        return self._do("stat", path, os.stat, path).st_dev == self._do("stat", other, os.stat, other).st_dev
+
     def set_mode(self, folder: Path) -> bool:
         """Give an existing folder the mode of new ones. Returns whether it has it: only its owner may change it."""
         if self._do("stat", folder, os.stat, folder).st_mode & 0o777 == self.folder_mode:

@@ -31,7 +31,9 @@ SYNC = "SYNC"  # links and files of copies under way
 AUDIT, AUDIT_BEFORE = "AUDIT", "AUDIT.1"  # changes that operators have asked for, and the file that was full before
 DIVERGED = "DIVERGED"  # tails of an old leader that no answer has told of
 NODE = "NODE"  # facts of a cluster's node about itself
-SHARDS = "shard"  # in the folder of such a node: the data folders of its replicas
+SHARDS = "shard"  # in the folder of such a node: the data folders of its replicas; of a server with shards: those of its shards
+SHARD_COUNT = "SHARDS"  # how many shards a server has, each with a data folder of its own
+SHARDS_MAX = 64
 LOCAL = frozenset(  # of one machine alone
     {LOCK, BALLAST, RESERVE, PINNED, READERS, REPLICA, REPLICA_SUMS, REPLICA_RING, SYNC, DIVERGED, AUDIT, AUDIT_BEFORE}
 )

@@ -83,6 +83,13 @@ class DamageFound(Struct):
     reason: str
 
 
+class ShardState(Struct):
+    """A shard of a server with several: serving, or down if its process does not answer."""
+
+    shard: int
+    state: str
+
+
 class Status(Struct):
     """The server as a whole. `topics` are those of the query; `states`, `totals` and `bytes` the sums over all that match `q` and
     that the token may see; `damage` has at most DAMAGE_MAX entries."""
@@ -108,6 +115,7 @@ class Status(Struct):
     lateness: Lateness
     topics: list[TopicStatus]
     damage: list[DamageFound]
+    shards: list[ShardState] = []
 
 
 async def healthz(request: web.Request) -> web.Response:

@@ -21,6 +21,8 @@ _NONE: Labels = {}
 def cluster_families(service: Service) -> Iterator[str]:
     """All families of a node in a cluster."""
     lead, standby, family = service.lead, service.standby, exposition.family
+    if service.siblings is not None:
+        yield from proxied_family(service)
     if service.cluster is not None:
         yield from _part_families(service)
     stream = lead.stream if lead is not None else standby.stream if standby is not None else None
@@ -38,6 +40,13 @@ def cluster_families(service: Service) -> Iterator[str]:
         yield from _lead_families(service, lead)
 
 
+def proxied_family(service: Service) -> Iterator[str]:
+    """Requests that came to a process which has to pass them on: in a cluster, or with several shards."""
+    text = "Requests that were passed on, to the leader or to the process of a shard, by outcome."
+    counts = [({"outcome": outcome}, count) for outcome, count in sorted(service.meter.proxied.items())]
+    yield from exposition.family("turtlemq_proxied_total", "counter", text, counts)
+
+
 def _part_families(service: Service) -> Iterator[str]:
     """Families of every node of a cluster, in any role."""
     part, meter, family = service.cluster, service.meter, exposition.family
@@ -50,9 +59,7 @@ def _part_families(service: Service) -> Iterator[str]:
     yield from family("turtlemq_leader_known", "gauge", "1 if the name server names a leader at work.", [(_NONE, known)])
     text = "1 while the name server answers this node."
     yield from family("turtlemq_name_server_up", "gauge", text, [(_NONE, int(part.view.is_fresh))])
-    text = "Requests that came to a node which does not lead, by outcome."
-    counts = [({"outcome": outcome}, count) for outcome, count in sorted(meter.proxied.items())]
-    yield from family("turtlemq_proxied_total", "counter", text, counts)
+    yield from proxied_family(service)
     yield from family("turtlemq_elections_total", "counter", "Times that this process was elected.", [(_NONE, meter.elections)])
     yield from family("turtlemq_handovers_total", "counter", "Times that this process handed over.", [(_NONE, meter.handovers)])
     text = "Changes of the in-sync set by this process."

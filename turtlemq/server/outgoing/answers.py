@@ -304,13 +304,23 @@ class Compacted(Struct):
     live_ratio: float
 
 
-class Pinned(Struct):
-    """Files that are pinned for a backup."""
+class PinnedShard(Struct):
+    """Files of a shard that are pinned for a backup."""
 
     name: str
     folder: str
     files: int
     bytes: int
+
+
+class Pinned(Struct):
+    """Files that are pinned for a backup. `shards`: of a server with several."""
+
+    name: str
+    folder: str
+    files: int
+    bytes: int
+    shards: list[PinnedShard] = []
 
 
 class Alive(Struct):
@@ -331,6 +341,7 @@ class Ready(Struct):
     damaged: int = 0
     stopped: int = 0
     trouble: int = 0
+    shards: int = 1
     role: str = ""  # of a node that forwards
     leader_url: str = ""
 

@@ -1,0 +1,63 @@
+"""A real server with several shards: its processes, and the address of each."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.harness.server_process import PATIENCE_S, Server
+from turtlemq.shards import shard_of
+
+
+def topic_in(shard: int, shards: int, base: str = "topic") -> str:
+    """The name of a topic that lives in this shard."""
+    return next(name for name in (f"{base}-{n}" for n in range(10_000)) if shard_of(name, shards) == shard)
+
+
+def own_processes(server: Server) -> list[Server]:
+    """The processes of a server, by shard, each at its own port."""
+    leaders = server.ok("GET", "/v1/cluster")["leaders"]
+    return [Server(server.process, urlsplit(leader["url"]).port or 0, server.data) for leader in leaders]
+
+
+def children(pid: int) -> dict[int, int]:
+    """The running processes of a supervisor: process ids by shard."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            if "--shard" in words:
+                found[int(words[words.index("--shard") + 1])] = int(child)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until_gone(pids: list[int]) -> None:
+    """Wait until processes have ended."""
+    end = time.monotonic() + PATIENCE_S
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < end, [pid for pid in pids if is_running(pid)]
+        time.sleep(0.02)
+
+
+def until_replaced(server: Server, shard: int, killed: int) -> int:
+    """Wait until a shard has another process. Returns its id."""
+    end = time.monotonic() + PATIENCE_S
+    while (now := children(server.process.pid).get(shard, killed)) == killed:
+        assert time.monotonic() < end, server.log
+        time.sleep(0.02)
+    return now
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal to one process."""
+    os.kill(pid, number)

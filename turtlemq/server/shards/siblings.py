@@ -1,0 +1,36 @@
+"""The facts that the supervisor of several shards tells its processes, in an environment variable. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+SIBLINGS = "TURTLEMQ_SIBLINGS"  # the variable
+
+
+class Siblings(Struct, frozen=True):
+    """The processes of a server. `shard`: the one that is told; `ports`: on which each alone listens; `paths`: their Unix
+    sockets; `listening`: the descriptor of the own one."""
+
+    shard: int
+    ports: tuple[int, ...]
+    paths: tuple[str, ...]
+    listening: int
+
+    @property
+    def count(self) -> int:
+        return len(self.ports)
+
+
+def to_text(told: Siblings) -> str:
+    """The value of the variable.
+
+    >>> from_text(to_text(Siblings(0, (8879, 8880), ("a", "b"), 7))).count
+    2
+    """
+    return msgspec.json.encode(told).decode()
+
+
+def from_text(text: str) -> Siblings:
+    """The inverse of `to_text`."""
+    return msgspec.json.decode(text, type=Siblings)
