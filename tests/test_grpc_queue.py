@@ -18,6 +18,7 @@ from turtlemq.segment import format as f
 from turtlemq.server.auth import Token, hash_of, new_token
 from turtlemq.server.grpc import batch_columns, statuses
 from turtlemq.server.grpc.framing import frame
+from turtlemq.server.grpc.http2 import CONNECTION_WINDOW
 from turtlemq.server.grpc.messages import message
 from turtlemq.server.handlers.produce import HEAVY_BYTES
 from turtlemq.server.incoming import large_batches
@@ -250,6 +251,33 @@ def test_heavy_and_light_requests_keep_their_order(tmp_path: Path) -> None:
         assert made.engine.stats("t").sleep == 12
 
     run_site(tmp_path, story)
+
+
+@pytest.mark.parametrize("end", ["answered", "refused", "reset"])
+def test_ended_calls_give_the_window_of_their_connection_back(end: str, tmp_path: Path) -> None:
+    door = Slow()
+
+    async def story(made: Site) -> None:
+        if end == "answered":
+            door.gate.set()
+        peer = await made.peer()
+        body = b"x" * 16_000  # in one frame
+        if end == "reset":
+            for _ in range(6):
+                stream = peer.begin(f"{QUEUE}/PublishStream")
+                peer.send_raw(stream, frame([Request(topic="t", batch={"bodies": [body]}).SerializeToString()] * 60))
+                await soon(lambda: not peer.unsent)
+                peer.reset(stream)
+        else:
+            for _ in range(CONNECTION_WINDOW // len(body) + 10):
+                await publish(peer, "no topic" if end == "refused" else "t", bodies=[body])
+        door.gate.set()
+        assert list((await publish(peer, "t", bodies=[body], ids=["last"])).ids) == ["last"]
+
+    try:
+        run_site(tmp_path, story, door=door)
+    finally:
+        door.gate.set()
 
 
 def test_a_rate_slows_a_stream_and_refuses_a_call(tmp_path: Path) -> None:

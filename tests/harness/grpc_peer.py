@@ -89,6 +89,11 @@ class Peer(asyncio.Protocol):
                     pass
         self.flush()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of calls for which the server gives no room."""
+        return sum(len(data) for _, data, _ in self._unsent)
+
     def flush(self) -> None:
         """Write everything that h2 has to send, and bytes of calls as far as the server gives room for them."""
         while self._unsent:

@@ -212,6 +212,8 @@ class Call:
         if self._deadline is not None:
             self._deadline.cancel()
         flow, self.is_finished = self._connection.service.flow, True
+        self._connection.taken(self._stream, self._to_credit + self._size)  # the window of the connection is that of other calls
+        self._to_credit = 0
         if self.ended and self.unsent:
             self._connection.service.answer_sent(self.unsent)
             self.queued = self.written
@@ -279,8 +281,11 @@ class GrpcConnection(asyncio.Protocol):
             self._begin(call)
         elif isinstance(event, Left):
             self._end_calls("left")
-        elif (found := self.calls.get(event.stream)) is None:
-            return
+        elif (found := self.calls.get(event.stream)) is None or found.is_finished:
+            if isinstance(event, Received):
+                self._machine.taken(event.stream, event.size)
+            elif found is not None:
+                self._handle_end(event, found)
         elif isinstance(event, Received):
             found.take(event)
         else:
