@@ -376,9 +376,16 @@ BUGS = (
     Bug(
         "deliveries of a lost stream are kept until their leases end",
         "server/grpc/deliveries.py",
-        "            await stream.close(why not in KEPT)\n",
-        "            await stream.close(why not in KEPT) if why in KEPT else None\n",
+        "            await stream.close(why)\n",
+        "            await stream.close(why) if why in KEPT else None\n",
         "grpc_stream grpc_subscribe",
+    ),
+    Bug(
+        "a call keeps the window of its connection",
+        "server/grpc/connection.py",
+        "        self._connection.taken(self._stream, self._to_credit + self._size)  #",
+        "        #",
+        "grpc_queue",
     ),
     Bug(
         "the window of a stream is ignored",

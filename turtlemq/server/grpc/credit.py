@@ -17,7 +17,7 @@ FIRST_FETCH = 16  # messages, while their size is not known and bytes are counte
 
 @dataclass(slots=True)
 class Credit:
-    """Messages and bytes that may be sent from now on (None: not counted), and what a subscription holds in all of its topics."""
+    """Messages and bytes that may be sent from now on (None: not counted), and figures of a subscription in all its topics."""
 
     messages: int = 0
     bytes: int | None = None
