@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from tests.harness.receiver import Reply, receiving
 from turtlemq.errors import InvalidArgument
+from turtlemq.server.push import sender as sender_module
 from turtlemq.server.push.hosts import Address, PushHosts, Refused, is_public, unwrapped
-from turtlemq.server.push.sender import Sender, Unreachable, is_own_address
+from turtlemq.server.push.sender import NoAnswer, Sender, Unreachable, is_own_address
 
 steady = hypothesis_settings(derandomize=True, deadline=None, max_examples=300, database=None)
 SHOP = ("hooks.shop.example", "*.api.example", "other.example:8443")
@@ -237,6 +238,23 @@ def test_a_name_server_that_changes_its_answer_gains_nothing() -> None:
 
         run(work, hosts, [["127.0.0.1"], ["127.0.0.2"]])
         assert hidden.requests == []
+
+
+def test_a_name_server_that_never_answers_holds_no_registration_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "CONNECT_S", 0.1)
+
+    async def never(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    async def story() -> None:
+        sender = Sender(PushHosts(SHOP), never)
+        await sender.check("https://hooks.shop.example/")
+        with pytest.raises((Unreachable, NoAnswer)):
+            await sender.post("https://hooks.shop.example/", {}, b"", 5)
+        await sender.close()
+
+    asyncio.run(story())
 
 
 def test_the_connection_goes_to_the_address_that_was_checked() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ Respond = Callable[[Request], Reply]
 class Receiver:
     """A running receiver. `respond` answers messages; challenges are answered by themselves while `is_willing`."""
 
-    def __init__(self, respond: Respond | None = None) -> None:
+    def __init__(self, respond: Respond | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.respond: Respond = respond or (lambda _: Reply())
         self.requests: list[Request] = []
         self.challenges: list[Request] = []
@@ -70,6 +71,9 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -79,7 +83,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/hook"
+        return f"{self._scheme}://127.0.0.1:{self.port}/hook"
 
     @property
     def ids(self) -> list[str]:
@@ -133,9 +137,9 @@ def _write(handler: BaseHTTPRequestHandler, reply: Reply) -> None:
 
 
 @contextmanager
-def receiving(respond: Respond | None = None) -> Iterator[Receiver]:
+def receiving(respond: Respond | None = None, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     """A receiver for a while."""
-    receiver = Receiver(respond)
+    receiver = Receiver(respond, tls)
     try:
         yield receiver
     finally:

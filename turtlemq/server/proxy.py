@@ -114,7 +114,7 @@ class Proxy:
             if self._path:
                 connector = aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=50)
             else:
-                tls = ssl.create_default_context(cafile=self._cafile) if self._cafile else True
+                tls = ssl.create_default_context(cafile=self._cafile or None)
                 connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, request_class=QuietRequest)
             send_once(self._session)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,10 +76,11 @@ class Sender:
         self._sessions: dict[str, aiohttp.ClientSession] = {}  # by scheme
 
     async def check(self, url: str) -> None:
-        """Check a URL and the addresses that its host has now. Raises `Refused`; a host that cannot be resolved may pass."""
+        """Check a URL and the addresses that its host has now. Raises `Refused`; a host that is not resolved in time may pass."""
         target = self._hosts.target(url)
         try:
-            await self.addresses(target)
+            async with asyncio.timeout(CONNECT_S):
+                await self.addresses(target)
         except OSError:
             return
 
@@ -98,7 +100,7 @@ class Sender:
             raise Refused(f"{url!r:.220} can be read in two ways")
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=min(CONNECT_S, timeout_s))
         try:
-            client = self._client(target.scheme)
+            client = await self._client(target.scheme)
             async with client.post(parsed, headers=headers, data=body, timeout=timeout, allow_redirects=False) as response:
                 return await _answer(response)
         except aiohttp.ConnectionTimeoutError:
@@ -112,12 +114,14 @@ class Sender:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Lost(f"the connection was lost: {type(error).__name__}") from None
 
-    def _client(self, scheme: str) -> aiohttp.ClientSession:
+    async def _client(self, scheme: str) -> aiohttp.ClientSession:
         """The session of a scheme: http and https have different rules, and the resolver of a session is not told which it is."""
+        # aiohttp's own context has no certificates in a server: see `cli.start`. They are read on a thread: it takes 0.05 s.
+        tls = await asyncio.to_thread(ssl.create_default_context) if scheme == "https" and scheme not in self._sessions else True
         if scheme not in self._sessions:
             resolver = _Resolver(self, scheme)
             connector = aiohttp.TCPConnector(
-                limit=0, use_dns_cache=False, resolver=resolver, socket_factory=self._socket, keepalive_timeout=KEPT_S
+                limit=0, ssl=tls, use_dns_cache=False, resolver=resolver, socket_factory=self._socket, keepalive_timeout=KEPT_S
             )
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
