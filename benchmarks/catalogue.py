@@ -8,6 +8,7 @@ from benchmarks.cluster import cluster, failover
 from benchmarks.codec import codec
 from benchmarks.fire import cold, fire
 from benchmarks.growth import growth
+from benchmarks.grpc import grpc, push
 from benchmarks.http import http_hold, http_in, http_late, http_out
 from benchmarks.lookups import cancel, forecast, lookup, tick
 from benchmarks.maintenance import compact, seal
@@ -33,6 +34,8 @@ ALL: tuple[Benchmark, ...] = (
     codec,
     cluster,
     failover,
+    grpc,
+    push,
     growth,
     cold,
     http_in,

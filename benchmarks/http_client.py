@@ -28,14 +28,16 @@ _ID = b"\x02id\0"  # the BSON element head of an id; unique before it, since the
 class ServerProcess:
     """`turtlemq serve` on a free port. It is killed with the process group of the measuring process."""
 
-    def __init__(self, folder: str) -> None:
-        command = [sys.executable, "-m", "turtlemq", "serve", "--data", folder, "--port", "0"]
+    def __init__(self, folder: str, grpc: bool = False, **settings: str) -> None:
+        """`settings`: environment variables. `grpc`: it listens for gRPC, too, on `grpc_port`."""
+        command = [sys.executable, "-m", "turtlemq", "serve", "--data", folder, "--port", "0", *(["--grpc-port", "0"] * grpc)]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment() | settings
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         self.port = int(line.split(",")[0].rpartition(":")[2])
+        self.grpc_port = int(self.process.stdout.readline().rpartition(":")[2]) if grpc else 0
 
     async def ready(self) -> None:
         """Wait until the server is ready."""

@@ -23,7 +23,7 @@ from benchmarks.workloads import CONNECTIONS
 FOLDER = Path(__file__).resolve().parent
 RESULTS_FOLDER = FOLDER / "results"
 RESULTS = FOLDER / "RESULTS.md"
-CLUSTER = ("cluster", "failover")  # benchmarks with a section of their own
+CLUSTER, PUSHED = ("cluster", "failover"), ("grpc", "push")  # benchmarks with sections of their own
 _COLUMNS = ("benchmark", "figure", "value", "goal", "met", "of the limit", "note")
 
 CAVEATS = """\
@@ -178,8 +178,12 @@ def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
         shares = tables.shares(report.comparison, report.limits, report.size.name)
         lines += [*_markdown_table(("TurtleMQ as a share of them", ""), shares), ""]
     for title, figures in (
-        (f"The engine alone, {report.size.sleepers:,} sleepers", [each for each in report.figures if each[0] not in CLUSTER]),
+        (
+            f"The engine alone, {report.size.sleepers:,} sleepers",
+            [each for each in report.figures if each[0] not in CLUSTER + PUSHED],
+        ),
         ("A cluster", [each for each in report.figures if each[0] in CLUSTER]),
+        ("Streams and callbacks", [each for each in report.figures if each[0] in PUSHED]),
     ):
         lines += figure_lines(title, figures) if figures else []
     if report.skipped:
