@@ -306,8 +306,9 @@ BUGS = (
     Bug(
         "the lease of a replica process is revoked while it runs",
         "server/node.py",
-        "        child.signal(signal.SIGTERM)\n",
-        "        await self._revoke(child.report.lease)\n        child.signal(signal.SIGTERM)\n",
+        "        code, is_good = await child.until_end(self._stop, STOP_S)\n",
+        "        await self._stop.unless(asyncio.sleep(2))\n        await self._revoke(child.report.lease)\n"
+        "        code, is_good = await child.until_end(self._stop, STOP_S)\n",
         "node",
     ),
     Bug(
