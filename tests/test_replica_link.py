@@ -8,8 +8,11 @@ import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from tests.harness.replica_pair import BEAT_S, identity, leading, until
 from tests.trust.failover import compare
@@ -19,6 +22,8 @@ from turtlemq.replica import replica_file
 from turtlemq.replica.frames import PROTOCOL, Challenge, Hello, Proof, Welcome, encode
 from turtlemq.replica.lead_types import Refusals
 from turtlemq.replica.standby import NotTrusted
+from turtlemq.replica.tenure import NotLeading
+from turtlemq.server import output_commit
 from turtlemq.storage.door import Door
 
 
@@ -413,6 +418,45 @@ def test_too_few_copies_in_sync_refuse_writes(tmp_path: Path) -> None:
             async with pair.following():
                 await until(lambda: pair.lead.standbys)
                 pair.lead.check_writable()
+
+    run(story())
+
+
+def test_a_leader_without_the_right_answers_nothing(tmp_path: Path) -> None:
+    """The right is asked for behind the wait, also when there is nothing to wait for: a read of a deposed leader is old."""
+
+    async def story() -> None:
+        async with leading(tmp_path) as pair, pair.following():
+            pair.put(1)
+            await pair.all_covered()
+            await pair.lead.covered(pair.lead.stream.lsn, 5)
+            asked: list[int] = []
+
+            def refuse() -> None:
+                asked.append(pair.lead.covered_lsn)
+                raise NotLeading
+
+            pair.lead.check_may_answer = refuse
+            with pytest.raises(NotLeading):
+                await pair.lead.covered(pair.lead.stream.lsn, 5)
+            pair.put(1)
+            last = pair.lead.stream.lsn
+            with pytest.raises(NotLeading):
+                await pair.lead.covered(last, 5)
+            assert asked[-1] >= last
+
+    run(story())
+
+
+@pytest.mark.parametrize("acks", ["isr", "local"])
+def test_an_answer_needs_the_right_to_give_it(acks: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with leading(tmp_path, (), acks=acks) as pair:
+            pair.lead.check_may_answer = Mock(side_effect=NotLeading)
+            request = make_mocked_request("GET", "/v1/topics/t/messages/m")
+            with pytest.raises(NotLeading):
+                await output_commit.confirm(request, pair.lead, web.Response())
+            pair.lead.check_may_answer.assert_called_once()
 
     run(story())
 

@@ -190,6 +190,13 @@ BUGS = (
         "cluster_pair",
     ),
     Bug(
+        "a leader that need not wait answers without the right to do so",
+        "server/output_commit.py",
+        "        lead.check_may_answer()\n",
+        "",
+        "replica_link",
+    ),
+    Bug(
         "a fetch that was not replicated keeps its messages",
         "server/output_commit.py",
         "        if isinstance(answered, Reply) and answered.undo is not None:\n            answered.undo()\n",
