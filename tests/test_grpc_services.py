@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from tests.harness.cluster_process import eventually
 from tests.harness.grpc_peer import CONNECT, ClientMessage, Peer, ServerMessage, Site, site, soon
 from tests.harness.grpc_process import grpc_running
 from tests.harness.server_process import PATIENCE_S, ROOT, environment, running
@@ -178,6 +182,28 @@ def test_grpcio_talks_to_a_real_server(tmp_path: Path) -> None:
         metrics = server.call("GET", "/metrics").data.decode()
         assert 'turtlemq_grpc_messages_total{service="delay.DelayScheduler",kind="schedule"} 204' in metrics
         assert 'turtlemq_grpc_streams_ended_total{why="half_close"} 3' in metrics
+
+
+def test_the_effect_of_a_killed_consumer_happens_once(tmp_path: Path) -> None:
+    count, file = 200, tmp_path / "orders.db"
+
+    def closed() -> list[str]:
+        with closing(sqlite3.connect(file)) as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'closed'").fetchone():
+                return []  # the consumer has not begun
+            return [number for (number,) in database.execute("SELECT number FROM closed")]
+
+    with grpc_running(tmp_path / "data") as (server, port):
+        server.ok("PUT", "/v1/topics/orders", {"max_attempts": 100})
+        server.put("orders", *({"id": f"m{n}", "body_base64": base64.b64encode(b"%d" % n).decode()} for n in range(count)))
+        command = [sys.executable, str(ROOT / "examples" / "grpc" / "exactly_once.py"), f"127.0.0.1:{port}", str(file)]
+        consumer = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+        eventually(lambda: file.exists() and len(closed()) > 20)
+        consumer.kill()
+        consumer.wait()
+        assert subprocess.run(command, env=environment(COUNT=str(count)), timeout=PATIENCE_S).returncode == 0
+        assert sorted(closed(), key=int) == [str(n) for n in range(count)]
+        eventually(lambda: server.ok("GET", "/v1/topics/orders")["stats"]["history"] == count)
 
 
 def test_a_server_without_grpc_loads_nothing_of_it(tmp_path: Path) -> None:
