@@ -39,6 +39,7 @@ RESETS_MAX, RESETS_S = 100, 10.0  # of streams, by the client
 PINGS_MAX, PINGS_S = 10, 1.0  # between which nothing was sent: libraries measure a connection with pings while data flows
 CONTROL_MAX, CONTROL_S = 100, 1.0  # settings, priorities and empty frames
 FRAME_BYTES = 16 << 10  # of a DATA frame
+HEAD_BYTES = 9  # of any frame
 GRPC = "application/grpc"
 
 
@@ -145,7 +146,14 @@ class Http2Server:
         for event in events:
             if not self._take(event, now, out):
                 break
+        self._refuse_large_frame()
         return out
+
+    def _refuse_large_frame(self) -> None:
+        """End the connection if more than a frame waits: h2 checks the length of a frame when it has all of it, up to 16 MiB."""
+        waiting = len(self._h2.incoming_buffer._data)
+        if not self.closed and waiting > self._h2.max_inbound_frame_size + HEAD_BYTES:
+            self._refuse("a frame is too large", ErrorCodes.FRAME_SIZE_ERROR)
 
     def _take(self, event: Event, now: float, out: list[Happened]) -> bool:
         """Handle one event of h2. Returns whether the connection goes on."""
@@ -306,9 +314,9 @@ class Http2Server:
     def _forget(self, stream: int) -> bool:
         return self._streams.pop(stream, None) is not None
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, code: ErrorCodes = ErrorCodes.ENHANCE_YOUR_CALM) -> None:
         """End the connection of a client that breaks a limit."""
-        self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
+        self.go_away(code)
         self.closed = why
 
 
