@@ -177,7 +177,8 @@ def test_a_single_node_loads_nothing_of_replication(tmp_path: Path) -> None:
         answer = put(server, 3, "a")
         assert "copies" not in answer
         assert not (tmp_path / "data" / "REPLICA").exists()
-    program = "import sys, turtlemq.server.run; print(*[name for name in sys.modules if name.startswith(('turtlemq.replica.', 'turtlemq.shard', 'turtlemq.server.shards'))])"
+    unwanted = ("turtlemq.replica.", "turtlemq.shard", "turtlemq.server.shards")
+    program = f"import sys, turtlemq.server.run; print(*[name for name in sys.modules if name.startswith({unwanted!r})])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment())
     assert loaded.stdout.split() == ["turtlemq.replica.records"]
 
