@@ -105,9 +105,10 @@ def test_the_dashboard_shows_clients_with_share_and_state(tmp_path: Path) -> Non
         await peer.until(1, "registered")
         return peer
 
-    with grpc_running(tmp_path / "data", **LOOPBACK) as (server, port), receiving(hold) as receiver, asyncio.Runner() as runner:
+    patient = LOOPBACK | {"TURTLEMQ_GRPC_BEAT_S": "600"}  # the stream's event loop stands still, and answers no ping
+    with grpc_running(tmp_path / "data", **patient) as (server, port), receiving(hold) as receiver, asyncio.Runner() as runner:
         peer = runner.run(register_stream(port))
-        register(server, receiver.url)
+        register(server, receiver.url, ttl=600)
         server.put("t", *({"id": f"m{n}", "body": n} for n in range(6)))
         runner.run(peer.until(1, "delivery", 3))
         with running_browser() as browser, window(browser) as context, watched_page(context) as page:
