@@ -236,7 +236,7 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
     "OPTIONS": (request("*", method="OPTIONS"), 404, "NOT_FOUND"),
     "CONNECT": (request("/healthz", method="CONNECT"), 404, "NOT_FOUND"),
     "DELETE of everything": (request("/v1/topics", method="DELETE"), 405, "METHOD_NOT_ALLOWED"),
-    "a shorter length": (POST.replace(b"close", b"keep-alive") + b"Content-Length: 5\r\n\r\n" + BODY, 400, "INVALID_ARGUMENT"),
+    "a shorter length": (POST.replace(b"close", b"keep-alive") + b"Content-Length: 5\r\n\r\n" + BODY, 400, "INVALID_JSON"),
     "a longer length": (POST + b"Content-Length: 50\r\n\r\n" + BODY, 408, "REQUEST_TIMEOUT"),
     "half a body": (POST + b"Content-Length: 1000000\r\n\r\n" + BODY, 408, "REQUEST_TIMEOUT"),
     "half a chunk": (CHUNKED + b"a\r\n" + BODY[:5], 408, "REQUEST_TIMEOUT"),

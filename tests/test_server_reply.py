@@ -12,8 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.harness.server_process import Server, running
-from turtlemq.server import auth, listen, trace
-from turtlemq.server.aiohttp_internals import ROUTES_MAX
+from turtlemq.server import auth, front, listen, trace
 from turtlemq.server.config import Config
 from turtlemq.server.outgoing.reply import Reply
 from turtlemq.server.rate_limit import FlowControl
@@ -126,37 +125,12 @@ def test_a_remembered_path_still_knows_expect_methods_and_queries(server: Server
         assert server.call("POST", "/v1/topics/-/messages", {"body": 1}).status == 400, "what it names is looked at each time"
 
 
-def test_paths_are_remembered_up_to_a_number() -> None:
-    async def hello(request: web.Request) -> web.Response:
-        return web.Response(text=request.match_info["name"])
-
-    async def story() -> int:
-        app = web.Application()
-        app[auth.AUTH], app[SERVICE] = auth.Auth(), Service()
-        app.router.add_get("/{name}", hello)
-        runner = listen.runner_for(app, 1)
-        await runner.setup()
-        site = listen.Site(runner, Config(port=0), None)
-        await site.start()
-        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
-        for n in [*range(ROUTES_MAX + 10), *range(ROUTES_MAX, ROUTES_MAX + 10)]:
-            writer.write(b"GET /n%d HTTP/1.1\r\nHost: x\r\n\r\n" % n)
-            head = await reader.readuntil(b"\r\n\r\n")
-            size = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
-            assert await reader.readexactly(size) == b"n%d" % n
-        writer.close()
-        await runner.cleanup()
-        return len(site.dispatcher.cache)
-
-    assert asyncio.run(story()) == 10
-
-
 @pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
 @pytest.mark.parametrize("goes", ["slow", "gone"])
 def test_what_cannot_be_sent_is_undone(monkeypatch: pytest.MonkeyPatch, goes: str) -> None:
     """A fetch's messages go back if its client does not take them, or is not there any more."""
-    monkeypatch.setattr(listen, "ANSWER_S", 0.2 if goes == "slow" else 20)
-    monkeypatch.setattr(listen, "SLOWEST", 1 << 40)
+    monkeypatch.setattr(front, "ANSWER_S", 0.2 if goes == "slow" else 20)
+    monkeypatch.setattr(front, "SLOWEST", 1 << 40)
 
     async def story() -> None:
         undone = asyncio.Event()

@@ -21,7 +21,7 @@ from tests.harness.certificates import certificate
 from tests.harness.server_process import Answer, Server, run, running
 from turtlemq.errors import InvalidArgument
 from turtlemq.server import auth as guarding
-from turtlemq.server import listen
+from turtlemq.server import listen, passed
 from turtlemq.server.auth import Auth, Token, client_network, hash_of, new_token, pattern_of
 from turtlemq.server.config import Config, load
 from turtlemq.server.errors import Unauthenticated
@@ -624,8 +624,8 @@ def test_heads_are_bounded(narrow: Server, head: str) -> None:
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fetched messages go back then: sending them is cancelled, as if it had gone away."""
-    monkeypatch.setattr(listen, "ANSWER_S", 0.2)
-    monkeypatch.setattr(listen, "SLOWEST", 1 << 40)
+    monkeypatch.setattr(passed, "ANSWER_S", 0.2)
+    monkeypatch.setattr(passed, "SLOWEST", 1 << 40)
     cancelled = asyncio.Event()
 
     class Large(web.Response):

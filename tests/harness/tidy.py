@@ -146,7 +146,7 @@ STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are 
 
 # Private names of libraries, for which there is no public one. They have tests of their own.
 PRIVATE_OF_LIBRARIES = {
-    "turtlemq.server.aiohttp_internals": {"_app", "_cache", "_connections", "_handle", "_match_info", "_retry_connection"},
+    "turtlemq.server.aiohttp_internals": {"_cache", "_retry_connection"},
     "turtlemq.client.aio": {"_retry_connection"},
     "turtlemq.storage.process_worker": {"_exit"},
     "pyspark_turtlemq.session": {"_gateway"},

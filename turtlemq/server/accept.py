@@ -25,6 +25,7 @@ LISTENING, LISTENING_GRPC = "TURTLEMQ_LISTENING", "TURTLEMQ_LISTENING_GRPC"
 ACCEPTED_AT_ONCE = 64  # before other events get their turn
 EXHAUSTED_S = 1.0  # pause after the system had no descriptor or memory for another socket
 HANDSHAKES_MIN = 16  # TLS handshakes that one host may always have under way; more: a quarter of all connections
+REFUSE_S = 1  # a refused connection stays open so long, so that its first request can be answered
 SHUTDOWN_S = 5.0  # time for a client to end TLS
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 Factory = Callable[[Callable[[], None]], asyncio.Protocol]  # takes the function to be called when the connection is lost
@@ -101,6 +102,7 @@ class Listener:
             accepted.setblocking(False)
             if listening.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._begin(accepted, str(address[0]) if address else "")
 
     def _begin(self, accepted: socket.socket, host: str) -> None:

@@ -1,7 +1,7 @@
 """Listening for clients: TLS, and limits on connections, request heads and the time that a client takes to read an answer.
 
-Also the loud warning where a server without tokens can be reached from other machines. The parts of aiohttp that this builds on
-are in `aiohttp_internals`.
+Also the loud warning where a server without tokens can be reached from other machines. Connections themselves are in
+`front`.
 """
 
 from __future__ import annotations
@@ -16,30 +16,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
-from turtlemq.errors import InvalidArgument, TurtleError
-from turtlemq.server import logs, trace
-from turtlemq.server.accept import LISTENING, Listener, Policy, bind, inherited
-from turtlemq.server.aiohttp_internals import AiohttpConnection, AiohttpSite, Dispatcher, open_connections
-from turtlemq.server.auth import AUTH, networks_of
+from turtlemq.errors import InvalidArgument
+from turtlemq.server import logs
+from turtlemq.server.accept import LISTENING, REFUSE_S, Listener, Policy, bind, inherited
+from turtlemq.server.auth import networks_of
 from turtlemq.server.config import Config
 from turtlemq.server.descriptors import LIMIT_MAX, Shares, shares_of
 from turtlemq.server.errors import Overloaded
-from turtlemq.server.incoming.body import SLOWEST
-from turtlemq.server.media_types import JSON
+from turtlemq.server.front import Front
+from turtlemq.server.front_desk import Desk
 from turtlemq.server.metrics.meter import SocketFigures
-from turtlemq.server.outgoing.reply import Answered, Reply, encode, error_fields
+from turtlemq.server.outgoing.reply import encode, error_fields
 from turtlemq.server.request import SERVICE
 
 BACKLOG = 4_096  # connections beyond it are tried again after 1 s, 3 s, 7 s, …: a crowd of clients would start slowly
 KEEPALIVE_S = 75  # time for the next request head to arrive, after the connection or the last answer
 LINGER_S = 5  # time for reading the rest of a refused body, so that the client sees the answer
 HANDSHAKE_S = 10  # time for a TLS handshake
-ANSWER_S = 30  # time for a client to read a large answer, and a second more for each 64 KiB of it
-_GONE = "the handler is closed"  # uvloop's error for a connection that was lost, although it does not call it closing
-ANSWER_SMALL_BYTES = 64 << 10  # a smaller answer fits into the socket's buffers: no timeout, no byte budget
-REFUSE_S = 1  # a refused connection stays open so long, so that its first request can be answered
 HEAD_LINE_BYTES, HEAD_FIELD_BYTES, HEAD_FIELDS = 8_190, 8_190, 100
 
 
@@ -54,9 +49,9 @@ _LIMITS: dict[str, Any] = {
 }
 
 
-def runner_for(app: web.Application, drain_s: float) -> web.AppRunner:
+def runner_for(app: web.Application, drain_s: float) -> Runner:
     """A runner for the application, with limits on request heads. At its end, requests under way get `drain_s`."""
-    return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=drain_s, **_LIMITS)
+    return Runner(app, drain_s)
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
@@ -87,102 +82,6 @@ def _no_password() -> str:
 # Connections
 
 
-class Connection(AiohttpConnection):
-    """A client's connection: refuses requests that are no HTTP in the shape of every error, and limits the time of an answer."""
-
-    __slots__ = ("_allows", "_lost")
-
-    def __init__(
-        self, server: web.Server, dispatcher: Dispatcher, allows: Callable[[str], bool], lost: Callable[[], None]
-    ) -> None:
-        super().__init__(server, dispatcher, _LIMITS)
-        self._allows, self._lost = allows, lost
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin. A client that is not allowed in gets REFUSE_S to send a request and read its refusal."""
-        super().connection_made(transport)
-        if not self._allows((transport.get_extra_info("peername") or ("",))[0]):
-            asyncio.get_running_loop().call_later(REFUSE_S, transport.close)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """End, and give the place to another connection."""
-        super().connection_lost(exc)
-        self._lost()
-
-    async def finish_response(
-        self, request: web.BaseRequest, resp: Answered, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer, and count its bytes while it is sent. Returns the answer, and whether the client is gone."""
-        if not isinstance(resp, Reply):
-            return await self._finish_counted(request, resp, start_time)
-        lost, answered = True, cast(web.StreamResponse, resp)  # aiohttp reads its `keep_alive` only
-        service = cast(web.Request, request).app[SERVICE]
-        size = 2 * resp.size  # `undo` holds the messages that the body was made from
-        service.flow.answer_bytes.add(size)
-        try:
-            if request.keep_alive and request.version == HttpVersion11 and "Upgrade" not in request.headers:
-                lost = not await self.send(resp.head(request), resp.pieces, ANSWER_S + resp.size / SLOWEST)
-            else:
-                answered, lost = await self._finish(request, resp.as_response(), start_time)
-            return answered, lost
-        finally:
-            service.answer_sent(size)
-            if lost and resp.undo is not None:
-                resp.undo()
-
-    async def _finish_counted(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Send a response of aiohttp. Only a large one, as a listing may be, counts against the byte budget."""
-        if (size := resp.content_length or 0) < ANSWER_SMALL_BYTES:
-            return await self._finish(request, resp, start_time)
-        service = cast(web.Request, request).app[SERVICE]
-        service.flow.answer_bytes.add(size)
-        try:
-            return await self._finish(request, resp, start_time)
-        finally:
-            service.answer_sent(size)
-
-    async def _finish(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Let aiohttp send an answer. A client that does not read a large one in time is cut off."""
-        if isinstance(resp, web.HTTPExpectationFailed):  # raised before any handler runs
-            resp = _refused(request, InvalidArgument("the only Expect that is understood here is 100-continue"), resp.status)
-        size = resp.content_length or 0
-        try:
-            if size < ANSWER_SMALL_BYTES:  # it fits into the buffers of the system
-                return await super().finish_response(request, resp, start_time)
-            async with asyncio.timeout(ANSWER_S + size / SLOWEST):
-                return await super().finish_response(request, resp, start_time)
-        except TimeoutError:
-            if (transport := self.transport) is not None:
-                transport.abort()  # closing would wait for the rest to be sent
-            return resp, True
-        except RuntimeError as error:
-            if _GONE not in str(error):
-                raise
-            return resp, True
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """The answer to a request head that is no HTTP. Raises `ConnectionResetError` if the client is gone: no failure."""
-        if isinstance(exc, ConnectionError) or _GONE in str(exc):
-            raise ConnectionResetError("the client is gone") from exc
-        if status != 400 or request.writer.output_size > 0:
-            return super().handle_error(request, status, exc, message)
-        return _refused(request, InvalidArgument(f"this is no HTTP request that can be read here: {message or exc}"), 400)
-
-
-def _refused(request: web.BaseRequest, error: TurtleError, status: int) -> web.Response:
-    """The answer to a request that is refused before it reaches the application."""
-    error.details["request_id"] = request[trace.REQUEST_ID] = name = trace.new_id()
-    response = web.Response(status=status, body=encode(error_fields(error)), content_type=JSON, headers={trace.HEADER: name})
-    response.force_close()
-    return response
-
-
 class RefusedConnection(asyncio.Protocol):
     """A connection beyond `max_connections`: its first request is answered with 429, then it is closed."""
 
@@ -207,23 +106,49 @@ class RefusedConnection(asyncio.Protocol):
         self._lost()
 
 
-class Site(AiohttpSite):
-    """The listening socket, with a limit on the number of connections."""
+class Runner(web.AppRunner):
+    """Runs an application behind the connections of a `Site`."""
 
-    def __init__(self, runner: web.AppRunner, config: Config, tls: ssl.SSLContext | None) -> None:
-        super().__init__(runner, config.host, config.port, ssl_context=tls)
-        self._app_runner, self._config, self._tls, self._allows = runner, config, tls, runner.app[AUTH].allows
-        self.dispatcher, self._service = Dispatcher(runner.app), runner.app[SERVICE]
+    def __init__(self, app: web.Application, drain_s: float) -> None:
+        super().__init__(app, handler_cancellation=True, shutdown_timeout=drain_s, **_LIMITS)
+        self.site: Site | None = None  # once it listens
+        self._drain_s = drain_s
+
+    @property
+    def addresses(self) -> list[Any]:
+        """Where it listens."""
+        return [] if self.site is None else [listening.getsockname() for listening in self.site.sockets]
+
+    async def cleanup(self) -> None:
+        """Stop listening, and end all connections: requests under way get the time that the runner was made with."""
+        if self.site is None:
+            await super().cleanup()
+        else:
+            await asyncio.gather(self.site.end(self._drain_s), super().cleanup())
+
+
+class Site:
+    """The listening sockets, with a limit on the number of connections."""
+
+    def __init__(self, runner: Runner, config: Config, tls: ssl.SSLContext | None) -> None:
+        self._runner, self._config, self._tls, self._service = runner, config, tls, runner.app[SERVICE]
         self.shares = shares_of(config.max_connections)
         self._listener: Listener | None = None  # once it listens
+        self._desk: Desk | None = None
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """The listening sockets."""
+        return [] if self._listener is None else self._listener.sockets
 
     async def start(self) -> None:
         """Listen."""
-        server, dispatcher, allows, meter = self._app_runner.server, self.dispatcher, self._allows, self._service.meter
+        server, meter = self._runner.server, self._service.meter
         assert server is not None, "the runner is set up"
-        self._service.connections = open_connections(server).__len__
+        desk = self._desk = Desk(self._runner.app, server, _LIMITS)
+        self._service.connections = desk.open.__len__
         policy = Policy(
-            serve=lambda lost: Connection(server, dispatcher, allows, lost),
+            serve=lambda lost: Front(desk, lost),
             refuse=lambda lost: RefusedConnection(meter.rejected, lost),
             tls=self._tls,
             handshake_s=HANDSHAKE_S,
@@ -231,18 +156,25 @@ class Site(AiohttpSite):
         )
         sockets = inherited(os.environ.get(LISTENING, "")) or await bind(self._config.host, self._config.port, BACKLOG)
         self._listener = Listener(sockets, policy, self.shares, meter.sockets)
-        await self.listen(self._listener)
+        self._runner.site = self
 
     def accept_siblings(self, listening: socket.socket) -> Listener:
-        """Accept connections of other processes of this server: all of them, without TLS. The caller closes the listener."""
-        server, dispatcher = self._app_runner.server, self.dispatcher
-        assert server is not None, "the runner is set up"
+        """Accept connections of other processes of this server: all of them, without TLS, and all for aiohttp. The caller closes
+        the listener."""
+        desk = self._desk
+        assert desk is not None, "it listens"
 
-        def serve(lost: Callable[[], None]) -> Connection:
-            return Connection(server, dispatcher, lambda _: True, lost)
+        def serve(lost: Callable[[], None]) -> Front:
+            return Front(desk, lost, of_sibling=True)
 
         shares = Shares(connections=LIMIT_MAX, refusals=1, files=0)
         return Listener([listening], Policy(serve, serve, None, HANDSHAKE_S, REFUSE_S), shares, SocketFigures())
+
+    async def end(self, timeout_s: float) -> None:
+        """Stop listening, and end all connections."""
+        if self._listener is not None and self._desk is not None:
+            self._listener.close()
+            await self._desk.end(timeout_s)
 
     def use_tls(self, tls: ssl.SSLContext | None) -> None:
         """Use another certificate for connections to come."""

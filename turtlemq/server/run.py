@@ -18,7 +18,6 @@ from aiohttp import web
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs
-from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.app import make_app
 from turtlemq.server.auth import AUTH
 from turtlemq.server.config import Config
@@ -74,7 +73,9 @@ def _keep_memory() -> None:
 def _is_ours(record: logging.LogRecord) -> bool:
     """A log filter: leaves out tracebacks of broken requests, which were answered, and of clients that are gone."""
     kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or not issubclass(kind, web.RequestPayloadError | HttpProcessingError | ConnectionError)
+    if kind is None or kind.__module__.startswith("aiohttp.http"):  # its parser's
+        return kind is None
+    return not issubclass(kind, web.RequestPayloadError | ConnectionError)
 
 
 async def _measured(config: Config, source: Source, shard: int | None, local: int | None) -> int:

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import logs, output_commit
-from turtlemq.server.accept import LISTENING_GRPC, Listener, Policy, bind, inherited
+from turtlemq.server.accept import LISTENING_GRPC, REFUSE_S, Listener, Policy, bind, inherited
 from turtlemq.server.auth import Auth
 from turtlemq.server.config import Config
 from turtlemq.server.descriptors import Shares
@@ -26,7 +26,7 @@ from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.deliveries import Pools, stopping
 from turtlemq.server.grpc.statuses import Unimplemented
 from turtlemq.server.grpc.tunnel import Tunnels, leader_address
-from turtlemq.server.listen import BACKLOG, HANDSHAKE_S, REFUSE_S
+from turtlemq.server.listen import BACKLOG, HANDSHAKE_S
 from turtlemq.server.service import Service
 
 DRAIN_S, HANDOVER_S = 1.5, 0.3  # time for acks, once the server stops, and before a leader hands over

@@ -9,7 +9,6 @@ from typing import TypeVar
 from aiohttp import web
 
 from turtlemq.errors import InvalidArgument, TooLarge
-from turtlemq.server.aiohttp_internals import HttpProcessingError
 from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded, RequestTimeout, UnsupportedMediaType
 from turtlemq.server.incoming.decode import decode
@@ -63,7 +62,9 @@ async def _received(request: web.Request) -> bytes:
             _hold(request, len(data))
         else:
             data = await _arriving(request, config)
-    except (HttpProcessingError, web.RequestPayloadError) as error:
+    except Exception as error:
+        if error is not content.exception():  # of a stream that is broken
+            raise
         raise InvalidArgument(f"the body cannot be read: {error}") from None
     if len(data) > config.max_body_bytes:
         raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")

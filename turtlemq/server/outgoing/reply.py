@@ -16,9 +16,10 @@ from aiohttp import web
 
 from turtlemq.errors import TurtleError
 from turtlemq.segment.buffers import Buffer
-from turtlemq.server.aiohttp_internals import PIECE_BYTES, cut, http_date
 from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
+from turtlemq.server.outgoing.http_date import http_date
+from turtlemq.server.outgoing.pieces import PIECE_BYTES, cut
 from turtlemq.server.trace import CLUSTER_HEADER, HEADER, REQUEST_ID
 
 # Of a fetch that is answered with BSON documents: they have no place for these.

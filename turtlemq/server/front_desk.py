@@ -1,0 +1,73 @@
+"""The common part of all connections: the application, its hot routes, limits, and the set of connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from turtlemq.server.auth import AUTH
+from turtlemq.server.forward import leads
+from turtlemq.server.hot_heads import Heads, hot_routes
+from turtlemq.server.request import SERVICE
+from turtlemq.shards import shard_of
+
+_TOPIC = "/v1/topics/{topic}"
+_GROUP = f"{_TOPIC}/groups/{{group}}"
+HOT = (f"{_TOPIC}/messages", *(f"{place}/{name}" for place in (_TOPIC, _GROUP) for name in ("fetch", "ack", "extend")))
+
+
+class Connection(Protocol):
+    """A connection, as far as it is ended here."""
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def end(self) -> None: ...
+
+
+class Desk:
+    """The connections of an application, and their common part. `limits`: arguments of aiohttp's connections."""
+
+    def __init__(self, app: web.Application, server: web.Server, limits: Mapping[str, Any]) -> None:
+        self.app, self.server, self.limits = app, server, limits
+        self.keepalive_s: float = limits["keepalive_timeout"]
+        self.allows: Callable[[str], bool] = app[AUTH].allows
+        self.heads = Heads(hot_routes(_hot_handlers(app)))
+        self.open: set[Connection] = set()
+        self.is_ending = False
+        self._service = app[SERVICE]
+
+    def answers(self, topic: str) -> bool:
+        """Whether this process itself answers requests about a topic; else they go on to the leader, or to its shard."""
+        service, siblings = self._service, self._service.siblings
+        if siblings is not None and shard_of(topic, siblings.count) != siblings.shard:
+            return False
+        return service.cluster is None or leads(service)
+
+    async def end(self, timeout_s: float) -> None:
+        """Close all connections, those with a request under way when it is answered, or at the end of the time."""
+        self.is_ending = True
+        for front in [front for front in self.open if not front.is_busy]:
+            front.end()
+        end = asyncio.get_running_loop().time() + timeout_s
+        while any(front.is_busy for front in self.open) and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)  # once in the life of a process
+        for front in list(self.open):
+            front.end()
+
+
+def _hot_handlers(app: web.Application) -> dict[str, Callable[[Any], Any]]:
+    """The handlers of hot routes by path, with the middleware around them."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for route in app.router.routes():
+        resource = route.resource
+        if route.method == "POST" and resource is not None and resource.canonical in HOT:
+            handler: Callable[..., Any] = route.handler
+            for middleware in reversed(app.middlewares):
+                handler = partial(middleware, handler=handler)
+            found[resource.canonical] = handler
+    return found
