@@ -25,13 +25,21 @@ Job = tuple[Topic, CommitGroup, threading.Lock]  # the lock is released when the
 class Committer:
     """Commits staged documents on THREADS threads.
 
-    Calls back on the event loop: `changed` with a topic that has new documents, `observe` with seconds and bytes of each commit.
+    Calls back on the event loop: `changed` with a topic that has new documents, `observe` with seconds and bytes of each commit,
+    `stage` with a topic whose next group is about to be taken.
     """
 
-    def __init__(self, changed: Callable[[Topic], None], observe: Callable[[float, int], None]) -> None:
-        self._changed, self._observe = changed, observe
+    def __init__(
+        self,
+        changed: Callable[[Topic], None],
+        observe: Callable[[float, int], None],
+        stage: Callable[[Topic], None] = lambda _: None,
+    ) -> None:
+        self._changed, self._observe, self._stage = changed, observe, stage
+        self._under_way: set[Topic] = set()  # topics with a group on a thread, or in the queue
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[Job] = deque()  # jobs for which no thread is free
+        self._reports: list[tuple[Topic, CommitGroup, float]] = []  # commits that have landed, with the seconds that they took
         self._soon: set[Topic] = set()  # topics whose next group is about to be taken
         self._closed = False
         self._threads = [_Thread(n, self._ran) for n in range(THREADS)]
@@ -55,7 +63,7 @@ class Committer:
         else:
             done: asyncio.Future[None] = self._loop.create_future()
             group.then.append(partial(_wake, done))
-            self._take_soon(topic)
+            self.take_soon(topic)
             await done
         if group.error is not None:
             raise group.error
@@ -73,7 +81,7 @@ class Committer:
         for thread in self._threads:
             thread.join()
 
-    def _take_soon(self, topic: Topic) -> None:
+    def take_soon(self, topic: Topic) -> None:
         """Take the group in the next round of the event loop, so that all requests read in this round share it."""
         if topic not in self._soon:  # the object, not its name: a dropped topic may have been created anew
             self._soon.add(topic)
@@ -81,16 +89,20 @@ class Committer:
 
     def _take_staged(self, topic: Topic) -> None:
         """Take the group that a request waits for. Another call on this thread may have committed it already."""
+        self._take(topic)
         if not self._closed and topic.pending_commit is None:
             self._changed(topic)
-        self._take(topic)
 
     def _take(self, topic: Topic) -> None:
         """Give the pending group of a topic to a thread, or to the queue. Does nothing while a group of it is under way."""
         self._soon.discard(topic)
-        group = None if self._closed else topic.take_commit()
+        if self._closed or topic in self._under_way:
+            return
+        self._stage(topic)
+        group = topic.take_commit()
         if group is None:
             return
+        self._under_way.add(topic)
         ran = threading.Lock()
         ran.acquire()
         job = (topic, group, ran)
@@ -103,7 +115,9 @@ class Committer:
         """Block the event loop until a job was run. While it blocks, no queued job is given to a thread: run it here."""
         if job in self._jobs:
             self._jobs.remove(job)
+            self._under_way.discard(job[0])
             self._loop.call_soon(self._report, job[0], job[1], _run(job))
+            self.take_soon(job[0])
         job[2].acquire()
 
     def _ran(self, thread: _Thread, job: Job, seconds: float) -> None:
@@ -113,6 +127,7 @@ class Committer:
     def _land(self, thread: _Thread, topic: Topic, group: CommitGroup, seconds: float) -> None:
         if self._closed:
             return
+        self._under_way.discard(topic)
         self._publish(topic, group, seconds)
         self._idle.append(thread)
         self._take(topic)
@@ -124,7 +139,14 @@ class Committer:
             topic.land_commit(group)
         except TurtleError:
             pass  # `commit` raises it to every request of the group
-        self._loop.call_soon(self._report, topic, group, seconds)  # later, so that waiting requests are answered first
+        self._reports.append((topic, group, seconds))
+        self._loop.call_soon(self.report)  # later, so that waiting requests are answered first
+
+    def report(self) -> None:
+        """Tell of all commits that have landed. A fetch that follows one asks for it."""
+        reports, self._reports = self._reports, []
+        for topic, group, seconds in reports:
+            self._report(topic, group, seconds)
 
     def _report(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         self._observe(seconds, group.bytes)

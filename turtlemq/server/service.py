@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.errors import LockLost, TurtleError, Unavailable, describe
-from turtlemq.model import Damage
+from turtlemq.errors import LockLost, TurtleError, Unavailable, UnknownTopic, describe
+from turtlemq.model import Batch, Damage, Receipt
 from turtlemq.server import logs
 from turtlemq.server.clients import Clients
 from turtlemq.server.commit import Committer
@@ -28,6 +28,7 @@ from turtlemq.server.log_syncs import LogSyncs
 from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.metrics.meter import Meter
 from turtlemq.server.rate_limit import FlowControl
+from turtlemq.server.singles import Singles
 from turtlemq.server.timerfd import WallClockTimer
 from turtlemq.topic.topic import Topic
 
@@ -99,6 +100,7 @@ class Service:
         self._engine: Engine | None = None
         self._tick_ms = tick_ms
         self._next_tick: asyncio.Handle | None = None
+        self._fresh: set[str] = set()  # topics with new messages that the next tick may hand off
         self._timer: WallClockTimer | None = None
         self._wake_ms = 0.0  # the engine's wish for which the timer was set; it rings then, or up to `tick_ms` later
         self._reported_trouble: set[str] = set()
@@ -106,6 +108,7 @@ class Service:
         self._reported_leftovers: set[str] = set()
         self._fetches: Fetches | None = None  # beside the engine
         self._committer: Committer | None = None
+        self._singles = Singles(self._staged)
         self._syncs: LogSyncs | None = None
         self._uncommitted = 0  # bytes of requests that wait for their commit
         self._commit_s = 0.001  # mean time of a commit, exponentially smoothed
@@ -136,7 +139,7 @@ class Service:
         """Serve with an open engine."""
         self._engine, self.opened = engine, frozenset(engine.topics)
         self._fetches = Fetches(engine, self.flow)
-        self._committer = Committer(self._committed, self._observe_commit)
+        self._committer = Committer(self._committed, self._observe_commit, self._singles.stage)
         self._syncs = LogSyncs(engine.door)
         self._timer = WallClockTimer(self._tick)
         self.answer_polls_soon()
@@ -191,10 +194,34 @@ class Service:
         assert self._committer is not None, "it serves"
         self._uncommitted += size
         try:
-            inline = size <= INLINE_BYTES and self._commit_s < INLINE_S and self.connections() == 1 and self.lead is None
-            await self._committer.commit(topic, inline)
+            await self._committer.commit(topic, size <= INLINE_BYTES and self._is_alone())
         finally:
             self._uncommitted -= size
+
+    async def put(self, topic: Topic, batch: Batch, size: int) -> Receipt:
+        """Store a plain message (`singles`), together with those of other requests. Returns when it is durable and visible."""
+        assert self._committer is not None, "it serves"
+        if self._is_alone():
+            receipt = self._staged(topic, batch)
+            await self.commit(topic, size)
+            return receipt
+        self._uncommitted += size
+        try:
+            stored = self._singles.add(topic, batch)
+            self._committer.take_soon(topic)
+            return await stored
+        finally:
+            self._uncommitted -= size
+
+    def _staged(self, topic: Topic, batch: Batch) -> Receipt:
+        now = now_ms()
+        if self.engine.topics.get(topic.name) is not topic:
+            raise UnknownTopic(f"topic {topic.name!r} was deleted meanwhile")
+        return self.engine.stage(topic.name, batch, now)[1]
+
+    def _is_alone(self) -> bool:
+        """Whether a small commit on the event loop delays no other client."""
+        return self._commit_s < INLINE_S and self.connections() == 1 and self.lead is None
 
     async def synced(self, topic: Topic) -> None:
         """Return when the syncs that requests left out in `Topic.deferring_syncs` are done, on a thread. Raises if one failed."""
@@ -209,6 +236,7 @@ class Service:
             self.on_topic_stopped()
         if self._engine is not None and self._engine.topics.get(topic.name) is topic:
             self._engine.changed(topic, now_ms())
+            self._fresh.add(topic.name)
             self._tick_if_sooner(self._engine)
 
     def _observe_commit(self, seconds: float, size: int) -> None:
@@ -237,6 +265,7 @@ class Service:
 
     def _tick(self) -> None:
         self._next_tick = None
+        self._fresh.clear()
         if not self.serving:
             return
         if self.lead is not None and self.lead.is_far_behind():
@@ -296,6 +325,11 @@ class Service:
 
     async def fetch(self, fetch: FetchRequest, wait_s: float) -> Reserved:
         """Reserve ready messages; if there are none, wait up to `wait_s` for the first. Raises `Overloaded` if too many wait."""
+        if self._committer is not None:
+            self._committer.report()
+        if self._next_tick is not None and fetch.topic in self._fresh:  # a put that was answered is seen by the next fetch
+            self._next_tick.cancel()
+            self._tick()
         messages = self.fetches.fetch(fetch, now_ms(), time.monotonic())
         while messages.more:  # so many documents were skipped that others get their turn first
             await self.turns.turn()
