@@ -16,9 +16,10 @@ from typing import Any, Self, Unpack
 
 from turtlemq.client import clock, consumer_flows, tracing
 from turtlemq.client.arguments import CONSUMER_NAMES, ConsumerArguments, check_names
+from turtlemq.client.connection import Connection
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
-from turtlemq.client.sync import Client, Connection, end_long_poll
+from turtlemq.client.sync import Client, end_long_poll
 
 log = logging.getLogger("turtlemq.client")
 SIGNAL_S = 0.2  # signals are noticed within this time

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import http.client
 import os
 import socket
 import threading
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from turtlemq.client import calls, client_calls, clock, dead_calls, operator_calls, sending, tracing
 from turtlemq.client.arguments import describe_method
+from turtlemq.client.connection import Connection, Head
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
@@ -32,10 +32,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 IDLE_S_MAX = 50.0  # older idle connections may be closed by the server at any moment
 IDLE_MAX = 64  # idle connections that are kept
-READ_BYTES = 1 << 20
 
-Connection = http.client.HTTPConnection
 ConnectionCallback = Callable[[Connection | None], None]
+
+
+@functools.lru_cache(100)
+def _prefix(url: str) -> str:
+    """The path of a server's address, before that of each request."""
+    return urlsplit(url).path
 
 
 class Pool:
@@ -65,12 +69,12 @@ class Pool:
         parts = urlsplit(url)
         assert parts.hostname is not None
         if parts.scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, parts.port)
+            return Connection(parts.hostname, parts.port or 80)
         if self._context is None:
             import ssl
 
             self._context = ssl.create_default_context(cafile=self.options.cacert)
-        return http.client.HTTPSConnection(parts.hostname, parts.port, context=self._context)
+        return Connection(parts.hostname, parts.port or 443, self._context)
 
     def _return_connection(self, url: str, connection: Connection) -> None:
         with self._lock:
@@ -97,12 +101,11 @@ class Pool:
         try:
             if on_connection is not None:
                 on_connection(connection)
-            response, body = self._exchange(target, connection, step, sink)
-            keep = not response.will_close
-            answer = Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+            head, body = self._exchange(target, connection, step, sink)
+            keep, answer = head.keeps, Answer(head.status, head.headers, body)
             self._servers.answered(target, answer, clock.now_s())
             return answer
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, ValueError) as error:
             if sink is not None and error is sink.error:
                 raise
             self._servers.failed(target, clock.now_s())
@@ -115,28 +118,23 @@ class Pool:
             else:
                 connection.close()
 
-    def _exchange(
-        self, target: Target, connection: Connection, step: Send, sink: Sink | None
-    ) -> tuple[http.client.HTTPResponse, bytes]:
+    def _exchange(self, target: Target, connection: Connection, step: Send, sink: Sink | None) -> tuple[Head, bytes]:
         end = clock.now_s() + step.timeout_s
         if connection.sock is None:
-            connection.timeout = min(step.timeout_s, CONNECT_S) if self._servers.has_others else step.timeout_s
-            connection.connect()
-        connection.sock.settimeout(step.timeout_s)
-        request, path = step.request, urlsplit(target.url).path + step.request.path
-        connection.request(request.method, path, request.body, self.options.headers(step, target.direct))
-        response = connection.getresponse()
+            connection.connect(min(step.timeout_s, CONNECT_S) if self._servers.has_others else step.timeout_s)
+        request = step.request
+        headers = self.options.headers(step, target.direct)
+        connection.send(request.method, _prefix(target.url) + request.path, headers, request.body, step.timeout_s)
+        head = connection.head()
         pieces: list[bytes] = []
-        while piece := response.read(READ_BYTES):
-            if sink is not None and response.status < 300:
+        for piece in connection.body(head):
+            if sink is not None and head.status < 300:
                 sink.write(piece)
             else:
                 pieces.append(piece)
             if clock.now_s() > end and sink is None:
                 raise TimeoutError("the answer takes too long")
-        if response.length:  # read() with a size does not raise IncompleteRead
-            raise http.client.IncompleteRead(b"", response.length)
-        return response, b"".join(pieces)
+        return head, b"".join(pieces)
 
     def close(self) -> None:
         """Close idle connections now, others when their requests end."""
@@ -172,8 +170,9 @@ if hasattr(os, "register_at_fork"):
 
 def end_long_poll(connection: Connection) -> None:
     """End a long poll: the server sees the end of the stream and stops waiting; an answer on its way can still be read."""
-    with contextlib.suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(OSError):
+        if connection.sock is not None:
+            connection.sock.shutdown(socket.SHUT_WR)
 
 
 def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
