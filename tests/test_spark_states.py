@@ -92,3 +92,30 @@ def test_cancelled_newer_version_leaves_a_replaced_older_one(tmp_path: Path, sea
     assert [row["state"] for row in rows(tmp_path, topic="t") if row["id"] == "k"] == ["replaced"]
     assert [state for state in states(tmp_path) if state[0] == "k"] == [("k", None, "cancelled")]
     engine.close()
+
+
+def test_attempts_are_those_of_the_view(tmp_path: Path) -> None:
+    settings = Settings(max_attempts=3, backoff_jitter="none", backoff_base_ms=0)
+    engine = Engine.open(tmp_path, settings=settings)
+    engine.submit("t", [Message(b"x", 10, id=id_) for id_ in ("acked", "dead", "asleep", "held", "retry")], 10)
+    engine.move_group("t", "g", "earliest", 10)
+    engine.tick(10)
+    for now in (20, 30):
+        engine.reserve("t", "g", 9, now, consumer=f"c{now}")
+        engine.ack("t", "g", ["-acked", "-dead", "-held", "-retry"], now + 1, error=f"no {now}\nframe")
+        engine.ack("t", "g", ["-asleep"], now + 1, retry_delay_ms=0 if now == 20 else 90_000, error="long")
+        engine.tick(now + 2)
+    engine.reserve("t", "g", 9, 40, consumer="c40")
+    engine.ack("t", "g", ["acked", "-dead"], 41, error="last")
+    engine.give_back("t", "g", ["retry"], 42)
+    engine.topic("t").checkpoint()
+    shown = {row["id"]: row["attempts"] for row in rows(tmp_path, topic="t", kind="messages")}
+    assert {id_: len(attempts) for id_, attempts in shown.items()} == {"acked": 3, "dead": 3, "asleep": 2, "held": 3, "retry": 3}
+    for id_, attempts in shown.items():
+        view = engine.message("t", id_)
+        assert view is not None
+        assert attempts == [one.fields() for _, one in view.attempts], id_
+    (letter,) = rows(tmp_path, topic="t", kind="dead")
+    assert letter["attempts"] == shown["dead"]
+    assert "attempts" not in rows(tmp_path, topic="t", kind="messages", columns="id,state")[0]
+    engine.close()

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_turtlemq import bodies
+from pyspark_turtlemq import attempts_column, bodies
 from pyspark_turtlemq.kinds import DAMAGE, KINDS, TIMES
 from pyspark_turtlemq.ordinals import batch_end, ordinals_by_due
 from pyspark_turtlemq.part import Part
@@ -219,20 +219,22 @@ class Chunk:
             return self._damage_batch(schema)
         if "body" in schema.names:
             self.body_type = schema.field("body").type
-        arrays = [self._column(name) for name in schema.names]
+        arrays = [self._column(name, schema) for name in schema.names]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         if self.damage_rows:
             joined = pa.Table.from_batches([batch, self._damage_batch(schema)]).combine_chunks()
             return joined.to_batches()[0]
         return batch
 
-    def _column(self, name: str) -> pa.Array:
+    def _column(self, name: str, schema: pa.Schema) -> pa.Array:
         base = name.removesuffix("_ms")
         if base in _OPTIONAL:
             return self._optional(_OPTIONAL[base], in_ms=name != base)
         if base in TIMES:
             ms: I64 = getattr(self, base)()
             return _timestamps(ms) if name == base else _nullable(ms)
+        if name == attempts_column.NAME:
+            return self.attempts().cast(schema.field(name).type)
         make: Callable[[], pa.Array] = getattr(self, f"{name}_" if name in ("json", "damage") else name)
         return make()
 
@@ -330,6 +332,9 @@ class Chunk:
 
     def attempt(self) -> pa.Array:
         return self._from_meta("attempt", pa.int32())
+
+    def attempts(self) -> pa.Array:
+        return attempts_column.of_metas(self.metas, len(self.rows))
 
     # Columns of retries that decide whether they are void; of no kind, for `message_facts` alone
 

@@ -16,6 +16,7 @@ from pyspark_turtlemq.journals import packed_column
 from pyspark_turtlemq.parts import TopicLogs
 from turtlemq.broker import events as kinds
 from turtlemq.broker.checkpoint import Checkpoint, GroupMark, OpenMessage, decode
+from turtlemq.broker.replay import ended_attempts
 from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import scan
@@ -123,9 +124,11 @@ def _apply(saved: Checkpoint, event: Event, ready: ReadySeqs) -> None:
     names = ("offsets", "attempts", "until" if kind == kinds.LEASE else "when")
     for offset, attempt, until in zip(*(packed_column(fields, name)[same].tolist() for name in names), strict=True):
         if kind == kinds.LEASE:
-            mark.open[offset] = OpenMessage(0, attempt, until, event.at_ms, fields["consumer"])
+            ended = mark.open[offset].attempts if offset in mark.open else ()
+            mark.open[offset] = OpenMessage(0, attempt, until, event.at_ms, fields["consumer"], attempts=ended)
         else:
-            mark.open[offset] = OpenMessage(0, attempt, until, is_retry=True, error=fields["error"])
+            ended = ended_attempts(fields, event.at_ms, mark.open.get(offset), attempt, until)
+            mark.open[offset] = OpenMessage(0, attempt, until, is_retry=True, error=fields["error"], attempts=ended)
 
 
 def _move(saved: Checkpoint, event: Event, ready: ReadySeqs) -> None:

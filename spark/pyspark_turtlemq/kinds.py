@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyspark_turtlemq import attempts_column
 from pyspark_turtlemq.snapshot_files import LOGS
 from turtlemq.message_fields import FIELDS
 from turtlemq.message_fields import Kind as FieldKind
@@ -48,6 +49,7 @@ def _optional_columns() -> dict[str, str]:
     return columns
 
 
+_ATTEMPTS = {attempts_column.NAME: attempts_column.SPARK_TYPE}
 _OPTIONAL_TYPES = {FieldKind.NUMBER: _NUMBER, FieldKind.TEXTS: "map<string,string>"}
 _MESSAGE = {
     **_times("due", "created"),
@@ -81,7 +83,16 @@ KINDS = {
         streams=True,
     ),
     "dead": Kind(  # dead letters; `due` is the due time that the producer asked for
-        {"topic": _TEXT, "id": _TEXT, "group": _TEXT, "state": _TEXT, **_times("dropped"), "offset": _NUMBER, **_MESSAGE},
+        {
+            "topic": _TEXT,
+            "id": _TEXT,
+            "group": _TEXT,
+            "state": _TEXT,
+            **_times("dropped"),
+            "offset": _NUMBER,
+            **_MESSAGE,
+            **_ATTEMPTS,
+        },
         logs=("dead",),
         states=("dead", "deleted", "replaced"),
         where=("topic", "id", "group", "state", "dropped", "seq"),
@@ -145,6 +156,7 @@ KINDS = {
             "priority": _TEXT,
             "ttr_ms": _MS,
             "body_bytes": "int",
+            **_ATTEMPTS,
         },
         logs=LOGS,
         states=("sleep", "ready", "reserve", "history", "dead", "cancelled"),

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_turtlemq import documents, group_marks
+from pyspark_turtlemq import attempts_column, documents, group_marks
 from pyspark_turtlemq.group_marks import UNKNOWN_SEQ, ReadySeqs
 from pyspark_turtlemq.parts import LogSnapshot, TopicLogs
 from pyspark_turtlemq.predicates import Predicates
 from turtlemq import standing
+from turtlemq.attempts import Attempts
 from turtlemq.broker.checkpoint import GroupMark
 from turtlemq.model import I64, Mask
 
@@ -34,6 +35,8 @@ _DOCUMENT = pa.schema(
 )
 _RETRY = pa.schema([*_DOCUMENT, *((name, pa.int64()) for name in ("message_due", "left_offset", "epoch", "order"))])
 _READY = pa.schema([*_RETRY, ("offset", pa.int64()), ("ready_ms", pa.int64())])
+_ATTEMPTS = pa.field(attempts_column.NAME, attempts_column.ARROW_TYPE)
+Noted = tuple[dict[int, list[Attempts]], dict[int, list[Attempts]], dict[int, list[Attempts]]]
 _MESSAGE = pa.schema([*_DOCUMENT, ("offset", pa.int64()), ("ready_ms", pa.int64())])
 
 
@@ -47,11 +50,11 @@ class Owned:
 
 
 class TopicFacts:
-    """The messages of one topic, and facts about them."""
+    """The messages of one topic, and facts about them. `with_attempts`: also their attempts, as retries and letters tell them."""
 
-    def __init__(self, logs: TopicLogs) -> None:
-        log = logs.ready_log()
-        ready = _table(log, _READY)
+    def __init__(self, logs: TopicLogs, *, with_attempts: bool = False) -> None:
+        log, more = logs.ready_log(), [_ATTEMPTS] if with_attempts else []
+        ready = _table(log, pa.schema([*_READY, *more]))
         self.first = min((part.cover.first_seq for part in log.parts), default=0)
         self.end = max(log.end, self.first)
         self.marks = group_marks.replay(logs, self._ready_seqs(ready))
@@ -59,9 +62,9 @@ class TopicFacts:
         self.notices = ready.filter(notice)
         delay = logs.delay_log("delay")
         delay.progress = log.progress
-        sleepers = _table(delay, _RETRY)
+        sleepers = _table(delay, pa.schema([*_RETRY, *more]))
         self.first_sleep = sleepers.filter(pc.is_null(sleepers["group"]))
-        letters = _table(logs.delay_log("dead"), _DOCUMENT)
+        letters = _table(logs.delay_log("dead"), pa.schema([*_DOCUMENT, *more]))
         letters = letters.filter(pc.equal(letters["state"], "dead"))
         retries = self._valid(ready.filter(owned))
         retries = retries.filter(pa.array(~self._is_cancelled(_ints(retries["offset"]))))
@@ -74,6 +77,7 @@ class TopicFacts:
         self._row_of_offset = self._rows_by_offset(ready.filter(owned))
         left = np.flatnonzero(self.offsets < self.first)
         self.left_over = dict(zip(self._ids.take(pa.array(left)).to_pylist(), left.tolist(), strict=True))  # id → row
+        self.noted = self._noted(self._valid(ready.filter(owned)), asleep, letters) if with_attempts else {}
         self._retries, self._asleep, self._letters = map(self._by_group, (retries, asleep, letters))
 
     def _ready_seqs(self, ready: pa.Table) -> ReadySeqs:
@@ -131,6 +135,18 @@ class TopicFacts:
         offsets = _ints(table["offset"]) if "offset" in table.column_names else np.full(table.num_rows, -1, np.int64)
         owned = {name: which[rows[which] >= 0] for name, which in _split(table).items()}
         return {name: Owned(rows[which], offsets[which], levels[which]) for name, which in owned.items()}
+
+    def _noted(self, *tables: pa.Table) -> dict[str, Noted]:
+        """Attempts in the notes of due retries, sleeping retries and dead letters, by group: for each of the three by row."""
+        found: dict[str, Noted] = {}
+        due, *_ = tables
+        places = [self.rows_at(_ints(due["offset"])), *(self.rows_of(table["id"]) for table in tables[1:])]
+        for kind, (table, rows) in enumerate(zip(tables, places, strict=True)):
+            told = attempts_column.decoded(table[attempts_column.NAME])
+            for group, row, own in zip(table["group"].to_pylist(), rows.tolist(), told, strict=True):
+                if row >= 0 and own:
+                    found.setdefault(group, ({}, {}, {}))[kind].setdefault(row, []).append(own)
+        return found
 
     @property
     def groups(self) -> Collection[str]:

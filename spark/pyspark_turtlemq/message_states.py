@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_turtlemq import journals
+from pyspark_turtlemq import attempts_column, journals
 from pyspark_turtlemq.group_marks import Event, events
-from pyspark_turtlemq.message_facts import TopicFacts
+from pyspark_turtlemq.message_facts import Noted, TopicFacts
 from pyspark_turtlemq.ordinals import ROWS
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.snapshot_files import TopicFiles
 from turtlemq import standing
+from turtlemq.attempts import Attempt, Attempts
 from turtlemq.broker import events as kinds
 from turtlemq.broker.checkpoint import GroupMark
 from turtlemq.model import I64, Mask
@@ -32,6 +33,7 @@ _UTC = pa.timestamp("us", "UTC")
 _NONE = journals.ABSENT
 _SHOWN = pa.array([standing.shown(name) for name in standing.STANDINGS])
 _OVER = np.array([standing.shown(name) in ("history", "dead") for name in standing.STANDINGS])
+_SLEEP, _DEAD = standing.STANDINGS.index("sleep"), standing.STANDINGS.index("dead")
 _NEVER_HAD = standing.STANDINGS.index(standing.NEVER_HAD)
 _PACKED = {
     "due_ms": "due",
@@ -60,10 +62,12 @@ class Deliveries:
         self.names: list[str] = []
         self.errors: dict[int, str] = {}
         self.consumers: dict[int, str] = {}
+        self.attempts: dict[int, list[Attempts]] | None = None  # as settlements tell, then all others; None: not asked for
         self.gone: dict[str, dict[str, Any]] = {}  # by id: messages of which nothing but the settlement is left
 
-    def settle(self, event: Event, rows: I64) -> None:
-        """Note a settlement; `rows`: of its messages, -1 if only the event is left of one."""
+    def settle(self, event: Event, rows: I64, born: int) -> None:
+        """Note a settlement; `rows`: of its messages, -1 if only the event is left of one. `born`: the epoch in which the group
+        was made; attempts of an older one of that name are not its own."""
         name, fields = str(event.fields["outcome"]), event.fields
         if name not in self.names:
             self.names.append(name)
@@ -73,6 +77,9 @@ class Deliveries:
         self.settled[at], self.outcomes[at] = event.at_ms, self.names.index(name)
         if fields["error"]:
             self.errors |= dict.fromkeys(at.tolist(), str(fields["error"]))
+        if self.attempts is not None and int(fields["epoch"]) >= born:
+            told = attempts_column.settled(fields, event.at_ms, known)
+            self.attempts |= {row: [own] for row, own in zip(at.tolist(), told, strict=True)}
         if len(known) < len(rows):
             self._note_gone(event, np.flatnonzero(rows < 0))
 
@@ -80,8 +87,11 @@ class Deliveries:
         ids = kinds.split_ids(event.fields["ids"])
         columns = {name: journals.packed_column(event.fields, packed) for name, packed in _PACKED.items()}
         common = {"settled_ms": event.at_ms, "outcome": event.fields["outcome"], "error": event.fields["error"] or None}
-        for i in which.tolist():
+        told = [] if self.attempts is None else attempts_column.settled(event.fields, event.at_ms, which)
+        for n, i in enumerate(which.tolist()):
             self.gone[ids[i]] = {"id": ids[i], **common, **{name: int(values[i]) for name, values in columns.items()}}
+            if told:
+                self.gone[ids[i]][attempts_column.NAME] = [one.fields() for one in told[n]] or None
 
     def hold(self, mark: GroupMark, facts: TopicFacts) -> None:
         """Add the deliveries that a group has not settled: leases, and those that wait for another attempt."""
@@ -92,6 +102,18 @@ class Deliveries:
             self.outcomes[row], self.attempt[row], self.errors[row] = -1, entry.attempt - entry.is_retry, entry.error
             if not entry.is_retry:
                 self.consumers[row], self.reserved[row] = entry.consumer, entry.reserved_ms
+            if self.attempts is not None:
+                running = Attempt(entry.attempt, entry.consumer, entry.reserved_ms, None, None, "", None)
+                self.attempts.setdefault(row, []).append((*entry.attempts, *(() if entry.is_retry else (running,))))
+
+    def note(self, noted: Noted, codes: Any) -> None:
+        """Add attempts that notes tell: of due retries, and of a sleeping retry or a dead letter if that decides the state."""
+        if self.attempts is None:
+            return
+        for kind, own in enumerate(noted):
+            for row, told in own.items():
+                if kind == 0 or codes[row] == (_SLEEP, _DEAD)[kind - 1]:
+                    self.attempts.setdefault(row, [])[1:1] = told
 
     def columns(self, rows: I64, over: Mask) -> dict[str, pa.Array]:
         """The columns of rows; an outcome is shown where the message is `over` for the group."""
@@ -104,14 +126,21 @@ class Deliveries:
             "attempt": _masked(self.attempt[rows]).cast(pa.int32()),
             "error": _texts(self.errors, rows),
             "consumer": _texts(self.consumers, rows),
+            **self._attempts(rows),
         }
+
+    def _attempts(self, rows: I64) -> dict[str, pa.Array]:
+        if self.attempts is None:
+            return {}
+        own = {row: attempts_column.joined(self.attempts[row]) for row in rows.tolist() if row in self.attempts}
+        return {attempts_column.NAME: attempts_column.of_rows(own, rows.tolist())}
 
 
 def read(split: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of a topic."""
     logs = TopicLogs(split.files)
     try:
-        yield from Joiner(logs).rows(schema)
+        yield from Joiner(logs, attempts_column.NAME in schema.names).rows(schema)
     finally:
         logs.close()
 
@@ -119,8 +148,9 @@ def read(split: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 class Joiner:
     """Joins the logs of one topic."""
 
-    def __init__(self, logs: TopicLogs) -> None:
-        self.logs, self.topic, self.facts = logs, logs.files.topic, TopicFacts(logs)
+    def __init__(self, logs: TopicLogs, with_attempts: bool = False) -> None:
+        self.logs, self.topic, self.facts = logs, logs.files.topic, TopicFacts(logs, with_attempts=with_attempts)
+        self.with_attempts = with_attempts
 
     def rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows, group by group."""
@@ -129,7 +159,8 @@ class Joiner:
         claimed = np.zeros(count, np.bool_)
         for name in sorted({*self.facts.groups, *deliveries}):
             codes = standing.decide_all(self.facts.facts(name))
-            of_group = deliveries.get(name) or Deliveries(count)
+            of_group = deliveries.get(name) or self._no_deliveries()
+            of_group.note(self.facts.noted.get(name, ({}, {}, {})), codes)
             yield from self._of_group(name, codes, of_group, schema)
             if name in self.facts.marks.groups:
                 claimed |= codes != _NEVER_HAD
@@ -159,10 +190,15 @@ class Joiner:
             columns = {"id": alone["id"], "state": pa.repeat("cancelled", alone.num_rows), "settled_ms": alone["ready_ms"]}
             yield from self._emit(schema, columns, alone.num_rows)
 
+    def _no_deliveries(self) -> Deliveries:
+        made = Deliveries(self.facts.messages.num_rows)
+        made.attempts = {} if self.with_attempts else None
+        return made
+
     def _deliveries(self) -> dict[str, Deliveries]:
         """The last delivery of each message, by group: from the history, and from leases and retries."""
         found: dict[str, Deliveries] = {}
-        facts, count = self.facts, self.facts.messages.num_rows
+        facts, marks = self.facts, self.facts.marks.groups
         for event in events(self.logs, "history"):
             if event.fields["event"] != kinds.SETTLE:
                 continue
@@ -171,10 +207,12 @@ class Joiner:
             if len(missing):  # perhaps a retry or a dead letter is left
                 ids = kinds.split_ids(event.fields["ids"])
                 rows[missing] = [facts.left_over.get(ids[i], -1) for i in missing.tolist()]
-            found.setdefault(event.group, Deliveries(count)).settle(event, rows)
-        for name, mark in facts.marks.groups.items():
+            found.setdefault(event.group, self._no_deliveries()).settle(
+                event, rows, marks[event.group].born if event.group in marks else 0
+            )
+        for name, mark in marks.items():
             if mark.open:
-                found.setdefault(name, Deliveries(count)).hold(mark, facts)
+                found.setdefault(name, self._no_deliveries()).hold(mark, facts)
         return found
 
     def _of_group(self, name: str, codes: Any, deliveries: Deliveries, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_turtlemq import attempts_column
 from pyspark_turtlemq.options import Options, parse_options
 from pyspark_turtlemq.plan import make_plan
 from pyspark_turtlemq.predicates import Predicates
@@ -22,6 +23,7 @@ _TYPES = {
     "boolean": pa.bool_(),
     "timestamp": pa.timestamp("us", "UTC"),
     "binary": pa.binary(),
+    attempts_column.SPARK_TYPE: attempts_column.ARROW_TYPE,
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
 

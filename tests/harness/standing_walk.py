@@ -349,10 +349,21 @@ class Walk:
             table[row["group"], row["id"]] = row
         for id_, view in after.views.items():
             own = {group: row for (group, other), row in table.items() if other == id_}
+            self._compare_attempts(id_, view, own)
             others += [own.pop(group) for group in list(own) if not _is_expected(own, group, view)]
             self._compare_rows(id_, view, {group: row["state"] for group, row in own.items()}, after)
         for row in others:
             must(row["state"] in ("history", "cancelled"), "a row too many", row, after.views.get(row["id"]))
+
+    def _compare_attempts(self, id_: str, view: MessageView | None, own: dict[str | None, dict[str, Any]]) -> None:
+        """Of groups that were not moved: a lookup searches the history of others no further than it must."""
+        groups = self.engine.topic(TOPIC).stores.broker.groups
+        for group, row in own.items():
+            if view is None or group not in view.groups or group not in groups or groups[group].epoch != groups[group].born:
+                continue
+            shown = [one.fields() for name, one in view.attempts if name == group]
+            must((row["attempts"] or []) == shown, "attempts", id_, group, row["attempts"], shown)
+            self.seen["attempts"] += len(shown)
 
     def _compare_rows(self, id_: str, view: MessageView | None, states: dict[str | None, str], after: Observed) -> None:
         if view is None:

@@ -9,7 +9,8 @@ No file is written here. Finding the checkpoint and the events is in `opening`; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from sortedcontainers import SortedSet
@@ -165,7 +166,7 @@ class Replay:
             attempts, when = event.array("attempts"), event.array("when")
             for i in there.tolist():
                 offset, following = int(offsets[i]), (int(attempts[i]), int(when[i]))
-                ended = _ended_attempts(event, mark.open.get(offset), *following)
+                ended = ended_attempts(event.fields, event.at_ms, mark.open.get(offset), *following)
                 mark.open[offset] = c.OpenMessage(0, *following, is_retry=True, error=event.fields["error"], attempts=ended)
         elif kind == e.MOVED:
             for offset in offsets[there].tolist():
@@ -257,17 +258,17 @@ class Replay:
         self.saved.dead_counts[event.group] += -len(seqs) if removing else len(seqs)
 
 
-def _ended_attempts(event: Event, before: c.OpenMessage | None, attempt: int, when_ms: int) -> Attempts:
-    """The ended attempts of a message after a RETRY event; `attempt` and `when_ms` are those of its next delivery. Events of
-    older versions do not tell the outcome."""
+def ended_attempts(fields: Mapping[str, Any], at_ms: int, before: c.OpenMessage | None, attempt: int, when_ms: int) -> Attempts:
+    """The ended attempts of a message after a RETRY event with these fields; `attempt` and `when_ms` are those of its next
+    delivery. Events of older versions do not tell the outcome."""
     if before is None or before.is_retry:
         return () if before is None else before.attempts
-    error = str(event.fields["error"])
+    error = str(fields["error"])
     guess = a.EXPIRED if error == LEASE_EXPIRED else a.FAILED if attempt > before.attempt else a.GIVEN_BACK
-    outcome = event.fields.get("outcome", guess)
+    outcome = fields.get("outcome", guess)
     if not outcome:
         return before.attempts
-    ended = a.Attempt(before.attempt, before.consumer, before.reserved_ms, event.at_ms, outcome, a.shorten(error), when_ms)
+    ended = a.Attempt(before.attempt, before.consumer, before.reserved_ms, at_ms, outcome, a.shorten(error), when_ms)
     return a.latest((*before.attempts, ended))
 
 
