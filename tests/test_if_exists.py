@@ -343,3 +343,25 @@ def test_a_kill_between_the_two_logs_ends_the_old_message(tmp_path: Path, made: 
     assert engine.check() == []
     only_the_new_one_comes(engine)
     engine.close()
+
+
+@pytest.mark.parametrize("before", [ready, settled, dead])
+def test_a_replaced_message_is_listed_in_no_state(engine: Engine, before: Callable[[Engine], None]) -> None:
+    before(engine)
+    put(engine, REPLACE, "a")
+    listed = {
+        state: len(engine.topic("t").view.messages(state)[0]) for state in ("sleep", "ready", "history", "dead", "cancelled")
+    }
+    assert listed == {"sleep": 1, "ready": 0, "history": 0, "dead": 0, "cancelled": 0}
+    fetch(engine, LATER)
+    assert engine.topic("t").view.messages("cancelled")[0] == []
+
+
+def test_a_cancelled_id_put_again_is_listed_as_what_it_is(engine: Engine) -> None:
+    ready(engine)
+    put(engine, KEEP, "b", due=10)
+    engine.tick(60)
+    engine.cancel("t", ["a", "b"], 70)
+    put(engine, KEEP, "a", now=80)
+    pages = [engine.topic("t").view.messages("cancelled", limit=limit)[0] for limit in (1, 10)]
+    assert [[view.id for view in page] for page in pages] == [["b"], ["b"]]

@@ -20,6 +20,8 @@ from turtlemq import lifecycle
 from turtlemq.broker.results import Extended
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, UnknownMessage
+from turtlemq.if_exists import IfExists
+from turtlemq.index.columns import as_batch
 from turtlemq.model import Message, Priority
 from turtlemq.settings import Settings
 from turtlemq.standing import NEVER_HAD
@@ -34,6 +36,7 @@ SERVER_IDS_MAX = 6  # the newest ones are cancelled and rescheduled
 CLOCK_EVENTS = ("due", "lease ends", "last attempt fails", "back off", "retention", "delete")
 EVENTS = {  # by operation: those that it can cause
     "put": ("put",),
+    "put_mode": ("put", "reschedule"),
     "reschedule": ("reschedule",),
     "tick": CLOCK_EVENTS,
     "fetch": ("fetch", "expire", "ack"),
@@ -102,6 +105,7 @@ class Walk:
         self.seen: Counter[str] = Counter()  # counts for the figures of the trust suite
         self.before = Observed()
         self.known: set[str] = set()  # ids that were stored at some time
+        self.reused: set[str] = set()  # by the last step
         self.ended: set[str] = set()  # those of them that the topic does not know any more
 
     def run(self, steps: int) -> Counter[str]:
@@ -111,6 +115,7 @@ class Walk:
         for number in range(steps):
             operation = self.chance.choices(names, weights)[0]
             self.steps.append(operation)
+            self.reused = set()
             step: Callable[[], set[str] | None] = getattr(self, f"_{operation}")
             moved = step()
             self.seen["steps"] += 1
@@ -150,6 +155,26 @@ class Walk:
                 self.given.append(id_)
             elif created != (self.before.views.get(id_) is None):
                 raise Disagreement("put", id_, "created" if created else "duplicate", self.before.views.get(id_))
+
+    def _put_mode(self) -> None:
+        """A batch with `if_exists`, also under ids that were cancelled. A conflict changes nothing."""
+        messages = []
+        for id_ in self._some(OWN_IDS):
+            due = self.now + self.chance.choice([0, 10, 5_000, 120_000])
+            messages.append(Message(b"y" * self.chance.choice([0, 10, 600]), due, id=id_))
+        batch = as_batch(messages)
+        batch.if_exists = [self.chance.choice(list(IfExists)) for _ in messages]
+        try:
+            receipt = self.engine.submit(TOPIC, batch, self.now)
+        except Conflict as error:
+            self.seen["conflicts"] += 1
+            must(error.details["state"] is not None, "conflict without a state", error)
+            return
+        for i, message in enumerate(messages):
+            id_ = str(message.id)
+            if (i in receipt.replaced or receipt.created[i]) and self.before.views[id_] is not None:
+                self.reused.add(id_)
+        self.seen["puts under known ids"] += len(self.reused)
 
     def _reschedule(self) -> None:
         id_ = self.chance.choice(self._ids())
@@ -385,6 +410,8 @@ class Walk:
                 if self.before.born.get(group) != born or id_ not in self.before.views:
                     continue
                 was, now = (_state_of(observed.views[id_], group) for observed in (self.before, after))
+                if id_ in self.reused:  # another message
+                    continue
                 events = EVENTS[operation] if limited_to is None or group in limited_to else ()
                 if id_ in self.before.removed:  # retention waited for the last retry or dead letter
                     events = (*events, "retention")

@@ -35,5 +35,5 @@ PART = Part(
     quick=4,
     full=400,
     chunk=4,
-    must=("changes of state", "deliveries", "cancelled", "requeued"),
+    must=("changes of state", "deliveries", "cancelled", "requeued", "attempts", "puts under known ids"),
 )

@@ -6,6 +6,7 @@ decides the states, as for the view of one message (`message_view`); figures are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,14 +136,20 @@ def _browse_ready(stores: Stores, asked: _Asked, places: Places) -> tuple[list[M
     views, undecided = _views(stores, first, documents, places)
     if undecided is not None:
         at = undecided + newest
-    page: list[MessageView] = []
-    for offset, view in views:
-        if asked.fits(view):
-            page.append(view)
-            if len(page) == asked.limit:
-                at = offset + (not newest)
-                break
+    fitting = [(offset, view) for offset, view in views if asked.fits(view)]
+    if asked.state == "cancelled" and fitting:
+        again = _sleeping_again(stores, [view.id for _, view in fitting])
+        fitting = [(offset, view) for offset, view in fitting if view.id not in again]
+    page = [view for _, view in fitting[: asked.limit]]
+    if len(fitting) >= asked.limit:
+        at = fitting[asked.limit - 1][0] + (not newest)
     return page, str(at) if (low < at if newest else at < high) else None
+
+
+def _sleeping_again(stores: Stores, ids: Sequence[str]) -> set[str]:
+    """Ids that a newer, sleeping message has: such an id is listed as that message, not as the cancelled or replaced one."""
+    found = stores.index.find_many(ids).values()
+    return {document.id for document in found if not stores.index.is_handed_off(document)}
 
 
 def _read(stores: Stores, asked: _Asked, offsets: I64) -> tuple[dict[int, f.Document], int]:
