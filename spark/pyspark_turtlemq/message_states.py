@@ -188,6 +188,8 @@ class Joiner:
         alone = notices.filter(pc.invert(pc.is_in(notices["id"], table["id"])))
         if alone.num_rows:
             columns = {"id": alone["id"], "state": pa.repeat("cancelled", alone.num_rows), "settled_ms": alone["ready_ms"]}
+            known = pc.greater(alone["seq"], 0)  # older versions did not note it
+            columns |= {name: pc.if_else(known, alone[name], None) for name in ("seq", "created_ms", "due_ms")}
             yield from self._emit(schema, columns, alone.num_rows)
 
     def _no_deliveries(self) -> Deliveries:
