@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the base image of deploy/Dockerfile, python:VERSION-slim, of Debian's packages: for machines that reach a Debian mirror and no registry of
-# images. Needs root; installs podman where there is no container engine. Takes a few minutes.
+# images. Podman has it as localhost/python:VERSION-slim. Needs root; installs podman where there is no container engine. Takes a few minutes.
 # Usage: base_image.sh [3.11|3.13|3.14]     (the one of deploy/Dockerfile)
 set -e
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -34,11 +34,13 @@ echo "Making $image of Debian $suite (a few minutes)"
 mmdebstrap --quiet --variant=essential --include=passwd,libstdc++6,python3,python3-venv,ca-certificates --dpkgopt='path-exclude=/usr/share/doc/*' \
   --aptopt='Acquire::Check-Valid-Until "false"' "$suite" "$folder/base.tar" "$mirror" 2>"$folder/log" || { tail -n 20 "$folder/log" >&2; exit 1; }
 "$engine" import "$folder/base.tar" "$image" >/dev/null
+[ "$engine" = docker ] || image=localhost/$image
 starts() { "$engine" run --rm "$image" python3 --version; }
 # A machine that is itself a container with old cgroups, or without the right to raise limits, needs runc and limits of its own.
+settings=/etc/containers/containers.conf.d/turtlemq.conf
 if [ "$engine" = podman ] && ! starts >/dev/null 2>&1; then
-  printf '[engine]\nruntime = "runc"\n[containers]\ndefault_ulimits = ["nofile=%s:%s", "nproc=4096:4096"]\n' "$(ulimit -Hn)" "$(ulimit -Hn)" >"$here/.venv/containers.conf"
-  export CONTAINERS_CONF="$here/.venv/containers.conf"
-  echo "podman runs with .venv/containers.conf (CONTAINERS_CONF) here"
+  mkdir -p "${settings%/*}"
+  printf '[engine]\nruntime = "runc"\n[containers]\ndefault_ulimits = ["nofile=%s:%s", "nproc=4096:4096"]\n' "$(ulimit -Hn)" "$(ulimit -Hn)" >"$settings"
+  echo "podman starts no container with its own settings here; those that it needs are in $settings"
 fi
 echo "$image: $(starts)"

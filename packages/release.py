@@ -54,10 +54,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **more: str) -> str:
 
 def environment(**more: str) -> dict[str, str]:
     """The variables of this process, without those that change where Python or the program look for things."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURTLEMQ_", "PYTHON"))}
-    if (settings := ROOT / ".venv/containers.conf").exists():  # of packages/base_image.sh
-        kept.setdefault("CONTAINERS_CONF", str(settings))
-    return kept | more
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TURTLEMQ_", "PYTHON"))} | more
 
 
 def source_date() -> str:
@@ -248,13 +245,32 @@ def until_ready(url: str) -> None:
 # Image
 
 
-def engine() -> str | None:
-    """A container engine that works here."""
+class NoEngine(Failed):
+    """There is no container engine with the base image. The text says what would bring it."""
+
+
+def engine(base: str, *run_options: str, pull: bool = False) -> tuple[str, str]:
+    """A container engine that starts containers of a base image, and the name that the image has there."""
     for name in ("docker", "podman"):
         with contextlib.suppress(Failed, OSError):
             run(name, "info")
-            return name
-    return None
+            break
+    else:
+        raise NoEngine("there is no container engine (docker or podman) here: `sh packages/base_image.sh` installs podman")
+    image = local_image(name, base)
+    if image is None and pull:
+        with contextlib.suppress(Failed):
+            run(name, "pull", base)
+            image = base
+    if image is None:
+        raise NoEngine(
+            f"{name} has no {base}: `{name} pull {base}`, or `sh packages/base_image.sh`, which makes one of Debian's packages"
+        )
+    try:
+        run(name, "run", "--rm", *run_options, image, "true")
+    except Failed as failed:
+        raise NoEngine(f"{name} starts no container here; `sh packages/base_image.sh` gives podman settings: {failed}") from None
+    return name, image
 
 
 def base_image(options: Sequence[str]) -> str:
@@ -263,11 +279,15 @@ def base_image(options: Sequence[str]) -> str:
     return next(match[1] for text in texts if (match := re.search(r"\bBASE=(\S+)", text)))
 
 
-def has_image(name: str, image: str) -> bool:
-    """Whether an engine has an image already."""
+def local_image(name: str, image: str) -> str | None:
+    """The name with which `FROM` finds an image that an engine has, if it has it.
+
+    Podman looks for a short name in registries alone, so an image that was made here is found as `localhost/` only."""
     with contextlib.suppress(Failed):
-        return bool(run(name, "image", "inspect", image))
-    return False
+        tags: list[str] = json.loads(run(name, "image", "inspect", "--format", "{{json .RepoTags}}", image))
+        made_here = name == "podman" and all(tag.startswith("localhost/") for tag in tags if tag.endswith(f"/{image}"))
+        return f"localhost/{image}" if made_here and f"localhost/{image}" in tags else image
+    return None
 
 
 def image_options(name: str, date: str) -> list[str]:
@@ -278,10 +298,10 @@ def image_options(name: str, date: str) -> list[str]:
     return ["--format=docker", f"--timestamp={date}", *network]
 
 
-def build_image(name: str, date: str, options: Sequence[str], tag: str = IMAGE) -> None:
-    """Build the image with an engine that has the base image."""
-    ours = image_options(name, date)
-    run(name, "build", *ours, *options, "--tag", tag, "--file", "deploy/Dockerfile", ".", SOURCE_DATE_EPOCH=date)
+def build_image(name: str, base: str, date: str, options: Sequence[str], tag: str = IMAGE) -> None:
+    """Build the image on a base image that the engine has."""
+    ours = [*image_options(name, date), *options, f"--build-arg=BASE={base}", "--tag", tag]
+    run(name, "build", *ours, "--file", "deploy/Dockerfile", ".", SOURCE_DATE_EPOCH=date)
 
 
 def layers(name: str, image: str) -> list[str]:
@@ -344,17 +364,13 @@ def try_image(name: str, image: str, *options: str) -> str:
 
 def release_image(date: str, options: Sequence[str], run_options: Sequence[str]) -> str:
     """Build the image twice, compare the layers, and run it, where there is an engine. Returns a sentence about it."""
-    if (name := engine()) is None:
-        return "No image: there is no container engine (docker or podman) here; `sh packages/base_image.sh` installs podman"
-    if not has_image(name, base := base_image(options)):
-        try:
-            run(name, "pull", base)
-        except Failed as failed:
-            why = str(failed).strip().rpartition("\n")[2]
-            return f"No image: {base} cannot be pulled; `sh packages/base_image.sh` makes one of Debian's packages. {why}"
-    build_image(name, date, ["--no-cache", *options])
+    try:
+        name, base = engine(base_image(options), *run_options, pull=True)
+    except NoEngine as why:
+        return f"No image: {why}"
+    build_image(name, base, date, ["--no-cache", *options])
     first = layers(name, IMAGE)
-    build_image(name, date, ["--no-cache", *options])
+    build_image(name, base, date, ["--no-cache", *options])
     same = "twice, with equal layers" if layers(name, IMAGE) == first else "twice, and the layers differ"
     if name == "podman" and layers(name, IMAGE) != first:
         raise Failed("two builds of the image have different layers")
@@ -365,9 +381,10 @@ def try_other_pythons(versions: Sequence[str], date: str, options: Sequence[str]
     """Build and run the image on `python:{version}-slim`, where an engine has it. Returns the full versions, by version."""
     found = {}
     for version in versions:
-        base, tag = f"python:{version}-slim", f"{IMAGE}-python{version}"
-        if (name := engine()) is not None and has_image(name, base):
-            build_image(name, date, [*options, f"--build-arg=BASE={base}"], tag)
+        with contextlib.suppress(NoEngine):
+            name, base = engine(f"python:{version}-slim", *run_options)
+            tag = f"{IMAGE}-python{version}"
+            build_image(name, base, date, options, tag)
             found[version] = try_image(name, tag, *run_options)
     return found
 

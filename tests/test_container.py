@@ -94,27 +94,45 @@ def test_steps_of_the_image_make_a_server(tmp_path: Path) -> None:
 
 
 @pytest.fixture(name="engine", scope="module")
-def an_engine() -> str:
-    """The engine that has the base image."""
-    if (name := release.engine()) is None:
-        pytest.skip(
-            "there is no container engine that works; the steps of the image are tried without it: sh packages/base_image.sh"
-        )
-    if not release.has_image(name, base := release.base_image(BUILD_OPTIONS)):
-        pytest.skip(
-            f"{name} has no {base}; the steps of the image are tried without it: {name} pull {base}, or sh packages/base_image.sh"
-        )
-    return name
+def an_engine() -> tuple[str, str]:
+    """The engine that has the base image, and the image's name there."""
+    try:
+        return release.engine(release.base_image(BUILD_OPTIONS), *RUN_OPTIONS)
+    except release.NoEngine as why:
+        pytest.skip(f"the steps of the image are tried without an engine, as {why}")
 
 
 @pytest.mark.slow
-def test_the_image_serves_with_a_read_only_root(engine: str) -> None:
+@pytest.mark.timeout(900)  # the first build brings all packages; later ones take about 15 s of processor time
+def test_the_image_serves_with_a_read_only_root(engine: tuple[str, str]) -> None:
+    name, base = engine
     tag = f"{release.IMAGE}-test"
-    release.build_image(engine, "1700000000", BUILD_OPTIONS, tag)
+    release.build_image(name, base, "1700000000", BUILD_OPTIONS, tag)
     hosts = {"TURTLEMQ_ALLOWED_HOSTS": "192.0.2.0/24", "TURTLEMQ_PORT_8878_TCP": "tcp://10.96.0.1:8878"}
-    assert release.try_image(engine, tag, *RUN_OPTIONS, *(f"--env={key}={text}" for key, text in hosts.items()))
+    assert release.try_image(name, tag, *RUN_OPTIONS, *(f"--env={key}={text}" for key, text in hosts.items()))
     with pytest.raises(release.Failed, match="max_topics"):
-        release.try_image(engine, tag, *RUN_OPTIONS, "--env=TURTLEMQ_MAX_TOPICS=none")
+        release.try_image(name, tag, *RUN_OPTIONS, "--env=TURTLEMQ_MAX_TOPICS=none")
+
+
+@pytest.mark.parametrize(
+    "tags", [["localhost/python:3.13-slim"], ["images.example/library/python:3.13-slim", "localhost/python:3.13-slim"]]
+)
+def test_podman_finds_an_image_made_here_as_localhost(tags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "run", lambda *command: json.dumps(tags))
+    found = {name: release.local_image(name, "python:3.13-slim") for name in ("docker", "podman")}
+    assert found == {"docker": "python:3.13-slim", "podman": "python:3.13-slim" if len(tags) > 1 else tags[0]}
+
+
+def test_an_engine_that_starts_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, verb: str, *rest: str) -> str:
+        if name == "docker" or verb == "run":
+            raise release.Failed("setrlimit: Operation not permitted")
+        return "[]"
+
+    monkeypatch.setattr(release, "run", run)
+    with pytest.raises(release.NoEngine, match=r"sh packages/base_image\.sh.*setrlimit"):
+        release.engine("python:3.13-slim")
+    assert "setrlimit" in release.release_image("0", [], [])
 
 
 def test_the_health_check_is_that_of_the_dockerfile() -> None:
