@@ -37,8 +37,8 @@ BUGS = (
     Bug(
         "a committer that was closed still publishes, beside the thread that closes the topics",
         "server/commit.py",
-        "        if self._closed:\n            return\n        self._publish",
-        "        self._publish",
+        "        if self._closed:\n            return\n        self._under_way",
+        "        self._under_way",
         "commit",
     ),
     Bug(
