@@ -78,7 +78,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 def chunked(path: str, body: bytes, *headers: str) -> bytes:
-    """A request in chunks, which the front leaves to aiohttp."""
+    """A request with a body in chunks, which the front leaves to aiohttp."""
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Transfer-Encoding: chunked", *headers]
     chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
     return "\r\n".join([*lines, "", ""]).encode() + chunk + b"0\r\n\r\n"

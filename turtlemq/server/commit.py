@@ -127,8 +127,8 @@ class Committer:
     def _land(self, thread: _Thread, topic: Topic, group: CommitGroup, seconds: float) -> None:
         if self._closed:
             return
-        self._under_way.discard(topic)
         self._publish(topic, group, seconds)
+        self._under_way.discard(topic)
         self._idle.append(thread)
         self._take(topic)
         if self._jobs and self._idle:

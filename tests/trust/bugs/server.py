@@ -42,6 +42,35 @@ BUGS = (
         "commit",
     ),
     Bug(
+        "single puts are answered when they are staged",
+        "server/singles.py",
+        "        group.then.append(partial(_landed, group, told))\n",
+        "        _landed(None, told)\n",
+        "singles",
+    ),
+    Bug(
+        "a message that is refused spoils those beside it",
+        "server/singles.py",
+        "            except Exception:  # noqa: BLE001 - of one of them; it is raised again below\n                pass\n",
+        "            except Exception as error:  # noqa: BLE001\n                for _, future in waiting:\n"
+        "                    future.set_exception(error)\n                return\n",
+        "singles",
+    ),
+    Bug(
+        "a head with a header twice is answered by the front",
+        "server/hot_heads.py",
+        "        len(headers) != len(lines) - 1  # a header stands there twice\n        or len",
+        "        len",
+        "front",
+    ),
+    Bug(
+        "the front forgets bytes behind a request that it has passed on",
+        "server/front.py",
+        "            data = data[len(part) :]\n",
+        '            data = b""\n',
+        "front",
+    ),
+    Bug(
         "topics are closed on the event loop",
         "server/engine_life.py",
         "await asyncio.get_running_loop().run_in_executor(None, self._close)",
