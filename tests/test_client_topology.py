@@ -332,3 +332,53 @@ async def ready_ids(url: str) -> list[str]:
     target = url + "/v1/topics/t/messages?state=ready&limit=10000"
     async with aiohttp.ClientSession() as session, session.get(target) as response:
         return [message["id"] for message in (await response.json())["messages"]]
+
+
+# Shards of one server
+
+OWNED = {"x-turtlemq-owner": B}
+ORDERS, OTHERS = "/v1/topics/orders/messages", "/v1/topics/others/fetch"
+
+
+def owned(*urls: str) -> Servers:
+    """It has learned that `orders` lives at B."""
+    out = servers(*urls)
+    out.answered(out.target(0, ORDERS), Answer(201, OWNED, b"{}"), 0)
+    return out
+
+
+def test_requests_about_a_topic_go_to_its_process() -> None:
+    one = owned()
+    assert one.target(1, "/v1/topics/orders/fetch") == Target(B, True, "orders")
+    assert one.target(1, OTHERS) == Target(A, False, "others")
+    assert one.target(1, "/v1/topics") == Target(A, False)
+    assert one.question(1) is None
+    one.answered(one.target(1, ORDERS), Answer(200, {}, b"{}"), 1)
+    assert one.target(2, ORDERS).direct
+
+
+def test_a_process_that_cannot_be_reached_is_avoided() -> None:
+    one = owned()
+    one.failed(one.target(1, ORDERS), 1)
+    assert one.target(1, ORDERS) == Target(A, False, "orders")
+    assert one.target(1 + AVOID_S[0], ORDERS) == Target(B, True, "orders")
+
+
+@pytest.mark.parametrize("status", [502, 503])
+def test_a_process_that_does_not_serve_is_forgotten(status: int) -> None:
+    one = owned()
+    one.answered(one.target(1, ORDERS), Answer(status, {}, b"{}"), 1)
+    assert one.target(1, ORDERS) == Target(A, False, "orders")
+
+
+def test_a_refusal_names_the_process_of_a_topic() -> None:
+    one = owned()
+    body = wire.to_json({"error": {"code": "NOT_LEADER", "message": "no", "leader_url": C}})
+    one.answered(one.target(1, ORDERS), Answer(421, {}, body), 1)
+    assert one.target(1, ORDERS) == Target(C, True, "orders")
+
+
+def test_a_client_of_tls_follows_no_plain_address() -> None:
+    one = servers("https://a:8878")
+    one.answered(one.target(0, ORDERS), Answer(201, OWNED, b"{}"), 0)
+    assert one.target(1, ORDERS) == Target("https://a:8878", False, "orders")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from tests.harness.server_process import Server, run, running
 from tests.harness.shard_process import children, kill, own_processes, topic_in, until_gone, until_replaced
+from turtlemq.client import AsyncClient, Client
 from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.operations import OPERATIONS
 from turtlemq.server.shards.gather import GATHERED, OWN
@@ -99,6 +101,39 @@ def test_a_bad_topic_is_refused_by_any_process(server: Server, path: str) -> Non
     for process in own_processes(server):
         refused = process.call("POST", f"/v1/topics/{path.replace(' ', '%20')}/messages", {"body": 1})
         assert (refused.status, refused.code) == (400, "INVALID_TOPIC")
+
+
+def passed_on(server: Server) -> int:
+    """Requests that any process has passed on so far."""
+    lines = server.call("GET", "/metrics").data.decode().splitlines()
+    return sum(int(line.split()[-1]) for line in lines if line.startswith("turtlemq_proxied_total") and '"answered"' in line)
+
+
+def test_the_client_goes_to_the_process_of_a_topic(server: Server) -> None:
+    topics = [topic_in(shard, SHARDS, "direct-client") for shard in range(SHARDS)]
+    with Client(server.url) as client:
+        for topic in topics:
+            client.put(topic, 1)
+        before = passed_on(server)
+        for topic in topics:
+            for number in range(5):
+                client.put(topic, number)
+            assert len(client.fetch(topic)) == 6
+        # A topic whose process was met by chance is known when another process has passed on a request about it.
+        assert passed_on(server) - before <= SHARDS
+
+
+def test_the_async_client_goes_to_the_process_of_a_topic(server: Server) -> None:
+    topic = topic_in(2, SHARDS, "direct-async")
+
+    async def put(count: int) -> None:
+        async with AsyncClient(own_processes(server)[0].url) as client:
+            for number in range(count):
+                await client.put(topic, number)
+
+    before = passed_on(server)
+    asyncio.run(put(6))
+    assert passed_on(server) - before <= 1
 
 
 # Answers about all topics
@@ -232,6 +267,17 @@ def test_nothing_is_lost_when_processes_are_killed_under_load(tmp_path: Path) ->
             found = {message["id"] for _ in range(1_000) for message in server.fetch(name, max=10_000)}
             assert set(answered[name]) <= found
     assert "child_ended" in server.log
+
+
+def test_a_client_does_not_notice_that_a_process_is_killed(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--shards", "2") as server, Client(server.url) as client:
+        topics = [topic_in(shard, 2, "unnoticed") for shard in range(2)]
+        for number in range(3):
+            for topic in topics:
+                client.put(topic, number, id=f"m{number}")
+            kill(children(server.process.pid)[1], signal.SIGKILL)
+        for topic in topics:
+            assert {message.id for _ in range(3) for message in client.fetch(topic, max=10)} == {"m0", "m1", "m2"}
 
 
 def test_sigterm_ends_all_processes_properly(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class AsyncClient:
         """Send a request once. The body of a success goes to `sink`."""
         if (question := self._servers.question(clock.now_s())) is not None:
             step = await self._ask(question, step)
-        return await self._send(self._servers.target(clock.now_s()), step, sink)
+        return await self._send(self._servers.target(clock.now_s(), step.request.path), step, sink)
 
     async def _ask(self, target: Target, step: Send) -> Send:
         """Ask for the topology of the cluster. Returns the step, with the time that is left."""

@@ -87,7 +87,7 @@ class Pool:
         """Send a request once. `on_connection` gets the connection, and None at the end. The body of a success goes to `sink`."""
         if (question := self._servers.question(clock.now_s())) is not None:
             step = self._ask(question, step)
-        return self._send(self._servers.target(clock.now_s()), step, on_connection, sink)
+        return self._send(self._servers.target(clock.now_s(), step.request.path), step, on_connection, sink)
 
     def _ask(self, target: Target, step: Send) -> Send:
         """Ask for the topology of the cluster. Returns the step, with the time that is left."""

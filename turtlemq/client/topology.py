@@ -5,12 +5,15 @@ every answer; then the client reads `GET /v1/cluster`, and sends requests to the
 is lost, any other node will do: it waits for the next leader, and forwards the request to it. Meanwhile the client asks for the
 topology again, at most once in ASK_S.
 
+A server with several shards tells in an answer which process has the topic (`X-Turtlemq-Owner`): further requests about that
+topic go there. If that fails, any process will do.
+
 A server that could not be reached is avoided for a while, twice as long each time: a leader behind another network costs a few
 tries, and requests go through the other nodes.
 
 >>> servers = Servers(("http://a", "http://b"), random=lambda: 0.0)
 >>> servers.target(0.0)
-Target(url='http://a', direct=False)
+Target(url='http://a', direct=False, topic='')
 >>> servers.failed(servers.target(0.0), 0.0)
 >>> servers.target(0.0).url
 'http://b'
@@ -29,14 +32,19 @@ ASK_S = 0.2  # between two questions for the topology, at least; at most twice t
 REFRESH_S = 60.0  # a client that meets no failure learns of new nodes after this time
 AVOID_S = 1.0, 300.0  # a server that failed is avoided so long, at first and at most
 DIRECT_HEADER, CLUSTER_HEADER = "X-Turtlemq-Direct", "x-turtlemq-cluster"
+OWNER_HEADER = "x-turtlemq-owner"
+OWNERS_MAX = 10_000  # topics whose process is remembered
+_TOPICS = "/v1/topics/"
 TOPOLOGY = Request("GET", "/v1/cluster")
 
 
 class Target(NamedTuple):
-    """Where a request goes. `direct`: to the leader, which must not forward it."""
+    """Where a request goes. `direct`: to the leader, or the process with its topic, which must not forward it. `topic`: of the
+    request, as its path has it."""
 
     url: str
     direct: bool
+    topic: str = ""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -62,6 +70,15 @@ class Topology(msgspec.Struct, frozen=True):
     leaders: tuple[Place, ...]
 
 
+def topic_of(path: str) -> str:
+    """The topic of a path, as it is written there; empty if the path has none.
+
+    >>> [topic_of(path) for path in ("/v1/topics/orders/messages?limit=1", "/v1/topics/orders?x", "/v1/topics", "/healthz")]
+    ['orders', 'orders', '', '']
+    """
+    return path[len(_TOPICS) :].partition("?")[0].partition("/")[0] if path.startswith(_TOPICS) else ""
+
+
 class _Failure(NamedTuple):
     """A server that failed, so many times in a row, at this epoch: it is avoided until then."""
 
@@ -82,6 +99,7 @@ class Servers:
         self._index = 0  # of the server to ask, unless a leader is known
         self._in_cluster = False
         self._leader: Place | None = None
+        self._owners: dict[str, str] = {}  # of topics, in a server with several shards: the addresses of their processes
         self._failures: dict[str, _Failure] = {}
         self._ask_at = 0.0  # for the topology, if it is wanted
         self._wanted_at = 0.0
@@ -90,14 +108,18 @@ class Servers:
     @property
     def has_others(self) -> bool:
         """Another server can be asked, so that an attempt to connect need not take the whole time of a request."""
-        return len(self._urls) > 1
+        return len(self._urls) > 1 or bool(self._owners)
 
-    def target(self, now_s: float) -> Target:
-        """Where the next request goes."""
+    def target(self, now_s: float, path: str = "") -> Target:
+        """Where the next request goes. `path`: of the request."""
+        topic = topic_of(path)
+        owner = self._owners.get(topic)
+        if owner is not None and not self._is_avoided(owner, now_s):
+            return Target(owner, True, topic)
         leader = self._leader
         if leader is not None and leader.url is not None and not self._is_avoided(leader.url, now_s):
-            return Target(leader.url, True)
-        return Target(self._urls[self._index % len(self._urls)], False)
+            return Target(leader.url, True, topic)
+        return Target(self._urls[self._index % len(self._urls)], False, topic)
 
     def question(self, now_s: float) -> Target | None:
         """The node to ask for the topology now; None if there is no cluster, or nothing to ask. Counts as asked."""
@@ -112,6 +134,8 @@ class Servers:
         """Learn from an answer. A refusal as unavailable lets the next request go to another server."""
         if CLUSTER_HEADER in answer.headers and not self._in_cluster:
             self._in_cluster, self._wanted_at = True, now_s
+        if not self._in_cluster and target.topic:
+            self._learn_owner(target, answer)
         if answer.status in (502, 503):
             self._leader, self._wanted_at = None, now_s
             self._move_on(target.url, now_s)
@@ -122,6 +146,22 @@ class Servers:
                 self._failures = {url: failure for url, failure in self._failures.items() if url != target.url}
             if self._leader is None and not target.direct:
                 self._wanted_at = min(self._wanted_at, now_s)
+
+    def _learn_owner(self, target: Target, answer: Answer) -> None:
+        """Remember the process with a topic. One that does not serve is forgotten: others wait for it."""
+        owner = answer.headers.get(OWNER_HEADER)
+        if answer.status == 421:
+            place = self._named(answer)
+            owner = None if place is None else place.url
+        elif answer.status in (502, 503):
+            owner = None
+        elif owner is None:
+            return
+        others = {topic: url for topic, url in self._owners.items() if topic != target.topic}
+        if owner is not None and self._may_use(owner) and len(others) < OWNERS_MAX:
+            others[target.topic] = owner.rstrip("/")
+        if others != self._owners:
+            self._owners = others
 
     def failed(self, target: Target, now_s: float) -> None:
         """No answer came: avoid this server for a while."""

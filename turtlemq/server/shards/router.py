@@ -88,6 +88,7 @@ class ShardRouter:
             self._count("refused")
             text = f"topic {topic!r} lives in shard {owner}, and this is shard {self._siblings.shard}: nothing was done"
             raise NotLeader(text, leader_url=urls_of(request, self._siblings)[owner], revision=0)
+        request[trace.OWNER] = urls_of(request, self._siblings)[owner]
         with counted(self._service):
             return await trace.waited(request, self._passed_on(request, owner))
 
