@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args
 
 import pytest
-from aiohttp import web
 
 from tests.harness.command_line import Line
-from tests.harness.server_process import Answer, Server, running
+from tests.harness.server_process import ROOT, Answer, Server, running
 from turtlemq.client import Client
 from turtlemq.server import audit
-from turtlemq.server.audit import COUNT, AuditLog
-from turtlemq.server.auth import TOKEN_KEY, Token, hash_of, new_token
+from turtlemq.server.audit import Action, AuditEvent, AuditLog
+from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.operations import OPERATIONS
-from turtlemq.server.trace import REQUEST_ID
 
 PEOPLE: dict[str, tuple[list[str], list[str]]] = {
     "boss": (["admin"], ["*"]),
@@ -58,6 +56,11 @@ def test_every_operation_that_changes_something_is_noted_but_daily_work() -> Non
     changes = {operation.name for operation in OPERATIONS if operation.method != "GET"}
     assert changes - {operation.name for operation in OPERATIONS if operation.audit} == daily | {"verifyCopies", "unpinBackup"}
     assert [operation.name for operation in OPERATIONS if operation.audit and operation.method == "GET"] == []
+
+
+def test_the_manual_names_every_action() -> None:
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    assert [action for action in get_args(Action) if f"`{action}`" not in text] == []
 
 
 def test_changes_are_noted_with_token_client_and_count(server: Server) -> None:
@@ -172,17 +175,8 @@ def test_events_survive_a_restart(tmp_path: Path) -> None:
 # The file
 
 
-class Asked(dict[str, Any]):
-    """As much of a request as the audit log looks at."""
-
-    def __init__(self, topic: str, token: str | None = None, **more: Any) -> None:
-        named = None if token is None else Token(token, "", ())
-        super().__init__({REQUEST_ID: "r", TOKEN_KEY: named, **more})
-        self.match_info, self.remote = {"topic": topic}, "::1"
-
-
-def note(log: AuditLog, topic: str, **more: Any) -> None:
-    log.note(cast(web.Request, Asked(topic, **more)), "cancel")
+def note(log: AuditLog, topic: str, count: int = 1) -> None:
+    log.note(AuditEvent(1, "me", "::1", "cancel", topic, count, "r"))
 
 
 def read(log: AuditLog, limit: int = 1_000) -> list[str]:
@@ -193,7 +187,7 @@ def test_the_file_is_set_aside_when_it_is_full(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(audit, "FILE_BYTES_MAX", 1_000)
     log, kept = AuditLog(tmp_path), list[str]()
     for number in range(100):
-        note(log, f"t{number}", token="me")
+        note(log, f"t{number}")
         kept = read(log)  # written one by one: events that wait together are one write
     log.close()
     assert kept == [f"t{number}" for number in range(100 - len(kept), 100)]
@@ -209,7 +203,7 @@ def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "AUDIT"
     path.write_bytes(path.read_bytes() + path.read_bytes()[:20])
     log = AuditLog(tmp_path)
-    note(log, "b", **{COUNT: 0})
+    note(log, "b", count=0)
     note(log, "c")
     assert read(log) == ["a", "c"]
     log.close()

@@ -24,6 +24,7 @@ from h2.events import (
 from tests.harness.server_process import PATIENCE_S
 from turtlemq.engine import Engine
 from turtlemq.model import Message
+from turtlemq.server.audit import AuditLog
 from turtlemq.server.auth import Auth
 from turtlemq.server.config import Config
 from turtlemq.server.grpc.framing import MessageReader, frame
@@ -171,7 +172,8 @@ class Site:
         self.engine = Engine.open(folder, door=door, settings=self.config.topic_defaults())
         self.service.start(self.engine)
         auth = Auth(self.config.allowed_hosts, self.config.tokens, ACCESS)
-        self.grpc = GrpcSite(self.service, self.config, auth, 1_000, in_cluster)
+        self.audit = AuditLog(folder)
+        self.grpc = GrpcSite(self.service, self.config, auth, self.audit, 1_000, in_cluster)
         self.port = 0
         self._peers: list[Peer] = []
 
@@ -218,6 +220,7 @@ async def site(folder: Path, door: Door | None = None, in_cluster: bool = False,
         made.service.drain()
         made.service.close()
         made.engine.close()
+        made.audit.close()
 
 
 def run_site(folder: Path, story: Callable[[Site], Awaitable[None]], door: Door | None = None, **settings: Any) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from turtlemq import __version__
 from turtlemq.errors import TurtleError, Unavailable
-from turtlemq.server import openapi, output_commit, trace
+from turtlemq.server import audit, openapi, output_commit, trace
 from turtlemq.server.audit import AUDIT, COUNT, AuditLog
 from turtlemq.server.auth import AUTH, Auth
 from turtlemq.server.config import Config
@@ -139,9 +139,9 @@ async def _handled(request: web.Request, handler: Handler) -> Answered:
         answered = await handler(request)
     except BaseException:
         if COUNT in request:
-            request.app[AUDIT].note(request, action)
+            audit.note(request, action)
         raise
-    request.app[AUDIT].note(request, action)
+    audit.note(request, action)
     return answered
 
 

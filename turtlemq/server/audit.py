@@ -1,7 +1,8 @@
 """The audit log: one event for each change that a person or a program has asked for, in the log and in a file of the data folder.
 
-Puts, fetches, acks and extends are no such changes: metrics count them. Which operation is noted, and as what, stands in the
-table of operations; a handler may say how many messages it has changed (`COUNT`), or a better name (`ACTION`).
+Puts, fetches, acks and extends are no such changes: metrics count them. Which HTTP operation is noted, and as what, stands in the
+table of operations; a handler may say how many messages it has changed (`COUNT`), or a better name (`ACTION`). A change over gRPC
+is noted by its handler, under the same names (`Action`).
 
 Events are written by a thread, so that no request waits for the disk: all that wait with one write and one sync. A kill or a
 power cut may lose the events of the last moments. The file is set aside when it is full, and the one before that is removed.
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -26,6 +28,29 @@ from turtlemq.server.service import now_ms
 from turtlemq.server.trace import REQUEST_ID
 from turtlemq.storage import names
 
+Action = Literal[
+    "backup",
+    "cancel",
+    "client_deleted",
+    "client_registered",
+    "client_secret_changed",
+    "compact",
+    "dead_deleted",
+    "drain",
+    "group_created",
+    "group_deleted",
+    "group_moved",
+    "handover",
+    "pause",
+    "requeue",
+    "reschedule",
+    "resume",
+    "retry",
+    "settings",
+    "topic_created",
+    "topic_deleted",
+    "undrain",
+]
 COUNT, ACTION = "audit_count", "audit_action"  # of a request, set by its handler
 FILE_BYTES_MAX = 4 << 20  # about 20,000 events; there are two files
 WAITING_MAX = 10_000  # events that wait for a slow disk; more are in the log alone
@@ -57,26 +82,16 @@ class AuditLog:
         self._thread = ThreadPoolExecutor(1, "audit")
         self._waiting: deque[bytes] = deque()
         self._limiter = logs.LogLimiter()
+        self._is_closed = False  # later events are in the log alone
 
-    def note(self, request: web.Request, action: str, topic: str | None = None) -> None:
-        """Note that a request has changed something. A handler that set `COUNT` to 0 has changed nothing."""
-        count = int(request.get(COUNT, 1))
-        if not count:
+    def note(self, event: AuditEvent) -> None:
+        """Note a change. An event of no messages has changed nothing, and is not noted."""
+        if not event.count:
             return
-        token: Token | None = request.get(TOKEN_KEY)
-        place = request.match_info
-        event = AuditEvent(
-            at_ms=now_ms(),
-            token="" if token is None else token.name,
-            client=request.remote or "",
-            action=request.get(ACTION, action),
-            topic=place.get("topic", "") if topic is None else topic,
-            count=count,
-            request_id=request[REQUEST_ID],
-            target=next((place[name] for name in ("group", "id", "node", "shard") if name in place), ""),
-        )
         fields = msgspec.structs.asdict(event)
         logs.info("audit", **{name: value for name, value in fields.items() if name != "at_ms" and value != ""})
+        if self._is_closed:
+            return
         if len(self._waiting) < WAITING_MAX:
             self._waiting.append(_encode(event) + _NEWLINE)
             if len(self._waiting) == 1:
@@ -90,6 +105,7 @@ class AuditLog:
 
     def close(self) -> None:
         """Wait until everything noted is written."""
+        self._is_closed = True
         self._thread.shutdown()
 
     # On the thread
@@ -140,3 +156,20 @@ def _events(path: Path) -> Iterator[AuditEvent]:
 
 
 AUDIT = web.AppKey("audit", AuditLog)
+
+
+def note(request: web.Request, action: Action, topic: str | None = None) -> None:
+    """Note that an HTTP request has changed something. A handler that set `COUNT` to 0 has changed nothing."""
+    token: Token | None = request.get(TOKEN_KEY)
+    place = request.match_info
+    event = AuditEvent(
+        at_ms=now_ms(),
+        token="" if token is None else token.name,
+        client=request.remote or "",
+        action=request.get(ACTION, action),
+        topic=place.get("topic", "") if topic is None else topic,
+        count=int(request.get(COUNT, 1)),
+        request_id=request[REQUEST_ID],
+        target=next((place[name] for name in ("group", "id", "node", "shard") if name in place), ""),
+    )
+    request.app[AUDIT].note(event)

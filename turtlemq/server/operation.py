@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from turtlemq.server.audit import Action
 from turtlemq.server.auth import OPEN, Access
 from turtlemq.server.outgoing.reply import Answered
 
@@ -33,7 +34,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     answer_example: Any = None
     tag: str = ""  # its section in the document
-    audit: str = ""  # the action that the audit log names, of an operation that it notes
+    audit: Action | None = None  # the action that the audit log names, of an operation that it notes
 
     @property
     def method(self) -> str:

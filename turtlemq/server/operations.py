@@ -9,6 +9,7 @@ daily work comes first.
 from __future__ import annotations
 
 from turtlemq.model import Forecast
+from turtlemq.server.audit import Action
 from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, OPERATE, PRODUCE, READ, TOKEN, Access
 from turtlemq.server.client_operations import CLIENTS
 from turtlemq.server.cluster_operations import CLUSTER
@@ -423,4 +424,4 @@ DOCUMENTED = [operation for operation in OPERATIONS if operation.tag != PAGES]
 # The access right of every route, by `Operation.route`.
 ACCESS: dict[str, Access] = {operation.route: operation.access for operation in OPERATIONS}
 # The action that the audit log names, by the handler of an operation that it notes.
-AUDITED: dict[Handler, str] = {operation.handler: operation.audit for operation in OPERATIONS if operation.audit}
+AUDITED: dict[Handler, Action] = {operation.handler: operation.audit for operation in OPERATIONS if operation.audit}

@@ -19,6 +19,7 @@ from aiohttp import web
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs
 from turtlemq.server.app import make_app
+from turtlemq.server.audit import AUDIT
 from turtlemq.server.auth import AUTH
 from turtlemq.server.config import Config
 from turtlemq.server.engine_life import EngineLife
@@ -166,7 +167,7 @@ async def _start_grpc(
         from turtlemq.server.grpc.site import GrpcSite
     except ImportError as error:
         raise InvalidArgument(f"grpc_port needs h2 and protobuf: pip install 'turtlemq[grpc]' ({error})") from None
-    grpc = GrpcSite(service, config, runner.app[AUTH], max(1, connections // 2), in_cluster)
+    grpc = GrpcSite(service, config, runner.app[AUTH], runner.app[AUDIT], max(1, connections // 2), in_cluster)
     host, port = await grpc.start(tls_of(config))
     service.ports |= {port}
     print(f"gRPC on {f'[{host}]' if ':' in host else host}:{port}", flush=True)

@@ -82,11 +82,14 @@ class Admin:
         if asked.per_s < 0 or last > DUE_MS_MAX:
             raise InvalidArgument("per_s is 0 or more, and the last of them must be due before May 2109")
         unknown, count, per_s = list[str](), 0, asked.per_s or None
-        async for page in await self._chosen(topic, asked.chosen, unknown):
-            due_ms = start + int(count * 1000 / per_s) if per_s else start
-            engine = self._service.engine
-            count += engine.requeue(topic, page, now_ms(), due_ms=due_ms, reset_attempts=not asked.keep_attempts, per_s=per_s)
-            self._service.answer_polls_soon()
+        try:
+            async for page in await self._chosen(topic, asked.chosen, unknown):
+                due_ms = start + int(count * 1000 / per_s) if per_s else start
+                engine = self._service.engine
+                count += engine.requeue(topic, page, now_ms(), due_ms=due_ms, reset_attempts=not asked.keep_attempts, per_s=per_s)
+                self._service.answer_polls_soon()
+        finally:
+            self._context.note(call, "requeue", topic, count)
         await self._context.confirmed()
         return _Changed(count=count, unknown=unknown)
 
@@ -94,8 +97,11 @@ class Admin:
         """Delete dead letters."""
         self._context.check_writable()
         topic, unknown, count = self._topic(call, asked.route_key, OPERATE), list[str](), 0
-        async for page in await self._chosen(topic, asked, unknown):
-            count += self._service.engine.delete_dead(topic, page, now_ms())
+        try:
+            async for page in await self._chosen(topic, asked, unknown):
+                count += self._service.engine.delete_dead(topic, page, now_ms())
+        finally:
+            self._context.note(call, "dead_deleted", topic, count)
         await self._context.confirmed()
         return _Changed(count=count, unknown=unknown)
 

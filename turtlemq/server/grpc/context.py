@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from turtlemq.errors import NotEnoughReplicas
-from turtlemq.server.auth import CONSUME, Access, Auth
+from turtlemq.server.audit import Action, AuditEvent, AuditLog
+from turtlemq.server.auth import CHANGE, CONSUME, Access, Auth
 from turtlemq.server.config import Config
 from turtlemq.server.errors import Forbidden
 from turtlemq.server.forward import leads
 from turtlemq.server.grpc.connection import Call
+from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.metrics.meter import GrpcFigures
 from turtlemq.server.request import allowed_group, allowed_topic
-from turtlemq.server.service import Service
+from turtlemq.server.service import Service, now_ms
 from turtlemq.settings import Settings
 
 PAUSE_S = 10.0  # a stream waits so long for a rate, a budget or copies before its messages are refused
@@ -29,6 +31,7 @@ class Context:
     service: Service
     config: Config
     auth: Auth
+    audit: AuditLog
     figures: GrpcFigures = field(default_factory=GrpcFigures)
     in_cluster: bool = False
 
@@ -57,6 +60,19 @@ class Context:
     def client_of(self, call: Call) -> str:
         """The name under which rate limits count a call."""
         return self.auth.client_name(call.token, call.peer)
+
+    def note(self, call: Call, action: Action, topic: str, count: int, target: str = "") -> None:
+        """Note in the audit log that a call has changed so many messages of a topic. `target`: the id of one of them."""
+        token = "" if call.token is None else call.token.name
+        self.audit.note(AuditEvent(now_ms(), token, call.peer or "", action, topic, count, call.request_id, target))
+
+    async def cancel(self, call: Call, topic: str, ids: list[str]) -> tuple[int, dict[str, str]]:
+        """Cancel messages, if the call's token may. Returns how many are cancelled now, and the state of each that was not."""
+        topic = self.topic(call, topic, CHANGE)
+        count, missed = await cancel_ids(self.service, topic, ids)
+        self.note(call, "cancel", topic, count, ids[0] if len(ids) == 1 else "")
+        await self.confirmed()
+        return count, missed
 
     @property
     def has_other_leader(self) -> bool:

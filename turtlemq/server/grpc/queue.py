@@ -20,7 +20,6 @@ from turtlemq.server.grpc.publishing import Publishing, Request
 from turtlemq.server.grpc.subscribing import Subscription
 from turtlemq.server.grpc.topic_watch import TopicWatch
 from turtlemq.server.grpc.unary import Handler, unary
-from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.times import due_time
 from turtlemq.server.request import rules_for
@@ -56,11 +55,9 @@ async def _subscribe(context: Context, pools: Pools, watch: TopicWatch, call: Ca
 async def _cancel(context: Context, call: Call, asked: Any) -> Any:
     """Cancel messages that sleep, are ready or wait for another attempt."""
     context.check_writable()
-    topic = context.topic(call, asked.topic, CHANGE)
     if len(asked.ids) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"at most {BATCH_MESSAGES_MAX:,} ids are cancelled at once")
-    count, missed = await cancel_ids(context.service, topic, list(asked.ids))
-    await context.confirmed()
+    count, missed = await context.cancel(call, asked.topic, list(asked.ids))
     return Cancelled(cancelled=count, missed=missed)
 
 
@@ -75,5 +72,6 @@ async def _reschedule(context: Context, call: Call, asked: Any) -> Any:
     check_due(due_ms, now, rules_for(context.config, context.settings(topic)))
     staged_in, found = context.service.engine.stage_reschedule(topic, asked.id, now, due_ms=due_ms)
     await context.service.commit(staged_in)
+    context.note(call, "reschedule", topic, 1, asked.id)
     await context.confirmed()
     return When(topic=topic, id=asked.id, due_ms=found.due_ms)

@@ -18,7 +18,7 @@ from msgspec import UnsetType
 from turtlemq.engine import GROUP
 from turtlemq.errors import InvalidArgument, TurtleError, UnknownGroup, UnknownMessage, UnknownTopic
 from turtlemq.model import DUE_MS_MAX, TTR_MS_MAX
-from turtlemq.server.auth import CHANGE, CONSUME
+from turtlemq.server.auth import CONSUME
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.deliveries import KEPT, Member, Pools, release, serve
@@ -27,7 +27,6 @@ from turtlemq.server.grpc.registered import StreamClient, registered
 from turtlemq.server.grpc.statuses import Garbage
 from turtlemq.server.grpc.storing import COMPRESSION, Storing, mark_of, refusal
 from turtlemq.server.grpc.window import Window
-from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.service import now_ms
 
@@ -354,9 +353,7 @@ class Session:
         for route_key, ids in by_topic.items():
             try:
                 await self._context.until_writable()
-                topic = self._context.topic(self._call, self._prefix + route_key, CHANGE)
-                _, missed = await cancel_ids(self._service, topic, ids)
-                await self._context.confirmed()
+                _, missed = await self._context.cancel(self._call, self._prefix + route_key, ids)
             except TurtleError as error:
                 for id_ in ids:
                     self._refused(error, id_, route_key)

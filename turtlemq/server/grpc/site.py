@@ -16,6 +16,7 @@ from time import perf_counter
 from turtlemq.errors import TurtleError, Unavailable
 from turtlemq.server import logs, output_commit
 from turtlemq.server.accept import LISTENING_GRPC, REFUSE_S, Listener, Policy, bind, inherited
+from turtlemq.server.audit import AuditLog
 from turtlemq.server.auth import Auth
 from turtlemq.server.config import Config
 from turtlemq.server.descriptors import Shares
@@ -37,9 +38,11 @@ Handler = Callable[[Call], Awaitable[None]]
 class GrpcSite:
     """Listens for gRPC clients and serves their calls."""
 
-    def __init__(self, service: Service, config: Config, auth: Auth, connections: int, in_cluster: bool = False) -> None:
+    def __init__(
+        self, service: Service, config: Config, auth: Auth, audit: AuditLog, connections: int, in_cluster: bool = False
+    ) -> None:
         self._service, self._config, self._auth = service, config, auth
-        self._context = Context(service, config, auth, in_cluster=in_cluster)
+        self._context = Context(service, config, auth, audit, in_cluster=in_cluster)
         self._tunnels = Tunnels(service, self._serve, auth.allows, config.cluster.tls_ca) if in_cluster else None
         self._is_draining = False
         self._pools = Pools(self._context)

@@ -13,7 +13,7 @@ from turtlemq.errors import InvalidArgument, TurtleError, UnknownMessage
 from turtlemq.index.validate import check_ids
 from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
-from turtlemq.server.audit import AUDIT
+from turtlemq.server import audit
 from turtlemq.server.auth import ANY, AUTH, Access
 from turtlemq.server.errors import Forbidden, RequestTimeout
 from turtlemq.server.fair_turns import Slices, in_slices
@@ -181,7 +181,7 @@ async def _delete(request: web.Request, asked: Command, topics: list[str]) -> Co
     async for topic in _existing(service, topics):
         cancelled, missed = await cancel_ids(service, topic, [asked.id])
         if cancelled:
-            request.app[AUDIT].note(request, "cancel", topic)
+            audit.note(request, "cancel", topic)
             return CommandAnswer(id=asked.id)
         if auth.may(request, topic, _access(request, "finish")):
             if await _ack(service, topic, asked.id):
