@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.certificates import certificate
 from tests.harness.server_process import Server, run, running
 from tests.harness.shard_process import children, kill, own_processes, topic_in, until_gone, until_replaced
 from turtlemq.client import AsyncClient, Client
@@ -216,10 +218,15 @@ def test_tokens_are_checked_before_and_behind_the_way(tmp_path: Path) -> None:
     token = new_token()
     mine, others = topic_in(1, 2, "mine"), topic_in(1, 2, "others")
     entry = {"name": "some", "hash": hash_of(token), "rights": ["produce", "read"], "topics": ["mine*"]}
-    with running(tmp_path / "data", "--shards", "2", TURTLEMQ_TOKENS=json.dumps([entry])) as server:
+    cert, key = certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=str(cert))
+    files: dict[str, Any] = {"TURTLEMQ_TLS_CERT": str(cert), "TURTLEMQ_TLS_KEY": str(key)}
+    with running(tmp_path / "data", "--shards", "2", tls=trust, TURTLEMQ_TOKENS=json.dumps([entry]), **files) as server:
         held = {"Authorization": f"Bearer {token}"}
         ports = json.loads(server.call("GET", "/v1/cluster", headers=held).data)["leaders"]
-        for process in (Server(server.process, int(place["url"].rpartition(":")[2]), server.data) for place in ports):
+        assert all(place["url"].startswith("https://") for place in ports)
+        for place in ports:
+            process = Server(server.process, int(place["url"].rpartition(":")[2]), server.data, trust)
             assert process.call("POST", f"/v1/topics/{mine}/messages", {"body": 1}).status == 401
             assert process.call("POST", f"/v1/topics/{mine}/messages", {"body": 1}, headers=held).status == 201
             assert process.call("POST", f"/v1/topics/{others}/messages", {"body": 1}, headers=held).status == 403
