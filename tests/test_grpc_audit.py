@@ -7,10 +7,10 @@ from pathlib import Path
 from tests.harness.grpc_peer import ClientMessage, Site, run_site
 from turtlemq.server.audit import AuditEvent
 from turtlemq.server.auth import Token, hash_of, new_token
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc import statuses
 from turtlemq.server.grpc.framing import frame
 from turtlemq.server.grpc.messages import message
-from turtlemq.server.service import now_ms
 
 FAR = 4 * 10**12
 QUEUE, ADMIN = "/turtlemq.v1.Queue", "/delay.DelayAdmin"

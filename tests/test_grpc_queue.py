@@ -16,6 +16,7 @@ from turtlemq.message_fields import NAMES
 from turtlemq.model import Batch
 from turtlemq.segment import format as f
 from turtlemq.server.auth import Token, hash_of, new_token
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc import batch_columns, statuses
 from turtlemq.server.grpc.framing import frame
 from turtlemq.server.grpc.http2 import CONNECTION_WINDOW
@@ -23,7 +24,6 @@ from turtlemq.server.grpc.messages import message
 from turtlemq.server.handlers.produce import HEAVY_BYTES
 from turtlemq.server.incoming import large_batches
 from turtlemq.server.incoming.batches import DueRules
-from turtlemq.server.service import now_ms
 
 QUEUE, FAR, NOW = "/turtlemq.v1.Queue", 4 * 10**12, 1_800_000_000_000
 Columns, Request, Reply, Named, Cancelled, When = (

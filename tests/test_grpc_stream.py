@@ -14,8 +14,8 @@ from tests.harness.committer import Slow
 from tests.harness.grpc_peer import ClientMessage, Site, site, soon
 from turtlemq.model import Message, Priority
 from turtlemq.server.auth import Token, hash_of, new_token
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc import statuses
-from turtlemq.server.service import now_ms
 
 REGISTER = {"register": {"route_key": "t"}}
 FAR = 4 * 10**12

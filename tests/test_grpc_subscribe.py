@@ -15,10 +15,10 @@ from tests.harness.committer import Slow
 from tests.harness.grpc_peer import Peer, Site, run_site, soon
 from turtlemq.model import Message, Priority
 from turtlemq.server.auth import Token, hash_of, new_token
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc import statuses
 from turtlemq.server.grpc.framing import frame
 from turtlemq.server.grpc.messages import message
-from turtlemq.server.service import now_ms
 
 FAR = 4 * 10**12
 Request, Reply = message("turtlemq.v1.SubscribeRequest"), message("turtlemq.v1.SubscribeReply")

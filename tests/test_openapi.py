@@ -158,4 +158,5 @@ def test_the_examples_work(server: Server) -> None:
             refused[operation["operationId"]] = answer.code
     of_a_cluster = {one["operationId"] for _, _, one in OPERATIONS if one["tags"] == ["Cluster"]}  # this is a single node
     assert {refused.pop(name, "NO_CLUSTER") for name in of_a_cluster} == {"NO_CLUSTER"}
+    assert {refused.pop(name) for name in ("clock", "moveClock")} == {"CONFLICT"}  # this server runs on the wall clock
     assert refused.keys() <= {"cancelMessage", "changeMessage", "retryMessage", "getGroup", "dropGroup", "deleteClient"}, refused

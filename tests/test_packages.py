@@ -87,6 +87,13 @@ def test_the_server_needs_the_client_of_its_version(dist: Path) -> None:
     assert metadata(dist / CLIENT).get_all("Provides-Extra") == ["aio", "bson", "otel"]
 
 
+def test_pytest_finds_the_plugin(dist: Path) -> None:
+    with zipfile.ZipFile(dist / SERVER) as archive:
+        (file,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        text = archive.read(file).decode()
+    assert "[pytest11]\nturtlemq.testing.plugin = turtlemq.testing.plugin\n" in text
+
+
 def test_licenses_of_both_are_the_same() -> None:
     assert (ROOT / "packages/client/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 

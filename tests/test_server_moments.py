@@ -13,10 +13,11 @@ from tests.harness.server_process import running
 from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull
 from turtlemq.model import Message
+from turtlemq.server.clock import now_ms
 from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.request import DEADLINE, check_deadline
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 
 
 def test_a_duplicate_is_not_answered_before_what_it_repeats_is_durable(tmp_path: Path) -> None:

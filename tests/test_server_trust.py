@@ -25,9 +25,10 @@ from tests.harness.committer import Slow
 from tests.harness.server_process import Server, running, sockets
 from turtlemq.engine import Engine
 from turtlemq.model import Message
+from turtlemq.server.clock import now_ms
 from turtlemq.server.commit import THREADS
 from turtlemq.server.long_polls import FetchRequest
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.storage.door import Door
 
 PATIENCE_S = 20  # a request that takes longer hangs

@@ -13,7 +13,8 @@ from turtlemq.engine import Engine
 from turtlemq.errors import DiskFull, TurtleError, UnknownTopic
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import Batch, Receipt
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.clock import now_ms
+from turtlemq.server.service import Service
 from turtlemq.server.singles import TOGETHER_MAX, Singles, is_plain
 
 BODY = b'{"n":1}'

@@ -26,12 +26,13 @@ from turtlemq.engine import Engine
 from turtlemq.model import Message
 from turtlemq.server.audit import AuditLog
 from turtlemq.server.auth import Auth
+from turtlemq.server.clock import now_ms
 from turtlemq.server.config import Config
 from turtlemq.server.grpc.framing import MessageReader, frame
 from turtlemq.server.grpc.messages import message
 from turtlemq.server.grpc.site import GrpcSite
 from turtlemq.server.operations import ACCESS
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.storage.door import Door
 
 CONNECT = "/delay.DelayScheduler/Connect"

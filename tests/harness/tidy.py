@@ -25,6 +25,8 @@ RINGS = {
     "turtlemq.__main__": "shell",
     "turtlemq.cli": "shell",
     "turtlemq.server": "shell",
+    "turtlemq.server.advance": "engine",
+    "turtlemq.testing": "shell",
     **{f"turtlemq.server.{name}": "engine" for name in "fetches long_polls".split()},
     **{f"turtlemq.server.{name}": "pure" for name in "clients errors rate_limit supervision".split()},
     **{f"turtlemq.server.push.{name}": "pure" for name in "endpoint hosts policy signature".split()},

@@ -15,15 +15,18 @@ Port = Annotated[int | None, typer.Option(help="The port; 0 for any that is free
 GrpcPort = Annotated[int | None, typer.Option(help="The port for gRPC; 0: any that is free. (default: none)", min=0, max=65535)]
 Shards = Annotated[int | None, typer.Option(help="Processes that share the topics. (default: 1)", min=1, max=64)]
 File = Annotated[Path | None, typer.Option("--config", envvar=CONFIG, help="A TOML file with settings.")]
+VirtualClock = Annotated[
+    bool, typer.Option("--virtual-clock", help="For tests: time stands still until POST /v1/clock moves it, see docs/TESTING.md.")
+]
 Replica = Annotated[int | None, typer.Option(hidden=True, min=0, max=99)]  # the supervisor of a node gives it
 Shard = Annotated[int | None, typer.Option(hidden=True, min=0, max=63)]  # the supervisor of several shards gives it
 
 
 def flags_of(
-    data: Path | None, host: str | None, port: int | None, grpc_port: int | None = None, **numbers: int | None
+    data: Path | None, host: str | None, port: int | None, grpc_port: int | None = None, **others: int | None
 ) -> dict[str, Any]:
     """The values of the flags by the names of their settings."""
-    return {"data": None if data is None else str(data), "host": host, "port": port, "grpc_port": grpc_port, **numbers}
+    return {"data": None if data is None else str(data), "host": host, "port": port, "grpc_port": grpc_port, **others}
 
 
 def serve(
@@ -33,6 +36,7 @@ def serve(
     grpc_port: GrpcPort = None,
     shards: Shards = None,
     config: File = None,
+    virtual_clock: VirtualClock = False,
     replica: Replica = None,
     shard: Shard = None,
 ) -> None:
@@ -40,5 +44,7 @@ def serve(
 
     Every setting can also be given as TURTLEMQ_NAME in the environment; 'turtlemq config' shows the values in force.
     """
-    flags = flags_of(data, host, port, grpc_port, shards=shards, replica=replica, shard=shard)
+    flags = flags_of(
+        data, host, port, grpc_port, shards=shards, replica=replica, shard=shard, virtual_clock=virtual_clock or None
+    )
     raise typer.Exit(start(flags, None if config is None else str(config)))

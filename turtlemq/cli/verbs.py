@@ -48,6 +48,7 @@ VERBS = {  # verb: module.attribute below this package
     "status": "overview.status",
     "top": "overview.top",
     "audit": "audit.audit",
+    "clock": "clock.clock",
     "bench": "bench.bench",
     "report": "report.report",
     "cluster": "cluster.app",
@@ -61,7 +62,7 @@ _PANELS = {  # of the help; other verbs are about messages
     **dict.fromkeys(("topics", "groups", "clients", "pause", "resume", "stats", "forecast", "top"), _TOPICS),
     "dead": _DEAD,
     **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "shards", "report"), _FILES),
-    **dict.fromkeys(("serve", "status", "audit", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
+    **dict.fromkeys(("serve", "status", "audit", "clock", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
 }
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},

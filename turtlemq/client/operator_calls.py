@@ -1,14 +1,20 @@
-"""Calls of a client for operators: pause and resume, the audit log. Pure. The examples run as doctests, as those of `calls`."""
+"""Calls of a client for operators: pause and resume, the audit log, a virtual clock. Pure.
+
+The examples run as doctests, as those of `calls`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from urllib.parse import urlencode
 
 from msgspec import Struct
 
 from turtlemq.client.results import AuditEvent
 from turtlemq.client.sending import Call
-from turtlemq.client.wire import Request, Time, parser_of, path, to_ms, without_none
+from turtlemq.client.wire import Request, Time, json_request, parser_of, path, to_ms, without_none
+
+MOVE_S = 600  # a clock that moves on by months may have much to do
 
 
 class _Paused(Struct):
@@ -19,6 +25,11 @@ class _Audit(Struct):
     events: list[AuditEvent]
 
 
+class _Clock(Struct):
+    now_ms: int
+
+
+_parse_clock = parser_of(_Clock)
 _parse_paused = parser_of(_Paused)
 _parse_audit = parser_of(_Audit)
 
@@ -61,3 +72,24 @@ def audit(topic: str | None = None, *, since: Time | None = None, limit: int = 1
     """
     wanted = without_none(topic=topic, from_ms=to_ms(since), limit=limit)
     return Call(Request("GET", f"/v1/audit?{urlencode(wanted)}"), lambda answer: _parse_audit(answer).events)
+
+
+def clock() -> Call[int]:
+    """The time of a server with a virtual clock, in epoch milliseconds. A `Conflict` if it runs on the wall clock.
+
+    >>> client.clock()
+    Traceback (most recent call last):
+    turtlemq.client.errors.Conflict: this server runs on the wall clock; for tests: turtlemq serve --virtual-clock
+    """
+    return Call(Request("GET", "/v1/clock"), lambda answer: _parse_clock(answer).now_ms)
+
+
+def move_clock(to: Time) -> Call[int]:
+    """Move a virtual clock to a time, never back. Returns it when all messages that are due by then were handed off.
+
+    >>> client.move_clock(4_000_000_000_000)
+    Traceback (most recent call last):
+    turtlemq.client.errors.Conflict: this server runs on the wall clock; for tests: turtlemq serve --virtual-clock
+    """
+    request = replace(json_request("/v1/clock", {"now_ms": to_ms(to)}), wait_s=MOVE_S)
+    return Call(request, lambda answer: _parse_clock(answer).now_ms)

@@ -319,6 +319,8 @@ class Client:
     pause = _method(operator_calls.pause)
     resume = _method(operator_calls.resume)
     audit = _method(operator_calls.audit)
+    clock = _method(operator_calls.clock)
+    move_clock = _method(operator_calls.move_clock)
     dead_page = _method(dead_calls.dead_page)
     dead_summary = _method(dead_calls.dead_summary)
     requeue_dead = _method(dead_calls.requeue_dead)

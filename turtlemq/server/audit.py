@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from turtlemq.server import logs
 from turtlemq.server.auth import TOKEN_KEY, Token
-from turtlemq.server.service import now_ms
+from turtlemq.server.clock import now_ms
 from turtlemq.server.trace import REQUEST_ID
 from turtlemq.storage import names
 
@@ -34,6 +34,7 @@ Action = Literal[
     "client_deleted",
     "client_registered",
     "client_secret_changed",
+    "clock",
     "compact",
     "dead_deleted",
     "drain",

@@ -113,6 +113,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     tick_ms: Annotated[
         int, Meta(ge=0, le=60_000, description="ticks are at least this far apart; 0: exactly when a message is due")
     ] = 0
+    virtual_clock: Annotated[bool, Meta(description="true: a clock that only moves when told to, see TESTING.md")] = False
     beat_ms: Annotated[int, Meta(ge=_BEAT.low, le=_BEAT.high, description="how often deliveries and acks reach the disk")] = (
         Settings().beat_ms
     )
@@ -281,7 +282,15 @@ def _check_shards(config: Config) -> None:
         raise InvalidArgument(f"each shard has a port of its own behind {config.port}, and there are none above 65535")
 
 
+def _check_clock(config: Config) -> None:
+    if config.virtual_clock and (config.cluster.name or config.cluster.etcd):
+        raise InvalidArgument("virtual_clock is for a single server: the nodes of a cluster need clocks that run")
+    if config.virtual_clock and config.shards > 1:
+        raise InvalidArgument("virtual_clock works with shards = 1 only: several processes would have several clocks")
+
+
 _CHECKS = {
+    "virtual_clock": _check_clock,
     "shards": _check_shards,
     "push_hosts": _check_push_hosts,
     "max_body_bytes": _check_held,

@@ -16,10 +16,11 @@ from turtlemq.engine import Engine
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.model import I64
 from turtlemq.server import logs
+from turtlemq.server.clock import now_ms
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.metrics.labels import busiest
 from turtlemq.server.metrics.meter import Meter
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.topic.topic import Topic
 
 ROWS, TOPICS_MAX, INTERVAL_MS = 24 * 60, 50, 60_000

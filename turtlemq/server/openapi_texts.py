@@ -61,6 +61,8 @@ SCHEMAS = {
     "Events": "Events in the order of time; `cursor` asks for the next ones. `missed`: others before these are in no file any "
     "more, or the cursor is of another topic.",
     "TopicEvent": "Something that happened to a message, or without an `id` to a group; only fields that the event has.",
+    "Clock": "The time of a virtual clock, which stands still until it is moved.",
+    "Move": "One of three: by a duration, by milliseconds, or to a time.",
     "Paused": "Whether that topic, or that group itself, is paused now.",
     "History": "Columns of equal length, a row for each minute, oldest first. The last row is the minute that has not ended: it "
     "has `seconds` so far. `sleep`, `ready`, `reserve` and `dead` are counts at its end `at_ms`; `produced`, `delivered`, "
@@ -125,6 +127,7 @@ SCHEMAS = {
 
 # By name of the field, or by schema and field where the field has several meanings.
 FIELDS = {
+    "advance": "Seconds, or a text with a unit: `90s`, `15m`, `3d`.",
     "after_ms": "Only rows that ended after this time, in epoch milliseconds.",
     "ClientAnswer.capacity": "Deliveries without an ack that it asked for.",
     "Register.capacity": "The most deliveries under way.",

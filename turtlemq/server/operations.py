@@ -18,7 +18,7 @@ from turtlemq.server.handlers import backup, command, consume, find, history, me
 from turtlemq.server.media_types import HTML, JSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Handler, Operation, tagged
-from turtlemq.server.operator_operations import AUDITS, EVENTS, PAUSES
+from turtlemq.server.operator_operations import AUDITS, CLOCKS, EVENTS, PAUSES
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.reply import LEASE_HEADER, PAUSED_HEADER
 from turtlemq.server.topic_settings import TopicSettings
@@ -400,7 +400,7 @@ OPERATIONS: list[Operation] = [
         Operation("GET /openapi.json", pages.openapi, OPEN, "openapi", "This document", JSON),
         Operation("DELETE /v1/backup", backup.unpin, ADMIN, "unpinBackup", "The copy is made, or given up", answers.Outcome),
     ),
-    *tagged("Operate", *AUDITS),
+    *tagged("Operate", *AUDITS, *CLOCKS),
     *tagged("Cluster", *CLUSTER),
     *tagged(
         PAGES,

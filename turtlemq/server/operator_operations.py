@@ -1,9 +1,12 @@
-"""The table of HTTP operations for operators: pauses, events, the audit log. Its entries belong to the table in `operations`."""
+"""The table of HTTP operations for operators: pauses, events, the audit log, a virtual clock.
+
+Its entries belong to the table in `operations`.
+"""
 
 from __future__ import annotations
 
-from turtlemq.server.auth import OPERATE, READ, TOKEN
-from turtlemq.server.handlers import audit, events, topics
+from turtlemq.server.auth import ADMIN, OPERATE, READ, TOKEN
+from turtlemq.server.handlers import audit, clock, events, topics
 from turtlemq.server.operation import Operation
 from turtlemq.server.outgoing import answers
 
@@ -40,6 +43,35 @@ def _pausing(base: str, suffix: str, what: str) -> list[Operation]:
     ]
 
 
+CLOCKS = [
+    Operation(
+        "GET /v1/clock",
+        clock.get_clock,
+        TOKEN,
+        "clock",
+        "The time of a server with a virtual clock",
+        clock.Clock,
+        "`409 CONFLICT` on a server that runs on the wall clock.",
+        errors=(409,),
+        answer_example={"now_ms": 1_790_000_000_000, "virtual": True},
+    ),
+    Operation(
+        "POST /v1/clock",
+        clock.move_clock,
+        ADMIN,
+        "moveClock",
+        "Move a virtual clock, for tests",
+        clock.Clock,
+        "By `advance` (seconds, or a text such as `3d`), by `advance_ms`, or to `now_ms`; never back. The answer comes when all "
+        "messages that are due by then were handed off, each at its own time; then long polls get theirs. Leases, back-offs and "
+        "retention follow the clock, waits of long polls do not.",
+        body=clock.Move,
+        body_example={"advance": "3d"},
+        errors=(408, 409, 413, 415, 507),
+        answer_example={"now_ms": 1_790_259_200_000, "virtual": True},
+        audit="clock",
+    ),
+]
 PAUSES = [*_pausing(_TOPIC, "Topic", "a topic"), *_pausing(_TOPIC + "/groups/{group}", "Group", "a group")]
 _CHANGE = {"at_ms": 1_790_000_000_000, "token": "support", "client": "10.0.0.7", "action": "requeue", "topic": "orders"}
 AUDITS = [

@@ -28,11 +28,11 @@ from turtlemq.replica.shipping import ShippingDoor
 from turtlemq.replica.stream import Stream
 from turtlemq.segment.format import VERSION
 from turtlemq.server import logs
+from turtlemq.server.clock import now_ms
 from turtlemq.server.cluster_config import parse_address, read_secret
 from turtlemq.server.config import Config
 from turtlemq.server.peer_port import PeerPort
 from turtlemq.server.peer_tls import peer_tls
-from turtlemq.server.service import now_ms
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 from turtlemq.storage.file_budget import FileBudget

@@ -21,6 +21,7 @@ from turtlemq.server import logs
 from turtlemq.server.app import make_app
 from turtlemq.server.audit import AUDIT
 from turtlemq.server.auth import AUTH
+from turtlemq.server.clock import now_ms
 from turtlemq.server.config import Config
 from turtlemq.server.engine_life import EngineLife
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
@@ -180,10 +181,18 @@ async def _until_stopped(
     """Serve until `stop` is set. `files`: how many descriptors are for files."""
     life = EngineLife(config, files)
     try:
-        await life.open()
+        engine = await life.open()
     except (TurtleError, OSError) as error:
         print(f"Cannot open the data folder {config.data}: {error}", file=sys.stderr)
         return 1
+    if config.virtual_clock:
+        try:
+            service.use_virtual_clock(engine)
+        except (TurtleError, OSError) as error:
+            print(f"Cannot use a virtual clock in {config.data}: {error}", file=sys.stderr)
+            await life.close()
+            return 1
+        logs.warning("virtual_clock", now_ms=now_ms(), hint="time stands still until POST /v1/clock moves it")
     life.serve(service)
     await stop.wait()
     logs.info("stopping")

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
-from turtlemq.errors import LockLost, TurtleError, Unavailable, UnknownTopic, describe
+from turtlemq.errors import Conflict, LockLost, TurtleError, Unavailable, UnknownTopic, describe
 from turtlemq.model import Batch, Damage, Receipt
 from turtlemq.server import logs
+from turtlemq.server.advance import advance
 from turtlemq.server.clients import Clients
+from turtlemq.server.clock import VirtualClock, now_ms
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.fair_turns import FairTurns
@@ -46,11 +48,6 @@ UNCOMMITTED_MAX = 256 << 20  # bytes of requests that may wait for their commit
 # A request of the only connection is synced on the event loop, not on a thread, if it is so small and commits are so fast.
 INLINE_BYTES, INLINE_S = 16 << 10, 0.005
 BEHIND_S = 0.05  # the pause of ticks and producers while required copies are far behind
-
-
-def now_ms() -> int:
-    """The wall clock: epoch milliseconds, rounded down."""
-    return time.time_ns() // 1_000_000
 
 
 async def _stop_nothing() -> None:
@@ -88,6 +85,7 @@ class Service:
         self.siblings: Siblings | None = None  # the processes that share the topics; None: this one has all
         self.router: Router | None = None  # to these processes
         self.on_damage: Callable[[str, list[Damage]], None] = lambda *_: None  # damage that was met in a topic
+        self.clock: VirtualClock | None = None  # None: the wall clock
         self.push: object = None  # callbacks (`push.Push`); None: they are off
         self.ports: frozenset[int] = frozenset()  # on which this process listens; set by `run`
         self.on_start: Callable[[], object] = int  # called when it serves; set by `push`, as the next one
@@ -135,6 +133,11 @@ class Service:
         assert self._fetches is not None
         return self._fetches
 
+    def use_virtual_clock(self, engine: Engine, begin_ms: int | None = None) -> None:
+        """Run on the virtual clock of the data folder. A new one begins at `begin_ms`, by default the present."""
+        self.clock = VirtualClock(engine.door, engine.root, begin_ms)
+        self.clock.use()
+
     def start(self, engine: Engine) -> None:
         """Serve with an open engine."""
         self._engine, self.opened = engine, frozenset(engine.topics)
@@ -175,6 +178,8 @@ class Service:
             self._syncs.close()
         if self._timer is not None:
             self._timer.close()
+        if self.clock is not None:
+            self.clock.leave()
 
     # Commits
 
@@ -288,6 +293,17 @@ class Service:
         self.meter.tick.add(time.perf_counter() - begun)
         self._set_timer(engine.next_wake(), fetches)
 
+    def advance(self, to_ms: int) -> None:
+        """Move the virtual clock, and do all work that lies on the way; no request is served meanwhile. Durable. Afterwards, long
+        polls get their messages."""
+        if self.clock is None:
+            raise Conflict("this server runs on the wall clock, which cannot be moved: start it with --virtual-clock")
+        engine, fetches, begin = self.engine, self.fetches, now_ms()
+        self.clock.move(to_ms)
+        advance(engine, fetches, begin, to_ms)
+        self._report_trouble()
+        self.answer_polls_soon()
+
     def _fail(self, error: LockLost) -> None:
         """End the process: another one may write to the data folder."""
         logs.error("lock_lost", error=error)
@@ -296,6 +312,8 @@ class Service:
 
     def _set_timer(self, when: int | None, fetches: Fetches) -> None:
         """Tick again at `when`, or when a delivery rate allows the next message; at once if long polls are to be looked after."""
+        if self.clock is not None and when is not None:
+            when = 0 if when <= self.clock.now_ms else None  # anything later waits for a move of the clock
         exact = time.time_ns() / 1e6
         at = exact + TIMER_MS_MAX
         self._wake_ms = at if when is None else min(at, when)

@@ -20,6 +20,7 @@ LOCK = "LOCK"
 CLEAN = "CLEAN"
 FORMAT = "FORMAT"
 HASH_SEED = "HASH_SEED"
+CLOCK = "CLOCK"  # the time that a virtual clock has reached
 TOPICS = "topic"
 BALLAST, RESERVE = "BALLAST", "RESERVE"  # kept disk space
 PINNED = "PINNED"  # links that a backup is being made from

@@ -347,6 +347,10 @@ class Topic:
         """When the next sleeper comes due. O(1)."""
         return self._index.next_due()
 
+    def next_event(self, now_ms: int) -> int | None:
+        """When the next message changes its state by itself: it comes due, its lease ends or its back-off is over."""
+        return min((at for at in (self._index.next_due(), self._broker.next_wake(now_ms)) if at is not None), default=None)
+
     def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
         """When `tick` may have something to do: due messages, checkpoints, maintenance, ends of leases and back-offs; with
         `name`, only the leases and back-offs of this group count."""

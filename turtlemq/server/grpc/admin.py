@@ -9,6 +9,7 @@ from typing import Any
 from turtlemq.errors import InvalidArgument
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.auth import OPERATE, READ
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.messages import message
@@ -17,7 +18,6 @@ from turtlemq.server.grpc.unary import Handler, streamed, unary
 from turtlemq.server.handlers.dead import letters_by_id, pages_of
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.request import distinct_ids, rules_for
-from turtlemq.server.service import now_ms
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 
 LIMIT, LIMIT_MAX = 100, 10_000

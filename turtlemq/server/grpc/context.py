@@ -9,6 +9,7 @@ from time import perf_counter
 from turtlemq.errors import NotEnoughReplicas
 from turtlemq.server.audit import Action, AuditEvent, AuditLog
 from turtlemq.server.auth import CHANGE, CONSUME, Access, Auth
+from turtlemq.server.clock import now_ms
 from turtlemq.server.config import Config
 from turtlemq.server.errors import Forbidden
 from turtlemq.server.forward import leads
@@ -16,7 +17,7 @@ from turtlemq.server.grpc.connection import Call
 from turtlemq.server.handlers.messages import cancel_ids
 from turtlemq.server.metrics.meter import GrpcFigures
 from turtlemq.server.request import allowed_group, allowed_topic
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.settings import Settings
 
 PAUSE_S = 10.0  # a stream waits so long for a rate, a budget or copies before its messages are refused

@@ -14,13 +14,14 @@ from typing import Protocol
 
 from turtlemq.errors import TurtleError, Unavailable, UnknownTopic
 from turtlemq.server import logs
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.connection import UNSENT_MAX, Call, CallEnded
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.statuses import retry_after_ms
 from turtlemq.server.grpc.window import Window
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.outgoing.messages import Delivered, delivered
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 
 FETCH_MAX = 1_000  # messages of one fetch
 WAIT_S = 60.0  # of one long poll; the next one follows at once

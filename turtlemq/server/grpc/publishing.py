@@ -15,6 +15,7 @@ from typing import Any
 from turtlemq.errors import TurtleError
 from turtlemq.model import Batch, Receipt
 from turtlemq.server.auth import PRODUCE
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.admission import admit, admitted
 from turtlemq.server.grpc.batch_columns import decode_slices
 from turtlemq.server.grpc.connection import Call
@@ -25,7 +26,6 @@ from turtlemq.server.grpc.unary import decoded
 from turtlemq.server.handlers.produce import HEAVY_BYTES, IDS_MAX
 from turtlemq.server.incoming import large_batches
 from turtlemq.server.request import rules_for
-from turtlemq.server.service import now_ms
 from turtlemq.topic.topic import Topic
 
 SERVICE = "turtlemq.v1.Queue"

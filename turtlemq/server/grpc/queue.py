@@ -12,6 +12,7 @@ from turtlemq.errors import InvalidFireAt, TooLarge
 from turtlemq.index.validate import check_ids
 from turtlemq.model import BATCH_MESSAGES_MAX
 from turtlemq.server.auth import CHANGE
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.deliveries import Pools, serve
@@ -23,7 +24,6 @@ from turtlemq.server.grpc.unary import Handler, unary
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.times import due_time
 from turtlemq.server.request import rules_for
-from turtlemq.server.service import now_ms
 
 Named, Cancelled, When = (message(f"turtlemq.v1.{name}") for name in ("Named", "Cancelled", "When"))
 

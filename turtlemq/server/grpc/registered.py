@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turtlemq.server.clients import Clients, RegisteredClient
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.deliveries import Member
-from turtlemq.server.service import now_ms
 
 
 @dataclass(eq=False, kw_only=True)

@@ -19,6 +19,7 @@ from turtlemq.engine import GROUP
 from turtlemq.errors import InvalidArgument, TurtleError, UnknownGroup, UnknownMessage, UnknownTopic
 from turtlemq.model import DUE_MS_MAX, TTR_MS_MAX
 from turtlemq.server.auth import CONSUME
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.connection import Call
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.deliveries import KEPT, Member, Pools, release, serve
@@ -28,7 +29,6 @@ from turtlemq.server.grpc.statuses import Garbage
 from turtlemq.server.grpc.storing import COMPRESSION, Storing, mark_of, refusal
 from turtlemq.server.grpc.window import Window
 from turtlemq.server.outgoing.messages import Delivered
-from turtlemq.server.service import now_ms
 
 SERVICE = "delay.DelayScheduler"
 REVIEW_S = 1.0

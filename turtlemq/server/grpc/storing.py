@@ -13,6 +13,7 @@ from turtlemq.errors import InvalidFireAt, InvalidMessage, TurtleError
 from turtlemq.index.validate import check_batch, check_expiry
 from turtlemq.model import Batch, Priority
 from turtlemq.server.auth import PRODUCE
+from turtlemq.server.clock import now_ms
 from turtlemq.server.errors import ExceedsMaxDelay
 from turtlemq.server.fair_turns import Slices
 from turtlemq.server.grpc.admission import admitted
@@ -22,7 +23,6 @@ from turtlemq.server.grpc.messages import message
 from turtlemq.server.grpc.statuses import retry_after_ms
 from turtlemq.server.handlers.produce import HEAVY_BYTES
 from turtlemq.server.request import rules_for
-from turtlemq.server.service import now_ms
 
 COMPRESSION = "compression"  # the header that keeps the mark of a payload
 _LZ4 = 1

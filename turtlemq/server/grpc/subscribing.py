@@ -17,6 +17,7 @@ from turtlemq.engine import GROUP
 from turtlemq.errors import InvalidArgument, TooLarge, TurtleError, UnknownGroup, UnknownTopic
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
 from turtlemq.server.auth import CONSUME, pattern_of
+from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.connection import UNSENT_MAX, Call
 from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.credit import HELD_MAX, Credit, Subscriber
@@ -30,7 +31,6 @@ from turtlemq.server.grpc.unary import decoded
 from turtlemq.server.grpc.window import Window
 from turtlemq.server.list_slices import ack_slices
 from turtlemq.server.outgoing.messages import Delivered
-from turtlemq.server.service import now_ms
 
 TOPICS_MAX = 1_000  # of one subscription
 REVIEW_S = 1.0

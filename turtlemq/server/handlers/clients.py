@@ -10,11 +10,11 @@ from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
 from turtlemq.server.auth import ADMIN, AUTH, OPERATE, Access
+from turtlemq.server.clock import now_ms
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.outgoing.answers import Registered, Rotated
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, engine_of, group_of, topic_and_group, topic_of
-from turtlemq.server.service import now_ms
 from turtlemq.storage import names
 
 if TYPE_CHECKING:  # loaded only if callbacks are on

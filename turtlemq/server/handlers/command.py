@@ -15,6 +15,7 @@ from turtlemq.model import TTR_MS_MAX, Batch
 from turtlemq.segment import format as f
 from turtlemq.server import audit
 from turtlemq.server.auth import ANY, AUTH, Access
+from turtlemq.server.clock import now_ms
 from turtlemq.server.errors import Forbidden, RequestTimeout
 from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.handlers.messages import cancel_ids
@@ -26,7 +27,7 @@ from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.outgoing.messages import delivered
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import CONFIG, SERVICE, check_topic_limit, due_rules, engine_of, throttle
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.storage import names
 
 OPERATIONS = {  # the operation that does the same as a command, and whose right it needs

@@ -16,6 +16,7 @@ from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
 from turtlemq.segment.buffers import Buffer
 from turtlemq.server import trace
+from turtlemq.server.clock import now_ms
 from turtlemq.server.errors import InvalidAckList
 from turtlemq.server.incoming.body import read, read_as
 from turtlemq.server.incoming.decode import decode
@@ -27,7 +28,6 @@ from turtlemq.server.outgoing.answers import Acked, Extended
 from turtlemq.server.outgoing.fetch import count_odd, fetched_bson, fetched_json
 from turtlemq.server.outgoing.reply import Reply, answer
 from turtlemq.server.request import SERVICE, engine_of, group_of, time_left, topic_and_group, topic_of
-from turtlemq.server.service import now_ms
 
 PAUSED = b'{"messages":[],"paused":true}'  # the answer to a fetch of a paused group or topic
 _LARGE_BYTES = 4 << 20  # of an answer that is encoded on a thread: on the event loop it takes 15 ms or more

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.audit import COUNT
+from turtlemq.server.clock import now_ms
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.incoming.times import Delay, Due, due_time
@@ -22,7 +23,7 @@ from turtlemq.server.outgoing.messages import letter_fields
 from turtlemq.server.outgoing.reply import answer, encode
 from turtlemq.server.output_commit import confirm_page
 from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, query, topic_of
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.topic.dead_letters import DeadLetter, Filter
 from turtlemq.topic.requeue import check_new_expiry
 

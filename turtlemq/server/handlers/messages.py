@@ -15,6 +15,7 @@ from turtlemq.index.browse import PAGE_BYTES
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, State
 from turtlemq.server.audit import COUNT
 from turtlemq.server.auth import AUTH, READ
+from turtlemq.server.clock import now_ms
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
@@ -23,7 +24,7 @@ from turtlemq.server.incoming.times import Delay, Due, due_time
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, id_of, query, topic_of
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.standing import CANCELLED_BEFORE
 from turtlemq.topic.listing import Places
 from turtlemq.topic.message_view import MessageView

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
+from turtlemq.server.clock import now_ms
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.metrics import exposition
 from turtlemq.server.metrics.collect import collect
@@ -13,7 +14,6 @@ from turtlemq.server.metrics.families import exemplars, server_families, topic_f
 from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.metrics.process import process_families
 from turtlemq.server.request import SERVICE
-from turtlemq.server.service import now_ms
 
 TOPIC_LABELS = web.AppKey("topic_labels", TopicLabels)
 

@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from turtlemq.if_exists import MODES, IfExists
 from turtlemq.model import U8, Receipt
+from turtlemq.server.clock import now_ms
 from turtlemq.server.incoming import large_batches
 from turtlemq.server.incoming.batches import TYPES, decode_slices
 from turtlemq.server.incoming.body import read
 from turtlemq.server.outgoing.reply import Reply, encode
 from turtlemq.server.request import SERVICE, check_deadline, due_rules, query, throttle, topic_of
-from turtlemq.server.service import now_ms
 from turtlemq.server.singles import is_plain
 from turtlemq.server.spans import SPANS
 

@@ -14,6 +14,7 @@ from turtlemq.errors import Unavailable, describe
 from turtlemq.histogram import LATENESS_MS, Histogram
 from turtlemq.lifecycle import STATES
 from turtlemq.server.auth import AUTH
+from turtlemq.server.clock import now_ms
 from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.forward import leads
 from turtlemq.server.metrics.collect import figures_of
@@ -21,7 +22,6 @@ from turtlemq.server.metrics.labels import busiest
 from turtlemq.server.metrics.process import disk_usage, resident_bytes
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, engine_of, query
-from turtlemq.server.service import now_ms
 from turtlemq.topic.view import TopicView
 
 _STARTED = time.monotonic()

@@ -11,12 +11,12 @@ from msgspec import Struct
 from turtlemq.engine import Engine
 from turtlemq.server.audit import ACTION, COUNT
 from turtlemq.server.auth import AUTH
+from turtlemq.server.clock import now_ms
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.media_types import JSON
 from turtlemq.server.outgoing.reply import answer, encode
 from turtlemq.server.request import SERVICE, EpochMs, check_topic_limit, engine_of, group_of, topic_and_group, topic_of
-from turtlemq.server.service import now_ms
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
 from turtlemq.topic.maintenance import IN_FLIGHT_MAX

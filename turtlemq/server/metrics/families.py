@@ -110,6 +110,11 @@ def server_families(service: Service) -> Iterator[str]:
     yield from family(
         "turtlemq_requests_in_flight", "gauge", "Requests under way, long polls included.", [(none, meter.in_flight)]
     )
+    text, at = (
+        "The time of the virtual clock; only of a server that has one.",
+        None if service.clock is None else service.clock.now_ms / 1000,
+    )
+    yield from family("turtlemq_virtual_clock_timestamp_seconds", "gauge", text, [(none, at)])
     sockets = meter.sockets
     for name, kind, text, value in (
         ("sockets", "gauge", "Accepted sockets: connections, TLS handshakes and refusals.", sockets.open),

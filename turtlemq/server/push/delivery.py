@@ -20,6 +20,7 @@ from turtlemq.broker.failures import NO_RETRY
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError, UnknownTopic
 from turtlemq.server import logs
+from turtlemq.server.clock import now_ms
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import JSON
 from turtlemq.server.outgoing.messages import Delivered, delivered
@@ -28,7 +29,7 @@ from turtlemq.server.push.hosts import Refused
 from turtlemq.server.push.policy import Verdict, choose, classify, error_of
 from turtlemq.server.push.sender import Answer, Lost, NoAnswer, Sender, Unreachable
 from turtlemq.server.push.signature import field_value, header_fields, signed_fields, webhook_id
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 
 WAIT_S = 20.0  # of a fetch for messages
 LEASE_S = 10.0  # that a lease lasts longer than the time for an answer

@@ -17,6 +17,7 @@ from aiohttp import web
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TurtleError
 from turtlemq.server import logs
+from turtlemq.server.clock import now_ms
 from turtlemq.server.config import Config
 from turtlemq.server.metrics.meter import PushFigures
 from turtlemq.server.push import signature
@@ -25,7 +26,7 @@ from turtlemq.server.push.endpoint import Endpoint, Stored, Terms, file_of, made
 from turtlemq.server.push.hosts import PushHosts, Refused
 from turtlemq.server.push.policy import OUTCOMES, Verdict
 from turtlemq.server.push.sender import NoAnswer, Sender, Unreachable, is_own_address
-from turtlemq.server.service import Service, now_ms
+from turtlemq.server.service import Service
 from turtlemq.storage import names
 
 LOOK_S = 1.0  # between two looks for clients without a heartbeat
