@@ -30,6 +30,7 @@ SEQ_COUNTER_BITS = 20  # a seq is wall-clock ms << 20 | counter: 43 bits of time
 SEGMENT_BYTES_DEFAULT = 1 << 30
 SEGMENT_BYTES_MIN = 4096
 DUE_MS_MAX = (1 << 42) - 2  # May 2109: 64 bits less those of the ordinal, less one for an upper bound
+SPREAD_MS_MAX = 31 * 86_400_000  # below 2^32: see turtlemq.topic.spread
 TTR_MS_MAX = (1 << 31) - 1  # 24.8 days
 ID_BYTES_MAX = 200
 BODY_BYTES_MAX = 16 * 1024 * 1024 - 64 * 1024  # a whole document stays under BSON's customary 16 MiB
@@ -78,6 +79,7 @@ class Batch(OptionalColumns):
     ids: Sequence[str | None] | None = None
     ttr_ms: Sequence[int] | None = None
     flags: Sequence[int] | int | None = None  # priority and JSON bits, see turtlemq.segment.format; one number: for all
+    spread_ms: Sequence[int | None] | None = None  # see turtlemq.topic.spread; None: as the topic's setting says
     if_exists: Sequence[int] | int | None = None  # see turtlemq.if_exists; one number: for all; None: keep
 
     def __len__(self) -> int:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
 from turtlemq.errors import InvalidArgument
-from turtlemq.model import DUE_MS_MAX, RUN_MESSAGES, SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, SEGMENT_MESSAGES_MAX, TTR_MS_MAX
+from turtlemq.model import (
+    DUE_MS_MAX,
+    RUN_MESSAGES,
+    SEGMENT_BYTES_DEFAULT,
+    SEGMENT_BYTES_MIN,
+    SEGMENT_MESSAGES_MAX,
+    SPREAD_MS_MAX,
+    TTR_MS_MAX,
+)
 
 RATE_MAX = 1e9  # a second: more than any machine does
 RATE_MIN = 0.001  # one message in a quarter of an hour; a lower rate would be a queue that stands still
@@ -92,6 +100,13 @@ class Settings:
     )
     max_delay_ms: int = _number(
         0, 0, DUE_MS_MAX, "max_delay", "seconds that a message may sleep; 0: as long as the server allows"
+    )
+    spread_ms: int = _number(
+        0,
+        0,
+        SPREAD_MS_MAX,
+        "spread",
+        "seconds over which messages that are due at one time are spread; 0: none",
     )
     segment_bytes: int = _number(
         SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, (1 << 32) - 1, "segment_bytes", "size of a segment file"

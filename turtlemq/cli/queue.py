@@ -54,6 +54,7 @@ def put(
         ),
     ] = None,
     expires: Annotated[int | None, time_option("Not delivered by then, it is dead.")] = None,
+    spread: Annotated[float | None, duration_option("Due between then and so many seconds later, evenly.")] = None,
     if_exists: IfKnown = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)
@@ -75,7 +76,7 @@ def put(
     """
     if (body is None) == (file is None):
         fail("give a BODY, or --file F.ndjson, or '-' for stdin", 2)
-    given = {"id": id_, "delay": delay, "due_ms": due, "ttr": ttr, "priority": priority, "expires_ms": expires}
+    given = {"id": id_, "delay": delay, "due_ms": due, "spread": spread, "ttr": ttr, "priority": priority, "expires_ms": expires}
     message: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if header:
         message["headers"] = _headers(header)

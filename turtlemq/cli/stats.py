@@ -91,19 +91,28 @@ def forecast(
     topic: Topic,
     hours: Annotated[float, typer.Option(help="How far to look ahead.", min=0.001)] = 24,
     bucket: Annotated[float | None, duration_option("Seconds of one line. (default: 24 lines)")] = None,
+    what_if_spread: Annotated[
+        float | None, duration_option("As it would be if each message were spread over so many seconds.")
+    ] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
     """How much comes due when, as a picture.
 
     turtlemq forecast orders --hours 24 --bucket 1h
+
+    turtlemq forecast orders --hours 2 --bucket 1m --what-if-spread 10m
     """
     size = bucket if bucket is not None else max(round(hours * 3600 / LINES, 3), 0.001)
-    answer = call(url, "GET", path(topic, "forecast", hours=hours, bucket=size))
+    answer = call(url, "GET", path(topic, "forecast", hours=hours, bucket=size, what_if_spread=what_if_spread))
     if as_json:
         print_json(answer)
         return
     out = console()
+    if "what_if" in answer:
+        peaks = max(answer["counts"], default=0), max(answer["what_if"]["counts"], default=0)
+        answer |= answer["what_if"]
+        print(f"as it would be with this spread: at most {peaks[1]:,} in one line, instead of {peaks[0]:,}")
     largest = max([*answer["counts"], 1])
     if answer["overdue"]:
         out.print(f"overdue {answer['overdue']:,}", style="red")

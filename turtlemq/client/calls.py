@@ -332,15 +332,17 @@ def events(
     return Call(Request("GET", asked, wait_s=wait_s), _parse_events)
 
 
-def forecast(topic: str, *, bucket: float = 60, hours: float = 24) -> Call[Forecast]:
-    """The number of messages by due time, in buckets of `bucket` seconds.
+def forecast(topic: str, *, bucket: float = 60, hours: float = 24, what_if_spread: Seconds | None = None) -> Call[Forecast]:
+    """The number of messages by due time, in buckets of `bucket` seconds. `what_if_spread`: also as it would be if each message
+    were spread over so many seconds.
 
     >>> _ = client.put("jobs", b"tomorrow", delay=86_400)
     >>> forecast = client.forecast("jobs", bucket=3600, hours=2)
     >>> len(forecast.counts), forecast.beyond
     (2, 1)
     """
-    return Call(Request("GET", path(topic, "forecast", bucket=bucket, hours=hours)), _parse_forecast)
+    spread = seconds_of("what_if_spread", what_if_spread)
+    return Call(Request("GET", path(topic, "forecast", bucket=bucket, hours=hours, what_if_spread=spread)), _parse_forecast)
 
 
 # Topics and groups

@@ -159,6 +159,7 @@ class NewMessage:
     priority: Priority | None = None
     expires: Time | None = None
     headers: Mapping[str, str] | None = None
+    spread: Seconds | None = None
     if_exists: IfExists | None = None
 
 

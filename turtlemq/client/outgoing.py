@@ -33,6 +33,7 @@ class MessageFields(TypedDict, total=False):
     priority: Priority | None
     expires: Time | None  # not delivered by then, it is dead
     headers: Mapping[str, str] | None
+    spread: Seconds | None  # due between then and so many seconds later, the same id always at the same place
     if_exists: IfExists | None  # if the topic knows the id: keep that message, replace it, reschedule it, or raise `Conflict`
 
 
@@ -53,6 +54,7 @@ class OutgoingMessage:
     expires_ms: int | None = None
     headers: dict[str, str] | None = None
     if_exists: IfExists | None = None
+    spread: float | None = None
     put_s: float = 0.0
 
     @property
@@ -75,6 +77,7 @@ def outgoing_message(
     priority: Priority | None = None,
     expires: Time | None = None,
     headers: Mapping[str, str] | None = None,
+    spread: Seconds | None = None,
     if_exists: IfExists | None = None,
     put_s: float = 0.0,
 ) -> OutgoingMessage:
@@ -87,11 +90,13 @@ def outgoing_message(
     turtlemq.client.errors.InvalidFireAt: delay is seconds or a timedelta, 0 or more, and there is delay or due, not both
     """
     _check_id(id_)
-    delay_s, ttr_s = as_seconds(delay), as_seconds(ttr)
+    delay_s, ttr_s, spread_s = as_seconds(delay), as_seconds(ttr), as_seconds(spread)
     if delay_s is not None and (due is not None or not 0 <= delay_s < 1e10):
         raise InvalidFireAt("delay is seconds or a timedelta, 0 or more, and there is delay or due, not both")
     if ttr_s is not None and not 0 < ttr_s < 1e9:
         raise InvalidMessage("ttr is a number of seconds or a timedelta, above 0")
+    if spread_s is not None and not 0 <= spread_s < 1e9:
+        raise InvalidMessage("spread is a number of seconds or a timedelta, 0 or more")
     if priority is not None and priority not in PRIORITIES:
         raise InvalidMessage(f"priority is high, normal or low, not {priority!r}")
     if if_exists is not None:
@@ -107,7 +112,7 @@ def outgoing_message(
     level: Any = None if priority is None else _plain_str(priority)
     mode: Any = None if if_exists is None else _plain_str(if_exists)
     times = (delay_s, to_ms(due), ttr_s)
-    return OutgoingMessage(_plain_str(id_), text, is_json, *times, level, to_ms(expires), checked_headers, mode, put_s)
+    return OutgoingMessage(_plain_str(id_), text, is_json, *times, level, to_ms(expires), checked_headers, mode, spread_s, put_s)
 
 
 def check_mode(if_exists: Any) -> None:
@@ -157,6 +162,7 @@ class _JsonMessage(Struct, omit_defaults=True):
     expires_ms: int | None = None
     headers: dict[str, str] | None = None
     if_exists: str | None = None
+    spread: float | None = None
 
 
 def _batch_to_json(batch: Sequence[OutgoingMessage], now_s: float) -> bytes:
@@ -172,6 +178,7 @@ def _batch_to_json(batch: Sequence[OutgoingMessage], now_s: float) -> bytes:
             m.expires_ms,
             m.headers,
             m.if_exists,
+            m.spread,
         )
         for m in batch
     ]
@@ -216,6 +223,8 @@ def _bson_fields(m: OutgoingMessage, now_s: float) -> bytes:
         out = b"\x12due_ms\0" + _I64(m.due_ms)
     if m.ttr is not None:
         out += b"\x01ttr\0" + _F64(m.ttr)
+    if m.spread is not None:
+        out += b"\x01spread\0" + _F64(m.spread)
     if m.priority is not None:
         out += b"\x02priority\0" + _bson_string(m.priority)
     if m.expires_ms is not None:

@@ -278,6 +278,14 @@ class AuditEvent(Struct):
     target: str = ""
 
 
+class WhatIf(Struct):
+    """A forecast as it would be if each message had a spread."""
+
+    spread_ms: int
+    counts: list[int]
+    beyond: int = 0
+
+
 class Forecast(Struct):
     """The number of messages due in each bucket from `from_ms` on; `overdue` before it, `beyond` after the last."""
 
@@ -286,6 +294,7 @@ class Forecast(Struct):
     counts: list[int]
     overdue: int = 0
     beyond: int = 0
+    what_if: WhatIf | None = None
 
 
 class Summary(Struct):

@@ -54,7 +54,8 @@ SCHEMAS = {
     "Listed": "A line of a listing; one that sleeps before another attempt of a group, or is dead in one, names it.",
     "Found": "Messages with that id, by topic.",
     "FoundMessage": "A message of some topic.",
-    "Forecast": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
+    "WhatIf": "The same messages, each with the spread that was asked for: expected counts.",
+    "ForecastAnswer": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
     "AuditAnswer": "Changes that were asked for, the newest last.",
     "AuditEvent": "A change: by which token (its name; empty where none is needed), from which address, of how many messages. "
     "`target`: a group, message, node or shard of the path.",
@@ -197,5 +198,7 @@ FIELDS = {
     "request_id": "Also in the header X-Request-Id, and in the log.",
     "to_ms": "Up to this time, in epoch milliseconds.",
     "ttr": "Seconds that a consumer may take.",
+    "spread": "Seconds: it is due between its due time and so much later, an id always at the same place.",
+    "what_if_spread": "Seconds: also show the counts as they would be with this spread.",
     "wait": "Seconds to wait for the first message.",
 }

@@ -8,7 +8,6 @@ daily work comes first.
 
 from __future__ import annotations
 
-from turtlemq.model import Forecast
 from turtlemq.server.audit import Action
 from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, OPERATE, PRODUCE, READ, TOKEN, Access
 from turtlemq.server.client_operations import CLIENTS
@@ -234,8 +233,8 @@ OPERATIONS: list[Operation] = [
             ANY,
             "forecast",
             "How much comes due when",
-            Forecast,
-            "Answered from the index alone.",
+            messages.ForecastAnswer,
+            "Answered from the index alone. `what_if_spread` adds the counts as they would be if each message had that spread.",
             query=messages.ForecastQuery,
             errors=(404,),
             answer_example={"from_ms": _NOW, "bucket_ms": 60_000, "counts": [0, 12, 7], "overdue": 0, "beyond": 3},

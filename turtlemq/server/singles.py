@@ -17,7 +17,7 @@ from turtlemq.model import Batch, Receipt
 from turtlemq.topic.topic import Topic
 
 TOGETHER_MAX = 256  # messages that are staged at once: 2 ms
-_ALONE = ("ttr_ms", "if_exists", *NAMES)  # columns with which a message is staged alone
+_ALONE = ("ttr_ms", "spread_ms", "if_exists", *NAMES)  # columns with which a message is staged alone
 
 Waiting = tuple[Batch, "asyncio.Future[Receipt]"]
 Stage = Callable[[Topic, Batch], Receipt]

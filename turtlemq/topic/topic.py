@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,7 +22,6 @@ from turtlemq.broker.results import Acked, Extended, Reserved, ReserveTerms
 from turtlemq.broker.save import LogSync
 from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownGroup, UnknownMessage
-from turtlemq.index.columns import CancelledSleeper
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
@@ -29,13 +29,16 @@ from turtlemq.settings import Settings
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
-from turtlemq.topic import cancel, facts, put, recover, requeue, retry_now, superseded
+from turtlemq.topic import cancel, facts, recover, requeue, retry_now
 from turtlemq.topic.checkpoints import Checkpoints, SaveSlots
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance, Retention
 from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.spread import Spreader
+from turtlemq.topic.staging import Staging
 from turtlemq.topic.stores import Stores
+from turtlemq.topic.transaction import Transaction, TransactionReceipt
 from turtlemq.topic.view import TopicView
 
 
@@ -65,6 +68,7 @@ class Topic:
         self._handoff = Handoff(self.stores, ballast)
         self._maintenance = Maintenance(self.stores, worker)
         self._retention = Retention(self.stores, self._checkpoints, self._maintenance, ballast)
+        self._spreader, self._staging = Spreader(), Staging(self.stores, self._checkpoints)
         self.view = TopicView(self.stores, self._handoff, self._maintenance)
         odd = recover.resolve(self.stores, opened)
         if odd or opened.behind:
@@ -85,35 +89,21 @@ class Topic:
 
     def stage(self, batch: Batch, now_ms: int) -> Receipt:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
+        batch = self._spreader.spread(batch, self.settings.spread_ms)
         if batch.if_exists is None:
             receipt = self._index.stage(batch, now_ms, self._known_elsewhere())
         else:
-            receipt = self._stage_versions(batch, now_ms)
+            receipt = self._staging.put(batch, now_ms)
         self._maintenance.due_soon(now_ms)
         return receipt
 
-    def _stage_versions(self, batch: Batch, now_ms: int) -> Receipt:
-        """`stage` for a batch that may replace or reschedule messages. Messages that have come due end when the commit lands."""
-        self.stores.refuse_if_stopped()
-        if self.stores.has_superseded or self._broker.has_deferred:
-            self.stores.remove_superseded()
-        receipt, awake = put.stage(self.stores, batch, now_ms)
-        group = self._index.pending
-        if awake and group is not None:
-            self.stores.replacing += 1
-            group.then.append(partial(self._end_replaced, group, awake, now_ms))
+    def stage_transaction(self, given: Transaction, now_ms: int) -> TransactionReceipt:
+        """Stage all operations of a transaction with the next commit, or raise and stage none."""
+        if len(given.put):
+            given = replace(given, put=self._spreader.spread(given.put, self.settings.spread_ms))
+        receipt = self._staging.transact(given, now_ms)
+        self._maintenance.due_soon(now_ms)
         return receipt
-
-    def _end_replaced(self, group: CommitGroup, ids: Sequence[str], now_ms: int) -> None:
-        """The commit of new messages with these ids has landed, or failed."""
-        self.stores.replacing -= 1
-        if group.error is not None:
-            return
-        try:
-            superseded.end_awake(self.stores, ids, now_ms)
-        except (TurtleError, OSError):
-            return  # the journals are stopped: opening the topic ends them
-        self._checkpoints.due_soon(now_ms)
 
     def held(self, ids: Sequence[str | None], now_ms: int) -> set[int]:
         """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
@@ -134,19 +124,7 @@ class Topic:
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
         """End sleepers with the next commit. When it lands, the ready log learns their ids in the same step, so that a lookup
         finds them at every moment."""
-        ended: list[CancelledSleeper] = []
-        outcome = self._index.stage_cancel(ids, ended)
-        group = self._index.pending
-        if ended and group is not None:
-            group.then.append(lambda: self._note_cancelled(ended, now_ms) if group.error is None else None)
-        return outcome
-
-    def _note_cancelled(self, sleepers: Sequence[CancelledSleeper], now_ms: int) -> None:
-        try:
-            cancel.note_cancelled(self.stores, sleepers, now_ms)
-        except (TurtleError, OSError):
-            return
-        self._checkpoints.due_soon(now_ms)
+        return self._staging.cancel(ids, now_ms)
 
     def finish_cancel(self, outcome: Mapping[str, State], now_ms: int, pairs_max: int | None = None) -> dict[str, str]:
         """Finish a cancel after its commit: messages that did not sleep are cancelled if they are ready, or wait for another
@@ -160,7 +138,7 @@ class Topic:
         answers, removed = cancel.cancel_awake(self.stores, awake, now_ms, pairs_max)
         if removed:
             self._broker.sync()  # a notice of a cancel that a power cut takes back would be wrong
-            self._note_cancelled(removed, now_ms)
+            self._staging.note_cancelled(removed, now_ms)
         if self._broker.owes_sync:
             self._checkpoints.due_soon(now_ms)  # retention must not be first
         out |= answers

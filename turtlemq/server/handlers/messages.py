@@ -20,7 +20,7 @@ from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
 from turtlemq.server.incoming.depth import check_body_depth
-from turtlemq.server.incoming.times import Delay, Due, due_time
+from turtlemq.server.incoming.times import Delay, Due, Spread, due_time
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, id_of, query, topic_of
@@ -28,6 +28,7 @@ from turtlemq.server.service import Service
 from turtlemq.standing import CANCELLED_BEFORE
 from turtlemq.topic.listing import Places
 from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.spread import what_if
 from turtlemq.topic.topic import Topic
 
 PAGE = 500  # messages that are cancelled at once: about 25 ms if there are few groups
@@ -81,6 +82,26 @@ class ForecastQuery(Struct, forbid_unknown_fields=True):
 
     bucket: Annotated[float, Meta(ge=0.001, le=86_400 * 366)] = 60
     hours: Annotated[float, Meta(gt=0, le=24 * 366 * 90)] = 24
+    what_if_spread: Spread | None = None
+
+
+class WhatIf(Struct):
+    """A forecast as it would be if each message had this spread: expected counts."""
+
+    spread_ms: int
+    counts: list[int]
+    beyond: int
+
+
+class ForecastAnswer(Struct, omit_defaults=True):
+    """A forecast; `what_if` if that was asked for."""
+
+    from_ms: int
+    bucket_ms: int
+    counts: list[int]
+    overdue: int
+    beyond: int
+    what_if: WhatIf | UnsetType = UNSET
 
 
 # One message
@@ -245,4 +266,10 @@ async def forecast(request: web.Request) -> web.Response:
     buckets = max(1, -int(-asked.hours * 3600 // asked.bucket))
     if buckets > FORECAST_BUCKETS_MAX:
         raise InvalidArgument(f"a forecast has at most {FORECAST_BUCKETS_MAX:,} buckets, this one {buckets:,}")
-    return answer(engine_of(request).forecast(topic, now_ms(), round(asked.bucket * 1000), buckets))
+    found = engine_of(request).forecast(topic, now_ms(), round(asked.bucket * 1000), buckets)
+    out = ForecastAnswer(found.from_ms, found.bucket_ms, found.counts, found.overdue, found.beyond)
+    if asked.what_if_spread is not None:
+        spread_ms = round(asked.what_if_spread * 1000)
+        counts, pushed = what_if(found.counts, found.bucket_ms, spread_ms)
+        out.what_if = WhatIf(spread_ms, counts, found.beyond + pushed)
+    return answer(out)

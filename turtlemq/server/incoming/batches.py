@@ -84,6 +84,7 @@ def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: DueRul
         due_ms=due,
         ids=None if message.id is None else [message.id],
         ttr_ms=None if message.ttr is None else [_ttr_ms(message.ttr, 0)],
+        spread_ms=_spreads([message.spread]) if message.spread is not None else None,
         flags=[flag] if flag else None,
         **{name: [value] for name in NAMES if (value := getattr(message, name)) is not None},
     )
@@ -99,9 +100,14 @@ def _batch(columns: Columns, now_ms: int, rules: DueRules) -> Batch:
         due_ms=_due_times(columns, now_ms, rules),
         ids=columns.ids,
         ttr_ms=None if columns.ttr is None else _ttr_column(columns.ttr),
+        spread_ms=None if columns.spread is None else _spreads(columns.spread),
         flags=_flags(columns.flags),
         **{name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in optional.items()},
     )
+
+
+def _spreads(seconds: Sequence[float | None]) -> list[int | None]:
+    return [None if value is None else round(value * 1000) for value in seconds]
 
 
 def _modes(given: Sequence[str | None], default: int) -> list[int] | None:

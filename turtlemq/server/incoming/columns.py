@@ -22,13 +22,18 @@ from turtlemq.message_fields import FIELDS, NAMES, OptionalColumns
 from turtlemq.model import I64, Priority
 from turtlemq.server.errors import InvalidJson
 from turtlemq.server.incoming.decode import field_in, index_in, reworded
-from turtlemq.server.incoming.times import DELAY_TEXT, DUE_TEXT, Delay, Due
+from turtlemq.server.incoming.times import DELAY_TEXT, DUE_TEXT, SPREAD_TEXT, Delay, Due, Spread
 from turtlemq.server.optional_fields import with_fields
 
 F64 = npt.NDArray[np.float64]
 PRIORITIES = {"normal": Priority.NORMAL, "high": Priority.HIGH, "low": Priority.LOW}
 
-_TEXTS = {"delay": DELAY_TEXT, "due": DUE_TEXT, "due_ms": "due_ms is a time in epoch milliseconds, a whole number"}
+_TEXTS = {
+    "delay": DELAY_TEXT,
+    "due": DUE_TEXT,
+    "spread": SPREAD_TEXT,
+    "due_ms": "due_ms is a time in epoch milliseconds, a whole number",
+}
 _OPTIONAL = {name: attrgetter(name) for name in NAMES}
 
 
@@ -41,6 +46,7 @@ class CommonFields(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     due_ms: int | None = None
     due: Due | None = None
     ttr: float | None = None
+    spread: Spread | None = None
     priority: Literal["high", "normal", "low"] = "normal"
     if_exists: Literal["keep", "replace", "reschedule", "error"] | None = None
 
@@ -57,6 +63,7 @@ class Columns(OptionalColumns):
     due_ms: list[int | None] | I64 | None = None
     ttr: list[float | None] | F64 | None = None
     due: list[datetime | None] | None = None
+    spread: list[float | None] | None = None
     if_exists: list[str | None] | None = None
 
     def __len__(self) -> int:
@@ -75,6 +82,7 @@ def columns_of(messages: Sequence[CommonFields], bodies: list[bytes], flags: lis
         or_array([m.due_ms for m in messages], np.int64),
         _or_none([m.ttr for m in messages]),
         _or_none([m.due for m in messages]),
+        _or_none([m.spread for m in messages]),
         _or_none([m.if_exists for m in messages]),
         **{name: _or_none(list(map(value_of, messages))) for name, value_of in _OPTIONAL.items()},
     )

@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from turtlemq.errors import InvalidFireAt
+from turtlemq.model import SPREAD_MS_MAX
 
 DELAY_S_MAX = 200 * 365 * 86_400
 MS_MIN = 10**11  # in March 1973: a smaller number of milliseconds is one of seconds
@@ -17,6 +18,8 @@ _DURATION = r"^([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|s|m|h|d|w)$"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 Delay = float | Annotated[str, Meta(pattern=_DURATION)]
 Due = Annotated[datetime, Meta(tz=True)]
+Spread = Annotated[float, Meta(ge=0, le=SPREAD_MS_MAX / 1000)]
+SPREAD_TEXT = f"spread is a number of seconds, 0 to {SPREAD_MS_MAX // 1000:,}"
 DELAY_TEXT = 'delay is a number of seconds, 0 or more, or a text such as "90s", "15m", "36h" or "3d"'
 DUE_TEXT = 'due is a time with its zone, such as "2030-01-31T08:00:00Z" or "2030-01-31T08:00:00+02:00"'
 

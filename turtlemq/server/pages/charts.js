@@ -104,16 +104,22 @@ function label(ms, hours) {
   return hours <= 24 ? then.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }) : then.toLocaleDateString("en-GB", { month: "short", day: "numeric" });
 }
 
-// How much comes due when. Columns begin on round times of the chosen length, and each is a link to its messages.
+const SPREADS = { none: 0, "1 min": 60, "10 min": 600, "1 h": 3600 };
+
+// How much comes due when, as it is, or as it would be with a spread. Columns begin on round times of the chosen length, and each is a link to its messages.
 export function Forecast({ topic }) {
   const [name, setName] = useState("24 h");
   const [hours, bucket] = SPANS[name];
-  const [found] = usePoll(() => call(`${at(topic, "forecast")}?bucket=${bucket}&hours=${hours}`), [topic, name], 10000);
+  const [spread, setSpread] = useState("none");
+  const [answer] = usePoll(() => call(`${at(topic, "forecast")}?bucket=${bucket}&hours=${hours}&what_if_spread=${SPREADS[spread]}`), [topic, name, spread], 10000);
+  const found = answer && { ...answer, ...answer.what_if };
+  const before = answer ? Math.max(0, ...answer.counts) : 0;
   const top = found ? Math.max(1, ...found.counts) : 1;
   const total = found ? found.counts.reduce((a, b) => a + b, 0) : 0;
   const to = (i) => link(topic, "sleep", { from: found.from_ms + i * found.bucket_ms, to: found.from_ms + (i + 1) * found.bucket_ms - 1 });
   return html`<section class="panel" id="forecast">
-    <div class="row"><h3>Coming due</h3><span class="segments">${Object.keys(SPANS).map((one) => html`<button type="button" aria-pressed=${one === name} onclick=${() => setName(one)}>${one}</button>`)}</span></div>
+    <div class="row"><h3>Coming due</h3><span class="segments">${Object.keys(SPANS).map((one) => html`<button type="button" aria-pressed=${one === name} onclick=${() => setName(one)}>${one}</button>`)}</span>
+      <label class="quiet">as it would be with a spread of <select id="spread" onchange=${(event) => setSpread(event.target.value)}>${Object.keys(SPREADS).map((one) => html`<option selected=${one === spread}>${one}</option>`)}</select></label></div>
     ${found && html`<div class="bars" role="group" aria-label=${`${count(total)} messages come due`}>
         ${found.counts.map((n, i) => {
           const text = `${clock(found.from_ms + i * found.bucket_ms)}: ${count(n)}`;
@@ -122,7 +128,7 @@ export function Forecast({ topic }) {
         })}
       </div>
       <div class="marks quiet">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${label(found.from_ms + part * found.counts.length * found.bucket_ms, hours)}</span>`)}</div>
-      <p class="quiet">${count(total)} in this time, at most ${count(total ? top : 0)} in ${span(found.bucket_ms)}; ${count(found.overdue)} overdue, ${count(found.beyond)} later. A column leads to its messages.</p>`}
+      <p class="quiet">${count(total)} in this time, at most ${count(total ? top : 0)} in ${span(found.bucket_ms)}${spread === "none" ? "" : ` instead of ${count(before)}`}; ${count(found.overdue)} overdue, ${count(found.beyond)} later. A column leads to its messages.</p>`}
   </section>`;
 }
 
