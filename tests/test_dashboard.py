@@ -242,6 +242,10 @@ def test_pages_filters_and_the_forecast_lead_to_messages(server: Server, page: P
     column = page.locator("#forecast .bars a").first
     count = int(column.get_attribute("data-count") or 0)
     assert 0 < count <= 120
+    page.get_by_label("as it would be with a spread of").select_option("1 h")
+    expect(page.locator("#forecast")).to_contain_text(re.compile(r"at most \d+ in 30 min instead of \d+"))
+    page.get_by_label("as it would be with a spread of").select_option("none")
+    expect(page.locator("#forecast")).not_to_contain_text("instead of")
     column.click()
     expect(rows(page)).to_have_count(min(50, count))
     assert "from=" in page.url

@@ -123,6 +123,7 @@ def test_both_encodings_of_a_client_carry_every_field() -> None:
         "expires": NOW + 9_000,
         "headers": {"a": "b"},
         "if_exists": "replace",
+        "spread": 3.0,
     }
     for when in ({"delay": 2.0}, {"due": NOW + 2_000}):
         assert fields.keys() | when.keys() | {"delay", "due"} == MessageFields.__annotations__.keys()
@@ -130,6 +131,6 @@ def test_both_encodings_of_a_client_carry_every_field() -> None:
             request = produce_request("t", [outgoing_message(body, "id", **fields, **when)], 0.0)
             assert request.content_type == kind
             batch = decode_batch(request.body or b"", kind, NOW, DueRules())
-            assert (batch.ids, batch.due_ms, batch.ttr_ms) == (["id"], [NOW + 2_000], [5_000])
+            assert (batch.ids, batch.due_ms, batch.ttr_ms, batch.spread_ms) == (["id"], [NOW + 2_000], [5_000], [3_000])
             assert batch.flags == [Priority.HIGH | (f.JSON if kind == JSON else 0)]
             assert [getattr(batch, name) for name in NAMES] == [[NOW + 9_000], [{"a": "b"}]]

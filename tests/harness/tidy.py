@@ -38,7 +38,7 @@ RINGS = {
         f"turtlemq.client.{name}": "pure"
         for name in (
             "arguments batching calls client_calls consumer_flows consumer_state dead_calls errors fetched outgoing results "
-            "sending topology tracing wire"
+            "sending topology tracing transaction_calls wire"
         ).split()
     },
     "turtlemq.importing": "client",

@@ -117,6 +117,7 @@ def audit(before: Ledger, after: Ledger, together: Iterable[Key], seen: Seen, at
     if len(set(found.values())) > 1:
         raise Broken(f"half of a batch: {sorted(key for key, there in found.items() if there)} of {sorted(found)}")
     _all_replaced_or_none(before, after, replaced, seen)
+    _all_done_or_none(before, after, together, seen)
     for topic in before.settings.keys() | after.settings.keys():
         allowed = {ledger.settings.get(topic) for ledger in (before, after)}
         if topic not in before.settings:
@@ -137,6 +138,27 @@ def _all_replaced_or_none(before: Ledger, after: Ledger, replaced: Iterable[Key]
             shown.setdefault(body == after.sent[key].body, []).append(key)
     if len(shown) > 1 and any(before.sent[key].body != after.sent[key].body for key in replaced):
         raise Broken(f"half of a batch was replaced: {shown}")
+
+
+def _all_done_or_none(before: Ledger, after: Ledger, together: Iterable[Key], seen: Seen) -> None:
+    """Of the operations of a transaction, all have been done or none has: puts are there, cancelled sleepers are not, and moved
+    ones come at their new time. Nothing is known of a topic without groups."""
+    listening = {topic for topic, _ in before.groups}
+    done: dict[Key, bool] = {}
+    for key in together:
+        if key[0] not in listening or key not in after.sent:
+            continue
+        told = [time for place, times in seen.delivered.items() if (place[0], place[2]) == key for time in times]
+        there = bool(told) or any((place[0], place[2]) == key for place in seen.dead)
+        old, new = before.sent.get(key), after.sent[key]
+        if old is None:
+            done[key] = there
+        elif new.cancelled and not old.cancelled:
+            done[key] = not there
+        elif old.body == new.body and old.due_ms != new.due_ms and told:
+            done[key] = {due_ms for due_ms, _ in told} == {new.due_ms}
+    if len(set(done.values())) > 1:
+        raise Broken(f"half of a transaction: {done}")
 
 
 def _no_phantoms(before: Ledger, after: Ledger, seen: Seen) -> None:

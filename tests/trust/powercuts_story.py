@@ -20,6 +20,7 @@ from turtlemq.if_exists import IfExists
 from turtlemq.model import Batch, Message, Priority
 from turtlemq.settings import Settings
 from turtlemq.topic.dead_letters import DeadLetter, Filter
+from turtlemq.topic.transaction import Reschedule, Transaction
 
 MAIN, OTHER = "t", "u"
 GROUPS = ("g", "h")
@@ -44,6 +45,7 @@ class Story:
         self.folder, self.chance = folder, Random(seed)
         pick = self.chance.choice
         self.retaining, self.single, self.uses_timers = seed % 4 == 1, seed % 3 > 0, seed % 5 == 2
+        self.uses_transactions = seed % 5 == 3
         self.settings = Settings(
             segment_bytes=pick([4096, 4096, 8192]),
             run_messages=pick([3, 6, 50]),
@@ -86,7 +88,8 @@ class Story:
         rare = [self.place, self.drop_group, self.reopen, self.power_cut]
         others = [] if self.single else [self.other_topic] * 4
         timers = [self.start_timers] * 20 if self.uses_timers else []
-        return often * 5 + seldom * 3 + rare * 2 + others + timers
+        transactions = [self.transact] * 20 if self.uses_transactions else []
+        return often * 5 + seldom * 3 + rare * 2 + others + timers + transactions
 
     def _tell(self, step: Callable[[], None]) -> None:
         """One step. The power may go at each change of a file in it, and when it has been answered."""
@@ -201,6 +204,33 @@ class Story:
             self.ledger.sent[topic, id_] = Sent(due, body)
             for group in GROUPS:
                 self.ledger.fates.pop((topic, group, id_), None)
+
+    def transact(self) -> None:
+        """Puts, a cancel and a reschedule in one commit: all of it or nothing."""
+        topic = self._topic()
+        sleepers = self.engine.browse(topic)[0] if topic in self.engine.topics else []
+        asleep = [message.id for message in sleepers if not message.group]
+        ended, moved = self.chance.sample(asleep, 2) if len(asleep) > 1 else [*asleep, None, None][:2]
+        new, due = [f"m{self.count}", f"m{self.count + 1}"], self.now + self.chance.choice([60, 9_000])
+        self.count += 2
+        batch = Batch([b"with,%d" % self.count] * 2, [self.now + 60] * 2, new)
+        moves = [] if moved is None else [Reschedule(moved, due)]
+        given = Transaction(batch, [] if ended is None else [ended], moves)
+        opened = self.engine.topic(topic, create=True)
+        self.together = [(topic, id_) for id_ in (*new, ended, moved) if id_ is not None]
+        try:
+            opened.stage_transaction(given, self.now)
+        except InvalidFireAt:  # it would be due after its expiry
+            self.together = []
+            return
+        opened.commit()
+        self.engine.changed(opened, self.now)
+        for id_, body in zip(new, batch.bodies, strict=True):
+            self.ledger.sent[topic, id_] = Sent(self.now + 60, body)
+        if ended is not None:
+            self.ledger.change(topic, ended, cancelled=True)
+        if moved is not None:
+            self.ledger.change(topic, moved, due_ms=due)
 
     # Time
 

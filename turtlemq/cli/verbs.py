@@ -29,6 +29,7 @@ VERBS = {  # verb: module.attribute below this package
     "tail": "tail.tail",
     "reschedule": "message.reschedule",
     "retry": "message.retry",
+    "transaction": "transaction.transaction",
     "import": "importing.app",
     "topics": "topics.app",
     "groups": "topics.groups",

@@ -8,22 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import aiohttp
 from yarl import URL
 
-from turtlemq.client import calls, client_calls, clock, dead_calls, operator_calls, sending, tracing
+from turtlemq.client import calls, client_calls, clock, dead_calls, operator_calls, sending, tracing, transaction_calls
 from turtlemq.client.arguments import describe_method
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
-from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds
+from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds, Transacted
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.topology import Target
-from turtlemq.client.wire import Answer, Request, error_of, path
+from turtlemq.client.wire import Answer, Request, Seconds, error_of, path
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -180,6 +181,21 @@ class AsyncClient:
         batch = outgoing_messages(messages, self.options.policy.now(), if_exists)
         with tracing.sending(topic, batch):
             return await self.run(sending.store_all(topic, batch, self.options.policy, together=together))
+
+    async def transaction(
+        self,
+        topic: str,
+        put: Iterable[Any] = (),
+        *,
+        cancel: Sequence[str] = (),
+        reschedule: Mapping[str, Seconds | datetime] | None = None,
+        conditions: Mapping[str, str] | None = None,
+    ) -> Transacted:
+        """`Client.transaction` for asyncio: puts, cancels and reschedules of one topic, all of them or none."""
+        now = self.options.policy.now()
+        batch = outgoing_messages(put, now)
+        call = transaction_calls.transaction(topic, batch, cancel, reschedule or {}, conditions or {}, now)
+        return await self.run(sending.run_call(call, self.options.policy))
 
     fetch = _method(calls.fetch)
     ack = _method(calls.ack)

@@ -166,7 +166,12 @@ class _JsonMessage(Struct, omit_defaults=True):
 
 
 def _batch_to_json(batch: Sequence[OutgoingMessage], now_s: float) -> bytes:
-    out = [
+    return to_json({"messages": json_messages(batch, now_s)})
+
+
+def json_messages(batch: Sequence[OutgoingMessage], now_s: float) -> list[Any]:
+    """Messages as JSON values, with delays as of `now_s`."""
+    return [
         _JsonMessage(
             m.id,
             Raw(m.body) if m.is_json else None,
@@ -182,7 +187,6 @@ def _batch_to_json(batch: Sequence[OutgoingMessage], now_s: float) -> bytes:
         )
         for m in batch
     ]
-    return to_json({"messages": out})
 
 
 # One document: length, id, other fields, body, 0. `_HEAD` and `_BODY` pack the heads of BSON elements with their lengths.

@@ -278,6 +278,16 @@ class AuditEvent(Struct):
     target: str = ""
 
 
+class Transacted(Struct):
+    """A transaction was done: the ids that were put, and how many messages were cancelled and rescheduled. `duplicates`: indexes
+    of ids that the topic knew."""
+
+    ids: list[str]
+    cancelled: int = 0
+    rescheduled: int = 0
+    duplicates: list[int] = []
+
+
 class WhatIf(Struct):
     """A forecast as it would be if each message had a spread."""
 

@@ -12,21 +12,22 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from turtlemq.client import calls, client_calls, clock, dead_calls, operator_calls, sending, tracing
+from turtlemq.client import calls, client_calls, clock, dead_calls, operator_calls, sending, tracing, transaction_calls
 from turtlemq.client.arguments import describe_method
 from turtlemq.client.connection import Connection, Head
 from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
 from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
 from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
-from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds
+from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds, Transacted
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.topology import Target
-from turtlemq.client.wire import Answer, Request, error_of, path
+from turtlemq.client.wire import Answer, Request, Seconds, error_of, path
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -291,6 +292,33 @@ class Client:
         batch = outgoing_messages(messages, self.options.policy.now(), if_exists)
         with tracing.sending(topic, batch):
             return self.run(sending.store_all(topic, batch, self.options.policy, together=together))
+
+    def transaction(
+        self,
+        topic: str,
+        put: Iterable[Any] = (),
+        *,
+        cancel: Sequence[str] = (),
+        reschedule: Mapping[str, Seconds | datetime] | None = None,
+        conditions: Mapping[str, str] | None = None,
+    ) -> Transacted:
+        """Put messages, cancel and reschedule sleepers of a topic: all of it, or nothing. Returns the outcome.
+
+        reschedule: by id, an aware datetime or a delay. conditions: by id, the state that the message must be in, `unknown` for
+        an id that the topic does not know. A `Conflict` has in its `details` the index of the first `condition` that is not met,
+        and the `state`. After a lost answer it may mean that an earlier try was done.
+
+        >>> _ = client.put("orders", b"remind", id="reminder-17", delay=3600)
+        >>> client.transaction("orders", [NewMessage(body=b"paid", id="paid-17")], cancel=["reminder-17"]).cancelled
+        1
+        >>> client.transaction("orders", [b"again"], conditions={"reminder-17": "sleep"})
+        Traceback (most recent call last):
+        turtlemq.client.errors.Conflict: condition 0: 'reminder-17' is in state cancelled, not sleep; nothing was done
+        """
+        now = self.options.policy.now()
+        batch = outgoing_messages(put, now)
+        call = transaction_calls.transaction(topic, batch, cancel, reschedule or {}, conditions or {}, now)
+        return self.run(sending.run_call(call, self.options.policy))
 
     # Calls
 

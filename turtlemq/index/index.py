@@ -25,7 +25,7 @@ from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.validate import check_batch, check_expiry, check_new_due, with_due_column
-from turtlemq.index.versions import Version, read_kept, superseding_seqs, version_columns
+from turtlemq.index.versions import Beside, Version, cancelled_sleepers, read_kept, superseding_seqs, version_columns
 from turtlemq.index.writer import CommitGroup, Writer
 from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import (
@@ -209,13 +209,15 @@ class Index:
 
     @repairing_method
     def stage_versions(
-        self, batch: Batch, versions: Sequence[Version], retries: Sequence[Ended], now_ms: int, counts: dict[str, int]
-    ) -> list[str]:
-        """Stage documents of a checked batch, some of which end an older message, and tombstones for `retries`. Returns ids."""
+        self, batch: Batch, versions: Sequence[Version], beside: Beside, now_ms: int
+    ) -> tuple[list[str], list[CancelledSleeper]]:
+        """Stage documents of a checked batch, some of which end an older message, and tombstones, as one batch. Returns the ids
+        of the versions, and the notices of cancelled sleepers."""
         stored, seq = read_kept(self._segments, versions, now_ms), self._writer.next_seq(now_ms)
-        columns, raw = version_columns(batch, versions, stored, retries, counts, seq, self._segments.seed)
+        columns, raw = version_columns(batch, versions, stored, beside, seq, self._segments.seed)
+        noted = cancelled_sleepers(self._segments, beside.cancelled)
         self._writer.reserve_ids(self._writer.stage(columns, seq), raw)
-        return [id_.decode() for id_ in raw]
+        return [id_.decode() for id_ in raw], noted
 
     @repairing_method
     def superseding_seqs(self, after_seq: int) -> dict[str, int]:
@@ -320,14 +322,9 @@ class Index:
             columns = tombstones(ended)
             columns.seen = [(place.part, place.ordinal) for place in ended]
             if noted is not None:
-                noted += [CancelledSleeper(place.id, place.due_ms, self._first_seq(place)) for place in ended]
+                noted += cancelled_sleepers(self._segments, ended)
             self._writer.stage(columns, self._writer.next_seq(0))
         return outcome
-
-    def _first_seq(self, place: lookup.Place) -> int:
-        """The seq under which a message first came. Read from the document if it is a later version."""
-        document = self._segments.read_one(place.part, place.ordinal) if place.flags & (f.REPLACES | f.MOVED) else None
-        return place.seq if document is None else document.arrived
 
     def _find_committed(self, ids: list[str]) -> dict[str, lookup.Place]:
         """The newest versions of distinct ids, those that are held. If the end of one is staged, that is committed first."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidMessage, TurtleError, UnknownMessage
-from turtlemq.index.columns import Columns, Ended, batch_columns
+from turtlemq.index.columns import CancelledSleeper, Columns, Ended, batch_columns
 from turtlemq.index.lookup import Place
 from turtlemq.index.segments import Segments
 from turtlemq.index.validate import check_new_due
@@ -39,6 +39,16 @@ class Version:
     awake: tuple[int, int] | None = None  # seq and due time of the document that it ends, if that has come due
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Everything beside the versions: tombstones for sleeping retries and for cancelled sleepers, and counts of all documents for
+    the counters of the Index."""
+
+    retries: Sequence[Ended]
+    counts: Mapping[str, int]
+    cancelled: Sequence[Place] = ()
+
+
 def check_expiry_of(version: Version, expires_ms: int | None, now_ms: int) -> None:
     """Refuse a due time that a message got from another one, if the message has expired by then."""
     try:
@@ -61,6 +71,17 @@ def read_kept(segments: Segments, versions: Sequence[Version], now_ms: int) -> d
     return stored
 
 
+def first_seq(segments: Segments, place: Place) -> int:
+    """The seq under which a message first came. Read from the document if it is a later version."""
+    document = segments.read_one(place.part, place.ordinal) if place.flags & (f.REPLACES | f.MOVED) else None
+    return place.seq if document is None else document.arrived
+
+
+def cancelled_sleepers(segments: Segments, ended: Sequence[Place]) -> list[CancelledSleeper]:
+    """Sleepers that are about to end, as their notices tell them."""
+    return [CancelledSleeper(place.id, place.due_ms, first_seq(segments, place)) for place in ended]
+
+
 def superseding_seqs(segments: Segments, after_seq: int) -> dict[str, int]:
     """Documents with SUPERSEDES that are newer than `after_seq` and were not handed off: by id, the newest seq. 0.5 µs for each
     document that ends another in a part that has newer ones."""
@@ -81,23 +102,22 @@ def version_columns(
     batch: Batch,
     versions: Sequence[Version],
     stored: Mapping[str, f.Document],
-    retries: Sequence[Ended],
-    counts: Mapping[str, int],
+    beside: Beside,
     seq: int,
     seed: int,
 ) -> tuple[Columns, list[bytes]]:
-    """The columns of all versions and of tombstones for `retries`, and the ids of the versions, those with a content of the batch
-    first. `stored`: the documents of messages that keep their content. `counts`: for the counters of
-    the Index. `seq`: of the first one."""
+    """The columns of all versions and of tombstones, and the ids of the versions, those with a content of the batch first.
+    `stored`: the documents of messages that keep their content. `seq`: of the first one."""
     fresh = [version for version in versions if version.content != KEPT]
     kept = [version for version in versions if version.content == KEPT]
     columns = _fresh_columns(batch, fresh, seq, seed) if fresh else Columns([], [], [], [], [], [], [])
     rows = [_kept_row(version, stored[str(version.id)]) for version in kept]
     raw = [*columns.ids, *(row[0] for row in rows)]
-    columns = _joined(columns, rows, retries, seed)
-    columns.purpose = counts
+    columns = _joined(columns, rows, [*beside.cancelled, *beside.retries], seed)
+    columns.purpose = beside.counts
     ended = [version.sleeper for version in (*fresh, *kept) if version.sleeper is not None]
-    columns.ends = [(document.seq, document.due_ms) for document in (*ended, *retries)]
+    ended += beside.cancelled
+    columns.ends = [(document.seq, document.due_ms) for document in (*ended, *beside.retries)]
     columns.seen = [(place.part, place.ordinal) for place in ended]
     columns.handed_off = [version.awake for version in fresh if version.awake not in (None, NO_DOCUMENT)]
     return columns, raw
@@ -142,15 +162,15 @@ def _kept_row(version: Version, old: f.Document) -> _Row:
     return old.id.encode(), old.body, version.due_ms, old.ttr_ms, flags, elements
 
 
-def _tombstone_row(retry: Ended) -> _Row:
-    """A tombstone for a sleeping retry."""
-    elements = f.extra_elements((retry.seq, retry.due_ms))
-    return retry.id.encode(), b"", retry.due_ms, 0, f.TOMBSTONE | f.CONTINUES, elements
+def _tombstone_row(ended: Ended) -> _Row:
+    """A tombstone for a sleeper or a sleeping retry."""
+    elements = f.extra_elements((ended.seq, ended.due_ms))
+    return ended.id.encode(), b"", ended.due_ms, 0, f.TOMBSTONE | f.CONTINUES, elements
 
 
-def _joined(columns: Columns, rows: Sequence[_Row], retries: Sequence[Ended], seed: int) -> Columns:
+def _joined(columns: Columns, rows: Sequence[_Row], ended: Sequence[Ended], seed: int) -> Columns:
     """Columns with these rows and tombstones behind them. The last document ends the batch."""
-    rows = [*rows, *map(_tombstone_row, retries)]
+    rows = [*rows, *map(_tombstone_row, ended)]
     ids, bodies, due_ms, ttr_ms, flags, extras = ([*column] for column in zip(*rows, strict=True)) if rows else ([],) * 6
     every: list[int] = [*columns.flags, *flags]
     every[-1] &= ~f.CONTINUES
@@ -161,5 +181,5 @@ def _joined(columns: Columns, rows: Sequence[_Row], retries: Sequence[Ended], se
         [*columns.ttr_ms, *ttr_ms],  # type: ignore[misc]
         np.array(every, np.uint32) if len(every) >= small_batches.DOCUMENTS else every,
         [*(columns.extras or ()), *extras],
-        [*(columns.hashes or ()), *_hashes(ids[: len(ids) - len(retries)], seed), *[0] * len(retries)],
+        [*(columns.hashes or ()), *_hashes(ids[: len(ids) - len(ended)], seed), *[0] * len(ended)],
     )

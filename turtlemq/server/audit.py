@@ -50,6 +50,7 @@ Action = Literal[
     "settings",
     "topic_created",
     "topic_deleted",
+    "transaction",
     "undrain",
 ]
 COUNT, ACTION = "audit_count", "audit_action"  # of a request, set by its handler

@@ -13,7 +13,19 @@ from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, 
 from turtlemq.server.client_operations import CLIENTS
 from turtlemq.server.cluster_operations import CLUSTER
 from turtlemq.server.dead_operations import dead_operations
-from turtlemq.server.handlers import backup, command, consume, find, history, messages, metrics, pages, produce, status, topics
+from turtlemq.server.handlers import (
+    backup,
+    command,
+    consume,
+    find,
+    history,
+    messages,
+    metrics,
+    pages,
+    produce,
+    status,
+    topics,
+)
 from turtlemq.server.media_types import HTML, JSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Handler, Operation, tagged
@@ -21,6 +33,7 @@ from turtlemq.server.operator_operations import AUDITS, CLOCKS, EVENTS, PAUSES
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.reply import LEASE_HEADER, PAUSED_HEADER
 from turtlemq.server.topic_settings import TopicSettings
+from turtlemq.server.transaction_operations import TRANSACT
 
 # Statuses that an operation may answer with, beside those that any request may meet.
 _BODY = (408, 413, 415)  # the body is slow, too large, or of an unknown type
@@ -201,6 +214,7 @@ OPERATIONS: list[Operation] = [
             audit="cancel",
         ),
     ),
+    *tagged("Produce", TRANSACT),
     *tagged("Consume", *_consuming(_TOPIC, "", ""), *_consuming(_GROUP, "InGroup", ", for a group")),
     *tagged(
         "Look",

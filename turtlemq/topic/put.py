@@ -14,11 +14,12 @@ import numpy as np
 
 from turtlemq.errors import Conflict
 from turtlemq.if_exists import MODES, IfExists, Outcome, decide
+from turtlemq.index.columns import CancelledSleeper
 from turtlemq.index.duplicates import check_not_given
 from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.index.lookup import Place
 from turtlemq.index.validate import check_batch, check_expiry, with_due_column
-from turtlemq.index.versions import KEPT, NO_DOCUMENT, Version, check_expiry_of
+from turtlemq.index.versions import KEPT, NO_DOCUMENT, Beside, Version, check_expiry_of
 from turtlemq.model import Batch, CheckedBatch, Receipt
 from turtlemq.topic import facts
 from turtlemq.topic.stores import Stores
@@ -96,13 +97,34 @@ def stage(stores: Stores, batch: Batch, now_ms: int) -> tuple[Receipt, list[str]
     check_expiry(batch, now_ms)
     ids = batch.ids if batch.ids is not None else [None] * len(batch)
     check_not_given(ids, stores.index.next_seq(now_ms))
+    receipt, awake, _ = stage_with(stores, batch, ids, now_ms)
+    return receipt, awake
+
+
+def stage_with(
+    stores: Stores,
+    batch: Batch,
+    ids: Sequence[str | None],
+    now_ms: int,
+    moved: Sequence[Version] = (),
+    cancelled: Sequence[Place] = (),
+) -> tuple[Receipt, list[str], list[CancelledSleeper]]:
+    """Stage a checked batch together with other versions of sleepers and with cancels: all or none. Also returns the ids of
+    messages that have come due and give way, and the notices of the cancelled. Requires: no id stands in two of the three."""
     plan = _plan(stores, batch, ids)
     _check_moved(batch, plan.versions, now_ms)
-    plan.versions.sort(key=lambda version: (version.content == KEPT, version.content))
-    given = stores.index.stage_versions(batch, plan.versions, plan.retries, now_ms, plan.counts) if plan.versions else []
-    by_content = {version.content: id_ for version, id_ in zip(plan.versions, given, strict=True)}
+    versions = sorted((*plan.versions, *moved), key=lambda version: (version.content == KEPT, version.content))
+    counts = plan.counts
+    counts["rescheduled"] += len(moved)
+    if cancelled:
+        counts["cancelled"] = len(cancelled)
+    given, noted = list[str](), list[CancelledSleeper]()
+    if versions or cancelled:
+        given, noted = stores.index.stage_versions(batch, versions, Beside(plan.retries, counts, cancelled), now_ms)
+    by_content = {version.content: id_ for version, id_ in zip(versions, given, strict=True)}
     stores.index.counters.duplicates += plan.outcomes.count(Outcome.DUPLICATE)
-    return _receipt([by_content[i] if id_ is None else id_ for i, id_ in enumerate(ids)], plan.outcomes), plan.superseded
+    receipt = _receipt([by_content[i] if id_ is None else id_ for i, id_ in enumerate(ids)], plan.outcomes)
+    return receipt, plan.superseded, noted
 
 
 def _plan(stores: Stores, batch: Batch, ids: Sequence[str | None]) -> Plan:

@@ -79,6 +79,13 @@ BUGS = (
         "if_exists",
     ),
     Bug(
+        "a crash leaves half of a transaction",
+        "index/versions.py",
+        "f.TOMBSTONE | f.CONTINUES, elements",
+        "f.TOMBSTONE, elements",
+        "transaction",
+    ),
+    Bug(
         "a message of a consumer gives way",
         "if_exists.py",
         '    if mode == IfExists.ERROR or state == "reserve":\n',

@@ -62,7 +62,7 @@ async def produce(request: web.Request) -> Reply:
     for at in range(IDS_MAX, len(receipt), IDS_MAX):
         await service.turns.turn()
         pieces += (b",", _ids_json(receipt.given[at : at + IDS_MAX]))
-    pieces += (b"],", *_outcomes(receipt), b'"durable":"fsync"}')
+    pieces += (b"],", *outcomes(receipt), b'"durable":"fsync"}')
     return Reply(b"".join(pieces), 201, counts_copies=True)
 
 
@@ -74,7 +74,7 @@ def _answer_to_one(receipt: Receipt) -> Reply:
     return Reply(b'{"ids":[%b],%b%b"durable":"fsync"}' % (encode(id_), counts, index), 201, counts_copies=True)
 
 
-def _outcomes(receipt: Receipt) -> Iterator[bytes]:
+def outcomes(receipt: Receipt) -> Iterator[bytes]:
     """The counts of outcomes, and the indexes of messages that were not created."""
     replaced, rescheduled, duplicates = receipt.replaced, receipt.rescheduled, receipt.duplicates
     created = len(receipt) - duplicates - len(replaced) - len(rescheduled)

@@ -21,7 +21,7 @@ from turtlemq.message_fields import NAMES
 from turtlemq.model import BATCH_MESSAGES_MAX, I64, TTR_MS_MAX, Batch
 from turtlemq.server.errors import ExceedsMaxDelay, InvalidBson, InvalidJson
 from turtlemq.server.incoming import bson_messages, json_messages
-from turtlemq.server.incoming.columns import PRIORITIES, Columns, extend
+from turtlemq.server.incoming.columns import PRIORITIES, Columns, columns_of, extend
 from turtlemq.server.incoming.depth import check_body_depth, check_depth
 from turtlemq.server.incoming.times import DELAY_S_MAX, MS_MIN, due_time
 from turtlemq.server.media_types import BSON, JSON, NDJSON
@@ -88,6 +88,15 @@ def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: DueRul
         flags=[flag] if flag else None,
         **{name: [value] for name in NAMES if (value := getattr(message, name)) is not None},
     )
+
+
+def batch_of(messages: Sequence[json_messages.JsonMessage], now_ms: int, rules: DueRules) -> Batch:
+    """The batch of decoded messages, which are not many."""
+    columns = columns_of(messages, *json_messages.bodies(messages, 0))
+    batch = _batch(columns, now_ms, rules)
+    if columns.if_exists is not None:
+        batch.if_exists = _modes(columns.if_exists, IfExists.KEEP)
+    return batch
 
 
 # Columns

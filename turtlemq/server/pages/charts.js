@@ -119,7 +119,7 @@ export function Forecast({ topic }) {
   const to = (i) => link(topic, "sleep", { from: found.from_ms + i * found.bucket_ms, to: found.from_ms + (i + 1) * found.bucket_ms - 1 });
   return html`<section class="panel" id="forecast">
     <div class="row"><h3>Coming due</h3><span class="segments">${Object.keys(SPANS).map((one) => html`<button type="button" aria-pressed=${one === name} onclick=${() => setName(one)}>${one}</button>`)}</span>
-      <label class="quiet">as it would be with a spread of <select id="spread" onchange=${(event) => setSpread(event.target.value)}>${Object.keys(SPREADS).map((one) => html`<option selected=${one === spread}>${one}</option>`)}</select></label></div>
+      <label class="quiet">as it would be with a spread of <select id="spread" value=${spread} onchange=${(event) => setSpread(event.target.value)}>${Object.keys(SPREADS).map((one) => html`<option value=${one}>${one}</option>`)}</select></label></div>
     ${found && html`<div class="bars" role="group" aria-label=${`${count(total)} messages come due`}>
         ${found.counts.map((n, i) => {
           const text = `${clock(found.from_ms + i * found.bucket_ms)}: ${count(n)}`;

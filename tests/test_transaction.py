@@ -1,0 +1,265 @@
+"""Transactions: puts, cancels and reschedules of one topic under conditions take effect together, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.command_line import Line
+from tests.harness.engine_disk import abandon
+from turtlemq.client import AsyncClient, Client, NewMessage, errors
+from turtlemq.engine import Engine
+from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, TooLarge
+from turtlemq.if_exists import IfExists
+from turtlemq.model import Batch, Message
+from turtlemq.testing import Turtle
+from turtlemq.topic.transaction import OPERATIONS_MAX, Condition, Reschedule, Transaction
+
+pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
+LATER = 1_000
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    one = Engine.open(tmp_path / "data")
+    one.submit("t", [Message(b"old", LATER, id_) for id_ in ("a", "b", "c")], now_ms=0)
+    one.submit("t", [Message(b"awake", 1, "r")], now_ms=0)
+    one.tick(1)
+    yield one
+    assert one.check() == []
+    one.close()
+
+
+def puts(*ids: str, **more: Any) -> Batch:
+    return Batch([b"new"] * len(ids), [LATER] * len(ids), list(ids), **more)
+
+
+def transact(engine: Engine, given: Transaction, now_ms: int = 1) -> tuple[int, int, int]:
+    topic = engine.topic("t")
+    out = topic.stage_transaction(given, now_ms)
+    topic.commit()
+    engine.changed(topic, now_ms)
+    return out.put.created.count(True), out.cancelled, out.rescheduled
+
+
+def states(engine: Engine, *ids: str) -> list[str | None]:
+    views = [engine.message("t", id_) for id_ in ids]
+    return [None if view is None else view.state for view in views]
+
+
+def sleepers(engine: Engine) -> dict[str, int]:
+    return {message.id: message.due_ms for message in engine.browse("t")[0]}
+
+
+# The engine
+
+
+def test_all_operations_take_effect_together(engine: Engine) -> None:
+    conditions = [Condition("a", "sleep"), Condition("r", "ready"), Condition("x", "unknown")]
+    assert transact(engine, Transaction(puts("x", "y"), ["a"], [Reschedule("b", 50)], conditions)) == (2, 1, 1)
+    assert sleepers(engine) == {"b": 50, "c": LATER, "x": LATER, "y": LATER}
+    assert states(engine, "a") == ["cancelled"]
+    stats = engine.stats("t")
+    assert (stats.sleep, stats.cancelled) == (4, 1)
+    engine.tick(50)
+    assert engine.reserve("t", "g", 9, 50).ids == ["r", "b"]
+
+
+def test_it_is_one_batch_of_the_log(engine: Engine) -> None:
+    topic = engine.topic("t")
+    topic.stage_transaction(Transaction(puts("x"), ["a", "b"], [Reschedule("c", 50)]), 1)
+    group = topic.pending_commit
+    assert group is not None
+    assert (len(group.batches), len(group.batches[0].columns.bodies)) == (1, 4)
+    topic.commit()
+
+
+@pytest.mark.parametrize(
+    ("given", "details"),
+    [
+        (
+            Transaction(puts("x"), conditions=[Condition("a", "sleep"), Condition("b", "ready")]),
+            {"condition": 1, "state": "sleep"},
+        ),
+        (Transaction(puts("x"), conditions=[Condition("z", "sleep")]), {"condition": 0, "state": "unknown"}),
+        (Transaction(puts("x"), conditions=[Condition("r", "unknown")]), {"condition": 0, "state": "ready"}),
+        (Transaction(puts("x"), ["a", "r"]), {"operation": "cancel", "index": 1, "state": "ready"}),
+        (Transaction(puts("x"), ["a"], [Reschedule("z", 5)]), {"operation": "reschedule", "index": 0, "state": "unknown"}),
+        (Transaction(puts("x", "b", if_exists=int(IfExists.ERROR)), ["a"]), {"index": 1, "state": "sleep"}),
+    ],
+)
+def test_a_conflict_says_what_and_nothing_is_done(engine: Engine, given: Transaction, details: dict[str, Any]) -> None:
+    before = sleepers(engine)
+    with pytest.raises(Conflict) as refused:
+        transact(engine, given)
+    assert refused.value.details == details
+    assert sleepers(engine) == before
+    assert engine.topic("t").pending_commit is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (Transaction(puts("a"), ["a"]), InvalidArgument),
+        (Transaction(cancel=["a", "a"]), InvalidArgument),
+        (Transaction(cancel=["a"], reschedule=[Reschedule("a", 5)]), InvalidArgument),
+        (Transaction(cancel=[f"m{i}" for i in range(OPERATIONS_MAX + 1)]), TooLarge),
+        (Transaction(reschedule=[Reschedule("a", -1)]), InvalidArgument),
+    ],
+)
+def test_a_transaction_that_is_none_is_refused(engine: Engine, given: Transaction, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        transact(engine, given)
+    assert states(engine, "a") == ["sleep"]
+
+
+def test_conditions_alone_change_nothing(engine: Engine) -> None:
+    assert transact(engine, Transaction(conditions=[Condition("a", "sleep")])) == (0, 0, 0)
+    assert engine.topic("t").pending_commit is None
+
+
+def test_puts_replace_and_count_duplicates_as_ever(engine: Engine) -> None:
+    topic = engine.topic("t")
+    out = topic.stage_transaction(Transaction(puts("a", "r", "x", if_exists=[0, int(IfExists.REPLACE), 0]), ["b"]), 1)
+    topic.commit()
+    assert (out.put.duplicates, out.put.replaced, out.put.created) == (1, [1], [False, False, True])
+    assert states(engine, "a", "b", "r", "x") == ["sleep", "cancelled", "sleep", "sleep"]
+    assert engine.reserve("t", "g", 9, 1).ids == []
+
+
+def test_conditions_see_what_earlier_requests_have_staged(engine: Engine) -> None:
+    topic = engine.topic("t")
+    engine.stage("t", puts("x"), 1)
+    engine.stage_cancel("t", ["a"], 1)
+    topic.stage_transaction(Transaction(puts("y"), ["x"], conditions=[Condition("x", "sleep"), Condition("a", "cancelled")]), 1)
+    with pytest.raises(Conflict):
+        topic.stage_transaction(Transaction(cancel=["x"]), 1)
+    topic.commit()
+    assert states(engine, "a", "x", "y") == ["cancelled", "cancelled", "sleep"]
+
+
+def test_a_message_that_would_expire_is_not_moved(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path / "data")
+    engine.submit("t", [Message(b"", 10, "a", expires_ms=20)], 0)
+    with pytest.raises(InvalidFireAt, match="could only die"):
+        transact(engine, Transaction(puts("x"), reschedule=[Reschedule("a", 30)]))
+    assert sleepers(engine) == {"a": 10}
+    engine.close()
+
+
+def test_a_torn_write_leaves_all_of_it_or_nothing(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path / "data")
+    engine.submit("t", [Message(b"old", LATER, id_) for id_ in ("a", "b", "c", "d")], now_ms=0)
+    topic = engine.topic("t")
+    topic.stage_transaction(Transaction(puts("x", "y"), ["a", "b"], [Reschedule("c", 70), Reschedule("d", 80)]), 1)
+    group = topic.pending_commit
+    assert group is not None
+    starts, end, path = list(group.batches[0].starts), group.batches[0].end, group.path
+    topic.commit()
+    abandon(engine)
+    whole, before = path.read_bytes(), {"a": LATER, "b": LATER, "c": LATER, "d": LATER}
+    assert len(starts) == 6
+    for cut in sorted({at + step for at in (*starts, end) for step in (-1, 0, 1)} - {end + 1}):
+        path.write_bytes(whole[: max(cut, starts[0])])
+        again = Engine.open(tmp_path / "data")
+        assert sleepers(again) == ({"c": 70, "d": 80, "x": LATER, "y": LATER} if cut == end else before), cut
+        abandon(again)
+
+
+def test_it_survives_a_restart_as_a_whole(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path / "data")
+    engine.submit("t", [Message(b"old", LATER, id_) for id_ in ("a", "b")], now_ms=0)
+    transact(engine, Transaction(puts("x"), ["a"], [Reschedule("b", 70)]))
+    engine.close()
+    engine = Engine.open(tmp_path / "data")
+    assert sleepers(engine) == {"b": 70, "x": LATER}
+    assert states(engine, "a") == ["cancelled"]
+    engine.close()
+
+
+# Over HTTP
+
+
+@pytest.fixture(scope="module")
+def turtle() -> Iterator[Turtle]:
+    with Turtle() as one:
+        yield one
+
+
+@pytest.fixture
+def client(turtle: Turtle) -> Client:
+    for topic in turtle.client.topics():
+        turtle.client.drop_topic(topic.topic)
+    return turtle.client
+
+
+def test_the_client_moves_a_timer_and_says_why_not(client: Client) -> None:
+    client.put("t", b"remind", id="reminder", delay=3600)
+    done = client.transaction(
+        "t", [NewMessage(body={"paid": 17}, id="paid"), b"log"], cancel=["reminder"], conditions={"reminder": "sleep"}
+    )
+    assert (done.ids[0], len(done.ids), done.cancelled, done.rescheduled, done.duplicates) == ("paid", 2, 1, 0, [])
+    with pytest.raises(errors.Conflict) as refused:
+        client.transaction("t", [b"never"], conditions={"paid": "ready", "reminder": "sleep"})
+    assert (refused.value.details["condition"], refused.value.state) == (1, "cancelled")
+    assert client.stats("t").ready == 2
+
+
+def test_reschedules_take_times_and_delays(turtle: Turtle, client: Client) -> None:
+    client.put_many("t", [NewMessage(body=b"", id=id_, delay=60) for id_ in "abc"])
+    at = turtle.now + timedelta(days=1)
+    moves = {"a": at, "b": timedelta(hours=1), "c": 7}
+    assert client.transaction("t", reschedule=moves).rescheduled == 3  # type: ignore[arg-type]
+    due = {message.id: message.due_ms - turtle.now_ms for message in client.browse("t")}
+    assert due == {"a": 86_400_000, "b": pytest.approx(3_600_000, abs=5_000), "c": pytest.approx(7_000, abs=5_000)}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"cancel": ["a/b"]}, "INVALID_ID"),
+        ({"put": [{"id": "a"}]}, "INVALID_MESSAGE"),
+        ({"reschedule": [{"id": "a"}]}, "INVALID_ARGUMENT"),
+        ({"reschedule": [{"id": "a", "due_ms": 5}]}, "INVALID_FIRE_AT"),
+        ({"if": [{"id": "a", "state": "asleep"}]}, "INVALID_ARGUMENT"),
+        ({"topics": ["u"]}, "INVALID_ARGUMENT"),
+        ({"cancel": ["a"]}, "CONFLICT"),
+        ({"put": [{"body": 1}], "if": [{"id": "a", "state": "sleep"}]}, "CONFLICT"),
+    ],
+)
+def test_a_refusal_creates_no_topic(turtle: Turtle, client: Client, body: dict[str, Any], code: str) -> None:
+    request = urllib.request.Request(
+        f"{turtle.url}/v1/topics/new/transaction", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert json.loads(refused.value.read())["error"]["code"] == code
+    refused.value.close()
+    assert client.topics() == []
+
+
+def test_the_async_client_does_the_same(turtle: Turtle, client: Client) -> None:
+    async def story() -> int:
+        async with AsyncClient(turtle.url) as other:
+            await other.transaction("t", [NewMessage(body=b"", id="a", delay=60)], conditions={"a": "unknown"})
+            return (await other.transaction("t", cancel=["a"])).cancelled
+
+    assert asyncio.run(story()) == 1
+
+
+def test_the_command_line_takes_a_file(turtle: Turtle, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "operations.json"
+    file.write_text(json.dumps({"put": [{"id": "b", "body": 1, "delay": "3d"}], "if": [{"id": "b", "state": "unknown"}]}))
+    line = Line(turtle.url)
+    assert line("transaction", "t", str(file)) == "1 created, 0 duplicates, 0 cancelled, 0 rescheduled\n"
+    assert "in state sleep, not unknown" in line("transaction", "t", str(file), code=1)
+    (answer,) = [json.loads(line("transaction", "t", "-", "--json", given='{"cancel": ["b"]}'))]
+    assert answer["cancelled"] == 1

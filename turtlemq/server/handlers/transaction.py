@@ -1,0 +1,99 @@
+"""The handler of transactions: puts, cancels and reschedules of one topic under conditions, in one commit or not at all."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aiohttp import web
+from msgspec import Struct, UnsetType, field
+
+from turtlemq.errors import InvalidArgument
+from turtlemq.model import Batch
+from turtlemq.server.audit import COUNT
+from turtlemq.server.clock import now_ms
+from turtlemq.server.fair_turns import in_slices
+from turtlemq.server.handlers.produce import outcomes
+from turtlemq.server.incoming.batches import DueRules, batch_of, check_due
+from turtlemq.server.incoming.body import read_as
+from turtlemq.server.incoming.depth import check_body_depth
+from turtlemq.server.incoming.json_messages import JsonMessage
+from turtlemq.server.incoming.times import Delay, Due, due_time
+from turtlemq.server.outgoing.answers import Stored
+from turtlemq.server.outgoing.reply import Reply, encode
+from turtlemq.server.request import SERVICE, due_rules, throttle, topic_of
+from turtlemq.topic.transaction import Condition, Reschedule, Transaction, check, check_new_topic
+
+
+class NewDue(Struct, forbid_unknown_fields=True):
+    """Another due time of a sleeper."""
+
+    id: str
+    due_ms: int | None = None
+    due: Due | None = None
+    delay: Delay | None = None
+
+
+class InState(Struct, forbid_unknown_fields=True):
+    """A condition: this message is in this state."""
+
+    id: str
+    state: Literal["sleep", "ready", "reserve", "history", "dead", "cancelled", "unknown"]
+
+
+class Operations(Struct, forbid_unknown_fields=True):
+    """The body: what to do, and under which conditions."""
+
+    put: list[JsonMessage] = []
+    cancel: list[str] = []
+    reschedule: list[NewDue] = []
+    conditions: list[InState] = field(name="if", default_factory=list)
+
+
+class Done(Struct):
+    """A transaction that was done."""
+
+    put: Stored
+    cancelled: int
+    rescheduled: int
+
+
+async def transact(request: web.Request) -> Reply:
+    """POST /v1/topics/{topic}/transaction"""
+    topic_of(request, may_create=True)
+    asked, service = await read_as(request, Operations), request.app[SERVICE]
+    size = 0
+    for message in asked.put:
+        if not isinstance(message.body, UnsetType):
+            await in_slices(check_body_depth(bytes(message.body)))
+            size += len(bytes(message.body))
+    service.admit(size)
+    topic, now = topic_of(request, may_create=True), now_ms()  # again: it may have been created or deleted meanwhile
+    throttle(request, topic, len(asked.put))
+    given = _transaction(asked, now, due_rules(request, topic))
+    engine = service.engine
+    if topic not in engine.topics:
+        check_new_topic(given)
+    engine.ballast.refuse_producers()
+    opened = engine.topic(topic, create=True)
+    receipt = opened.stage_transaction(given, now)
+    await service.commit(opened, size)
+    request[COUNT] = receipt.cancelled + receipt.rescheduled
+    put = (b'{"ids":', encode(receipt.put.ids), b",", *outcomes(receipt.put), b'"durable":"fsync"}')
+    counts = b',"cancelled":%d,"rescheduled":%d}' % (receipt.cancelled, receipt.rescheduled)
+    return Reply(b"".join((b'{"put":', *put, counts)))
+
+
+def _transaction(asked: Operations, now: int, rules: DueRules) -> Transaction:
+    """The transaction that is asked for, with due times. Raises for one that is none."""
+    moves = []
+    for i, move in enumerate(asked.reschedule):
+        if move.due_ms is None and move.due is None and move.delay is None:
+            raise InvalidArgument(f"reschedule {i}: give delay, due or due_ms", index=i)
+        due_ms = due_time(move.delay, move.due_ms, now, i, move.due)
+        check_due(due_ms, now, rules)
+        moves.append(Reschedule(move.id, due_ms))
+    conditions = [Condition(one.id, one.state) for one in asked.conditions]
+    batch = batch_of(asked.put, now, rules) if asked.put else Batch([], [])
+    given = Transaction(batch, asked.cancel, moves, conditions)
+    check(given)
+    return given
