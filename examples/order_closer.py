@@ -13,6 +13,8 @@ import argparse
 import sqlite3
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from turtlemq.client import Client, Consumer, Dedup, Message, Producer, errors, new_id
@@ -28,8 +30,11 @@ class Shop:
         with self.open() as database:
             database.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT)")
 
-    def open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=30)
+    @contextmanager
+    def open(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one transaction."""
+        with closing(sqlite3.connect(self.path, timeout=30)) as database, database:
+            yield database
 
     def place(self, order: int) -> None:
         with self.open() as database:
@@ -65,18 +70,10 @@ def pay(client: Client, shop: Shop, run: str, order: int) -> None:
 def close(shop: Shop, message: Message) -> None:
     """Handle a due message: close the order if it is still open."""
     order = message.body["order"]
-    database = shop.open()
-    try:
-        with Dedup(database).once(message) as first:
-            done = (
-                database.execute("UPDATE orders SET state = 'closed' WHERE id = ? AND state = 'open'", (order,))
-                if first
-                else None
-            )
-            if done is not None and done.rowcount:
-                print(f"order {order}: closed, the goods go back")
-    finally:
-        database.close()
+    with shop.open() as database, Dedup(database).once(message) as first:
+        closing_it = "UPDATE orders SET state = 'closed' WHERE id = ? AND state = 'open'"
+        if first and database.execute(closing_it, (order,)).rowcount:
+            print(f"order {order}: closed, the goods go back")
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -375,8 +377,15 @@ def test_a_signal_stops_it_gracefully(server: Server, topic: str, kind: str, num
 # Effects once
 
 
-def test_an_effect_and_its_record_stand_or_fall_together(tmp_path: Path) -> None:
-    database = sqlite3.connect(tmp_path / "shop.db")
+@pytest.fixture(name="connect")
+def connections() -> Iterator[Callable[..., sqlite3.Connection]]:
+    """`sqlite3.connect`, whose connections are closed at the end."""
+    with ExitStack() as opened:
+        yield lambda *how, **more: opened.enter_context(closing(sqlite3.connect(*how, **more)))
+
+
+def test_an_effect_and_its_record_stand_or_fall_together(connect: Callable[..., sqlite3.Connection], tmp_path: Path) -> None:
+    database = connect(tmp_path / "shop.db")
     database.execute("CREATE TABLE paid (id TEXT)")
     dedup = Dedup(database)
     message = Message(id="a", topic="t", group="g")
@@ -396,7 +405,7 @@ def test_an_effect_and_its_record_stand_or_fall_together(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="again"):
         work(fail=True)
     assert database.execute("SELECT count(*) FROM paid").fetchone() == (1,)
-    other = Dedup(sqlite3.connect(tmp_path / "shop.db"))
+    other = Dedup(connect(tmp_path / "shop.db"))
     with other.once(message) as first:
         assert not first
     with other.once(Message(id="a", topic="t", group="another")) as first:
@@ -405,14 +414,14 @@ def test_an_effect_and_its_record_stand_or_fall_together(tmp_path: Path) -> None
     assert dedup.forget(-1) == 2
     assert work(False)
     with pytest.raises(ValueError, match="one transaction"):
-        Dedup(sqlite3.connect(tmp_path / "shop.db", isolation_level=None))
+        Dedup(connect(tmp_path / "shop.db", isolation_level=None))
     with pytest.raises(ValueError, match="table"):
         Dedup(database, table="x; DROP TABLE paid")
 
 
-def test_a_commit_that_fails_leaves_nothing_behind() -> None:
+def test_a_commit_that_fails_leaves_nothing_behind(connect: Callable[..., sqlite3.Connection]) -> None:
     """Neither for the next message nor for `forget`."""
-    database = sqlite3.connect(":memory:")
+    database = connect(":memory:")
     database.execute("PRAGMA foreign_keys = ON")
     database.execute("CREATE TABLE customer (id INTEGER PRIMARY KEY)")
     database.execute("CREATE TABLE paid (customer REFERENCES customer (id) DEFERRABLE INITIALLY DEFERRED)")
@@ -429,10 +438,13 @@ def test_a_commit_that_fails_leaves_nothing_behind() -> None:
     assert dedup.forget(-1) == 1  # b alone
 
 
-def test_a_message_that_comes_twice_has_its_effect_once(server: Server, topic: str, tmp_path: Path) -> None:
+def test_a_message_that_comes_twice_has_its_effect_once(
+    server: Server, topic: str, connect: Callable[..., sqlite3.Connection], tmp_path: Path
+) -> None:
     """The ack is lost each first time, so everything comes again."""
     path = tmp_path / "shop.db"
-    sqlite3.connect(path).execute("CREATE TABLE paid (id TEXT)")
+    seen_from_here = connect(path)
+    seen_from_here.execute("CREATE TABLE paid (id TEXT)")
     server.put(topic, *({"body": n, "id": str(n)} for n in range(20)))
     log = Log()
 
@@ -450,4 +462,4 @@ def test_a_message_that_comes_twice_has_its_effect_once(server: Server, topic: s
 
     with Client(server.url) as client, Consumer(topic, handle, client, concurrency=4):
         log.until(lambda seen: len(seen) == 40)
-    assert sqlite3.connect(path).execute("SELECT count(*), count(DISTINCT id) FROM paid").fetchone() == (20, 20)
+    assert seen_from_here.execute("SELECT count(*), count(DISTINCT id) FROM paid").fetchone() == (20, 20)

@@ -199,7 +199,7 @@ def test_server_ids_name_their_seqs_and_sort_like_them(first: int, count: int) -
     assert [server_seq(id_) for id_ in ids] == list(range(first, first + count))
     assert ids == sorted(ids)
     assert [bytes(row).decode() for row in rows] == ids
-    assert Receipt(rows, []).ids == ids
+    assert Receipt(rows, [True] * count).ids == ids
     assert all(len(id_) == SERVER_ID_BYTES for id_ in ids)
 
 

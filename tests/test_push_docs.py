@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_there_are_two_receivers() -> None:
 def test_a_receiver_of_the_docs_closes_orders(tmp_path: Path, number: int) -> None:
     (tmp_path / "receiver.py").write_text(receivers()[number])
     database = tmp_path / "orders.db"
-    with sqlite3.connect(database) as made:
+    with closing(sqlite3.connect(database)) as made, made:
         made.execute("CREATE TABLE closed (id)")
     listener = socket.create_server(("127.0.0.1", 0))
     env = environment(WEBHOOK_SECRET=SECRET, DATABASE=str(database))
@@ -68,7 +69,7 @@ def test_a_receiver_of_the_docs_closes_orders(tmp_path: Path, number: int) -> No
             else:
                 client.place_group("orders", "default", "earliest")  # it comes a second time, and changes nothing
                 eventually(lambda: client.group("orders").stats.lag == 0)
-                with sqlite3.connect(database) as found:
+                with closing(sqlite3.connect(database)) as found:
                     assert found.execute("SELECT id FROM closed").fetchall() == [(17,)]
     except ClientError as error:
         raise AssertionError(error) from error

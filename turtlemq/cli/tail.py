@@ -60,7 +60,7 @@ def _follow(url: str, topic: str, group: str | None, since: int | None, as_json:
 def line_of(event: dict[str, Any]) -> str:
     """An event on one line.
 
-    >>> line_of({"at_ms": 0, "event": "acked", "id": "a", "group": "g", "consumer": "w", "attempt": 2})[30:]
+    >>> line_of({"at_ms": 0, "event": "acked", "id": "a", "group": "g", "consumer": "w", "attempt": 2}).partition("  ")[2]
     'acked         a  attempt 2 of g by w'
     """
     at_ms = event["at_ms"]

@@ -322,6 +322,7 @@ def events(
     """The events of a topic: puts, deliveries, acks, failures. From `since` or the `cursor` of an earlier answer on; without
     both none yet. Waits up to `wait` seconds for the next event.
 
+    >>> _ = client.put("jobs", b"work", id="j3", delay=60)
     >>> begin = client.events("jobs").cursor
     >>> _ = client.put("jobs", b"work", id="j4", delay=60)
     >>> [(event.event, event.id) for event in client.events("jobs", cursor=begin, wait=5).events]

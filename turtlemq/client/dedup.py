@@ -45,6 +45,7 @@ class Dedup:
     ...             _ = database.execute("INSERT INTO paid VALUES (?)", (message.body,))
     >>> database.execute("SELECT * FROM paid").fetchall()
     [(5,)]
+    >>> database.close()
     """
 
     def __init__(
