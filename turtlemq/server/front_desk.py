@@ -13,7 +13,6 @@ from turtlemq.server.auth import AUTH
 from turtlemq.server.forward import leads
 from turtlemq.server.hot_heads import Heads, hot_routes
 from turtlemq.server.request import SERVICE
-from turtlemq.shards import shard_of
 
 _TOPIC = "/v1/topics/{topic}"
 _GROUP = f"{_TOPIC}/groups/{{group}}"
@@ -44,7 +43,7 @@ class Desk:
     def answers(self, topic: str) -> bool:
         """Whether this process itself answers requests about a topic; else they go on to the leader, or to its shard."""
         service, siblings = self._service, self._service.siblings
-        if siblings is not None and shard_of(topic, siblings.count) != siblings.shard:
+        if siblings is not None and not siblings.has(topic):
             return False
         return service.cluster is None or leads(service)
 

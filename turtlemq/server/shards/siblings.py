@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from turtlemq.shards import shard_of
+
 SIBLINGS = "TURTLEMQ_SIBLINGS"  # the variable
 
 
@@ -20,6 +22,10 @@ class Siblings(Struct, frozen=True):
     @property
     def count(self) -> int:
         return len(self.ports)
+
+    def has(self, topic: str) -> bool:
+        """Whether a topic lives in the shard that is told."""
+        return shard_of(topic, self.count) == self.shard
 
 
 def to_text(told: Siblings) -> str:
