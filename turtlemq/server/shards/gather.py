@@ -20,7 +20,13 @@ from turtlemq.server.request import query
 from turtlemq.server.shards import merge
 
 OWN = frozenset(  # operations without a topic that the process answers which gets them
-    f"GET {path}" for path in "/healthz /openapi.json /docs /cluster / /pages/{file} /v1/cluster /v1/cluster/replica".split()
+    [
+        *(
+            f"GET {path}"
+            for path in "/healthz /openapi.json /docs /cluster / /pages/{file} /v1/cluster /v1/cluster/replica".split()
+        ),
+        *("GET /v1/clock", "POST /v1/clock"),  # refused: a virtual clock is for one process
+    ]
 )
 
 
