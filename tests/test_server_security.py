@@ -191,8 +191,10 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
         *(f"{method} {CLUSTER}/nodes/{{node}}/drain" for method in ("POST", "DELETE")),
         f"POST {CLUSTER}/shards/{{shard}}/verify",
         f"POST {CLUSTER}/shards/{{shard}}/handover",
+        "POST /v1/clock",
     ),
     tuple(PEOPLE): (
+        "GET /v1/clock",
         "GET /v1/topics",
         "GET /v1/status",
         "GET /v1/find",
@@ -209,7 +211,7 @@ TABLE: dict[tuple[str, ...], tuple[str, ...]] = {
         f"GET {TOPIC}/messages/{{id}}",
         f"GET {GROUP}",
     ),
-    ("producer", "owner", "root"): (f"POST {TOPIC}/messages",),
+    ("producer", "owner", "root"): (f"POST {TOPIC}/messages", f"POST {TOPIC}/transaction"),
     ("producer", *OPERATORS): (
         f"PATCH {TOPIC}/messages/{{id}}",
         f"DELETE {TOPIC}/messages/{{id}}",
