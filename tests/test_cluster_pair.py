@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.certificates import certificate
-from tests.harness.cluster_process import CLUSTER_METRICS, FAR, eventually, everything, put
+from tests.harness.cluster_process import CLUSTER_METRICS, FAR, STANDBY_METRICS, eventually, everything, put
 from tests.harness.etcd_process import MISSING, is_installed, running_etcd
 from tests.harness.replica_nodes import Cluster, Node, cluster_of, pair_of
 from tests.harness.server_process import Server, environment, run, running
@@ -51,9 +51,14 @@ def test_copies_are_equal_after_all_kinds_of_requests(pair: tuple[Cluster, Node,
     leader = first.server
     everything(leader)
     assert put(leader, 1, "last")["copies"] == 2
-    assert set(re.findall(r"^# TYPE (turtlemq_\w+)", shown(leader), re.MULTILINE)) >= CLUSTER_METRICS
+    assert (
+        set(re.findall(r"^# TYPE (turtlemq_\w+)", shown(leader), re.MULTILINE)) & CLUSTER_METRICS
+        == CLUSTER_METRICS - STANDBY_METRICS
+    )
     assert 'turtlemq_role{role="leader"} 1' in shown(leader)
     assert 'turtlemq_role{role="standby"} 1' in shown(standby.server)
+    counts = re.findall(r"^(turtlemq_\w+)_count ([1-9]\d*)$", shown(standby.server), re.MULTILINE)
+    assert {name for name, _ in counts} >= STANDBY_METRICS
     export = leader.call("GET", "/v1/topics/other/dead/export").data
     assert export.count(b"\n") == 45
     refused = standby.server.call("POST", "/v1/topics/t/fetch", {}, headers={"X-Turtlemq-Direct": "1"})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from tests.harness import settings_reference
@@ -18,6 +19,7 @@ from turtlemq.server.auth import RIGHTS, hash_of, new_token
 from turtlemq.server.cluster_config import parse_address, read_secret
 from turtlemq.server.config import HIDDEN, TABLES, Config, in_force, load, resolve
 from turtlemq.server.operations import ACCESS
+from turtlemq.server.replication import identity_of
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.settings import TABLE, Settings, check_settings
 
@@ -343,3 +345,17 @@ def test_a_secret_is_long_enough_and_readable(tmp_path: Path) -> None:
             read_secret(str(file))
     file.write_bytes(b" sixteen bytes ok\n")
     assert read_secret(str(file)) == b"sixteen bytes ok"
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o640, False), (0o644, True), (0o602, True)])
+def test_a_secret_that_other_users_can_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warns: bool
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"sixteen bytes ok")
+    file.chmod(mode)
+    config = load({}, {}, None)
+    identity = identity_of(structs.replace(config, cluster=structs.replace(config.cluster, secret_file=str(file))))
+    assert identity.secret == b"sixteen bytes ok"
+    found = [(record.getMessage(), *list(record.__dict__["fields"].values())[:2]) for record in caplog.records]
+    assert found == [("secret_not_private", str(file), f"{mode:04o}")] * warns

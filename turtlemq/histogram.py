@@ -14,6 +14,7 @@ import numpy as np
 from turtlemq import small_batches
 from turtlemq.model import I64
 
+FINE_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)  # of work inside a server
 LATENESS_MS = (1, 2, 3, 4, 5, 7, 10, 15, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000, 3_600_000)
 
 

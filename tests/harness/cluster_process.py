@@ -16,8 +16,9 @@ CLUSTER_METRICS = {  # that a single node does not show
     for name in "role epoch lsn covered_lsn isr replica_lag_bytes replica_lag_seconds shipped_bytes_total "
     "ferried_bytes_total reconcile_bytes_total reconcile_progress copies_differ answer_wait_seconds proxied_total replicas "
     "leader_known name_server_up elections_total handovers_total isr_changes_total etcd_seconds scrubbed_bytes_total "
-    "healed_files_total clock_skew_seconds".split()
+    "healed_files_total clock_skew_seconds apply_seconds standby_sync_seconds".split()
 }
+STANDBY_METRICS = {"turtlemq_apply_seconds", "turtlemq_standby_sync_seconds"}  # that a leader does not show
 FAR = 4 * 10**12
 
 

@@ -67,6 +67,7 @@ RINGS = {
             examine_process
             examiner
             ferry
+            follow_figures
             healing
             inspector
             intervene

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
+from time import perf_counter
 
 from turtlemq.errors import DiskFull
+from turtlemq.replica.follow_figures import FollowFigures
 from turtlemq.replica.follower import Follower
 from turtlemq.replica.frames import Ack, Beat, Broken, Distrust, Examine, Examined, Frame, Full, Handover, Verify
 from turtlemq.replica.link import Items, Link
@@ -39,12 +41,14 @@ class Session:
         is_complete: Callable[[], bool],
         between: Callable[[Frame], None] = _refuse,
         applying: AbstractContextManager[object] | None = None,
+        figures: FollowFigures | None = None,
     ) -> None:
         """`applying` is held while files change."""
         self._follower, self._stream, self._link, self._saw = follower, stream, link, saw
         self._is_complete, self._complete, self._between = is_complete, is_complete(), between
         self._loop = asyncio.get_running_loop()
         self._applying = applying or nullcontext()
+        self._figures = figures or FollowFigures()
         self._queue: SimpleQueue[list[Record] | Frame | None] = SimpleQueue()
         self._came = self._done = 0  # bytes of records that came, and of those that were applied
         self._beat = 0
@@ -106,12 +110,14 @@ class Session:
             self._tell()
 
     def _apply(self, records: list[Record]) -> None:
+        began = perf_counter()
         for record in records:
             self._follower.apply(record)
             self._stream.repeat(record)
             self._done += _size(record)
             if record.head.kind == Kind.SYNCED:  # answers may wait for it
                 self._tell()
+        self._figures.batches.add(perf_counter() - began)
         self._complete = self._complete or self._is_complete()
 
     def _tell(self) -> None:

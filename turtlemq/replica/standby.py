@@ -24,6 +24,7 @@ from turtlemq.replica.clock_skew import Skew
 from turtlemq.replica.copy_files import Tails
 from turtlemq.replica.copy_target import CopyTarget, Progress, catch_up_of
 from turtlemq.replica.examiner import Examiner
+from turtlemq.replica.follow_figures import FollowFigures, TimedSyncs
 from turtlemq.replica.follower import Follower
 from turtlemq.replica.frames import BadPeer, Beat, Distrust, Frame, Handover, Hello, Refused, Welcome
 from turtlemq.replica.inspector import Distrusted, Inspector
@@ -89,7 +90,8 @@ class Standby:
         self.healed = 0  # files with damage that were replaced
         self.skew: Skew | None = None  # of this node's clock, as the leader has measured it last
         self._root, self._door, self._me, self._options, self._log = root, door, me, options, log
-        self._syncer = ThreadPoolExecutor(SYNC_THREADS, "sync")
+        self.figures = FollowFigures()
+        self._syncer = TimedSyncs(ThreadPoolExecutor(SYNC_THREADS, "sync"), self.figures.syncs)
         self._follower = Follower(root, door, lsn, chain, syncer=self._syncer)
         self._known = facts.lsn is not None  # which records were applied
         self._stuck_at: int | None = None  # the record behind which the next one did not fit
@@ -260,7 +262,7 @@ class Standby:
         inspector = self.inspector = Inspector(self._root, link, self._options.bulk_bytes_per_s, self.examiner)
         between = partial(self._between, inspector)
         session = self._session = Session(
-            self._follower, self.stream, link, self._saw, self._is_complete, between, self._applying
+            self._follower, self.stream, link, self._saw, self._is_complete, between, self._applying, self.figures
         )
         self.link = link
         self._log("attached", leader=link.peer, epoch=welcome.epoch, lsn=self.lsn)

@@ -10,12 +10,14 @@ nodes elect their leader.
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
+from turtlemq.server import logs
 
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4_096
@@ -118,6 +120,14 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or (":" in host and not text.startswith("[")) or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError(text)
     return host, int(port)
+
+
+def warn_if_readable(file: str) -> None:
+    """Warn in the log if other users of this machine can read or change the secret of the cluster. Requires: it can be read."""
+    mode = stat.S_IMODE(Path(file).stat().st_mode)
+    if mode & stat.S_IRWXO:
+        hint = "other users can read or change it: chmod 600, or 640 for a group, and make another if they are not trusted"
+        logs.warning("secret_not_private", file=file, mode=f"{mode:04o}", hint=hint)
 
 
 def read_secret(file: str) -> bytes:

@@ -29,7 +29,7 @@ from turtlemq.replica.stream import Stream
 from turtlemq.segment.format import VERSION
 from turtlemq.server import logs
 from turtlemq.server.clock import now_ms
-from turtlemq.server.cluster_config import parse_address, read_secret
+from turtlemq.server.cluster_config import parse_address, read_secret, warn_if_readable
 from turtlemq.server.config import Config
 from turtlemq.server.peer_port import PeerPort
 from turtlemq.server.peer_tls import peer_tls
@@ -60,7 +60,9 @@ def log(event: str, **fields: Any) -> None:
 def identity_of(config: Config, shard: int = 0) -> Identity:
     """The name of this node among its peers. Raises `InvalidArgument` if its secret or certificates cannot be read."""
     cluster = config.cluster
-    return Identity(cluster.name, shard, cluster.node, read_secret(cluster.secret_file), peer_tls(cluster))
+    secret = read_secret(cluster.secret_file)
+    warn_if_readable(cluster.secret_file)
+    return Identity(cluster.name, shard, cluster.node, secret, peer_tls(cluster))
 
 
 def door_of(config: Config) -> Door:

@@ -13,6 +13,7 @@ from turtlemq.server.service import Service
 
 if TYPE_CHECKING:
     from turtlemq.replica.lead import Lead
+    from turtlemq.replica.standby import Standby
 
 _ROLES = ("leader", "standby", "spare", "starting")
 _NONE: Labels = {}
@@ -34,6 +35,8 @@ def cluster_families(service: Service) -> Iterator[str]:
     yield from family("turtlemq_epoch", "gauge", "The number of the leader's time in office.", [(_NONE, stream.epoch)])
     yield from family("turtlemq_lsn", "gauge", "The last record that was made or applied here.", [(_NONE, stream.lsn)])
     yield from _care_families(service.meter.copies)
+    if standby is not None:
+        yield from _follower_families(standby)
     if lead is not None:
         sent = [({"kind": Kind(kind).name.lower()}, size) for kind, size in stream.shipped.items()]
         yield from family("turtlemq_shipped_bytes_total", "counter", "Bytes of records made, by kind.", sent)
@@ -65,6 +68,14 @@ def _part_families(service: Service) -> Iterator[str]:
     text = "Changes of the in-sync set by this process."
     yield from family("turtlemq_isr_changes_total", "counter", text, [(_NONE, meter.isr_changes)])
     yield from exposition.histogram("turtlemq_etcd_seconds", "A request to the name server.", [(_NONE, meter.etcd)])
+
+
+def _follower_families(standby: Standby) -> Iterator[str]:
+    """Families of a standby: how long its work takes."""
+    figures, histogram = standby.figures, exposition.histogram
+    text = "A standby applies a batch of records, with the wait for their syncs."
+    yield from histogram("turtlemq_apply_seconds", text, [(_NONE, figures.batches)])
+    yield from histogram("turtlemq_standby_sync_seconds", "A standby syncs a file or folder.", [(_NONE, figures.syncs)])
 
 
 def _lead_families(service: Service, lead: Lead) -> Iterator[str]:

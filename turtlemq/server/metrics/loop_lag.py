@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 
-from turtlemq.histogram import Histogram
+from turtlemq.histogram import FINE_SECONDS, Histogram
 
 BUDGET_S = 0.05  # the longest time for which the work of one client, topic or timer may keep all others waiting
 INTERVAL_S = 0.02  # 5 µs each
-SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _SCHEDSTAT = "/proc/self/schedstat"  # of the main thread, which runs the event loop: time on a processor, time waiting for one
 
 
@@ -25,7 +24,7 @@ class LoopLag:
     """Lag and stalls of the event loop since the start of the server."""
 
     def __init__(self) -> None:
-        self.lag = Histogram(SECONDS)
+        self.lag = Histogram(FINE_SECONDS)
         self.stalls = 0
         self.longest_s = 0.0  # of the stalls since `take_longest`
         self._wanted = self._waited_s = 0.0

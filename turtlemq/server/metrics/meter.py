@@ -11,8 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from turtlemq.histogram import Histogram
-from turtlemq.server.metrics.loop_lag import SECONDS as FINE_SECONDS
+from turtlemq.histogram import FINE_SECONDS, Histogram
 from turtlemq.server.metrics.loop_lag import LoopLag
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
