@@ -123,3 +123,20 @@ def test_the_command_line_replaces(server: Server, topic: str) -> None:
     line.json("put", topic, "old", "--id", "a", "--delay", "1h")
     assert line.json("put", topic, "new", "--id", "a", "--delay", "1h", "--if-exists", "replace")[0]["replaced"] == 1
     assert body_of(server, topic) == "new"
+
+
+def test_put_many_cuts_a_long_list_of_timers(server: Server, topic: str) -> None:
+    timers = [NewMessage(body=n, id=str(n), delay=3_000) for n in range(1_001)]
+    with Client(server.url) as client:
+        assert client.put_many(topic, timers, if_exists="replace").created == [True] * 1_001
+        assert len(client.put_many(topic, timers, if_exists="replace").replaced) == 1_001
+        with pytest.raises(errors.TooLarge, match="at most 1,000"):
+            client.put_many(topic, timers, if_exists="replace", together=True)
+
+
+def test_a_large_batch_of_a_producer_keeps_the_limit_of_timers(server: Server, topic: str) -> None:
+    with Client(server.url) as client, Producer(topic, client, count=5_000, linger=60) as producer:
+        puts = [producer.put(n, id=f"{n}", delay=3_000) for n in range(1_200)]
+        puts += [producer.put(n, id=f"{n}", delay=3_000, if_exists="replace") for n in range(1_200)]
+        producer.flush()
+        assert [put.outcome for put in puts] == ["created"] * 1_200 + ["replaced"] * 1_200

@@ -20,6 +20,7 @@ from tests.harness.pipes import small_pipe
 from tests.harness.server_process import Server, running
 from tests.trust.limits_ground import TOPIC, Ground
 from tests.trust.limits_pairs import PAIRS
+from tests.trust.limits_timers import TIMERS
 from tests.trust.parts import scratch
 from turtlemq.engine import Engine
 from turtlemq.model import Message
@@ -87,10 +88,11 @@ def stalls_of_a_life(server: Server) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize("pair", ["deaths × tick", "groups × ids"])
-def test_a_pair_of_limits_does_not_stall(pair: str) -> None:
-    """100,000 messages that die together; 1,000 groups, and every request whose work grows with groups and ids."""
-    (walk,) = [limit for limit in PAIRS if limit.name == pair]
+@pytest.mark.parametrize("name", ["deaths × tick", "groups × ids", *(limit.name for limit in TIMERS)])
+def test_a_walk_to_limits_does_not_stall(name: str) -> None:
+    """100,000 messages that die together; 1,000 groups, and every request whose work grows with groups and ids; the largest
+    batches that replace and reschedule messages."""
+    (walk,) = [limit for limit in (*PAIRS, *TIMERS) if limit.name == name]
 
     def case() -> int:
         with scratch() as folder, running(folder / "data", **walk.options) as server:

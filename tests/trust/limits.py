@@ -17,6 +17,7 @@ from tests.harness.server_process import running
 from tests.trust.kills import calm, check_copy
 from tests.trust.limits_ground import MESSAGES, TOPIC, Ground, Limit, as_json, long_ids
 from tests.trust.limits_pairs import PAIRS
+from tests.trust.limits_timers import TIMERS
 from tests.trust.model import Broken, Figures, Part
 from turtlemq.model import BATCH_MESSAGES_MAX, BODY_BYTES_MAX, DUE_MS_MAX, HEADERS_BYTES_MAX, ID_BYTES_MAX, TTR_MS_MAX
 
@@ -316,6 +317,7 @@ LIMITS = (
     Limit("due time", *_field("due_ms", DUE_MS_MAX, DUE_MS_MAX + 1, 400, "INVALID_FIRE_AT")),
     Limit("ttr", *_field("ttr", TTR_MS_MAX / 1000, (TTR_MS_MAX + 1) / 1000, 400, "INVALID_MESSAGE")),
     Limit("messages of a batch", _batch_edge, _batch_beyond),
+    *TIMERS,
     Limit("body of a request", _request_edge, _request_beyond, {"TURTLEMQ_MAX_BODY_BYTES": str(1 << 20)}),
     Limit("messages of a fetch", *_post("/fetch", {"max": 10_000}, {"max": 10_001}, 400, "INVALID_ARGUMENT")),
     Limit("bytes of a fetch", _fetch_bytes_edge, _nothing),

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Protocol
 
 from turtlemq.client.errors import ClientError, TimedOut
-from turtlemq.client.outgoing import OutgoingMessage
+from turtlemq.client.outgoing import MODES_COUNT, OutgoingMessage
 from turtlemq.client.results import Outcome
 from turtlemq.client.sending import Flow, RetryPolicy, store_batch
 
@@ -172,7 +172,12 @@ class BatchBuffer:
         """Take the next batch out of the waiting puts. At least one message, of any size."""
         batch: list[PendingPut] = []
         size = 0
-        while self.waiting and len(batch) < self.count and (not batch or size + self.waiting[0].size <= self.size):
+        count = self.count
+        while self.waiting and (not batch or size + self.waiting[0].size <= self.size):
+            if self.waiting[0].out.if_exists is not None:
+                count = min(count, MODES_COUNT)
+            if len(batch) >= count:
+                break
             batch.append(self.waiting.popleft())
             size += batch[-1].size
         self.waiting_bytes -= size

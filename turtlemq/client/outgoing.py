@@ -18,6 +18,7 @@ from turtlemq.client.wire import BSON, JSON, Request, Seconds, Time, as_seconds,
 
 PRIORITIES = ("high", "normal", "low")
 MODES = ("keep", "replace", "reschedule", "error")
+MODES_COUNT = 1_000  # messages in one request, if one of them has a mode: the server takes no more
 ID_BYTES_MAX = 200
 MESSAGE_OVERHEAD_BYTES = 120  # estimate for a message without body and headers
 Priority = Literal["high", "normal", "low"]

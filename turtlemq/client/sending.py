@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from turtlemq.client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidFireAt, Refused, TimedOut
-from turtlemq.client.outgoing import OutgoingMessage, produce_request
+from turtlemq.client.outgoing import MODES_COUNT, OutgoingMessage, produce_request
 from turtlemq.client.results import Outcome, StoredIds
 from turtlemq.client.wire import Answer, Request, Seconds, as_seconds, error_of
 
@@ -215,7 +215,8 @@ def store_all(topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy,
     An error has the `index` of the bad message in the list, and `stored`: how many messages earlier requests have stored.
     """
     ids = StoredIds()
-    for part in [batch] if together and batch else split_batch(batch, REQUEST_COUNT, REQUEST_BYTES):
+    count = MODES_COUNT if any(message.if_exists for message in batch) else REQUEST_COUNT
+    for part in [batch] if together and batch else split_batch(batch, count, REQUEST_BYTES):
         try:
             stored = yield from store_batch(topic, part, policy)
         except ClientError as error:

@@ -25,6 +25,7 @@ from turtlemq.model import (
     ID_BYTES_MAX,
     SEQ_MAX,
     TTR_MS_MAX,
+    VERSIONS_MAX,
     Batch,
     CheckedBatch,
     Message,
@@ -82,6 +83,8 @@ def check_batch(batch: Batch) -> None:
         return
     if not 1 <= count <= BATCH_MESSAGES_MAX:
         raise InvalidArgument(f"a batch holds 1 to {BATCH_MESSAGES_MAX:,} messages, this one {len(batch):,}")
+    if batch.if_exists is not None and count > VERSIONS_MAX:
+        raise TooLarge(f"a batch with `if_exists` holds at most {VERSIONS_MAX:,} messages, this one {count:,}: put it in parts")
     for column in (batch.due_ms, batch.flags, *_MAY_BE_NONE(batch)):
         if column is not None and not isinstance(column, int) and len(column) != count:
             raise InvalidArgument(f"a column has {len(column)} entries for {len(batch)} messages")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from turtlemq import small_batches
-from turtlemq.errors import InvalidFireAt, InvalidMessage, TurtleError, UnknownMessage
+from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge, TurtleError, UnknownMessage
 from turtlemq.index.columns import CancelledSleeper, Columns, Ended, batch_columns
 from turtlemq.index.lookup import Place
 from turtlemq.index.segments import Segments
 from turtlemq.index.validate import check_new_due
 from turtlemq.message_fields import flags_of, optional_of
-from turtlemq.model import Batch, Message
+from turtlemq.model import KEPT_BYTES_MAX, Batch, Message
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.ids import hash_any, server_ids
@@ -59,8 +59,10 @@ def check_expiry_of(version: Version, expires_ms: int | None, now_ms: int) -> No
 
 
 def read_kept(segments: Segments, versions: Sequence[Version], now_ms: int) -> dict[str, f.Document]:
-    """The stored documents of versions that keep their content, by id. Refuses a new due time after their expiry."""
+    """The stored documents of versions that keep their content, by id. Refuses a new due time after their expiry, and more than
+    `KEPT_BYTES_MAX` of bodies, unless it is one document."""
     stored: dict[str, f.Document] = {}
+    size = 0
     for version in versions:
         if version.content == KEPT and version.sleeper is not None:
             old = segments.read_one(version.sleeper.part, version.sleeper.ordinal)
@@ -68,6 +70,10 @@ def read_kept(segments: Segments, versions: Sequence[Version], now_ms: int) -> d
                 raise UnknownMessage(f"message {version.asked}: the stored {version.id!r} is damaged", index=version.asked)
             check_expiry_of(version, old.expires_ms, now_ms)
             stored[old.id] = old
+            size += len(old.body)
+            if size > KEPT_BYTES_MAX and len(stored) > 1:
+                limit = f"a batch reschedules at most {KEPT_BYTES_MAX:,} bytes of stored bodies, or one message"
+                raise TooLarge(f"message {version.asked}: {limit}: put it in parts", index=version.asked)
     return stored
 
 

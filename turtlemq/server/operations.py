@@ -136,7 +136,7 @@ OPERATIONS: list[Operation] = [
             "Store messages: all of them or none",
             answers.Stored,
             "One message, or `messages` with up to 100,000. The answer comes when they are durable. An id that the topic knows "
-            "is not stored again and counts as a duplicate, unless `if_exists` says otherwise. A cancelled id counts as unknown.",
+            "is not stored again and counts as a duplicate, unless `if_exists` (1,000 messages at most) says otherwise.",
             status=201,
             body=MESSAGES,
             query=produce.ProduceQuery,
