@@ -282,9 +282,9 @@ class Client:
     ) -> StoredIds:
         """Store many messages, bodies or `NewMessage`s, and return their ids; `created` of that list says which are new.
 
-        They go in requests of 10,000 messages (1,000, if one has `if_exists`) and 16 MiB; with `together` in a single one: all are
-        stored, or none. An error has the `index` of the bad message, and `stored`, the number of messages that earlier requests
-        have stored. `if_exists`: of the messages that do not say it.
+        They go in requests of 16 MiB and 10,000 messages, or 1,000 if one has `if_exists`; with `together` in a single one: all
+        are stored, or none. An error has the `index` of the bad message, and `stored`, the number of messages that earlier
+        requests have stored. `if_exists`: of the messages that do not say it.
 
         >>> client.put_many("orders", [b"a", NewMessage(body={"b": 1}, id="b", delay=60)])[1]
         'b'
