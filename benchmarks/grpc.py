@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from benchmarks import child, probe
+from benchmarks import child, grpc_java, probe
 from benchmarks.grpc_client import ClientMessage, ServerMessage, Streams, schedule, with_grpcio
 from benchmarks.http import lateness_of
 from benchmarks.http_client import JSON, ServerProcess, post_request, produce_request
@@ -26,6 +26,7 @@ from benchmarks.model import Figure, Goal, of_rounds
 from benchmarks.run import Benchmark, Run
 
 PUT, PUT_GRPCIO, OUT = "schedule and ack", "schedule and ack, grpcio", "deliver and ack"
+PUT_JAVA, OUT_JAVA = f"{PUT}, Java", f"{OUT}, Java"
 ON_ONE = ", by processor time of both"
 LATE, IDLE, MOVED, SENT = "lateness p99, of the long poll's", "idle streams", "share of a killed client moves", "callbacks"
 GOALS = {
@@ -33,10 +34,13 @@ GOALS = {
     PUT + ON_ONE: Goal("≥", 20_000),
     OUT: Goal("≥", 15_000),
     OUT + ON_ONE: Goal("≥", 15_000),
+    PUT_JAVA: Goal("≥", 20_000),
+    OUT_JAVA: Goal("≥", 15_000),
     LATE: Goal("≤", 1.0),
     IDLE: Goal("≤", 400),
     MOVED: Goal("≤", 1.0),
 }
+JAVA_WARM = 2  # rounds before those that count
 STREAMS = 100  # of a connection
 CALLBACK_CAPACITY = 256
 Found = dict[str, list[float]]
@@ -49,7 +53,7 @@ def _grpc(run: Run) -> Iterator[Figure]:
     found: Found = run.child(
         "streams", measuring, folder=run.folder("grpc"), count=count, idle=idle, seconds=seconds, rounds=run.size.rounds
     )
-    for name in (PUT, PUT_GRPCIO, OUT):
+    for name in (name for name in (PUT, PUT_GRPCIO, PUT_JAVA, OUT, OUT_JAVA) if name in found):
         yield of_rounds(name, found[name], "msg/s", goal=GOALS.get(name), note=_both(found, name))
         spent = [a + b for a, b in zip(found[f"{name} server"], found[f"{name} client"], strict=True)]
         rates = [1e6 / max(each, 0.1) for each in spent]
@@ -75,6 +79,8 @@ async def _measuring(folder: str, count: int, idle: int, seconds: float, rounds:
     server, found = ServerProcess(str(Path(folder) / "data"), grpc=True), Found()
     await server.ready()
     await _put(server, min(count, 5_000), "warm")  # caches are warm then
+    if not grpc_java.missing():
+        await _java(server, found, Path(folder) / "java", count, rounds)
     for number in range(rounds):
         await _rate(server, found, PUT, count, partial(_put, server, count, f"in-{number}"))
         few = max(1, count // 4)
@@ -89,18 +95,38 @@ async def _measuring(folder: str, count: int, idle: int, seconds: float, rounds:
     return found
 
 
-async def _rate(server: ServerProcess, found: Found, name: str, count: int, work: Callable[[], Awaitable[float]]) -> None:
-    """Note messages per second, and the processor time of a message on both sides."""
-    before, own = server.cpu_seconds(), _own_seconds()
-    taken = await work()
-    found.setdefault(name, []).append(count / taken)
-    found.setdefault(f"{name} client", []).append(1e6 * (_own_seconds() - own) / count)
-    found.setdefault(f"{name} server", []).append(1e6 * (server.cpu_seconds() - before) / count)
+async def _java(server: ServerProcess, found: Found, folder: Path, count: int, rounds: int) -> None:
+    """A client in Java: streams in and out, some of them first, until its code is compiled."""
+    client = await asyncio.to_thread(grpc_java.JavaClient, folder, server.grpc_port)
+    for number in range(-JAVA_WARM, rounds):
+        noted, topic = found if number >= 0 else Found(), f"java-{number}"
+        put = partial(asyncio.to_thread, client.run, "put", f"{topic}-in", count, BODY_BYTES)
+        await _rate(server, noted, PUT_JAVA, count, put, client.cpu_seconds)
+        await _fill(server, topic, count)
+        take = partial(asyncio.to_thread, client.run, "take", topic, count)
+        await _rate(server, noted, OUT_JAVA, count, take, client.cpu_seconds)
+    client.close()
 
 
 def _own_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+async def _rate(
+    server: ServerProcess,
+    found: Found,
+    name: str,
+    count: int,
+    work: Callable[[], Awaitable[float]],
+    client_seconds: Callable[[], float] = _own_seconds,
+) -> None:
+    """Note messages per second, and the processor time of a message on both sides."""
+    before, own = server.cpu_seconds(), client_seconds()
+    taken = await work()
+    found.setdefault(name, []).append(count / taken)
+    found.setdefault(f"{name} client", []).append(1e6 * (client_seconds() - own) / count)
+    found.setdefault(f"{name} server", []).append(1e6 * (server.cpu_seconds() - before) / count)
 
 
 async def _put(server: ServerProcess, count: int, topic: str) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import grpc_java
 from tests.harness.server_process import ROOT
 
 NODE_MODULES = ROOT / ".venv" / "node" / "node_modules"
@@ -59,23 +60,9 @@ def generator() -> list[str]:
     return [java(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-jar", str(archive)]
 
 
-GRPC_JARS = (
-    "grpc-api grpc-context grpc-core grpc-netty grpc-protobuf grpc-protobuf-lite grpc-stub guava protobuf perfmark-api "
-    "geronimo-annotation-1.3-spec netty-buffer netty-codec netty-codec-http netty-codec-http2 netty-codec-socks netty-common "
-    "netty-handler netty-handler-proxy netty-resolver netty-transport netty-transport-native-unix-common"
-).split()
-
-
 def grpc_classes(proto: Path, sources: list[Path], folder: Path) -> str:
     """Compile Java sources with the stubs of a proto. Returns the class path. Skips the test where a program or an archive of
     Debian is missing."""
-    jars = [Path("/usr/share/java") / f"{name}.jar" for name in GRPC_JARS]
-    if missing := [jar.name for jar in jars if not jar.exists()]:
-        pytest.skip(f"there is no {missing[0]} here: `make tools` installs gRPC for Java where that is allowed")
-    made, classes = folder / "made", folder / "classes"
-    made.mkdir(parents=True)
-    plugin = f"--plugin=protoc-gen-grpc-java={program('grpc_java_plugin')}"
-    run(program("protoc"), plugin, f"-I{proto.parent}", f"--java_out={made}", f"--grpc-java_out={made}", proto)
-    path = ":".join(map(str, jars))
-    run(program("javac"), "-nowarn", "-cp", path, "-d", classes, *sorted(made.rglob("*.java")), *sources)
-    return f"{path}:{classes}"
+    if name := grpc_java.missing():
+        pytest.skip(f"there is no {name} here: `make tools` installs gRPC for Java where that is allowed")
+    return grpc_java.compiled(proto, sources, folder)
