@@ -218,6 +218,24 @@ def test_dead_letters_are_requeued_by_cause_some_and_one(server: Server, page: P
     expect(page.locator("#toasts .toast")).to_have_count(2)
 
 
+def test_causes_are_named_and_groups_that_never_had_it_too(server: Server, page: Page) -> None:
+    trace = "Traceback (most recent call last):\n  File \"work.py\", line 3, in work\nKeyError: 'customer'\n"
+    id_ = "order-" + "3f2c9a7e" * 9  # is not cut
+    die(server, "traced", id_, error=trace)
+    server.ok("PUT", "/v1/topics/traced/groups/later", {"start": "latest"})
+    assert server.ok("GET", "/v1/topics/traced/dead/summary")["errors"] == {"KeyError: 'customer'": 1}
+    assert len(server.ok("GET", "/v1/topics/traced/dead?error=KeyError:%20%27customer%27")["messages"]) == 1
+    page.goto(server.url + "/#/t/traced/dead")
+    expect(page.locator("#causes .error")).to_have_text("KeyError: 'customer'")
+    expect(rows(page).locator(".error")).to_have_text("KeyError: 'customer'")
+    assert rows(page).locator("th").evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+    rows(page).locator("th a").click()
+    expect(page.locator(".drawer-head .state")).to_have_text(["Dead"])
+    expect(page.locator("[data-group=later]")).to_contain_text("Not seen")
+    expect(page.locator("[data-group=later]")).not_to_contain_text("Done")
+    expect(page.locator("[data-group=default] pre.error")).to_contain_text("line 3, in work")
+
+
 def test_pages_filters_and_the_forecast_lead_to_messages(server: Server, page: Page) -> None:
     server.put("lists", *({"id": f"{'ab'[n % 2]}-{n:03}", "body": n, "delay": 3_600 + n} for n in range(120)))
     page.goto(server.url + "/#/t/lists/sleep")

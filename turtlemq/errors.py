@@ -176,3 +176,15 @@ def describe(error: BaseException) -> str:
     ('it is ready', "KeyError: 'm1'")
     """
     return str(error) if isinstance(error, TurtleError | OSError) else f"{type(error).__name__}: {error}"
+
+
+def headline(error: str) -> str:
+    """The line of a failure's text that names its cause: the first; of a traceback as Python prints it, its last one.
+
+    >>> headline("KeyError: 'customer'\n  File ..."), headline("Traceback (most recent call last):\n  File ...\nKeyError: 'x'\n")
+    ("KeyError: 'customer'", "KeyError: 'x'")
+    """
+    first, _, rest = error.partition("\n")
+    if not first.startswith("Traceback (most recent call last)"):
+        return first
+    return next((line for line in reversed(rest.split("\n")) if line and not line[0].isspace()), first)

@@ -13,6 +13,7 @@ from turtlemq.cli.listing import pages, print_pages
 from turtlemq.cli.output import body_text, confirm, fail, new_table, print_json, printable
 from turtlemq.cli.parameters import AsJson, InGroup, Topic, Url, Yes, duration_option, time_option
 from turtlemq.cli.times import format_time
+from turtlemq.errors import headline
 
 app = typer.Typer()
 
@@ -58,8 +59,8 @@ def list_dead(
 
 
 def _row(letter: dict[str, Any]) -> Sequence[str]:
-    died = format_time(letter["dropped_ms"])[:19]
-    return printable(letter["id"]), letter["group"], str(letter["attempts"]), died, printable(letter["error"]), body_text(letter)
+    died, error = format_time(letter["dropped_ms"])[:19], printable(headline(letter["error"]))
+    return printable(letter["id"]), letter["group"], str(letter["attempts"]), died, error, body_text(letter)
 
 
 @app.command()

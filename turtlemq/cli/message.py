@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from turtlemq.cli.call import URL, call, json_with_body, path
 from turtlemq.cli.output import body_text, console, fail, print_json, printable
 from turtlemq.cli.parameters import AsJson, Id, OneGroup, Topic, Url, duration_option, time_option
 from turtlemq.cli.times import TIME_HELP, format_duration, format_time
+from turtlemq.errors import headline
 
 COLOURS = {
     "sleep": "blue",
@@ -56,6 +58,8 @@ def get(topic: Topic, id_: Id, url: Url = URL, as_json: AsJson = False) -> None:
         out.print(group_text(group, round(time.time() * 1000)), style=COLOURS.get(str(group["state"])))
     for one in message.get("attempts", ()):
         out.print(attempt_text(one), style=COLOURS.get(one["outcome"] or "reserve"))
+    for line in last_traceback(message.get("attempts", ())):
+        out.print(f"    {line}", style="dim")
     print()
     for line, style in timeline(message["timeline"]):
         out.print(line, style=style)
@@ -70,7 +74,7 @@ def group_text(group: dict[str, Any], now_ms: int) -> str:
     text, at_ms = str(group.get("summary", group["state"])), group.get("due_ms")
     if at_ms is not None:
         text += f" at {format_time(at_ms)}" if at_ms > now_ms else f", which is due since {format_time(at_ms)}"
-    error = str(group.get("error", "")).partition("\n")[0]
+    error = headline(str(group.get("error", "")))
     expires = f", expires {format_time(group['expires_ms'])}" if "expires_ms" in group else ""
     return text + (f" ({printable(error)})" if error else "") + expires
 
@@ -82,8 +86,18 @@ def attempt_text(one: dict[str, Any]) -> str:
     if one["outcome"] is None:
         return "  ".join([*words, "is running"])
     words.append(f"{one['outcome']} after {format_duration(one['ended_ms'] - one['reserved_ms'])}")
-    words += [printable(one["error"].partition("\n")[0])] if one["error"] else []
+    words += [printable(headline(one["error"]))] if one["error"] else []
     return "  ".join(words)
+
+
+def last_traceback(attempts: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines of the last error that has more than one, as lines that a terminal can show.
+
+    >>> last_traceback([{"error": "KeyError: 'x'\\n  frame"}, {"error": ""}])
+    ["KeyError: 'x'", '  frame']
+    """
+    error = next((one["error"] for one in reversed(attempts) if "\n" in one["error"].strip()), "")
+    return [printable(line) for line in error.strip().split("\n") if line]
 
 
 def timeline(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
@@ -98,7 +112,7 @@ def timeline(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
     for event in events:
         if before is not None:
             lines.append((f"│   {format_duration(event['at_ms'] - before)}", "dim"))
-        details = [printable(str(event[name])) for name in ("group", "detail") if event.get(name)]
+        details = [printable(headline(str(event[name]))) for name in ("group", "detail") if event.get(name)]
         lines.append(("  ".join([f"● {format_time(event['at_ms'])}", event["event"], *details]), COLOURS.get(event["event"])))
         before = event["at_ms"]
     return lines

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from turtlemq.broker.failures import EndedDelivery
-from turtlemq.errors import Corrupt
+from turtlemq.errors import Corrupt, headline
 from turtlemq.index.columns import tombstones
 from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.index.index import Index
@@ -60,9 +60,9 @@ class Filter:
     prefix: str = ""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Do group, error and the beginning of the id match? The whole error, or its first line: a traceback may follow. The
-        times are left to `DeadLetters.page`."""
-        has_error = self.error is None or self.error in (letter.error, letter.error.partition("\n")[0])
+        """Do group, error and the beginning of the id match? The whole error, or its headline. The times are left
+        to `DeadLetters.page`."""
+        has_error = self.error is None or self.error in (letter.error, headline(letter.error))
         return has_error and (self.group is None or letter.group == self.group) and letter.id.startswith(self.prefix)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from turtlemq.errors import InvalidArgument
+from turtlemq.errors import InvalidArgument, headline
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.auth import OPERATE, READ
 from turtlemq.server.clock import now_ms
@@ -57,10 +57,10 @@ class Admin:
         return _Page(letters=[self._letter(topic, letter) for letter in letters], cursor=cursor or "")
 
     async def summarize(self, call: Call, asked: Any) -> Any:
-        """Counts of dead letters by the first line of the error."""
+        """Counts of dead letters by the headline of the error."""
         counts: Counter[str] = Counter()
         async for page in pages_of(self._service, self._topic(call, asked.route_key, READ), _filter(asked)):
-            counts.update(letter.error.partition("\n")[0] for letter in page)
+            counts.update(headline(letter.error) for letter in page)
         await self._context.confirmed()
         return _Summary(total=counts.total(), errors=counts)
 

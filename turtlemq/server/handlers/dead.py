@@ -11,7 +11,7 @@ from typing import Annotated
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge
+from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge, headline
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
 from turtlemq.server.audit import COUNT
 from turtlemq.server.clock import now_ms
@@ -93,11 +93,11 @@ async def list_dead(request: web.Request) -> web.Response:
 
 
 async def summary(request: web.Request) -> web.Response:
-    """GET /v1/topics/{topic}/dead/summary: counts by the first line of the error, without a traceback below it."""
+    """GET /v1/topics/{topic}/dead/summary: counts by the headline of the error, without its traceback."""
     topic, asked = topic_of(request), query(request, DeadFilter)
     counts: Counter[str] = Counter()
     async for page in pages_of(request.app[SERVICE], topic, _filter(asked)):
-        counts.update(letter.error.partition("\n")[0] for letter in page)
+        counts.update(headline(letter.error) for letter in page)
     return answer({"total": counts.total(), "errors": dict(counts.most_common())})
 
 

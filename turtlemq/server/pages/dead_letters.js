@@ -1,11 +1,9 @@
 // The dead letters of a topic: how many died of what, and each with its group, attempts and error; requeue and delete one, some or all.
 
 import { call, count } from "./common.js";
-import { When, at, html, link, plural, replaceQuery, usePoll } from "./ui.js";
+import { When, at, headline, html, link, plural, replaceQuery, usePoll } from "./ui.js";
 import { deleteLetters, requeue } from "./actions.js";
 import { Filters, Pager, Table, preview, usePages, useSelection } from "./message_list.js";
-
-const firstLine = (text) => text.split("\n")[0];
 
 function Causes({ topic, query, changed }) {
   const filter = Object.fromEntries(Object.entries({ group: query.group, from_ms: query.from, to_ms: query.to, prefix: query.prefix }).filter(([, value]) => value));
@@ -37,7 +35,7 @@ export function DeadLetters({ topic, query, groups, reload, total }) {
   };
   const columns = [
     ["Id"],
-    ["Error", (row) => html`<span class="error">${firstLine(row.error) || "(no reason given)"}</span>`, "cause"],
+    ["Error", (row) => html`<span class="error">${headline(row.error) || "(no reason given)"}</span>`, "cause"],
     ["Died", (row) => html`<${When} ms=${row.dropped_ms} />`],
     ["Attempts", (row) => count(row.attempts), "n wide"],
     ["Group", (row) => row.group, "wide"],

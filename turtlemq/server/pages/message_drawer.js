@@ -2,7 +2,7 @@
 
 import { bytes, call, count, span } from "./common.js";
 import { useLayoutEffect, useRef, useState } from "./standalone.module.js";
-import { Copy, State, When, at, html, operations, usePoll } from "./ui.js";
+import { Copy, State, When, at, headline, html, operations, usePoll } from "./ui.js";
 import { cancelMessage, deleteLetters, editBody, putMessage, requeue, reschedule, retryNow } from "./actions.js";
 import { bytesOf } from "./message_list.js";
 
@@ -42,7 +42,7 @@ function Attempts({ attempts }) {
 }
 
 const Timeline = ({ moments }) =>
-  html`<section id="timeline"><h3>Timeline</h3><ol class="timeline">${moments.map((one) => html`<li class=${one.event}><strong>${one.event}</strong>${one.group && html` <span class="quiet">${one.group}</span>`}<div class="quiet"><${When} ms=${one.at_ms} /></div>${one.detail && html`<div class="detail">${one.detail.split("\n")[0]}</div>`}</li>`)}</ol></section>`;
+  html`<section id="timeline"><h3>Timeline</h3><ol class="timeline">${moments.map((one) => html`<li class=${one.event}><strong>${one.event}</strong>${one.group && html` <span class="quiet">${one.group}</span>`}<div class="quiet"><${When} ms=${one.at_ms} /></div>${one.detail && html`<div class="detail">${headline(one.detail)}</div>`}</li>`)}</ol></section>`;
 
 const LABELS = { attempt: "attempts", consumer: "consumer", lease_until_ms: "lease until", due_ms: "due", next_ms: "next attempt", settled_ms: "done", dropped_ms: "died", error: "error" };
 
@@ -51,16 +51,20 @@ function fact(name, value) {
   return name.endsWith("_ms") ? html`<${When} ms=${value} />` : typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
+// A group that begins after a message counts it as done, but never had it.
+const NOT_SEEN = "not seen";
+const stateIn = ({ state, summary }) => (state === "history" && summary && summary.startsWith(NOT_SEEN) ? NOT_SEEN : state);
+
 const ORDER = ["dead", "reserve", "ready", "sleep", "history", "cancelled"];
 const byState = (groups) => Object.entries(groups).sort(([, a], [, b]) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state));
 
 // A message has a state in each group: all that differ are named.
-const States = ({ message }) => [...new Set(Object.keys(message.groups).length ? byState(message.groups).map(([, one]) => one.state) : [message.state])].map((state) => html`<${State} key=${state} of=${state} />`);
+const States = ({ message }) => [...new Set(Object.keys(message.groups).length ? byState(message.groups).map(([, one]) => stateIn(one)).filter((state, i, all) => state !== NOT_SEEN || all.length === 1) : [message.state])].map((state) => html`<${State} key=${state} of=${state} />`);
 
 function GroupStates({ groups, buttons }) {
   if (!Object.keys(groups).length) return null;
-  return html`<section id="groups-of-message"><h3>Groups</h3>${byState(groups).map(([name, { state, ...rest }]) => html`<div class="group-state" data-group=${name} key=${name}>
-    <div class="row"><strong>${name}</strong><${State} of=${state} /><span class="actions">${buttons(name, state, rest)}</span></div>
+  return html`<section id="groups-of-message"><h3>Groups</h3>${byState(groups).map(([name, { state, summary, ...rest }]) => html`<div class="group-state" data-group=${name} key=${name}>
+    <div class="row"><strong>${name}</strong><${State} of=${stateIn({ state, summary })} /><span class="quiet summary">${summary}</span><span class="actions">${buttons(name, state, rest)}</span></div>
     <dl>${Object.entries(rest).filter(([key, value]) => value !== null && value !== "" && !(key === "attempt" && !value)).map(([key, value]) => html`<div class=${key}><dt>${LABELS[key] || key.replace(/_ms$/, "").replaceAll("_", " ")}</dt><dd>${fact(key, value)}</dd></div>`)}</dl>
   </div>`)}</section>`;
 }

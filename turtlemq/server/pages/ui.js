@@ -6,7 +6,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./standalone
 export { html };
 
 // One word for each state: docs/GLOSSARY.md
-export const WORDS = { sleep: "Sleeping", ready: "Ready", reserve: "In flight", history: "Done", dead: "Dead", cancelled: "Cancelled" };
+export const WORDS = { sleep: "Sleeping", ready: "Ready", reserve: "In flight", history: "Done", dead: "Dead", cancelled: "Cancelled", "not seen": "Not seen" };
 export const word = (state) => WORDS[state] || state;
 export const State = ({ of, note }) => html`<span class=${`state ${of}`}>${word(of)}${note ? ` · ${note}` : ""}</span>`;
 
@@ -197,6 +197,12 @@ export const When = ({ ms, plain }) =>
 // A field of type datetime-local has local time without a zone.
 export const toLocal = (ms) => (ms ? new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 19) : "");
 export const fromLocal = (text) => (text ? new Date(text).getTime() : "");
+
+// The line of an error that names its cause, as `headline` in turtlemq/errors.py.
+export function headline(error) {
+  const lines = error.split("\n");
+  return (lines[0].startsWith("Traceback (most recent call last)") && lines.slice(1).findLast((line) => /^\S/.test(line))) || lines[0];
+}
 
 export const plural = (n, one, many) => `${count(n)} ${n === 1 ? one : many || `${one}s`}`;
 
