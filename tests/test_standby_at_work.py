@@ -118,9 +118,10 @@ def test_check_and_backup_find_the_shard_of_a_node(tmp_path: Path) -> None:
     assert turtlemq("backup", tmp_path / "backups", "--data", tmp_path / "node").returncode == 0
     other = tmp_path / "node" / "shard" / "01"
     Engine.open(other).close()
-    refused = turtlemq("check", "--data", tmp_path / "node")
-    assert refused.returncode == 1
-    assert "holds 2 shards" in refused.stderr
+    (other / "FORMAT").write_bytes(b"99\n")
+    both = turtlemq("check", "--data", tmp_path / "node")
+    assert both.returncode != 0, "a folder with several shards is checked as a whole"
+    assert "shard/01/FORMAT" in both.stdout + both.stderr
     assert "no data folder" in turtlemq("check", "--data", tmp_path).stderr
 
 
