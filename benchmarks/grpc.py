@@ -34,12 +34,12 @@ GOALS = {
     PUT + ON_ONE: Goal("≥", 20_000),
     OUT: Goal("≥", 15_000),
     OUT + ON_ONE: Goal("≥", 15_000),
-    PUT_JAVA: Goal("≥", 20_000),
-    OUT_JAVA: Goal("≥", 15_000),
     LATE: Goal("≤", 1.0),
     IDLE: Goal("≤", 400),
     MOVED: Goal("≤", 1.0),
 }
+if not grpc_java.missing():
+    GOALS |= {PUT_JAVA: Goal("≥", 20_000), OUT_JAVA: Goal("≥", 15_000)}
 JAVA_WARM = 2  # rounds before those that count
 STREAMS = 100  # of a connection
 CALLBACK_CAPACITY = 256
