@@ -184,6 +184,8 @@ def _consumers(consumers: str | Sequence[str]) -> Fields:
 
 def _earlier(attempts: Mapping[int, Attempts], rows: slice) -> Fields:
     """The attempts of settled messages before their last one, by row of the event; no field if none has any."""
+    if not attempts:
+        return {}
     own = {i - rows.start: some for i, some in attempts.items() if rows.start <= i < rows.stop}
     return {"earlier": encode_many(own)} if own else {}
 
