@@ -23,7 +23,7 @@ from tests.trust.limits_pairs import PAIRS
 from tests.trust.limits_timers import TIMERS
 from tests.trust.parts import scratch
 from turtlemq.engine import Engine
-from turtlemq.model import Message
+from turtlemq.model import Batch, Message
 from turtlemq.server.metrics.loop_lag import BUDGET_S, LoopLag
 from turtlemq.server.outgoing.fetch import count_odd
 
@@ -124,6 +124,29 @@ def test_stopping_with_many_topics_does_not_stall(many_topics: Path) -> None:
                 while server.ok("GET", f"/v1/topics/t{TOPICS - 1}")["stats"]["ready"] == 0:
                     time.sleep(0.2)
                 return stalls_of_a_life(server)
+
+    keeps_the_budget(case)
+
+
+def test_a_backlog_of_events_does_not_stall(tmp_path: Path) -> None:
+    """Pages of 400,000 events: 100,000 messages were put, came due, were delivered and acknowledged, 10,000 at a time."""
+    engine, now = Engine.open(tmp_path / "data"), int(time.time() * 1000) - 1_000
+    for _ in range(10):
+        engine.submit(TOPIC, Batch([b"x"] * 10_000, [now] * 10_000), now)
+    engine.move_group(TOPIC, "g", "earliest", now)
+    while engine.stats(TOPIC).sleep:
+        engine.tick(now)
+    while len(taken := engine.reserve(TOPIC, "g", 10_000, now)):
+        engine.ack(TOPIC, "g", taken.ids, now)
+    engine.close()
+
+    def case() -> int:
+        with running(tmp_path / "data") as server:
+            found, query = 0, "since_ms=0"
+            while events := (page := server.ok("GET", f"/v1/topics/{TOPIC}/events?limit=10000&{query}"))["events"]:
+                found, query = found + len(events), f"cursor={page['cursor']}"
+            assert found >= 400_000
+            return stalls_of_a_life(server)
 
     keeps_the_budget(case)
 
