@@ -119,3 +119,17 @@ def test_attempts_are_those_of_the_view(tmp_path: Path) -> None:
     assert letter["attempts"] == shown["dead"]
     assert "attempts" not in rows(tmp_path, topic="t", kind="messages", columns="id,state")[0]
     engine.close()
+
+
+def test_dead_letter_belongs_to_the_newest_message_of_its_id(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path, settings=Settings(max_attempts=1))
+    engine.submit("t", [Message(b"first", 10, id="k")], 10)
+    engine.tick(10)
+    engine.move_group("t", "g", "earliest", 10)
+    assert engine.cancel("t", ["k"], 10) == {"k": "cancelled"}
+    engine.submit("t", [Message(b"second", 20, id="k")], 20)
+    engine.tick(20)
+    engine.ack("t", "g", [f"-{id_}" for id_ in engine.reserve("t", "g", 9, 20).ids], 20)
+    engine.topic("t").checkpoint()
+    assert states(tmp_path) == {("k", "g", "cancelled"), ("k", "g", "dead")}
+    engine.close()

@@ -71,6 +71,7 @@ class TopicFacts:
         asleep = self._valid(sleepers.filter(pc.equal(sleepers["state"], "sleep")))
         self.messages = self._messages(ready.filter(pc.invert(pc.or_(owned, notice))), asleep, retries, letters)
         self._ids = _chunk(self.messages["id"])
+        self._newest_first = self._ids.take(pa.array(np.arange(len(self._ids))[::-1]))
         self.offsets = _ints(self.messages["offset"], self.first - 1)  # a removed document lay there at the latest
         self._levels = _levels(self.messages)
         self._cancelled = self._is_cancelled(self.offsets)
@@ -107,8 +108,12 @@ class TopicFacts:
         return pa.concat_tables([present.select(_MESSAGE.names), candidates.take(pc.index_in(ids.unique(), ids))])
 
     def rows_of(self, ids: pa.ChunkedArray | pa.Array) -> I64:
-        """The rows of messages with these ids, -1 for those that are not among them."""
-        return _ints(pc.index_in(ids, self._ids), -1) if len(ids) else np.empty(0, np.int64)
+        """The rows of messages with these ids, -1 for those that are not among them. An id that was used again is that of the
+        newest message: retries and dead letters of earlier ones have ended."""
+        if not len(ids):
+            return np.empty(0, np.int64)
+        found = _ints(pc.index_in(ids, self._newest_first), -1)
+        return np.where(found < 0, -1, len(self._ids) - 1 - found)
 
     def rows_at(self, offsets: I64) -> I64:
         """The rows of the messages at these ready offsets, -1 where there is none."""
