@@ -365,3 +365,17 @@ def test_a_cancelled_id_put_again_is_listed_as_what_it_is(engine: Engine) -> Non
     put(engine, KEEP, "a", now=80)
     pages = [engine.topic("t").view.messages("cancelled", limit=limit)[0] for limit in (1, 10)]
     assert [[view.id for view in page] for page in pages] == [["b"], ["b"]]
+
+
+def test_void_retries_of_a_replaced_message_are_not_taken_from_the_backlog(engine: Engine) -> None:
+    ready(engine)
+    assert fetch(engine, 25) == [("a", b"old")]
+    assert engine.ack("t", "g", ["-a"], 30, retry_delay_ms=60_000).failed == 1
+    engine.tick(70_000)  # the retry is in the ready log
+    engine.drop_group("t", "g", 70_000)
+    engine.move_group("t", "g", "earliest", 70_000)  # of the group before, so it is void
+    assert engine.groups("t")["g"].ready == 1
+    put(engine, REPLACE, "a", now=70_000)
+    assert engine.groups("t")["g"].ready == 0
+    put(engine, KEEP, "b", due=70_100, now=70_050)
+    assert fetch(engine, 70_200) == [("b", b"new")]

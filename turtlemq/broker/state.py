@@ -140,7 +140,7 @@ class BrokerState:
         counts = self.visibility.are_unfetched(groups, offsets).sum(axis=0).tolist()
         unfetched = Counter({group.name: count for group, count in zip(groups, counts, strict=True) if count})
         for offset, name in retries.items():
-            unfetched[name] += self.visibility.is_unfetched(self.groups[name], offset)
+            unfetched[name] += self.visibility.is_counted(self.groups[name], offset)
         return unfetched
 
     def note_dead_removed(self, removals: Sequence[DeadRemoval], now_ms: int, withdrawn: bool, superseded: bool = False) -> None:

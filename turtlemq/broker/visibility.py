@@ -147,6 +147,14 @@ class Visibility:
         read, _ = self.ready.read(np.array([offset]))
         return offset >= cursors[int(read.heads["flags"][0]) & f.PRIORITY]
 
+    def is_counted(self, group: Group, offset: int) -> bool:
+        """Whether a retry of a group counts as unfetched. A void one, of before the group was moved or made anew, never did."""
+        if not self.is_unfetched(group, offset):
+            return False
+        offsets = np.array([offset])
+        read, _ = self.ready.read(offsets)
+        return bool(visible(self.ready, group.name, group, read, offsets, frozenset())[0])
+
     def are_unfetched(self, groups: Sequence[Group], offsets: I64) -> Mask:
         """Whether the cursors of groups, a column each, have still to pass documents, a row each. Documents are read only if
         the log has priorities, and a group stands between their cursors."""
