@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.harness.certificates import certificate
+from tests.harness.client_network import canned, proxied
 from tests.harness.command_line import Line, on_a_terminal
 from tests.harness.server_process import PROGRAM, Server, environment, run, running
 
@@ -205,6 +206,41 @@ def test_the_shell_completes_groups_settings_and_values(server: Server) -> None:
     assert completed(server, "turtlemq put shell x --priority ") == ["high", "normal", "low"]
     assert completed(server, "turtlemq list shell --state r") == ["ready", "reserve"]
     assert completed(server, "turtlemq groups place shell g --start l") == ["latest"]
+
+
+def test_only_a_429_makes_a_request_go_again(server: Server) -> None:
+    with proxied(server.port) as proxy:
+        line = Line(proxy.url)
+        busy = b'{"error": {"code": "OVERLOADED", "message": "busy", "retry_after_ms": 10}}'
+        proxy.canned = canned("429 Too Many Requests", busy)
+        proxy.set("answer", 2)
+        line("put", "again", "1")
+        assert len(proxy.requests) == 3
+        proxy.canned = canned("503 Service Unavailable", b"a proxy says no")
+        proxy.set("answer", 1)
+        assert "turtlemq: HTTP 503: a proxy says no" in line("put", "again", "1", code=1)
+        proxy.set("cut-answer", 1)
+        assert "no answer from" in line("put", "again", "1", code=1)
+        assert len(proxy.requests) == 5
+
+
+def test_an_export_that_breaks_off_fails(server: Server) -> None:
+    server.ok("PUT", "/v1/topics/export", {"max_attempts": 1})
+    server.put("export", *({"body": "x" * 1000, "id": f"m{n}"} for n in range(100)))
+    server.ack("export", *(f"-{one['id']}" for one in server.fetch("export", wait=5, max=100)))
+    with proxied(server.port) as proxy:
+        proxy.set("cut-half")
+        assert "turtlemq: no answer from" in Line(proxy.url)("dead", "export", "export", code=1)
+    with open("/dev/full", "wb") as full:
+        command = [*PROGRAM, "dead", "export", "export"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(TURTLEMQ_URL=server.url))
+    assert done.returncode != 0
+    assert "turtlemq: cannot write to stdout: No space left" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["ftp://queue", "http://", "http://queue:99999", "http://[::1"])
+def test_a_url_that_is_none_is_wrong_use(url: str) -> None:
+    assert f"turtlemq: {url!r} is no address of a server" in Line(url)("topics", code=2)
 
 
 @pytest.mark.slow

@@ -1,23 +1,25 @@
 """HTTP requests to a running server, for the client verbs: one connection per request, JSON in, JSON out.
 
-A failed request ends the program with an error message; a 429 is tried again for a minute. The verbs do not use
-`turtlemq.client`: loading it takes longer than most verbs run.
+A failed request ends the program with an error message; a 429 is tried again for a minute, nothing else is. The connection is
+that of `turtlemq.client`, which is loaded by the first request.
 """
 
 from __future__ import annotations
 
-import http.client
+import io
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
-from turtlemq.cli.connection_errors import connection_error
 from turtlemq.cli.credentials import TOKEN, tls_context
 from turtlemq.cli.output import fail
+
+if TYPE_CHECKING:
+    from turtlemq.client.options import Sink
+    from turtlemq.client.wire import Answer, Request
 
 URL = "http://127.0.0.1:8878"
 TIMEOUT_S = 75
@@ -50,83 +52,96 @@ class CallFailed(Exception):
         self.exit_code, self.status, self.index = exit_code, status, index
 
 
-@contextmanager
 def request(
-    url: str, method: str, target: str, body: bytes | None = None, kind: str = "application/json", timeout_s: float = TIMEOUT_S
-) -> Iterator[http.client.HTTPResponse]:
-    """Send a request and give its response, if that is a success. Waits and tries again on 429; all other errors `fail`."""
+    url: str,
+    method: str,
+    target: str,
+    body: bytes | None = None,
+    timeout_s: float = TIMEOUT_S,
+    file: BinaryIO | None = None,
+) -> bytes:
+    """Send a request and return the body of its answer, as `asked` does. All errors `fail`."""
     try:
-        with asked(url, method, target, body, kind, timeout_s) as response:
-            yield response
+        return asked(url, method, target, body, timeout_s=timeout_s, file=file)
     except CallFailed as error:
         fail(str(error), error.exit_code)
 
 
-@contextmanager
 def asked(
-    url: str, method: str, target: str, body: bytes | None = None, kind: str = "application/json", timeout_s: float = TIMEOUT_S
-) -> Iterator[http.client.HTTPResponse]:
-    """Send a request and give its response, if that is a success. Waits and tries again on 429; raises `CallFailed` else."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise CallFailed(f"{url!r} is no address of a server; it looks like {URL}", 2)
-    tls: dict[str, Any] = {"context": tls_context()} if parts.scheme == "https" else {}
-    connect = http.client.HTTPSConnection if tls else http.client.HTTPConnection
-    headers = auth_headers() | ({"Content-Type": kind} if body is not None else {})
+    url: str,
+    method: str,
+    target: str,
+    body: bytes | None = None,
+    kind: str = "application/json",
+    timeout_s: float = TIMEOUT_S,
+    file: BinaryIO | None = None,
+) -> bytes:
+    """Send a request and return the body of its answer. With a `file` the body goes there while it comes. Waits and tries again
+    on 429; raises `CallFailed` for all else that is no success. `timeout_s`: how long the server may send nothing."""
+    from turtlemq.client.options import Sink
+    from turtlemq.client.wire import Request
+
+    out = io.BytesIO()
     end = time.monotonic() + RETRY_S_MAX
     while True:
-        connection = connect(parts.hostname, parts.port, timeout=timeout_s, **tls)
-        response: http.client.HTTPResponse | None = None
-        try:
-            connection.request(method, parts.path.rstrip("/") + target, body, headers)
-            response = connection.getresponse()
-            if response.status == 429 and time.monotonic() < end:
-                time.sleep(_retry_after_s(response))
-                continue
-            if response.status >= 300:
-                raise _refusal(response)
-            yield response
-            return
-        except BrokenPipeError as error:
-            if response is not None:
-                raise  # not the server: the reader of our own stdout went away
-            raise CallFailed(f"{url} hung up while it was spoken to; its log may say why.") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise CallFailed(connection_error(url, parts, error)) from error
-        finally:
-            connection.close()
+        answer = _answer(url, Request(method, target, body, kind), timeout_s, Sink(out if file is None else file))
+        if answer.status < 300:
+            return out.getvalue()
+        error, retry_after_s = _refusal(answer)
+        if answer.status != 429 or time.monotonic() >= end:
+            raise error
+        time.sleep(min(max(retry_after_s, 0.01), 10.0))
 
 
-def _retry_after_s(response: http.client.HTTPResponse) -> float:
+def _answer(url: str, request: Request, timeout_s: float, sink: Sink) -> Answer:
+    """Send a request once, over a connection of its own. The body of a success goes to the sink."""
+    from turtlemq.client.errors import ConnectionFailed, InvalidArgument
+    from turtlemq.client.options import Options
+    from turtlemq.client.pool import Pool
+    from turtlemq.client.sending import Send
+
     try:
-        return min(max(float(json.loads(response.read())["error"]["retry_after_ms"]) / 1000, 0.01), 10.0)
-    except (ValueError, KeyError, TypeError):
-        return 1.0
-
-
-def _refusal(response: http.client.HTTPResponse) -> CallFailed:
-    """A refusal as an error. Wrong arguments are wrong use of the program: exit code 2."""
-    text = response.read().decode(errors="replace")
-    code = 2 if response.status == 400 else 1
+        options = Options.from_arguments([url], None, None, timeout_s, timeout_s, None)
+    except InvalidArgument as error:
+        raise CallFailed(str(error), 2) from error
+    parts = urlsplit(options.urls[0])
+    context = tls_context() if parts.scheme == "https" else None
     try:
-        error = json.loads(text)["error"]
-        message, index = f"{error['code']}: {error['message']}", error.get("index")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return CallFailed(f"HTTP {response.status}: {text[:200]}", code, response.status)
-    return CallFailed(f"{message} Put a token into {TOKEN}." if response.status == 401 else message, code, response.status, index)
+        with closing(Pool(options, context)) as pool:
+            return pool.send(Send(request, timeout_s, None), sink=sink)
+    except ConnectionFailed as error:
+        from turtlemq.cli.connection_errors import connection_error
+
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise CallFailed(connection_error(url, parts, cause)) from cause
+
+
+def _refusal(answer: Answer) -> tuple[CallFailed, float]:
+    """A refusal as an error, and the seconds to wait before the next try. Wrong arguments are wrong use of the program: exit
+    code 2."""
+    from turtlemq.client.errors import Refused
+    from turtlemq.client.wire import error_of
+
+    error, status = error_of(answer), answer.status
+    message, retry_after_s = str(error), 1.0
+    if isinstance(error, Refused):
+        if not message.startswith(f"HTTP {status}: "):  # of a proxy
+            message = f"{error.code}: {message}"
+        if status == 401:
+            message += f" Put a token into {TOKEN}."
+        retry_after_s = 1.0 if error.retry_after_s is None else error.retry_after_s
+    return CallFailed(message, 2 if status == 400 else 1, status, error.index), retry_after_s
 
 
 def call(url: str, method: str, target: str, value: Any = None) -> Any:
     """Send a JSON value, or bytes that are JSON already, and return the decoded answer."""
     body = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
-    with request(url, method, target, body) as response:
-        return json.loads(response.read())
+    return json.loads(request(url, method, target, body))
 
 
 def answered(url: str, method: str, target: str) -> Any:
     """The decoded answer to a request. Raises `CallFailed`."""
-    with asked(url, method, target) as response:
-        return json.loads(response.read())
+    return json.loads(asked(url, method, target))
 
 
 def json_with_body(fields: dict[str, Any], body: str | None, text: bool = False) -> bytes:

@@ -347,8 +347,7 @@ def _copies(nodes: dict[str, Any]) -> dict[str, Any]:
     copies = {}
     for name, node in nodes.items():
         try:
-            with asked(node.url, "GET", "/v1/cluster/replica", timeout_s=ASK_S) as response:
-                told = json.loads(response.read())
+            told = json.loads(asked(node.url, "GET", "/v1/cluster/replica", timeout_s=ASK_S))
         except (CallFailed, ValueError):
             continue
         copies[name] = CopyFacts(told["replica"], told["complete"], told["healthy"], told["epoch"], told["lsn"], told["state"])

@@ -61,8 +61,7 @@ def _topology(names: Names) -> dict[str, Any]:
 def ask(url: str, target: str) -> dict[str, Any] | str:
     """The answer of one node, or why there is none."""
     try:
-        with asked(url, "GET", target, timeout_s=ASK_S) as response:
-            told = json.loads(response.read())
+        told = json.loads(asked(url, "GET", target, timeout_s=ASK_S))
     except (CallFailed, ValueError) as error:
         return str(error).partition(". Is the server running?")[0]
     return told if isinstance(told, dict) else "it answers something else"

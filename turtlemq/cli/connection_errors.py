@@ -11,6 +11,8 @@ PROBE_S = 2.0  # for a look whether a port speaks TLS
 
 def connection_error(url: str, parts: SplitResult, error: Exception) -> str:
     """The text for an exception of a connection to `url`."""
+    if isinstance(error, BrokenPipeError):
+        return f"{url} hung up while it was spoken to; its log may say why."
     said = str(error) or type(error).__name__
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(url, error)

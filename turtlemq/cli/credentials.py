@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 import os
-import ssl
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turtlemq.cli.output import fail
+
+if TYPE_CHECKING:
+    import ssl
 
 TOKEN, CACERT = "TURTLEMQ_TOKEN", "TURTLEMQ_CACERT"
 CONNECTION = "Connection"  # the panel of --url, --token and --cacert in the help
@@ -93,6 +95,8 @@ def set_variables(variables: Mapping[str, str | None]) -> Callable[[], None]:
 
 def tls_context() -> ssl.SSLContext:
     """The TLS context of an https request: trusts the certificates of the file in TURTLEMQ_CACERT, else those of the system."""
+    import ssl  # not at the top: most requests need none
+
     file = os.environ.get(CACERT) or None
     try:
         return ssl.create_default_context(cafile=file)

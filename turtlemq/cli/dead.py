@@ -145,7 +145,10 @@ def export(topic: Topic, group: InGroup = None, error: OfError = None, url: Url 
 
     turtlemq dead export orders > dead.ndjson
     """
-    with request(url, "GET", path(topic, "dead", "export", group=group, error=error)) as response:
-        while chunk := response.read(65_536):
-            sys.stdout.buffer.write(chunk)
-    sys.stdout.buffer.flush()
+    try:
+        request(url, "GET", path(topic, "dead", "export", group=group, error=error), file=sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as failed:
+        fail(f"cannot write to stdout: {failed.strerror}")

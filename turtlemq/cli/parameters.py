@@ -55,8 +55,8 @@ def _ask(*parts: str) -> Any:
     """An answer of the server for the shell to complete from; None if there is none."""
     url = os.environ.get("TURTLEMQ_URL", URL)
     try:
-        with redirect_stderr(io.StringIO()), request(url, "GET", path(*parts), timeout_s=1) as response:
-            return json.loads(response.read())
+        with redirect_stderr(io.StringIO()):
+            return json.loads(request(url, "GET", path(*parts), timeout_s=1))
     except typer.Exit:
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -139,8 +138,7 @@ def _put_lines(url: str, target: str, topic: str, source: BinaryIO, size: int, a
         for numbers, lines in _batches(source):
             data = b"".join(lines)
             try:
-                with asked(url, "POST", target, data, "application/x-ndjson") as response:
-                    answer = json.loads(response.read())
+                answer = json.loads(asked(url, "POST", target, data, "application/x-ndjson"))
             except CallFailed as failed:
                 first, last, bad = numbers[0], numbers[-1], failed.index
                 print_error(str(failed) if bad is None else f"line {numbers[bad]}: {failed}")
@@ -166,7 +164,7 @@ def _counted(counts: dict[str, int], between: str = ", ") -> str:
 def _unanswered(failed: CallFailed) -> bool:
     """Whether the connection broke before an answer came."""
     cause = failed.__cause__
-    return isinstance(cause, OSError | HTTPException) and not isinstance(cause, ConnectionRefusedError)
+    return isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError)
 
 
 def _batches(source: BinaryIO) -> Iterator[tuple[list[int], list[bytes]]]:

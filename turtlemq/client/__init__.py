@@ -7,9 +7,10 @@
 
     Consumer("orders", lambda message: print(message.body)).run()
 
-`AsyncClient`, `AsyncProducer` and `AsyncConsumer` do the same with asyncio; aiohttp is loaded only for them. The protocol is pure
-code, which both shells run: `wire`, `outgoing` and `fetched` (encoding), `calls`, `sending` (retries), `batching`,
-`consumer_state` and `consumer_flows`. The shells are `sync`, `producer`, `consumer`, and for asyncio the `aio` modules.
+`AsyncClient`, `AsyncProducer` and `AsyncConsumer` do the same with asyncio; aiohttp is loaded only for them. Each name is loaded
+at its first use, so that a program which needs few of them starts faster. The protocol is pure code, which both shells run:
+`wire`, `outgoing` and `fetched` (encoding), `calls`, `sending` (retries), `batching`, `consumer_state` and `consumer_flows`. The
+shells are `sync` with its `pool`, `producer`, `consumer`, and for asyncio the `aio` modules.
 User guide: docs/CLIENT.md. Words: docs/GLOSSARY.md.
 """
 
@@ -18,26 +19,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from turtlemq.client import errors
-from turtlemq.client.consumer import Consumer
-from turtlemq.client.consumer_state import ConsumerOptions, Retry
-from turtlemq.client.dedup import Dedup
 from turtlemq.client.errors import ClientError
-from turtlemq.client.fetched import Message
-from turtlemq.client.options import NewMessage, new_id
-from turtlemq.client.producer import Producer, Put
-from turtlemq.client.results import StoredId, StoredIds
-from turtlemq.client.sync import Client
 
 if TYPE_CHECKING:
     from turtlemq.client.aio import AsyncClient
     from turtlemq.client.aio_consumer import AsyncConsumer
     from turtlemq.client.aio_producer import AsyncProducer, AsyncPut
+    from turtlemq.client.consumer import Consumer
+    from turtlemq.client.consumer_state import ConsumerOptions, Retry
+    from turtlemq.client.dedup import Dedup
+    from turtlemq.client.fetched import Message
+    from turtlemq.client.options import NewMessage, new_id
+    from turtlemq.client.producer import Producer, Put
+    from turtlemq.client.results import StoredId, StoredIds
+    from turtlemq.client.sync import Client
 
-_ASYNC = {  # name: module, imported at the first use
+_MODULES = {  # name: module, imported at the first use
     "AsyncClient": "aio",
     "AsyncConsumer": "aio_consumer",
     "AsyncProducer": "aio_producer",
     "AsyncPut": "aio_producer",
+    "Client": "sync",
+    "Consumer": "consumer",
+    "ConsumerOptions": "consumer_state",
+    "Dedup": "dedup",
+    "Message": "fetched",
+    "NewMessage": "options",
+    "Producer": "producer",
+    "Put": "producer",
+    "Retry": "consumer_state",
+    "StoredId": "results",
+    "StoredIds": "results",
+    "new_id": "options",
 }
 
 __all__ = [
@@ -63,13 +76,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ASYNC:
-        from importlib import import_module
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        try:
-            return getattr(import_module(f"turtlemq.client.{_ASYNC[name]}"), name)
-        except ModuleNotFoundError as missing:
-            if missing.name not in ("aiohttp", "yarl"):
-                raise
-            raise ImportError(f"{name} needs aiohttp: pip install 'turtlemq-client[aio]'") from missing
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = globals()[name] = getattr(import_module(f"turtlemq.client.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("aiohttp", "yarl"):
+            raise
+        raise ImportError(f"{name} needs aiohttp: pip install 'turtlemq-client[aio]'") from missing
+    return found

@@ -19,7 +19,8 @@ from turtlemq.client.arguments import CONSUMER_NAMES, ConsumerArguments, check_n
 from turtlemq.client.connection import Connection
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
-from turtlemq.client.sync import Client, end_long_poll
+from turtlemq.client.pool import end_long_poll
+from turtlemq.client.sync import Client
 
 log = logging.getLogger("turtlemq.client")
 SIGNAL_S = 0.2  # signals are noticed within this time

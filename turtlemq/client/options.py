@@ -53,7 +53,7 @@ class Options:
         urls = tuple(_full_url(part) for part in (given.split(",") if isinstance(given, str) else given))
         if timeout <= 0 or try_timeout <= 0 or not urls:
             raise InvalidArgument("timeouts are above 0, and there is at least one address")
-        token = token if token is not None else os.environ.get("TURTLEMQ_TOKEN") or None
+        token = token if token is not None else os.environ.get("TURTLEMQ_TOKEN", "").strip() or None
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InvalidArgument("a token is printable ASCII")
         cacert = cacert if cacert is not None else os.environ.get("TURTLEMQ_CACERT") or None
@@ -87,8 +87,12 @@ def _full_url(url: str) -> str:
     ('http://queue.example:8878', 'https://queue.example')
     """
     full = (url if "://" in url else f"http://{url}").strip().rstrip("/")
-    parts = urlsplit(full)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(full)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port, or of brackets
+        is_address = False
+    if not is_address:
         raise InvalidArgument(f"{url!r} is no address of a server; it looks like {URL}")
     return full
 

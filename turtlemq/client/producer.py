@@ -17,8 +17,9 @@ from turtlemq.client.batching import BatchBuffer, PendingPut, deliver_batch, fai
 from turtlemq.client.errors import BufferFull, Closed, TimedOut
 from turtlemq.client.options import new_id
 from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
+from turtlemq.client.pool import fork_aware
 from turtlemq.client.results import Outcome, StoredIds
-from turtlemq.client.sync import Client, fork_aware
+from turtlemq.client.sync import Client
 
 
 class Put:

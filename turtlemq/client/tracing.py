@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from turtlemq.client.fetched import Message
-from turtlemq.client.outgoing import OutgoingMessage
+if TYPE_CHECKING:
+    from turtlemq.client.fetched import Message
+    from turtlemq.client.outgoing import OutgoingMessage
 
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
