@@ -367,7 +367,7 @@ def test_a_cancelled_id_put_again_is_listed_as_what_it_is(engine: Engine) -> Non
     assert [[view.id for view in page] for page in pages] == [["b"], ["b"]]
 
 
-def test_void_retries_of_a_replaced_message_are_not_taken_from_the_backlog(engine: Engine) -> None:
+def test_void_retries_of_replaced_messages_leave_the_backlog_alone(engine: Engine) -> None:
     ready(engine)
     assert fetch(engine, 25) == [("a", b"old")]
     assert engine.ack("t", "g", ["-a"], 30, retry_delay_ms=60_000).failed == 1

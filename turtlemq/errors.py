@@ -179,7 +179,7 @@ def describe(error: BaseException) -> str:
 
 
 def headline(error: str) -> str:
-    """The line of a failure's text that names its cause: the first; of a traceback as Python prints it, its last one.
+    r"""The line of a failure's text that names its cause: the first; of a traceback as Python prints it, its last one.
 
     >>> headline("KeyError: 'customer'\n  File ..."), headline("Traceback (most recent call last):\n  File ...\nKeyError: 'x'\n")
     ("KeyError: 'customer'", "KeyError: 'x'")

@@ -81,8 +81,8 @@ class Batch(OptionalColumns):
     ids: Sequence[str | None] | None = None
     ttr_ms: Sequence[int] | None = None
     flags: Sequence[int] | int | None = None  # priority and JSON bits, see turtlemq.segment.format; one number: for all
-    spread_ms: Sequence[int | None] | None = None  # see turtlemq.topic.spread; None: as the topic's setting says
     if_exists: Sequence[int] | int | None = None  # see turtlemq.if_exists; one number: for all; None: keep
+    spread_ms: Sequence[int | None] | None = None  # see turtlemq.topic.spread; None: as the topic's setting says
 
     def __len__(self) -> int:
         return len(self.bodies)

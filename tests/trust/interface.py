@@ -215,8 +215,9 @@ def plain(inquiry: Inquiry, mode: GenerationMode) -> None:
 
 def impatient(case: Case[Any]) -> None:
     """Long polls would take too much time here."""
-    if isinstance(case.body, dict) and isinstance(case.body.get("wait"), (int, float)):
-        case.body["wait"] = 0
+    for place in (case.body, case.query):
+        if isinstance(place, dict) and isinstance(place.get("wait"), (int, float)):
+            place["wait"] = 0
 
 
 def into_the_world(case: Case[Any], number: int) -> None:

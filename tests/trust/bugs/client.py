@@ -23,8 +23,8 @@ BUGS = (
     Bug(
         "the client goes back to a leader that is lost as long as the name server names it",
         "client/topology.py",
-        " and not self._is_avoided(leader.url, now_s):\n            return Target(leader.url, True)",
-        ":\n            return Target(leader.url, True)",
+        " and not self._is_avoided(leader.url, now_s):\n            return Target(leader.url, True, topic)",
+        ":\n            return Target(leader.url, True, topic)",
         "client_topology",
     ),
 )

@@ -15,8 +15,8 @@ BUGS = (
     Bug(
         "the audit log does not name the token",
         "server/audit.py",
-        '            token="" if token is None else token.name,\n',
-        '            token="",\n',
+        '        token="" if token is None else token.name,\n        client=request.remote',
+        '        token="",\n        client=request.remote',
         "audit",
     ),
     Bug(
@@ -37,8 +37,8 @@ BUGS = (
     Bug(
         "a committer that was closed still publishes, beside the thread that closes the topics",
         "server/commit.py",
-        "        if self._closed:\n            return\n        self._under_way",
-        "        self._under_way",
+        "        if self._closed:\n            return\n        self._publish",
+        "        self._publish",
         "commit",
     ),
     Bug(
