@@ -47,6 +47,18 @@ class InvalidArgument(TurtleError):
     code, status = "INVALID_ARGUMENT", 400
 
 
+class InvalidSchedule(TurtleError):
+    """A schedule has one of `cron`, `every` and `delays`, with times to come."""
+
+    code, status = "INVALID_SCHEDULE", 400
+
+
+class UnknownSchedule(TurtleError):
+    """The topic has no schedule of this name."""
+
+    code, status = "UNKNOWN_SCHEDULE", 404
+
+
 class UnknownTopic(TurtleError):
     """There is no such topic."""
 
@@ -63,6 +75,18 @@ class UnknownMessage(TurtleError):
     """The topic holds no message with this id."""
 
     code, status = "UNKNOWN_MESSAGE", 404
+
+
+class NotKept(TurtleError):
+    """The files of that moment are gone: retention has removed them."""
+
+    code, status = "NOT_KEPT", 410
+
+
+class UnknownReplay(TurtleError):
+    """The topic has no replay with this id."""
+
+    code, status = "UNKNOWN_REPLAY", 404
 
 
 class UnknownShard(TurtleError):
