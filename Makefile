@@ -11,6 +11,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+KERNEL_STAMP := $(VENV)/.kernel-done
 RUN_STAMP := $(VENV)/.run-done
 SPARK_STAMP := $(VENV)/.spark-done
 BENCH_STAMP := $(VENV)/.bench-done
@@ -30,17 +31,17 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 	  | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
-setup: $(STAMP) ## make .venv with the locked packages and the turtlemq command (quick when nothing changed)
+setup: $(STAMP) $(KERNEL_STAMP) ## make .venv with the locked packages and the turtlemq command (quick when nothing changed)
 	@:
 
 spark: $(SPARK_STAMP) ## add Spark, and a Java for it (about half a gigabyte; part of `make test`)
 	@:
 
 # Only what the server itself needs, if nothing is there yet: a newcomer should not wait for test tools.
-run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) ## start the server, with gRPC on port 8879 (ARGS="--data DIR --port P --grpc-port G")
+run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) $(KERNEL_STAMP) ## start the server, with gRPC on port 8879 (ARGS="--data DIR --port P --grpc-port G")
 	@exec $(BIN)/python -m turtlemq serve $(if $(findstring --grpc-port,$(ARGS)),,$(GRPC)) $(ARGS)
 
-cluster: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) etcd ## start etcd and three nodes on this machine, to try them out (ARGS="--port P")
+cluster: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) $(KERNEL_STAMP) etcd ## start etcd and three nodes on this machine, to try them out (ARGS="--port P")
 	@exec $(BIN)/python deploy/local_cluster.py $(ARGS)
 
 test: spark browser etcd tools bench-setup ## run the whole test suite (ARGS="-k name")
@@ -109,6 +110,7 @@ release: setup ## build sdists, wheels and their papers into dist/, twice, and t
 
 clean: ## remove caches and build leftovers (never data/)
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -f turtlemq/segment/_kernel.abi3.so $(KERNEL_STAMP)
 	@find turtlemq tests benchmarks spark -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## clean, and remove .venv too
@@ -142,6 +144,11 @@ $(RUN_STAMP): requirements-run.lock | $(BIN)/python
 	@$(PIP) install --require-hashes -r requirements-run.lock >$(LOG) 2>&1 || { $(call explain,the packages of requirements-run.lock); }
 	@$(BIN)/python -c 'import sysconfig as s; open(s.get_path("purelib") + "/turtlemq-clone.pth", "w").write("$(CURDIR)\n")'
 	@printf '#!%s\nfrom turtlemq.cli import main\n\nmain()\n' "$(CURDIR)/$(BIN)/python" >$(BIN)/turtlemq && chmod +x $(BIN)/turtlemq
+	@touch $@
+
+# Optional: without a C compiler the same work is done with numpy.
+$(KERNEL_STAMP): turtlemq/segment/kernel.c packages/build_kernel.py | $(BIN)/python
+	@$(BIN)/python packages/build_kernel.py
 	@touch $@
 
 $(BIN)/python:

@@ -19,13 +19,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import child, comparison, machine, report
+from benchmarks import child, comparison, flow, machine, report
 from benchmarks.catalogue import ALL, LONG
 from benchmarks.model import FULL, QUICK, TINY, Size, format_number
 from benchmarks.run import Benchmark, Run
 from benchmarks.state import States
 
 FOLDER_VARIABLE = "TURTLEMQ_BENCH_DIR"
+FLOW = "flow"  # a name for all scenarios of flow control
 TIMES = (
     f"The full size needs {FULL.disk_bytes / 1e9:.0f} GB and about 45 minutes, 25 for the peers, 20 for the rest; "
     f"--quick needs {QUICK.disk_bytes / 1e9:.0f} GB and less than five minutes."
@@ -90,10 +91,12 @@ def _list(console: Console) -> None:
 def _choose(names: Sequence[str], size: Size) -> tuple[bool, list[Benchmark]]:
     """Whether to compare with the peers, and the chosen benchmarks of the engine."""
     known = [comparison.NAME, *(benchmark.name for benchmark in ALL)]
-    unknown = sorted(set(names) - set(known))
+    families = {name: [name] for name in known} | {FLOW: [scenario.name for scenario in flow.SCENARIOS]}
+    unknown = sorted(set(names) - set(families))
     if unknown:
-        sys.exit(f"There is no benchmark {unknown[0]!r}; there are: {', '.join(known)}.")
-    wanted = names or [name for name in known if name not in LONG or size is not FULL]
+        sys.exit(f"There is no benchmark {unknown[0]!r}; there are: {', '.join(families)}.")
+    chosen = [name for given in names for name in families[given]]
+    wanted = chosen or [name for name in known if name not in LONG or size is not FULL]
     return comparison.NAME in wanted, [benchmark for benchmark in ALL if benchmark.name in wanted]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks import flow
 from benchmarks.append import append, durable
 from benchmarks.broker import broker
 from benchmarks.cluster import cluster, failover
+from benchmarks.cluster_shards import sharded
 from benchmarks.codec import codec
 from benchmarks.fire import cold, fire
 from benchmarks.growth import growth
@@ -13,10 +15,12 @@ from benchmarks.http import http_hold, http_in, http_late, http_out
 from benchmarks.lookups import cancel, forecast, lookup, tick
 from benchmarks.maintenance import compact, seal
 from benchmarks.memory import disk, memory
+from benchmarks.partitions import partitions
 from benchmarks.restart import restart
 from benchmarks.run import Benchmark
+from benchmarks.schedules import schedules
 
-LONG = ("http-hold",)  # ten minutes at full size: runs only if it is named
+LONG = (*(scenario.name for scenario in flow.SCENARIOS), "http-hold")  # minutes at full size: they run only if they are named
 ALL: tuple[Benchmark, ...] = (
     append,
     durable,
@@ -34,6 +38,7 @@ ALL: tuple[Benchmark, ...] = (
     codec,
     cluster,
     failover,
+    sharded,
     grpc,
     push,
     growth,
@@ -41,5 +46,8 @@ ALL: tuple[Benchmark, ...] = (
     http_in,
     http_out,
     http_late,
+    partitions,
+    schedules,
+    *flow.SCENARIOS,
     http_hold,
 )

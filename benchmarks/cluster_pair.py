@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ async def running_pair(folder: Path) -> AsyncIterator[Pair]:
     processes: list[subprocess.Popen[bytes]] = []
     etcd, endpoint = _start_etcd(folder)
     try:
-        await _init(endpoint)
+        await _init(endpoint, Shape(replicas=2))
         nodes = {name: _start_node(folder, name, endpoint) for name in ("a", "b")}
         processes = [node.supervisor for node in nodes.values()]
         pair = Pair(nodes, nodes["a"], nodes["b"])
@@ -126,12 +126,70 @@ async def running_pair(folder: Path) -> AsyncIterator[Pair]:
         etcd.wait()
 
 
-async def _init(endpoint: str) -> None:
+@dataclass(frozen=True, slots=True)
+class ShardedNode:
+    """The only node of a cluster: it leads all shards, without standbys."""
+
+    node: Node
+    shards: int
+
+    def port_of(self, shard: int) -> int:
+        """The port of the process of a shard."""
+        return self.node.port if self.shards == 1 else self.node.port + 1 + shard
+
+    def replica(self, shard: int) -> int:
+        """The process id of a shard's replica."""
+        return int((self.node.home / "data" / "shard" / f"{shard:02}" / "LOCK").read_text())
+
+    def replicas(self) -> list[int]:
+        return [self.replica(shard) for shard in range(self.shards)]
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all replica processes so far."""
+        return sum(map(cpu_seconds, self.replicas()))
+
+    async def ready(self) -> None:
+        """Wait until it leads all shards."""
+        end = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                connection = await Connection.open(self.node.port)
+                try:
+                    places = json.loads(await connection.call_ok(_TOPOLOGY))["leaders"]
+                finally:
+                    connection.close()
+                if len(places) == self.shards and all(place["node"] for place in places):
+                    return
+            except (OSError, RuntimeError, ValueError):
+                pass
+            if time.monotonic() > end:
+                raise TimeoutError("the node does not lead")
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running_node(folder: Path, shards: int) -> AsyncIterator[ShardedNode]:
+    """Start etcd and a node with so many shards, wait until it leads them, and end both. Requires: the folder is there."""
+    etcd, endpoint = _start_etcd(folder)
+    processes = [etcd]
+    try:
+        await _init(endpoint, Shape(shards=shards, replicas=1))
+        node = ShardedNode(_start_node(folder, "a", endpoint, shards), shards)
+        processes.insert(0, node.node.supervisor)
+        await node.ready()
+        yield node
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(_WAIT_S)
+
+
+async def _init(endpoint: str, shape: Shape) -> None:
     end = time.monotonic() + _WAIT_S
     async with Etcd([endpoint]) as etcd:
         while True:
             try:
-                await init_cluster(etcd, NAME, Shape(replicas=2))
+                await init_cluster(etcd, NAME, shape)
             except EtcdError:
                 if time.monotonic() > end:
                     raise
@@ -153,8 +211,8 @@ def _start_etcd(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     return _start(["etcd", *(f"--{name}={value}" for name, value in options.items())], folder / "etcd.log"), client
 
 
-def _start_node(folder: Path, name: str, endpoint: str) -> Node:
-    home, port, peer = folder / name, _free_port(), _free_port()
+def _start_node(folder: Path, name: str, endpoint: str, shards: int = 1) -> Node:
+    home, port, peer = folder / name, _free_port(shards + 1), _free_port(shards)
     home.mkdir()
     secret, config = home / "secret", home / "turtlemq.toml"
     secret.write_text("the secret of the benchmark")
@@ -171,7 +229,20 @@ def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_port(count: int = 1) -> int:
+    """The first of so many free ports."""
+    while True:
+        with ExitStack() as probes:
+            port = _bound(probes, 0)
+            try:
+                for other in range(port + 1, port + count):
+                    _bound(probes, other)
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def _bound(probes: ExitStack, port: int) -> int:
+    probe = probes.enter_context(socket.socket())
+    probe.bind(("127.0.0.1", port))
+    return int(probe.getsockname()[1])

@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks import child, grpc_java, probe
 from benchmarks.grpc_client import ClientMessage, ServerMessage, Streams, schedule, with_grpcio
-from benchmarks.http import lateness_of
+from benchmarks.http import lateness_of, send_timed
 from benchmarks.http_client import JSON, ServerProcess, post_request, produce_request
 from benchmarks.load import BODY_BYTES
 from benchmarks.model import Figure, Goal, of_rounds
@@ -49,10 +49,9 @@ Found = dict[str, list[float]]
 def _grpc(run: Run) -> Iterator[Figure]:
     count = {"full": 100_000, "quick": 20_000}.get(run.size.name, 500)
     idle = {"full": 10_000, "quick": 10_000}.get(run.size.name, 200)
-    seconds = {"full": 10.0, "quick": 4.0}.get(run.size.name, 0.5)
-    found: Found = run.child(
-        "streams", measuring, folder=run.folder("grpc"), count=count, idle=idle, seconds=seconds, rounds=run.size.rounds
-    )
+    pairs, seconds = {"full": (12, 4.0), "quick": (12, 2.0)}.get(run.size.name, (1, 0.5))
+    sizes = {"count": count, "idle": idle, "rounds": run.size.rounds, "pairs": pairs, "seconds": seconds}
+    found: Found = run.child("streams", measuring, folder=run.folder("grpc"), **sizes)
     for name in (name for name in (PUT, PUT_GRPCIO, PUT_JAVA, OUT, OUT_JAVA) if name in found):
         yield of_rounds(name, found[name], "msg/s", goal=GOALS.get(name), note=_both(found, name))
         spent = [a + b for a, b in zip(found[f"{name} server"], found[f"{name} client"], strict=True)]
@@ -60,7 +59,7 @@ def _grpc(run: Run) -> Iterator[Figure]:
         yield of_rounds(name + ON_ONE, rates, "msg/s", goal=GOALS.get(name + ON_ONE), note="on one processor")
     note = " and ".join(f"{statistics.median(found[f'lateness {who}']):.2f} ms {who}" for who in ("stream", "long poll"))
     ratios = [a / b for a, b in zip(found["lateness stream"], found["lateness long poll"], strict=True)]
-    yield of_rounds(LATE, ratios, "×", goal=GOALS[LATE], note=note)
+    yield of_rounds(LATE, ratios, "×", goal=GOALS[LATE], note=f"{note}; {len(ratios)} pairs in turns")
     yield Figure(IDLE, found[IDLE][0] / 1e6, "MB", goal=GOALS[IDLE], note=f"{idle:,} streams on {idle // STREAMS} connections")
     yield of_rounds(MOVED, found[MOVED], "s", goal=GOALS[MOVED], note="one of three under load; nothing was lost")
 
@@ -70,12 +69,12 @@ def _both(found: Found, name: str) -> str:
     return f"processor time a message: server {server:.1f} µs, client {client:.1f} µs"
 
 
-def measuring(folder: str, count: int, idle: int, seconds: float, rounds: int) -> Found:
-    """In a child process: all figures of streams."""
-    return uvloop.run(_measuring(folder, count, idle, seconds, rounds))
+def measuring(folder: str, count: int, idle: int, rounds: int, pairs: int, seconds: float) -> Found:
+    """In a child process: all figures of streams. `pairs`: of measurements of lateness, each of so many seconds."""
+    return uvloop.run(_measuring(folder, count, idle, rounds, pairs, seconds))
 
 
-async def _measuring(folder: str, count: int, idle: int, seconds: float, rounds: int) -> Found:
+async def _measuring(folder: str, count: int, idle: int, rounds: int, pairs: int, seconds: float) -> Found:
     server, found = ServerProcess(str(Path(folder) / "data"), grpc=True), Found()
     await server.ready()
     await _put(server, min(count, 5_000), "warm")  # caches are warm then
@@ -87,12 +86,27 @@ async def _measuring(folder: str, count: int, idle: int, seconds: float, rounds:
         await _rate(server, found, PUT_GRPCIO, few, partial(_put_grpcio, server, few, f"grpcio-{number}"))
         await _fill(server, f"out-{number}", count)
         await _rate(server, found, OUT, count, partial(_out, server, f"out-{number}", count))
-        found.setdefault("lateness long poll", []).append((await lateness_of(server, seconds, 0))["p99"])
-        found.setdefault("lateness stream", []).append(await _lateness(server, seconds))
         found.setdefault(MOVED, []).append(await _killed(server, f"killed-{number}", max(300, count // 10)))
         child.report_progress((number + 1) / (rounds + 1))
+    await _late_pairs(server, found, pairs, seconds)
     found[IDLE] = [await _idle(server, idle)]
     return found
+
+
+async def _late_pairs(server: ServerProcess, found: Found, pairs: int, seconds: float) -> None:
+    """Lateness over a stream, and over two long polls of which one waits while the other acknowledges. Measured in turns, each
+    first in every second pair: a disk or a neighbour that is busy for a while meets both."""
+
+    async def poll() -> float:
+        return (await lateness_of(server, seconds, 0))["p99"]
+
+    async def stream() -> float:
+        return await _lateness(server, seconds)
+
+    for number in range(pairs):
+        turns = [("lateness long poll", poll), ("lateness stream", stream)]
+        for name, measured in turns if number % 2 else reversed(turns):
+            found.setdefault(name, []).append(await measured())
 
 
 async def _java(server: ServerProcess, found: Found, folder: Path, count: int, rounds: int) -> None:
@@ -199,27 +213,19 @@ async def _out(server: ServerProcess, topic: str, count: int) -> float:
 
 
 async def _lateness(server: ServerProcess, seconds: float) -> float:
-    """Milliseconds from due to received over a stream: the 99th percentile. Messages as those for the long poll."""
+    """Milliseconds from due to received over a stream: the 99th percentile. Messages as those for the long polls."""
     late = list[float]()
 
     def seen(deliveries: list[Any]) -> None:
-        now = time.time_ns() / 1e6
-        late.extend(now - one.fire_at_epoch_ms for one in deliveries)
+        late.extend(consumer.streams.came_ms - one.fire_at_epoch_ms for one in deliveries)
 
-    consumer, connection = _Consumer("late", seen), await server.connect()
+    consumer = _Consumer("late", seen)
     await consumer.start(server.grpc_port)
-    end, sent = time.monotonic() + seconds, 0
-    while (at := time.monotonic()) < end:
-        now = time.time_ns() // 1_000_000
-        messages = [{"body": "x" * (BODY_BYTES - 2), "due_ms": now + 1_000 + n} for n in range(10)]
-        await connection.call_ok(post_request("/v1/topics/late/messages", msgspec.json.encode({"messages": messages})))
-        sent += len(messages)
-        await asyncio.sleep(max(0.0, at + 0.01 - time.monotonic()))
+    sent = await send_timed(server, time.monotonic() + seconds, "late")
     while len(late) < sent:  # noqa: ASYNC110 - a look costs nothing here, nor below
         await asyncio.sleep(0.02)
     assert min(late) >= 0, "never early"
     consumer.streams.close()
-    connection.close()
     return probe.percentile(late, 0.99)
 
 

@@ -29,6 +29,7 @@ class Streams(asyncio.Protocol):
         self._h2 = H2Connection(H2Configuration(client_side=True, validate_outbound_headers=False))
         self._readers: dict[int, MessageReader] = {}
         self._unsent: dict[int, memoryview] = {}
+        self.came_ms = 0.0  # when the last bytes came, in epoch milliseconds
 
     @classmethod
     async def open(cls, port: int, received: Callable[[int, list[bytes]], object]) -> Streams:
@@ -64,6 +65,7 @@ class Streams(asyncio.Protocol):
         self._transport.write(self._h2.data_to_send())
 
     def data_received(self, data: bytes) -> None:
+        self.came_ms = time.time_ns() / 1e6
         for event in self._h2.receive_data(data):
             if isinstance(event, DataReceived) and event.stream_id is not None:
                 self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)

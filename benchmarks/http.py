@@ -6,6 +6,7 @@ Durable put rates, fetch and ack, lateness under load, memory of waiting connect
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from benchmarks.http_client import BSON, JSON, Connection, ServerProcess, ids_of
 from benchmarks.load import BODY_BYTES, TOPIC
 from benchmarks.model import Figure, Goal, of_rounds
 from benchmarks.run import Benchmark, Run
+from turtlemq.server.metrics.delivery_steps import STEPS
 
 _KINDS = {"JSON": JSON, "BSON": BSON}
 _IN = {
@@ -137,9 +139,10 @@ def _late(run: Run) -> Iterator[Figure]:
         note = (
             f"{result['count']:,.0f} due at {_DUE_S:,}/s while {result['load']:,.0f}/s come in; the latest {result['max']:.1f} ms"
         )
-        for name in _SHARES:
+        steps = "on average, ms: " + ", ".join(f"{step} {result[step]:.2f}" for step in STEPS if step in result)
+        for name, more in zip(_SHARES, (note, steps, ""), strict=True):
             named = f"{beside}, {name}"
-            yield Figure(named, result[name], "ms", goal=_LATE[named], note=note if name == "p50" else "")
+            yield Figure(named, result[name], "ms", goal=_LATE[named], note=more)
 
 
 def lateness(folder: str, seconds: float, load: int) -> dict[str, float]:
@@ -159,16 +162,16 @@ async def lateness_of(server: Server, seconds: float, load_s: int) -> dict[str, 
     await server.ready()
     stop = asyncio.Event()
     late: list[float] = []
-    consumers = [asyncio.create_task(_watch(await server.connect(), late, stop)) for _ in range(_CONSUMERS)]
+    consumers = [asyncio.create_task(watch(await server.connect(), "timed", late, stop)) for _ in range(_CONSUMERS)]
     begin = time.monotonic()
     end = begin + seconds
-    timed = asyncio.create_task(_every(0.01, end, await server.connect(), lambda: _soon(_DUE_S // 100)))
+    timed = asyncio.create_task(send_timed(server, end, "timed"))
     load = produce_request("load", JSON, 1_000, BODY_BYTES, delay=86_400)
     loads = []
     for n in range(_LOADERS if load_s else 0):
         interval = 1_000 * _LOADERS / load_s
         loads.append(asyncio.create_task(_every(interval, end, await server.connect(), lambda: load, interval * n / _LOADERS)))
-    sent = await timed * (_DUE_S // 100)
+    sent = await timed
     batches = sum([await task for task in loads])
     taken = time.monotonic() - begin
     for _ in range(200):
@@ -179,14 +182,32 @@ async def lateness_of(server: Server, seconds: float, load_s: int) -> dict[str, 
     assert len(late) == sent, f"{sent} were sent, {len(late)} came"
     assert min(late) >= 0, "never early"
     shares = {name: probe.percentile(late, share) for name, share in _SHARES.items()}
-    return {**shares, "max": max(late), "count": len(late), "load": 1_000 * batches / taken}
+    steps = _steps((await (await server.connect()).call_ok(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")).decode())
+    return {**shares, **steps, "max": max(late), "count": len(late), "load": 1_000 * batches / taken}
 
 
-def _soon(count: int) -> bytes:
+def _steps(metrics: str) -> dict[str, float]:
+    """Milliseconds of each step of a delivery, on average.
+
+    >>> _steps('turtlemq_delivery_step_seconds_sum{step="wake"} 2\\nturtlemq_delivery_step_seconds_count{step="wake"} 8')
+    {'wake': 250.0}
+    """
+    found = re.findall(r'turtlemq_delivery_step_seconds_(sum|count){step="(\w+)"} (\S+)', metrics)
+    sums, counts = ({step: float(value) for kind, step, value in found if kind == wanted} for wanted in ("sum", "count"))
+    return {step: 1_000 * seconds / counts[step] for step, seconds in sums.items() if counts[step]}
+
+
+async def send_timed(server: Server, end: float, topic: str) -> int:
+    """Put messages that are due one after the other, _DUE_S a second, each a second later. Returns how many."""
+    each = _DUE_S // 100
+    return each * await _every(0.01, end, await server.connect(), lambda: _soon(each, topic))
+
+
+def _soon(count: int, topic: str) -> bytes:
     """A request with messages that are due one after the other, a second from now."""
     now = time.time_ns() // 1_000_000
     messages = [{"body": "x" * (BODY_BYTES - 2), "due_ms": now + 1_000 + 10 * n // count} for n in range(count)]
-    return post_request("/v1/topics/timed/messages", msgspec.json.encode({"messages": messages}))
+    return post_request(f"/v1/topics/{topic}/messages", msgspec.json.encode({"messages": messages}))
 
 
 async def _every(interval: float, end: float, connection: Connection, request: Any, offset: float = 0) -> int:
@@ -208,8 +229,9 @@ class _Dues(msgspec.Struct):
     messages: list[_Due]
 
 
-async def _watch(connection: Connection, late: list[float], stop: asyncio.Event) -> None:
-    fetch = post_request("/v1/topics/timed/fetch", b'{"max":1000,"wait":0.5}')
+async def watch(connection: Connection, topic: str, late: list[float], stop: asyncio.Event) -> None:
+    """Fetch and acknowledge until the end, and note the milliseconds from due to received."""
+    fetch = post_request(f"/v1/topics/{topic}/fetch", b'{"max":1000,"wait":0.5}')
     decoder = msgspec.json.Decoder(_Dues)
     while not stop.is_set():
         data = await connection.call_ok(fetch)
@@ -218,7 +240,7 @@ async def _watch(connection: Connection, late: list[float], stop: asyncio.Event)
         late += [now - message.due_ms for message in messages]
         if messages:
             await connection.call_ok(
-                post_request("/v1/topics/timed/ack", msgspec.json.encode([message.id for message in messages]))
+                post_request(f"/v1/topics/{topic}/ack", msgspec.json.encode([message.id for message in messages]))
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.peers.all_queues import OURS, SERVER_IDS
 from benchmarks.workloads import EXTENTS, SHARES
 
 FOLDER = Path(__file__).resolve().parent / "plots"
-_GREY = "#7f8790"
+GREY = "#7f8790"
 _OURS = ("#2e9e5b", "#57c98a")
 _PEERS = ("#d9822b", "#c26a6a", "#5b8dd9", "#9a7fd1", "#4fa3a5", "#b58a2e", "#8c8c8c")
 _STYLE: dict[Any, Any] = {
@@ -22,20 +23,20 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "turtlemq",  # equal figures give equal files
     "font.family": "sans-serif",
     "font.size": 10,
-    "text.color": _GREY,
-    "axes.edgecolor": _GREY,
-    "axes.labelcolor": _GREY,
-    "axes.titlecolor": _GREY,
-    "xtick.color": _GREY,
-    "ytick.color": _GREY,
+    "text.color": GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.titlecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "grid.color": _GREY,
+    "grid.color": GREY,
     "grid.alpha": 0.25,
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
-Draw = Callable[[Any, Comparison, str], None]
+Draw = Callable[..., None]  # of axes, and by keyword `comparison` and `size`
 
 
 def colour(name: str, comparison: Comparison) -> str:
@@ -48,26 +49,32 @@ def colour(name: str, comparison: Comparison) -> str:
 
 def draw(comparison: Comparison, size: str, folder: Path = FOLDER) -> dict[str, Path]:
     """Draw all plots. Returns their files by title; nothing if matplotlib is not installed."""
+    files = {}
+    for title, (file, work) in _PICTURES.items():
+        path = save(folder / f"{file}.svg", title, partial(work, comparison=comparison, size=size))
+        if path is not None:
+            files[title] = path
+    return files
+
+
+def save(path: Path, title: str, paint: Callable[[Any], None]) -> Path | None:
+    """Draw one plot: `paint` gets its axes. Returns its file; None if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:
-        return {}
+        return None
     mpl.use("svg")
     from matplotlib import pyplot
 
-    folder.mkdir(exist_ok=True)
-    files = {}
-    for title, (file, work) in _PICTURES.items():
-        with mpl.rc_context(rc=_STYLE):
-            figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
-            work(axes, comparison, size)
-            axes.set_title(title, loc="left", fontsize=10)
-            path = folder / f"{file}.svg"
-            figure.savefig(path, format="svg", transparent=True, metadata={"Date": None})
-            pyplot.close(figure)
-        path.write_text(_lean(path.read_text(encoding="utf-8")), encoding="utf-8")
-        files[title] = path
-    return files
+    path.parent.mkdir(exist_ok=True)
+    with mpl.rc_context(rc=_STYLE):
+        figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+        paint(axes)
+        axes.set_title(title, loc="left", fontsize=10)
+        figure.savefig(path, format="svg", transparent=True, metadata={"Date": None})
+        pyplot.close(figure)
+    path.write_text(_lean(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
 
 
 def _lean(svg: str) -> str:
@@ -85,7 +92,7 @@ def _bars(axes: Any, comparison: Comparison, values: dict[str, float], text: Cal
     """A bar for each queue, the longest on top, with its label."""
     names = sorted(values, key=lambda name: values[name])
     bars = axes.barh(names, [values[name] for name in names], color=[colour(name, comparison) for name in names])
-    axes.bar_label(bars, map(text, names), padding=4, color=_GREY, fontsize=9)
+    axes.bar_label(bars, map(text, names), padding=4, color=GREY, fontsize=9)
     axes.margins(x=0.2)
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)

@@ -23,7 +23,7 @@ from benchmarks.workloads import CONNECTIONS
 FOLDER = Path(__file__).resolve().parent
 RESULTS_FOLDER = FOLDER / "results"
 RESULTS = FOLDER / "RESULTS.md"
-CLUSTER, PUSHED = ("cluster", "failover"), ("grpc", "push")  # benchmarks with sections of their own
+CLUSTER, PUSHED, FLOW = ("cluster", "failover"), ("grpc", "push"), "flow-"  # benchmarks with sections of their own
 _COLUMNS = ("benchmark", "figure", "value", "goal", "met", "of the limit", "note")
 
 CAVEATS = """\
@@ -180,10 +180,11 @@ def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
     for title, figures in (
         (
             f"The engine alone, {report.size.sleepers:,} sleepers",
-            [each for each in report.figures if each[0] not in CLUSTER + PUSHED],
+            [each for each in report.figures if each[0] not in CLUSTER + PUSHED and not each[0].startswith(FLOW)],
         ),
         ("A cluster", [each for each in report.figures if each[0] in CLUSTER]),
         ("Streams and callbacks", [each for each in report.figures if each[0] in PUSHED]),
+        ("Flow control", [each for each in report.figures if each[0].startswith(FLOW)]),
     ):
         lines += figure_lines(title, figures) if figures else []
     if report.skipped:

@@ -68,7 +68,8 @@ def source_date() -> str:
 def build(tree: Path, into: Path, date: str) -> None:
     """Build sdist and wheel of both distributions."""
     for project in PROJECTS:
-        run(sys.executable, "-m", "hatchling", "build", "-d", into.resolve(), cwd=tree / project, SOURCE_DATE_EPOCH=date)
+        command: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-d", into.resolve()]
+        run(*command, cwd=tree / project, SOURCE_DATE_EPOCH=date, TURTLEMQ_KERNEL="off")  # for any platform
 
 
 def wheels_of_sdists(dist: Path, into: Path, date: str) -> None:
@@ -89,6 +90,7 @@ def wheels_of_sdists(dist: Path, into: Path, date: str) -> None:
                 into.resolve(),
                 cwd=source,
                 SOURCE_DATE_EPOCH=date,
+                TURTLEMQ_KERNEL="off",
             )
 
 

@@ -1,5 +1,5 @@
 """The contract with aiohttp: private names of its client, and facts beyond its documentation. Read this
-first when an upgrade fails. Private names are in turtlemq/server/aiohttp_internals.py, and one is in turtlemq/client/aio.py."""
+first when an upgrade fails. Private names are in turtlemq/server/aiohttp_internals.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ ALLOWED = {
     "server/aiohttp_internals.py",
     "server/listen.py: web.AppRunner",  # two documented methods are overridden
     "server/passed.py: web.RequestHandler",  # two public methods are overridden
-    "client/aio.py: _retry_connection",
     "server/push/sender.py: aiohttp.abc",  # AbstractResolver, which its documentation names
 }
 
@@ -73,7 +72,7 @@ def test_the_client_can_turn_off_aiohttps_own_retry() -> None:
             assert session._retry_connection is True
         assert "self._retry_connection" in inspect.getsource(aiohttp.ClientSession._request)
 
-    with contract("ClientSession._retry_connection (in turtlemq/client/aio.py)", "counting every attempt of a request"):
+    with contract("ClientSession._retry_connection", "counting every attempt of a request"):
         run(story())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trust.parts import scratch
 from turtlemq import attempts as a
 from turtlemq.attempts import Attempt
 from turtlemq.broker.journal import Journal
@@ -138,19 +139,22 @@ def test_only_the_last_attempts_are_kept_and_their_bytes_are_bounded(tmp_path: P
     assert [number for number, *_ in told(again(engine, settings))] == list(range(46, 62))
 
 
-def test_thousands_of_attempts_cost_bounded_disk(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_ten_thousand_attempts_cost_bounded_disk() -> None:
     settings = Settings(max_attempts=1_000_000, backoff_base_ms=0, segment_bytes=1 << 18, history_hours=0.01)
-    engine = opened(tmp_path, settings)
-    sizes = []
-    for i in range(2_500):
-        attempt(engine, 100 + 100 * i, f"consumer {i}", error=f"{i} {LONG_TEXT}"[:1_500])
-        if i % 25 == 0:
-            engine.topic("t").checkpoint()
-            for _ in range(4):
-                engine.topic("t").maintain()
-            sizes.append(sum(file.stat().st_size for file in (engine.root / "topic").rglob("*.bson")))
-    assert len(told(engine)) == 16
-    assert 0 < max(sizes[50:]) < 1.5 * max(sizes[20:50]), "it does not grow with the attempts"
+    with scratch() as folder:
+        engine = opened(folder, settings)
+        sizes = []
+        for i in range(10_000):
+            attempt(engine, 100 + 100 * i, f"consumer {i}", error=f"{i} {LONG_TEXT}"[:1_500])
+            if i % 25 == 0:
+                engine.topic("t").checkpoint()
+                for _ in range(4):
+                    engine.topic("t").maintain()
+                sizes.append(sum(file.stat().st_size for file in (engine.root / "topic").rglob("*.bson")))
+        assert len(told(engine)) == 16
+        engine.close()
+    assert 0 < max(sizes[100:]) < 1.5 * max(sizes[20:100]), "it does not grow with the attempts"
 
 
 def test_group_that_began_later_has_not_seen_the_message(engine: Engine) -> None:

@@ -20,13 +20,14 @@ import pytest
 from rich.console import Console
 
 import benchmarks.__main__ as command
-from benchmarks import child, machine, model, probe, report, restart, state
+from benchmarks import child, flow, machine, model, probe, report, restart, state
 from benchmarks.catalogue import ALL, LONG
+from benchmarks.flow import server as flow_server
 from benchmarks.model import FULL, QUICK, TINY, Figure, Goal, Size
 from benchmarks.run import Benchmark
 
 QUIET = Console(quiet=True)
-UNITS = {"msg/s", "MB/s", "MB", "B", "s", "ms", "µs", "×"}
+UNITS = {"msg/s", "MB/s", "MB", "B", "s", "ms", "µs", "×", "%", ""}
 
 
 @pytest.mark.slow
@@ -47,8 +48,8 @@ def test_each_benchmark_gives_sane_figures(benchmark: Benchmark, tmp_path: Path)
 
 
 def _may_be_zero(figure: Figure) -> bool:
-    """Differences may be negative, and the processor time of little work is below a tick."""
-    return any(text in figure.name for text in ("cost more", "added", "processor time"))
+    """Differences may be negative, the processor time of little work is below a tick, and what never left is back at once."""
+    return any(text in figure.name for text in ("cost more", "added", "processor time", "back at"))
 
 
 def test_a_benchmark_without_its_program_is_left_out(tmp_path: Path) -> None:
@@ -159,6 +160,10 @@ def test_the_longest_runs_in_full_size_only_when_it_is_named() -> None:
     assert [benchmark.name for benchmark in command._choose(LONG, FULL)[1]] == list(LONG)
 
 
+def test_one_name_runs_all_scenarios_of_flow_control() -> None:
+    assert command._choose(["flow"], FULL) == (False, list(flow.SCENARIOS))
+
+
 def test_what_no_time_was_left_for_is_named(tmp_path: Path) -> None:
     found = command.measure(ALL[:2], TINY, tmp_path, QUIET, minutes=0)
     assert (found.figures, found.skipped) == ([], ["append", "durable"])
@@ -212,7 +217,7 @@ def test_the_json_is_kept_by_date(some_report: report.Report, tmp_path: Path) ->
     assert kept["size"]["sleepers"] == TINY.sleepers
 
 
-@pytest.mark.parametrize("module", [model, probe, report], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [model, probe, report, flow_server], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_run(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 

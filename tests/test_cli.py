@@ -286,8 +286,10 @@ def test_looking(line: Line) -> None:
     assert "default" in line("stats", "look")
     assert line.json("stats", "look")[0]["stats"]["sleep"] == 1
     picture = line("forecast", "look", "--hours", "0.05", "--bucket", "60").splitlines()
-    assert [row.count("█") for row in picture] == [0, 50, 0]
-    assert line.json("forecast", "look", "--bucket", "60", "--hours", "0.05")[0]["counts"] == [0, 1, 0]
+    assert len(picture) in (3, 4), "whole minutes, of which the first has begun"
+    assert sorted(row.count("█") for row in picture)[-2:] == [0, 50], "one line has all of it"
+    counts = line.json("forecast", "look", "--bucket", "60", "--hours", "0.05")[0]["counts"]
+    assert (sum(counts), max(counts)) == (1, 1)
     line("stats", "nobody", code=1)
     assert "bytes before" in line("compact", "look")
     line("compact", "nobody", code=1)

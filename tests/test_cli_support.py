@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.harness.certificates import certificate
+from tests.harness.cli_reference import verbs
 from tests.harness.client_network import canned, proxied
 from tests.harness.command_line import Line, on_a_terminal
 from tests.harness.server_process import PROGRAM, Server, environment, run, running
@@ -157,6 +158,13 @@ def test_broken_json_is_stored_with_a_warning(line: Line) -> None:
     line("put", "broken", "-", "--text", given="{}", code=2)
 
 
+def test_messages_come_from_stdin_by_either_name(line: Line) -> None:
+    for number, words in enumerate((["-"], ["--file", "-"])):
+        line("put", "stdin", *words, given=f'{{"id": "{number}", "body": 1, "delay": 60}}\n')
+    assert [one["id"] for one in line.json("list", "stdin")] == ["0", "1"]
+    assert "give a BODY" in line("put", "stdin", "1", "--file", "-", code=2)
+
+
 def test_a_quiet_topic_has_a_short_forecast(line: Line, server: Server) -> None:
     server.ok("PUT", "/v1/topics/quiet", {})
     assert line("forecast", "quiet") == "nothing comes due in the next 1 d\n"
@@ -183,8 +191,16 @@ def test_help_is_a_verb_and_has_panels() -> None:
     panels = [panel for panel in re.findall(r"─ ([A-Z][a-z ]+) ─", everything) if panel not in ("Options", "Connection")]
     assert panels == ["Messages", "Topics", "Dead letters", "Files", "Server"]
     assert "turtlemq dead requeue" in line("help", "dead", "requeue")
-    assert "--json <bool>" not in re.sub(" +", " ", line("help", "put"))
+    assert "Usage: turtlemq dead requeue [OPTIONS] TOPIC [ID…]" in line("help", "dead", "requeue")
     line("help", "fly", code=2)
+
+
+def test_help_has_placeholders_and_no_types() -> None:
+    line = Line("")
+    for verb in ("", *(full.removeprefix("turtlemq ") for full, _ in verbs())):
+        told = line("help", *verb.split())
+        assert "--help" in told
+        assert re.findall(r"<[a-z\[\]]+>|Usage: .*[{}]", told) == [], verb
 
 
 def completed(server: Server, words: str) -> list[str]:
@@ -243,14 +259,33 @@ def test_a_url_that_is_none_is_wrong_use(url: str) -> None:
     assert f"turtlemq: {url!r} is no address of a server" in Line(url)("topics", code=2)
 
 
+def first_line_of_worker(url: str) -> str:
+    """The first line that a worker says, which goes on trying."""
+    command = [*PROGRAM, "work", "t", "--exec", "true", "--url", url]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stderr is not None
+        try:
+            return process.stderr.readline()
+        finally:
+            process.kill()
+
+
 @pytest.mark.slow
 def test_tls_errors_name_what_helps(tmp_path: Path, server: Server) -> None:
     cert, key = certificate(tmp_path)
+    (tmp_path / "rows.csv").write_text("id,body\na,1\n")
+    imported = ["import", "csv", "imported", str(tmp_path / "rows.csv")]
     files: dict[str, Any] = {"TURTLEMQ_TLS_CERT": str(cert), "TURTLEMQ_TLS_KEY": str(key)}
     with running(tmp_path / "data", tls=ssl.create_default_context(cafile=str(cert)), **files) as secure:
         untrusted = run("topics", TURTLEMQ_URL=secure.url)
         plain = run("topics", TURTLEMQ_URL=secure.url.replace("https", "http"))
-        assert run("topics", "--cacert", str(cert), TURTLEMQ_URL=secure.url).returncode == 0
+        for verb in (["topics"], imported):
+            assert run(*verb, "--cacert", str(cert), TURTLEMQ_URL=secure.url).returncode == 0
+        unreadable = run(*imported, "--cacert", str(tmp_path / "none"), TURTLEMQ_URL=secure.url)
+        of_import, of_work = run(*imported, TURTLEMQ_URL=secure.url), first_line_of_worker(secure.url)
+    assert (unreadable.returncode, "cannot be read as certificates" in unreadable.stderr) == (2, True)
+    assert of_import.stderr == untrusted.stderr
+    assert of_work == untrusted.stderr.replace("\n", " The worker goes on trying.\n")
     encrypted = run("topics", TURTLEMQ_URL=server.url.replace("http", "https"))
     for found, text in ((untrusted, "--cacert"), (plain, "speaks TLS only. Use https://"), (encrypted, "Use http://")):
         assert (found.returncode, found.stderr.count("\n")) == (1, 1)

@@ -140,7 +140,7 @@ def test_a_graceful_stop_finishes_what_runs(server: Server, shell: Shell, topic:
         assert go.wait(WAIT_S)
         log.add("ended")
 
-    consumer = shell.consumer(topic, handle, server.url, concurrency=1)
+    consumer = shell.consumer(topic, handle, server.url, concurrency=1, prefetch=3)
     consumer.start()
     log.until(lambda seen: seen == ["began"])
     stopping = threading.Thread(target=consumer.stop)

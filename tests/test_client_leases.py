@@ -24,7 +24,7 @@ def leased(id_: str, lease: str, attempt: int = 1) -> Message:
 
 
 def holding(*messages: Message, **options: Any) -> ConsumerState:
-    state = ConsumerState(ConsumerOptions("t", **{"ttr": 10.0, "batch": 9, **options}))
+    state = ConsumerState(ConsumerOptions("t", **{"ttr": 10.0, "batch": 9, **options}), lambda: 100.0)
     state.add_fetched(messages, 100)
     return state
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -17,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.forwarding import Stub, process, stub
-from turtlemq.client import AsyncClient, Client, calls, errors, sending, wire
+from tests.harness.shard_process import topic_in
+from turtlemq.client import AsyncClient, Client, errors, sending, topic_calls, wire
 from turtlemq.client.options import later, question_of
 from turtlemq.client.sending import Pause, RetryPolicy, Send
 from turtlemq.client.topology import ASK_S, AVOID_S, REFRESH_S, TOPOLOGY, Servers, Target
 from turtlemq.client.wire import Answer
+from turtlemq.shards import shard_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::aiohttp.web_exceptions.NotAppKeyWarning")  # keys of requests are texts
 A, B, C = "http://a:8878", "http://b:8878", "http://c:8878"
@@ -200,7 +203,7 @@ class Nodes:
         return answer
 
     def call(self) -> Any:
-        steps = sending.run_call(calls.topics(), self.policy)
+        steps = sending.run_call(topic_calls.topics(), self.policy)
         try:
             step = next(steps)
             while True:
@@ -382,3 +385,58 @@ def test_a_client_of_tls_follows_no_plain_address() -> None:
     one = servers("https://a:8878")
     one.answered(one.target(0, ORDERS), Answer(201, OWNED, b"{}"), 0)
     assert one.target(1, ORDERS) == Target("https://a:8878", False, "orders")
+
+
+# Several shards
+
+
+def sharded(*leaders: str | None, epoch: int = 1) -> Answer:
+    places = [{"shard": number, "epoch": epoch, "url": url} for number, url in enumerate(leaders)]
+    return told(None, shards=len(leaders), leaders=places)
+
+
+def path_in(shard: int, shards: int) -> str:
+    return f"/v1/topics/{topic_in(shard, shards)}/messages"
+
+
+def test_requests_go_to_the_leader_of_their_shard() -> None:
+    one = informed(None, C)
+    one.learn(sharded(A, B), 1)
+    assert [one.target(1, path_in(shard, 2)).url for shard in (0, 1)] == [A, B]
+    assert one.target(1, path_in(0, 2)).direct
+    assert one.target(1, "/v1/topics") == Target(C, False)
+    assert one.question(30) is None
+    quoted = one.target(1, f"/v1/topics/{quote('große/x', safe='')}")
+    assert quoted.url == (A, B)[shard_of("große/x", 2)]
+
+
+def test_a_lost_leader_of_a_shard_leaves_the_others() -> None:
+    one = informed(None, C)
+    one.learn(sharded(A, B), 1)
+    target = one.target(1, path_in(0, 2))
+    one.failed(target, 1)
+    assert one.target(1, path_in(0, 2)).url == C
+    assert one.target(1, path_in(1, 2)).url == B
+    assert one.question(1) is not None
+    one.learn(sharded(A, B), 1.1)  # the name server does not know yet
+    assert one.question(1.5) is not None
+    one.learn(sharded(B, B, epoch=2), 1.5)
+    assert one.target(1.5, path_in(0, 2)) == Target(B, True, topic_in(0, 2))
+    assert one.question(2) is None
+
+
+def test_a_refusal_names_the_leader_of_one_shard() -> None:
+    one = informed(None, C)
+    one.learn(sharded(A, B), 1)
+    one.answered(one.target(1, path_in(1, 2)), refusal(421, "NOT_LEADER", leader_url=A), 1)
+    assert [one.target(1, path_in(shard, 2)).url for shard in (0, 1)] == [A, A]
+    one.answered(one.target(1, path_in(0, 2)), refusal(503, "NO_LEADER"), 1)
+    assert [one.target(1, path_in(shard, 2)).direct for shard in (0, 1)] == [False, True]
+
+
+def test_a_shard_without_a_leader_is_asked_for_when_needed() -> None:
+    one = informed(None, C)
+    one.learn(sharded(A, None), 1)
+    assert one.question(10) is None
+    one.answered(one.target(10, path_in(1, 2)), GOOD, 10)
+    assert one.question(10) is not None

@@ -148,7 +148,7 @@ def test_init_writes_the_shape_once(cluster: Cluster) -> None:
         ("--replicas 2 --min-isr 3", 2, "min_isr is 1 to 2, the number of replicas, not 3"),
         ("--replicas 0", 2, "1 to 7 replicas"),
         ("--replicas 99", 2, "1 to 7 replicas"),
-        ("--replicas 3 --shards 4", 2, "one shard in this version, not 4"),
+        ("--replicas 3 --shards 400", 2, "1 to 100 shards, not 400"),
         ("--replicas 3 --from /nowhere", 2, "--from needs --config"),
         ("", 2, "--replicas"),
     ],

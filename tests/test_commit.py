@@ -15,6 +15,7 @@ from tests.harness.doors import Failing
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, DiskFull, Stopped, UnknownMessage
 from turtlemq.index.writer import CommitGroup
+from turtlemq.server.clients import RegisteredClient
 from turtlemq.server.commit import THREADS
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.service import UNCOMMITTED_MAX, Service
@@ -214,6 +215,34 @@ def test_too_much_waiting_is_refused(tmp_path: Path) -> None:
         engine.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("other", ["connection", "stream", "callbacks"])
+def test_other_clients_do_not_wait_on_the_loop_for_a_commit(tmp_path: Path, other: str) -> None:
+    door = Slow()  # a commit on the loop would wait for the gate, and so would this test
+
+    async def story() -> None:
+        service = Service()
+        service.start(Engine.open(tmp_path / "d", door=door))
+        service.connections = lambda: 2 if other == "connection" else 1
+        if other == "stream":
+            service.streams = lambda: 1
+        elif other == "callbacks":
+            client = RegisteredClient(topic="t", group="g", client="c", name="c", transport="http", capacity=1, window=1)
+            service.clients.add(client)
+        found, _ = service.engine.stage("t", batch("m"), 0)
+        task = asyncio.create_task(service.commit(found, 100))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not task.done(), "a thread commits"
+        door.gate.set()
+        await task
+        engine = service.engine
+        service.drain()
+        service.close()
+        engine.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_the_only_client_is_synced_for_on_the_loop(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_every_setting_can_be_told_by_the_environment() -> None:
         "tls_cert": "c",
         "tls_key": "k",
         "tokens": json.dumps([token]),
+        "tenants": json.dumps([{"name": "shop", "topics": ["shop.*"], "weight": 2, "max_in_flight": 5}]),
         "auto_create_topics": "false",
         "reject_past": "1",
         "max_delay_days": 0.5,
@@ -155,6 +156,18 @@ ETCD = f'{CLUSTER}peer = "a:1"\netcd = ["http://e:2379"]\n'
         ("tls_cert = 'a.pem'", "tls_cert and tls_key go together"),
         ("tokens = [{name = 'a'}]", "missing required field `hash`"),
         ("grpc_port = 70000", "grpc_port"),
+        ("[[tenants]]\nname = 'a'", "missing required field `topics`"),
+        ("[[tenants]]\nname = 'a/b'\ntopics = ['x']", "matching regex"),
+        ("[[tenants]]\nname = 'a'\ntopics = []", "length >= 1"),
+        ("[[tenants]]\nname = 'a'\ntopics = ['x']\nwieght = 2", "unknown field `wieght`"),
+        ("[[tenants]]\nname = 'a'\ntopics = ['x']\nweight = 0", "weight"),
+        ("[[tenants]]\nname = 'a'\ntopics = ['x']\nweight = nan", "weight"),
+        ("[[tenants]]\nname = 'a'\ntopics = ['x']\nmax_bytes = -1", "max_bytes"),
+        ("[[tenants]]\nname = 'a'\ntopics = ['x']\nproduce_per_s = 1e-9", "produce_per_s is at least 0.001"),
+        ("[[tenants]]\nname = 'a'\ntopics = ['x']\nbytes_per_s = 0.5", "bytes_per_s is at least 1"),
+        ("[[tenants]]\nname = 'a'\ntopics = ['x/y']", "topics are names in which * stands for any characters"),
+        ("tenants = [{name='a', topics=['x']}, {name='a', topics=['y']}]", "tenant 'a': another tenant has the same name"),
+        ("tenants = [{name='a', topics=['x']}, {name='b', topics=['x']}]", "'x' belongs to tenant 'a' already"),
         ("= 1", "TOML"),
         (f"port = {'[' * 9_000}", "TOML"),
         (f"port = {'9' * 5_000}", "TOML"),
@@ -290,7 +303,9 @@ def test_the_file_in_the_docs_is_complete_and_says_the_defaults(tmp_path: Path) 
     (text,) = re.findall(r"^```toml\n(.*?)^```$", DOC, re.MULTILINE | re.DOTALL)
     (tmp_path / "t.toml").write_text(text)
     found, origins = resolve({}, {}, tmp_path / "t.toml")
-    assert set(origins) == set(Config.__struct_fields__) - {"tokens"}, "a list that was begun here could not be added to"
+    assert set(origins) == set(Config.__struct_fields__) - {"tokens", "tenants"}, (
+        "a list that was begun here could not be added to"
+    )
     plain = in_force(Config(), {})
     assert {name: value for name, (value, _) in in_force(found, origins).items()} == {
         name: value for name, (value, _) in plain.items()

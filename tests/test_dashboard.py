@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +108,27 @@ def test_one_field_filters_topics_and_finds_ids(server: Server, page: Page) -> N
     assert page.title() == "find.mail · TurtleMQ"
 
 
+def test_enter_opens_a_message_also_before_it_is_found(server: Server, page: Page) -> None:
+    server.put("enter", {"id": "enter-1", "body": 1, "delay": 900}, {"id": "enter-2", "body": 2})
+    server.fetch("enter", wait=5)
+    server.ok("POST", "/v1/topics/enter/ack", {"acks": ["-enter-2"], "retry_delay": 3_000})
+    held: list[Route] = []
+    is_entered = False
+    page.route("**/v1/find?*", lambda route: route.continue_() if is_entered else held.append(route))
+    page.goto(server.url + "/")
+    page.keyboard.press("/")
+    page.keyboard.type("enter-1")
+    page.keyboard.press("Enter")
+    expect(page.locator("#found")).to_contain_text("Looking for")
+    is_entered = True
+    for route in held:
+        route.continue_()
+    expect(page.locator("#drawer-title")).to_contain_text("enter-1")
+    page.goto(server.url + "/#/?q=enter-2")  # without Enter: the list, which tells the next attempt
+    expect(page.locator("#found li")).to_contain_text("next attempt")
+    expect(page.locator(".drawer")).to_have_count(0)
+
+
 def test_rates_are_differences_and_colours_can_be_chosen(server: Server, page: Page) -> None:
     server.put("rates", {"body": 1, "delay": 900})
     page.goto(server.url + "/")
@@ -131,7 +151,8 @@ def test_a_full_disk_refusals_and_charts_are_seen(server: Server, page: Page) ->
         nonlocal looks
         looks += 1
         refused = {"DISK_FULL": 40 * looks, "RATE_LIMITED": 0, "INVALID_JSON": 9 * looks}
-        return found | {"disk_free_bytes": 5 << 20, "disk_bytes": 9 << 30, "rejected": refused}
+        memory = {"memory_bytes": 7 << 30, "memory_free_bytes": 90 << 20, "memory_total_bytes": 8 << 30}
+        return found | {"disk_free_bytes": 5 << 20, "disk_bytes": 9 << 30, "rejected": refused} | memory
 
     def history(_: object) -> dict[str, list[float]]:
         now = int(time.time() * 1000)
@@ -148,6 +169,8 @@ def test_a_full_disk_refusals_and_charts_are_seen(server: Server, page: Page) ->
     expect(page.locator("#warnings")).to_contain_text("The disk is nearly full: 5.0 MiB of 9.0 GiB are free")
     expect(page.locator("#warnings")).to_contain_text("507: the disk is full (DISK_FULL)")
     expect(page.locator(".card.bad", has_text="Free disk")).to_contain_text("5.0 MiB")
+    expect(page.locator(".card.bad", has_text="Memory")).to_contain_text("90.0 MiB free")
+    expect(page.locator("#warnings")).to_contain_text("The memory is nearly used up: 90.0 MiB of 8.0 GiB are free")
     expect(page.locator(".chart")).to_have_count(3)
     expect(page.locator(".chart").nth(0)).to_contain_text("in 120/s")
     expect(page.locator(".chart").nth(1)).to_contain_text("sleeping 12.3k")
@@ -183,6 +206,12 @@ def test_support_follows_a_dead_letter_to_its_successful_retry(server: Server, p
     (message,) = server.fetch("story", wait=30)
     server.ack("story", message["id"])
     expect(default.locator(".state")).to_have_text("Done")  # without a reload
+    drawer.locator("#timeline .dead button").click()  # the message as it was then
+    expect(drawer.locator(".moment")).to_contain_text("As it was at")
+    expect(default.locator(".state")).to_have_text("Dead")
+    expect(default.get_by_role("button")).to_have_count(0)
+    drawer.get_by_role("button", name="Back to now").click()
+    expect(default.locator(".state")).to_have_text("Done")
     page.keyboard.press("Escape")
     expect(drawer).to_have_count(0)
     assert page.title() == "story · TurtleMQ"
@@ -229,6 +258,7 @@ def test_causes_are_named_and_groups_that_never_had_it_too(server: Server, page:
     expect(page.locator("#causes .error")).to_have_text("KeyError: 'customer'")
     expect(rows(page).locator(".error")).to_have_text("KeyError: 'customer'")
     assert rows(page).locator("th").evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+    assert rows(page).locator(".cause").evaluate("cell => cell.clientWidth") >= 280  # the body and others leave it room
     rows(page).locator("th a").click()
     expect(page.locator(".drawer-head .state")).to_have_text(["Dead"])
     expect(page.locator("[data-group=later]")).to_contain_text("Not seen")
@@ -257,6 +287,7 @@ def test_pages_filters_and_the_forecast_lead_to_messages(server: Server, page: P
     page.get_by_label("Id begins with").fill("c")
     expect(page.locator(".messages")).to_contain_text("No message matches.")
     page.get_by_role("link", name="Overview").click()
+    expect(page.locator("#forecast .marks span")).to_have_text([re.compile(r"\d\d:[03]0")] * 4)
     column = page.locator("#forecast .bars a").first
     count = int(column.get_attribute("data-count") or 0)
     assert 0 < count <= 120
@@ -395,6 +426,61 @@ def _replay_and_change(server: Server, page: Page) -> None:
     expect(page.locator("#toasts .bad")).to_contain_text("max_attempts")  # the server's own words
 
 
+def test_a_schedule_is_put_triggered_paused_changed_and_deleted(server: Server, page: Page) -> None:
+    server.ok("PUT", "/v1/topics/timed/schedules/hourly", {"every": 3600, "body": NASTY})
+    page.goto(server.url + "/#/t/timed/schedules")
+    expect(rows(page)).to_have_count(1)
+    page.get_by_role("button", name="Put a schedule").click()
+    page.locator("#ask-name").fill("report")
+    page.locator("#ask-times").fill("0 9 * * MON-FRI")
+    page.locator("#ask-zone").fill("Europe/Berlin")
+    page.locator("#ask-body").fill('{"report": "daily"}')
+    page.get_by_role("dialog").get_by_role("button", name="Put").click()
+    expect(page.locator("#toasts .good")).to_contain_text("report was put")
+    detail = page.locator("#schedule")
+    expect(detail.locator(".times li")).to_have_count(10)
+    expect(detail).to_contain_text("0 9 * * MON-FRI")
+    first = server.ok("GET", "/v1/topics/timed/schedules/report/next")["next_ms"][0]
+    expect(detail.locator(".times time").first).to_have_attribute("datetime", page.evaluate(f"new Date({first}).toISOString()"))
+    expect(rows(page)).to_have_count(2)
+    detail.get_by_role("button", name="Trigger").click()
+    page.get_by_role("dialog").get_by_role("button", name="Trigger").click()
+    expect(page.locator("#toasts")).to_contain_text("was put")
+    assert server.fetch("timed", wait=10)[0]["body"] == {"report": "daily"}
+    detail.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(detail.locator(".pill")).to_have_text("paused")
+    expect(detail).to_contain_text("if it was resumed now")
+    detail.get_by_role("button", name="Change").click()
+    page.locator("#ask-body").fill('{"report": "short"}')
+    page.get_by_role("dialog").get_by_role("button", name="Put").click()
+    expect(detail.locator("pre")).to_contain_text("short")
+    expect(detail.locator(".pill")).to_have_text("paused")
+    detail.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(detail.locator(".pill")).to_have_count(0)
+    page.goto(server.url + "/#/t/timed/schedules?schedule=hourly")
+    expect(detail.locator("pre")).to_contain_text("<img src=x")  # as text, not as markup
+    detail.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog", name="Delete hourly?").get_by_role("button", name="Delete").click()
+    expect(detail).to_have_count(0)
+    expect(rows(page)).to_have_count(1)
+    assert [one["name"] for one in server.ok("GET", "/v1/topics/timed/schedules")["schedules"]] == ["report"]
+
+
+def test_a_bad_schedule_is_refused_in_words(server: Server, context: BrowserContext) -> None:
+    server.ok("PUT", "/v1/topics/untimed", {})
+    with watched_page(context, expected="status of 400") as page:
+        page.goto(server.url + "/#/t/untimed/schedules")
+        expect(page.locator(".messages")).to_contain_text("No schedule yet")
+        page.get_by_role("button", name="Put a schedule").click()
+        page.locator("#ask-name").fill("report")
+        page.locator("#ask-times").fill("0 9 * * MON-FRI")
+        page.locator("#ask-zone").fill("Europe/Atlantis")
+        page.get_by_role("dialog").get_by_role("button", name="Put").click()
+        expect(page.locator("#toasts .bad")).to_contain_text("'Europe/Atlantis' is no time zone")
+
+
 def test_live_updates_keep_focus_and_selection(server: Server, page: Page) -> None:
     server.put("live", *({"id": f"m{n}", "body": n, "delay": 900 + n} for n in range(5)))
     page.goto(server.url + "/#/t/live/sleep")
@@ -455,7 +541,12 @@ def test_a_login_card_tells_that_a_token_is_not_accepted(tmp_path: Path, context
 def test_a_phone_shows_every_view_without_scrolling_sideways(server: Server, browser: Browser) -> None:
     die(server, "phone", "x" * 120, error="a very long error " * 20)
     server.put("phone", {"id": "p" * 150, "body": {"text": "w" * 500}, "headers": {"h": "v" * 300}, "delay": 900})
-    views = ["", "#/?q=nothing", *(f"#/t/phone/{tab}" for tab in ("overview", "sleep", "dead", "groups", "settings"))]
+    server.ok("PUT", "/v1/topics/phone/schedules/s", {"cron": "*/5 8-18 1-15 JAN-NOV MON-FRI", "body": "w" * 500})
+    views = [
+        "",
+        "#/?q=nothing",
+        *(f"#/t/phone/{tab}" for tab in ("overview", "sleep", "dead", "groups", "schedules?schedule=s", "settings")),
+    ]
     views += [f"#/t/phone/sleep?message={'p' * 150}", f"#/t/phone/dead?message={'x' * 120}"]
     with window(browser, 390, 844, has_touch=True) as context, watched_page(context) as page:
         for view in views:
@@ -465,26 +556,3 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(server: Server, bro
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
             if "message" in view:
                 assert page.locator(".drawer-body").evaluate("one => one.scrollWidth <= one.clientWidth"), view
-
-
-def test_all_pages_work_behind_a_proxy_with_a_prefix(server: Server, page: Page) -> None:
-    server.put("prefixed", {"id": "m", "body": 1, "delay": 900})
-    origin, asked = server.url, list[str]()
-
-    def behind(route: Route) -> None:
-        path = route.request.url.removeprefix(f"{origin}/turtle")
-        asked.append(path)
-        route.fulfill(response=route.fetch(url=origin + path))
-
-    page.on("request", lambda request: None if request.url.startswith(f"{origin}/turtle/") else asked.append(request.url))
-    page.route(f"{origin}/turtle/**", behind)
-    page.goto(f"{origin}/turtle/")
-    page.get_by_role("link", name="prefixed", exact=True).click()
-    page.get_by_role("link", name="Sleeping").click()
-    expect(rows(page)).to_have_count(1)
-    page.get_by_role("link", name="Interface").click()
-    expect(page.locator("#produce .curl")).to_contain_text(f"{origin}/turtle/v1/topics/orders/messages")
-    page.goto(f"{origin}/turtle/cluster")
-    expect(page.locator("#state")).to_have_text("serving")
-    assert [path for path in asked if not path.startswith("/")] == []
-    assert json.dumps(asked).count("/v1/topics/prefixed/messages") > 0

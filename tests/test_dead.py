@@ -58,14 +58,18 @@ def test_letters_are_listed_in_pages_by_group_time_and_error(engine: Engine) -> 
     for n in range(25):
         die(engine, f"m{n}", at=10 + n, error="odd" if n % 2 else "even")
     letters = engine.topic("t").view.dead_letters
-    seen: list[str] = []
-    cursor = None
-    while True:
-        page, cursor = letters.page(Filter(), 4, cursor)
-        seen += [letter.id for letter in page]
-        if cursor is None:
-            break
-    assert seen == [f"m{n}" for n in range(25)]
+    for newest in (False, True):
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page, cursor = letters.page(Filter(), 4, cursor, newest)
+            seen += [letter.id for letter in page]
+            if cursor is None:
+                break
+        assert seen == [f"m{n}" for n in (range(24, -1, -1) if newest else range(25))]
+    page, cursor = letters.page(Filter(error="odd"), 2, None, newest=True)
+    following, _ = letters.page(Filter(error="odd"), 2, cursor, newest=True)
+    assert [letter.id for letter in page + following] == ["m23", "m21", "m19", "m17"]
     assert Counter(letter.error for letter in letters.all(Filter())) == {"even": 13, "odd": 12}
     assert [letter.id for letter in dead(engine, error="odd", from_ms=12, to_ms=16)] == ["m1", "m3", "m5"]
     assert dead(engine, group="nobody") == []

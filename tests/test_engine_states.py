@@ -271,7 +271,7 @@ def test_every_message_is_listed_in_the_state_that_get_tells(engine: Engine) -> 
         engine.ack("t", group, [f"-{id_}" for id_ in held[5:8]], 31, retry_delay_ms=LONG)
         engine.ack("t", group, [f"-{id_}" for id_ in held[8:10]], 31, retry_delay_ms=0)
         for now in (32, 33):
-            out = engine.reserve("t", group, 2, now, ttr_ms=10**9).ids
+            out = engine.reserve("t", group, 4, now, ttr_ms=10**9).ids
             engine.ack("t", group, [f"-{id_}" for id_ in out], now, retry_delay_ms=0)
     engine.submit("t", [Message(b"", 10**6 + n, id=f"s{n}") for n in range(7)], 40)
     engine.cancel("t", ["s3", "m29"], 41)

@@ -20,6 +20,7 @@ from turtlemq.model import Message, Priority
 from turtlemq.server.fetches import Fetches
 from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.rate_limit import FlowControl
+from turtlemq.server.tenants import Tenant, Tenants
 
 # A server whose retention runs five times a second, not once a minute.
 FAST_RETENTION = "import turtlemq.topic.maintenance as m; m.RETENTION_MS = 200; from turtlemq.cli import main; main()"
@@ -93,6 +94,22 @@ def test_a_step_answers_few_of_the_polls_that_one_message_wakes(tmp_path: Path) 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with running(tmp_path_factory.mktemp("fetches") / "data") as one:
         yield one
+
+
+def test_ends_of_deliveries_matter_to_waiting_fetches_alone(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path / "d")
+    for topic in ("t", "other"):
+        engine.submit(topic, [Message(b"0", 0)], 0)
+    fetches, poll = Fetches(engine, FlowControl()), LongPoll(FetchRequest("t", "g", 1), Future[Reserved]())
+    assert not fetches.needs_ends("t")
+    fetches.wait(poll)
+    assert fetches.needs_ends("t")
+    assert not fetches.needs_ends("other")
+    fetches.leave(poll)
+    assert not fetches.needs_ends("t")
+    tenants = Tenants([Tenant("shop", ("*",), max_in_flight=1)], 1 << 20)
+    assert Fetches(engine, FlowControl(), tenants).needs_ends("other"), "a fetch of another topic of the tenant may wait"
+    engine.close()
 
 
 def test_polls_of_a_deleted_group_do_not_make_it_anew(server: Server) -> None:

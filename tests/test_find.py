@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.harness.command_line import Line
 from tests.harness.server_process import Server, running
 from turtlemq.client import Client
 from turtlemq.server.auth import hash_of, new_token
@@ -75,3 +76,18 @@ def test_status_sums_over_more_topics_than_it_shows(server: Server) -> None:
     assert (status["states"]["sleep"], status["states"]["reserve"]) == (4, 1)
     assert status["bytes"] > max(topic["bytes"] for topic in status["topics"])
     assert 0 < status["disk_free_bytes"] <= status["disk_bytes"]
+    assert 0 < status["memory_free_bytes"] <= status["memory_total_bytes"]
+
+
+def test_a_message_that_failed_is_found_with_its_next_attempt(server: Server) -> None:
+    server.put("failing", {"id": "f", "body": 1})
+    server.fetch("failing", wait=5)
+    server.ok("POST", "/v1/topics/failing/ack", {"acks": ["-f"], "retry_delay": 3_000})
+    (found,) = server.ok("GET", "/v1/find?id=f")["found"]
+    with Client(server.url) as client:
+        (again,) = client.find("f")
+    assert found["state"] == again.state == "sleep"
+    assert found["next_ms"] == again.next_ms == server.ok("GET", "/v1/topics/failing/messages/f")["groups"]["default"]["due_ms"]
+    assert found["next_ms"] > found["due_ms"] + 2_000_000
+    assert Line(server.url).json("find", "f") == [found]
+    assert server.ok("GET", "/v1/find?id=only-mails")["found"][0]["next_ms"] is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +16,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import HttpRequestParser
 
 from tests.harness.server_process import Server, running
+from tests.harness.talk import Talk, chunked, post
 from turtlemq.server import auth, front, listen, trace
 from turtlemq.server.config import Config
-from turtlemq.server.hot_heads import Heads, plain
+from turtlemq.server.front_desk import HOT
+from turtlemq.server.hot_heads import Heads, hot_routes, plain
 from turtlemq.server.outgoing.reply import Reply
 from turtlemq.server.request import SERVICE
 from turtlemq.server.service import Service
@@ -32,56 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("front") / "d"
     with running(folder, TURTLEMQ_MAX_BODY_BYTES=str(LIMIT), TURTLEMQ_BODY_TIMEOUT_S="1") as one:
         yield one
-
-
-class Talk:
-    """A connection, and answers read from it one by one."""
-
-    def __init__(self, server: Server) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._data = b""
-
-    def __enter__(self) -> Talk:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, *pieces: bytes, pause_s: float = 0) -> None:
-        for piece in pieces:
-            self.socket.sendall(piece)
-            time.sleep(pause_s)
-
-    def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of the next answer."""
-        while b"\r\n\r\n" not in self._data:
-            self._more()
-        head, _, self._data = self._data.partition(b"\r\n\r\n")
-        status, *lines = head.decode().split("\r\n")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        size = int(headers.get("content-length", 0))
-        while len(self._data) < size:
-            self._more()
-        body, self._data = self._data[:size], self._data[size:]
-        return int(status.split()[1]), headers, body
-
-    def _more(self) -> None:
-        data = self.socket.recv(1 << 16)
-        assert data, f"closed behind {self._data!r}"
-        self._data += data
-
-
-def post(path: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def chunked(path: str, body: bytes, *headers: str) -> bytes:
-    """A request with a body in chunks, which the front leaves to aiohttp."""
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Transfer-Encoding: chunked", *headers]
-    chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-    return "\r\n".join([*lines, "", ""]).encode() + chunk + b"0\r\n\r\n"
 
 
 # Both ways
@@ -116,6 +67,25 @@ CASES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "an extend": ("/v1/topics/both/extend", b'{"ids":["x"]}', ()),
     "a bad extend": ("/v1/topics/both/extend", b'{"ids":3}', ()),
     "a request's name": ("/v1/topics/both/fetch", b"{}", ("X-Request-Id: mine",)),
+    "a cancel of many": ("/v1/topics/both/cancel", b'{"ids":["x","y"]}', ()),
+    "a cancel of none": ("/v1/topics/both/cancel", b"{}", ()),
+    "a cancel in an unknown topic": ("/v1/topics/unknown/cancel", b'{"ids":["x"]}', ()),
+    "a cancel of one": ("DELETE /v1/topics/both/messages/sleeps", b"", ()),
+    "a cancel of one that is not there": ("DELETE /v1/topics/both/messages/nothing", b"", ()),
+    "a cancel of one that is ready": ("DELETE /v1/topics/both/messages/reserved", b"", ()),
+    "a cancel of dots": ("DELETE /v1/topics/both/messages/..", b"", ()),
+    "a cancel of what is no id": ("DELETE /v1/topics/both/messages/-x", b"", ()),
+    "a cancel in what is no topic": ("DELETE /v1/topics/-/messages/x", b"", ()),
+    "a change of one": ("PATCH /v1/topics/both/messages/sleeps", b'{"delay":90,"body":3}', ()),
+    "a change of one that is not there": ("PATCH /v1/topics/both/messages/nothing", b'{"delay":90}', ()),
+    "a change of one that is ready": ("PATCH /v1/topics/both/messages/reserved", b'{"delay":90}', ()),
+    "no change": ("PATCH /v1/topics/both/messages/sleeps", b"{}", ()),
+    "a change that is no JSON": ("PATCH /v1/topics/both/messages/sleeps", b"{", ()),
+    "a change by a page of another site": (
+        "PATCH /v1/topics/both/messages/sleeps",
+        b'{"delay":90}',
+        ("Origin: http://evil.example",),
+    ),
 }
 
 
@@ -126,7 +96,8 @@ def told(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, dict[str, str]
     kept["x-request-id"] = "mine" if kept["x-request-id"] == "mine" else "made"
     value = json.loads(body) if body else None
     if isinstance(value, dict):
-        value.pop("ids", None)
+        for name in ("ids", "due_ms"):
+            value.pop(name, None)
         value.get("error", {}).pop("request_id", None)
     return status, kept, value
 
@@ -134,15 +105,22 @@ def told(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, dict[str, str]
 @pytest.mark.parametrize("name", CASES)
 def test_both_ways_give_the_same_answer(server: Server, name: str) -> None:
     path, body, more = CASES[name]
+    method, _, path = path.rpartition(" ")
+    method = method or "POST"
+    if method in ("DELETE", "PATCH"):
+        server.put("both", {"id": "sleeps", "body": 1, "delay": 60}, {"id": "reserved", "body": 1})
+        server.fetch("both")
     if name == "the same once more":
         server.put("both", {"body": 1, "id": "same", "delay": 60})
     if name == "a message with a priority and an id":
         body = body.replace(b'"id":"same",', b"")
     server.put("both", {"body": 1, "delay": 60})
     with Talk(server) as talk:
-        talk.send(post(path, body, *more))
+        talk.send(post(path, body, *more, method=method))
         plainly = talk.answer()
-        talk.send(chunked(path, body, *more))
+        if name == "a cancel of one":
+            server.put("both", {"id": "sleeps", "body": 1, "delay": 60})
+        talk.send(chunked(path, body, *more, method=method))
         assert told(plainly) == told(talk.answer())
         assert "server" not in plainly[1], "aiohttp names itself: the front has not answered"
 
@@ -349,11 +327,22 @@ def test_a_head_with_a_second_meaning_is_not_plain(head: bytes) -> None:
 
 
 def test_heads_that_are_remembered_are_few_and_short() -> None:
-    heads = Heads(lambda method, path: None)
+    heads = Heads(lambda method, path: path)
     for n in range(3_000):
         assert heads.read(b"GET /%d HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (n, b"x" * (n % 2_000))) is not None
-    assert len(heads._known) <= 1_000
-    assert max(map(len, heads._known)) <= 1 << 10
+    for known in (heads._heads, heads._headers):
+        assert 0 < len(known) <= 1_000
+        assert max(map(len, known)) <= 1 << 10
+
+
+def test_of_heads_that_name_a_message_headers_are_remembered() -> None:
+    heads = Heads(hot_routes(dict.fromkeys(HOT)))
+    assert heads.read(b"POST /v1/topics/t/fetch HTTP/1.1\r\nHost: x\r\n\r\n") is not None
+    for n in range(50):
+        head = heads.read(b"DELETE /v1/topics/t/messages/order:%d HTTP/1.1\r\nHost: x\r\n\r\n" % n)
+        assert head is not None
+        assert (head.place["topic"], head.place["id"]) == ("t", f"order:{n}")
+    assert (len(heads._heads), len(heads._headers)) == (1, 1)
 
 
 def test_an_answered_put_is_seen_by_the_next_fetch(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,8 @@ def test_no_more_are_in_flight_than_may_be(tmp_path: Path) -> None:
     assert engine.reserve("t", "g", 9, 13).ids == ["d"]
 
 
-def test_priorities_share_a_fetch_and_low_is_never_starved(engine: Engine) -> None:
+def test_priorities_share_a_fetch_and_low_is_never_starved(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path, settings=replace(SETTINGS, preempt_after_ms=0))
     for name, level in (("n", Priority.NORMAL), ("h", Priority.HIGH), ("l", Priority.LOW)):
         put(engine, *(f"{name}{i}" for i in range(30)), priority=level)
     got = engine.reserve("t", "g", 10, 11).ids

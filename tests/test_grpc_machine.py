@@ -278,6 +278,10 @@ def test_a_window_stays_within_its_bounds() -> None:
         window.acknowledge(window.size, now + 0.5)
         now += 1
     assert window.size == 100
+    small = Window(1_000)
+    small.fill(16, 0.0)
+    small.acknowledge(16, 0.001)
+    assert small.size == 128, "eightfold at most"
     for n in range(20):
         window.review(6.0, now + 5.0 * (n + 1))
     assert window.size == 1

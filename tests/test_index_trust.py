@@ -113,7 +113,7 @@ def test_an_urgent_write_runs_a_group_that_waits_for_a_thread(tmp_path: Path) ->
         server = Server(tmp_path / "d", door)
         tasks = [asyncio.create_task(server.put("a", topic=topic)) for topic in topics]
         await asyncio.sleep(0.05)
-        ((topic, _, _),) = server.committer._jobs
+        ((topic, _, _),) = server.committer._jobs.items()
         assert server.engine.submit(topic.name, messages("b"), 0).created == [True]
         assert server.engine.get(topic.name, "a") is not None
         assert server.engine.cancel(topic.name, ["a"], 0) == {"a": "cancelled"}

@@ -173,7 +173,7 @@ class Stub:
     def __init__(self, folder: Path, meanwhile: Callable[[Engine], object]) -> None:
         self.engine, self.turns, self._meanwhile, self._turns = Engine.open(folder), self, meanwhile, 0
 
-    async def turn(self) -> None:
+    async def turn(self, topic: str = "", cost: int = 0) -> None:
         self._turns += 1
         if self._turns == 3:
             self._meanwhile(self.engine)

@@ -14,6 +14,7 @@ UNWALKED = {  # limits that other tests reach
     "retries in memory": "limits, failures × list",
     "files": "limits, topics × descriptors",
     "disk": "tests/test_full_disk.py",
+    "tenants": "tests/test_tenants.py",
 }
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
+import json
+import socket
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +44,7 @@ main()
 
 def test_cancels_and_durable_acks_sync_no_log_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "PROGRAM", [sys.executable, "-c", WATCHED])
-    with running(tmp_path / "data") as server:
+    with running(tmp_path / "data") as server, socket.create_connection(("127.0.0.1", server.port)):  # another client
         server.ok("PUT", "/v1/topics/t", {"ack_durability": "fsync"})
         for turn in ("a", "b"):  # the first creates the files of the journals, with syncs on the event loop
             (tmp_path / "syncs").unlink(missing_ok=True)
@@ -54,6 +58,22 @@ def test_cancels_and_durable_acks_sync_no_log_on_the_event_loop(tmp_path: Path, 
         logs = [(thread.partition("_")[0], file.partition("_")[0]) for thread, file in syncs if not file.startswith("delay_")]
         assert logs.count(("sync", "history")) == 4, "each is durable before it is answered"
         assert [file for thread, file in logs if thread == "MainThread"] == []
+
+
+def test_a_lone_client_waits_for_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "PROGRAM", [sys.executable, "-c", WATCHED])
+    with running(tmp_path / "data") as server:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+            for method, path, body in (
+                ("PUT", "/v1/topics/t", b'{"ack_durability":"fsync"}'),
+                ("POST", "/v1/topics/t/messages", b'{"id":"a","body":0}'),
+                ("POST", "/v1/topics/t/fetch", b'{"wait":10}'),
+                ("POST", "/v1/topics/t/ack", b'["a"]'),
+            ):
+                connection.request(method, path, body, {"Content-Type": "application/json"})
+                assert json.loads(connection.getresponse().read())
+        syncs = [line.split() for line in (tmp_path / "syncs").read_text().splitlines()]
+        assert [thread for thread, file in syncs if file.startswith("history_")][-1] == "MainThread"
 
 
 class Gate(Door):

@@ -55,15 +55,20 @@ def test_pages_join_up_to_everything_whatever_their_size(world: World) -> None:
             world.drain(100, 17)
         wanted = sorted(world.asleep.values(), key=lambda s: (s.due_ms, s.order))
         for limit in (7, 100, 10_000):
-            listed: list[str] = []
-            cursor: str | None = None
-            while True:
-                page, cursor = world.index.browse(limit=limit, cursor=cursor)
-                listed += [found.id for found in page]
-                if cursor is None:
-                    break
-                assert len(page) == limit
-            assert listed == [s.id for s in wanted]
+            assert listed(world, limit) == [s.id for s in wanted]
+            assert listed(world, limit, newest=True) == [s.id for s in reversed(wanted)]
+
+
+def listed(world: World, limit: int, low: int = 0, high: int = DUE_MS_MAX, newest: bool = False) -> list[str]:
+    """The ids on all pages of a listing; every page but the last is full."""
+    ids: list[str] = []
+    cursor: str | None = None
+    while True:
+        page, cursor = world.index.browse_documents(low, high, limit, cursor, newest)
+        ids += [found.id for found in page]
+        if cursor is None:
+            return ids
+        assert len(page) == limit
 
 
 def test_thousands_of_equal_due_times_make_pages_of_equal_cost(world: World) -> None:
@@ -97,6 +102,7 @@ def test_a_page_lies_within_its_range(world: World) -> None:
     fill(world, 600, range(300))
     for low, high in ((0, 0), (50, 50), (100, 199), (299, 10_000), (400, DUE_MS_MAX), (DUE_MS_MAX, DUE_MS_MAX)):
         page, cursor = world.index.browse(low, high, limit=10_000)
+        assert listed(world, 70, low, high, newest=True) == [found.id for found in reversed(page)]
         assert cursor is None
         wanted = sorted((s.due_ms, s.order, s.id) for s in world.asleep.values() if low <= s.due_ms <= high)
         assert [found.id for found in page] == [id_ for _, _, id_ in wanted]

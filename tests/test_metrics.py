@@ -26,14 +26,22 @@ from turtlemq.histogram import Histogram
 from turtlemq.model import Message
 from turtlemq.server import logs
 from turtlemq.server.metrics.collect import collect
+from turtlemq.server.metrics.delivery_steps import STEPS
 from turtlemq.server.metrics.exposition import histogram
 from turtlemq.server.metrics.families import topic_families
 from turtlemq.server.metrics.labels import GROUPS_MAX, TopicLabels
+from turtlemq.server.metrics.tenant_families import FIGURES
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 PUSH_METRICS = {f"turtlemq_push_{name}" for name in ("total", "seconds", "breaker_open")}  # with push_hosts only
+SLO_METRICS = {
+    *(f"turtlemq_slo_{name}" for name in ("burn_rate", "deliveries_total", "overdue")),
+    *(f"turtlemq_forecast_late_{name}seconds" for name in ("", "timestamp_")),
+    "turtlemq_consumer_capacity_per_second",
+}
+TENANT_METRICS = {name for name, *_ in FIGURES} | {f"turtlemq_tenant_{name}" for name in ("refused_total", "waiting")}
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +164,31 @@ def test_requests_batches_and_commits_are_counted(server: Server) -> None:
         assert value(after, name) > 0
 
 
+def test_each_step_of_a_delivery_is_timed(server: Server) -> None:
+    server.ok("PUT", "/v1/topics/steps", {})
+    due_ms = time.time_ns() // 1_000_000 + 300
+    server.put("steps", {"body": 1, "due_ms": due_ms})
+    before = scrape(server)
+    assert len(server.fetch("steps", wait=10)) == 1
+    after = scrape(server)
+    waited = value(after, "turtlemq_delivery_step_seconds_count", step="wake")
+    for step in STEPS:
+        added = [value(found, "turtlemq_delivery_step_seconds_count", step=step) for found in (before, after)]
+        assert added[1] - added[0] == 1, step
+        spent = value(after, "turtlemq_delivery_step_seconds_sum", step=step)
+        assert 0 <= spent - value(before, "turtlemq_delivery_step_seconds_sum", step=step) < 60
+    server.put("steps", {"body": 2})
+    assert len(server.fetch("steps")) == 1
+    assert value(scrape(server), "turtlemq_delivery_step_seconds_count", step="wake") == waited, "it did not wait"
+
+
 def test_the_table_in_the_docs_lists_every_metric(server: Server) -> None:
     text = (ROOT / "docs" / "OBSERVE.md").read_text()
     listed = set(re.findall(r"^\| `((?:turtlemq|process)_[a-z_]+)", text, re.MULTILINE))
     told = {family.name + ("_total" if family.type == "counter" else "") for family in _families(server)}
-    assert {name for name in listed - CLUSTER_METRICS - PUSH_METRICS if not name.startswith("turtlemq_grpc_")} == told
-    assert listed >= CLUSTER_METRICS | PUSH_METRICS
+    optional = CLUSTER_METRICS | PUSH_METRICS | TENANT_METRICS | SLO_METRICS
+    assert {name for name in listed - optional if not name.startswith("turtlemq_grpc_")} == told
+    assert listed >= optional
 
 
 def test_the_docs_list_every_event_of_the_log() -> None:
@@ -183,7 +210,7 @@ def test_the_alert_rules_use_metrics_that_exist(server: Server) -> None:
     endings = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
     known = {family.name + ending for family in _families(server) for ending in endings[family.type]}
     assert len(used) > 10
-    assert used - known - CLUSTER_METRICS == set()
+    assert used - known - CLUSTER_METRICS - SLO_METRICS == set()
     alerts = set(re.findall(r"alert: (\w+)", rules))
     assert alerts == set(re.findall(r"^\| `(Turtle\w+)` \|", (ROOT / "docs" / "OBSERVE.md").read_text(), re.MULTILINE))
 

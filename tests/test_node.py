@@ -96,7 +96,7 @@ def test_a_cluster_is_made_once(endpoint: str) -> None:
                 await init_cluster(etcd, "once", Shape(replicas=2))
             (key,) = (await etcd.get(Keys("once").config)).keys
             assert decode(key.key, key.value, Config) == made.config
-            for wrong in (Shape(shards=2), Shape(replicas=8), Shape(replicas=0), Shape(replicas=2, least=3)):
+            for wrong in (Shape(shards=101), Shape(shards=0), Shape(replicas=8), Shape(replicas=0), Shape(replicas=2, least=3)):
                 with pytest.raises(InvalidArgument):
                     await init_cluster(etcd, "wrong", wrong)
             assert (await etcd.get(Keys("wrong").prefix, prefix=True)).keys == []

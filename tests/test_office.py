@@ -130,6 +130,26 @@ def test_a_member_that_is_away_counts_until_etcd_agrees(monkeypatch: pytest.Monk
     run(story)
 
 
+def test_a_standby_that_reconnects_comes_in_though_its_transaction_was_lost() -> None:
+    async def story() -> None:
+        scene = Scene(isr="a")
+        scene.outcome = InDoubt("no answer")
+        scene.attach("b", 50)
+        await asyncio.sleep(0.01)
+        assert scene.sent == [Change(9, frozenset("ab"))]
+        del scene.lead.standbys["b"]
+        scene.lead.detached("b")
+        scene.attach("b", 50)
+        scene.outcome = Outcome(True, 20, [])
+        while scene.office.book.isr == {"a"}:
+            scene.office.saw(scene.seen)
+            await asyncio.sleep(0.01)
+        assert scene.sent == [Change(9, frozenset("ab"))] * 2
+        assert scene.office.book.isr == scene.office.book.required() == {"a", "b"}
+
+    run(story)
+
+
 def test_files_of_a_member_are_replaced_after_it_has_left() -> None:
     async def story() -> None:
         scene = Scene()

@@ -85,6 +85,9 @@ def test_generated_models_have_the_names_of_schemas(clients: Path) -> None:
         "GroupStartStart",
         "JsonMessageDelay",
         "MoveAdvance",
+        "NewScheduleDelaysInner",
+        "NewScheduleEvery",
+        "NewScheduleJitter",
         "ProduceRequest",
     }
     assert schemas <= models, "no schema got another name"

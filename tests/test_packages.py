@@ -65,7 +65,7 @@ def test_each_module_is_in_exactly_one_wheel(dist: Path) -> None:
     assert {name for name in client if not name.startswith(folders)} == {"turtlemq/__init__.py", "turtlemq/py.typed"}
     there = [(ROOT, "turtlemq"), (ROOT / "spark", "pyspark_turtlemq"), (ROOT / "spark", "turtlemq_report")]
     files = [file.relative_to(root).as_posix() for root, package in there for file in (root / package).rglob("*.*")]
-    assert server | client == {name for name in files if not name.endswith(".pyc")}
+    assert server | client == {name for name in files if not name.endswith((".pyc", ".so"))}
 
 
 @pytest.mark.parametrize("wheel", [SERVER, CLIENT])
@@ -84,7 +84,7 @@ def test_the_server_needs_the_client_of_its_version(dist: Path) -> None:
     assert f"turtlemq-client=={__version__}" in metadata(dist / SERVER).get_all("Requires-Dist", [])
     needed = metadata(dist / CLIENT).get_all("Requires-Dist", [])
     assert [one for one in needed if "extra" not in one] == ["msgspec>=0.19"]
-    assert metadata(dist / CLIENT).get_all("Provides-Extra") == ["aio", "bson", "otel"]
+    assert metadata(dist / CLIENT).get_all("Provides-Extra") == ["aio", "bson", "otel", "partitions"]
 
 
 def test_pytest_finds_the_plugin(dist: Path) -> None:
@@ -160,6 +160,19 @@ def says(python: Path, program: str, **env: str) -> str:
     return (done.stdout + done.stderr).strip().rpartition("\n")[2]
 
 
+ASYNC_PROGRAM = """
+import asyncio
+from turtlemq.client import AsyncClient
+
+async def main():
+    async with AsyncClient() as client:
+        await client.put("orders", {"close": 18}, id="o18")
+        print((await client.fetch("orders", wait=10))[0].body)
+
+asyncio.run(main())
+"""
+
+
 @pytest.mark.slow
 def test_the_client_alone_needs_only_msgspec(dist: Path, tmp_path: Path) -> None:
     python = clean_environment(tmp_path / "alone", "msgspec")
@@ -175,7 +188,8 @@ print(message.body)
 """
     with running(tmp_path / "data") as server:
         assert says(python, program, TURTLEMQ_URL=server.url) == "{'close': 17}"
-    assert "pip install 'turtlemq-client[aio]'" in says(python, "from turtlemq.client import AsyncClient")
+    with running(tmp_path / "aio") as server:
+        assert says(python, ASYNC_PROGRAM, TURTLEMQ_URL=server.url) == "{'close': 18}"
     odd = "from turtlemq.client import fetched; fetched._messages_from_any_bson(b'')"
     assert "pip install 'turtlemq-client[bson]'" in says(python, odd)
     assert "No module named 'turtlemq.engine'" in says(python, "import turtlemq.engine")

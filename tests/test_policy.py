@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turtlemq.broker.policy import WEIGHTS, Extent, backoff_ms, droppable, shares
-from turtlemq.model import Priority
+from turtlemq.broker.policy import Extent, backoff_ms, droppable
 from turtlemq.settings import Settings
 
 HOUR = 3_600_000
@@ -35,28 +34,6 @@ def test_jitter_spreads_messages_that_failed_together() -> None:
     times = [backoff_ms(Settings(backoff_jitter="full", backoff_base_ms=1000), f"m{i}", 1) for i in range(1000)]
     assert len(set(times)) > 500
     assert 400 < sum(times) / len(times) < 600
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
-def test_shares_give_out_all_and_forget_nothing(counts: list[int]) -> None:
-    credit: dict[int, float] = {}
-    total = dict.fromkeys(WEIGHTS, 0)
-    for count in counts:
-        given_out = shares(count, credit)
-        assert sum(given_out.values()) == count
-        assert min(given_out.values()) >= 0
-        for level, n in given_out.items():
-            total[level] += n
-    for level, weight in WEIGHTS.items():
-        assert abs(total[level] - sum(counts) * weight / sum(WEIGHTS.values())) <= 2
-
-
-def test_one_message_at_a_time_low_still_gets_its_tenth() -> None:
-    credit: dict[int, float] = {}
-    taken = [next(level for level, n in shares(1, credit).items() if n) for _ in range(1000)]
-    assert [taken.count(int(level)) for level in (Priority.HIGH, Priority.NORMAL, Priority.LOW)] == [600, 300, 100]
-    longest = max(len(run) for run in "".join("l" if level == Priority.LOW else "." for level in taken).split("l"))
-    assert longest <= 15
 
 
 @pytest.mark.parametrize(

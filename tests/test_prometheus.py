@@ -35,6 +35,11 @@ def _slow(name: str, bound: str) -> tuple[dict[str, str], dict[str, str]]:
     return {low: NEVER, **more}, {low: GROWS, **more}
 
 
+def _burn(rate: str, *windows: str) -> dict[str, str]:
+    """Series of a burn rate that stays as it is, in these windows."""
+    return {f'turtlemq_slo_burn_rate{{topic="t",window="{window}"}}': f"{rate}x90" for window in windows}
+
+
 # By alert: series that make it fire, and series that do not. Each has a value a minute, for 90 minutes.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "TurtleDown": ({'up{job="turtlemq"}': NEVER}, {'up{job="turtlemq"}': "1x90"}),
@@ -47,6 +52,12 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "TurtleSchedulerLate": _slow("turtlemq_scheduler_lateness_seconds", "0.5"),
     "TurtleConsumersBehind": ({"turtlemq_oldest_ready_seconds": "400x90"}, {"turtlemq_oldest_ready_seconds": "200x90"}),
+    "TurtleLateFastBurn": (_burn("20", "1h", "5m"), _burn("20", "1h") | _burn("1", "5m")),
+    "TurtleLateSlowBurn": (_burn("4", "6h", "1h"), _burn("4", "6h") | _burn("1", "1h")),
+    "TurtleWillBeLate": (
+        {'turtlemq_forecast_late_seconds{topic="t",group="g"}': "720x90"},
+        {"turtlemq_forecast_late_seconds": NEVER},
+    ),
     "TurtleDeadLetters": ({"turtlemq_died_total": "0+1x90"}, {"turtlemq_died_total": "5x90"}),
     "TurtleDeadLettersDropped": ({"turtlemq_dead_dropped_total": "0+1x90"}, {"turtlemq_dead_dropped_total": "5x90"}),
     "TurtleLeasesTimeOut": (

@@ -15,6 +15,7 @@ from tests.harness.cluster_process import eventually
 from tests.harness.command_line import Line
 from tests.harness.receiver import Receiver, Reply, Request, receiving
 from tests.harness.server_process import Server, running
+from turtlemq import __version__
 from turtlemq.server.auth import hash_of, new_token
 
 LOOPBACK: dict[str, Any] = {"TURTLEMQ_PUSH_HOSTS": "127.0.0.0/8:*"}
@@ -62,6 +63,7 @@ def test_messages_are_sent_signed_and_acknowledged(tmp_path: Path) -> None:
         fields = {name: one.headers[f"turtlemq-{name}"] for name in ("topic", "group", "attempt", "header-trace", "compression")}
         assert fields == {"topic": "t", "group": "default", "attempt": "1", "header-trace": "7", "compression": "lz4"}
         assert one.headers["turtlemq-budget-ms"] == "30000"
+        assert (one.headers["user-agent"], one.headers["accept-encoding"]) == (f"TurtleMQ/{__version__}", "identity")
         assert len(receiver.challenges) == 1
         assert [error[:18] for error in receiver.broken] == ["UnicodeDecodeError"], "this verifier takes text alone"
         # a secret is changed: both signatures are there
@@ -354,6 +356,9 @@ def test_clients_on_the_command_line(shared_server: Server) -> None:
         name, secret = line("clients", "register", "cli", receiver.url, "--name", "shop").split()
         assert (name, secret[:6]) == ("shop", "whsec_")
         eventually(lambda: "active" in line("clients", "list", "cli"))
+        receiver.respond = lambda _: Reply(418, b"no coffee")
+        line("put", "cli", "{}")
+        eventually(lambda: "HTTP 418: no coffee" in line("clients", "list", "cli"))
         assert line("clients", "pause", "cli", "shop").split() == ["shop", "paused"]
         assert line("clients", "resume", "cli", "shop").split() == ["shop", "active"]
         ((found,),) = line.json("clients", "list", "cli")

@@ -149,7 +149,7 @@ def put(server: Server, topic: str, count: int, **more: Any) -> Any:
 
 def test_a_topic_takes_its_rate_and_no_more(server: Server) -> None:
     settings = server.ok("PUT", "/v1/topics/slow", {"rate": {"produce_per_s": 0.01, "burst": 3}})["settings"]
-    assert settings["rate"] == {"produce_per_s": 0.01, "burst": 3, "deliver_per_s": 0}
+    assert settings["rate"] == {"produce_per_s": 0.01, "burst": 3, "deliver_per_s": 0, "deliver_bytes_per_s": 0}
     assert put(server, "slow", 2).status == 201
     refused = put(server, "slow", 2)
     assert (refused.status, refused.code) == (429, "RATE_LIMITED")

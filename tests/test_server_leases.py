@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,17 @@ def test_a_lease_of_a_wrong_shape_is_refused(server: Server, verb: str, lease: A
     body = {"acks": ["m"], "lease": lease} if verb == "ack" else {"ids": ["m"], "lease": lease}
     answer = server.call("POST", f"/v1/topics/shapes/{verb}", body)
     assert (answer.status, answer.code) == (400, "INVALID_ACK_LIST" if verb == "ack" else "INVALID_ARGUMENT"), answer.data
+
+
+@pytest.mark.parametrize("ends", ["id", "-id"], ids=["acked", "failed"])
+def test_the_end_of_a_delivery_makes_room_for_a_waiting_fetch(server: Server, topic: str, ends: str) -> None:
+    server.ok("PUT", f"/v1/topics/{topic}", {"max_in_flight": 1, "backoff": {"base": 600}})
+    server.put(topic, {"body": 1, "id": "id"}, {"body": 2, "id": "next"})
+    assert [message["id"] for message in server.fetch(topic, ttr=600)] == ["id"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(server.fetch, topic, wait=30)
+        while "turtlemq_long_polls 1" not in server.call("GET", "/metrics").data.decode():
+            time.sleep(0.01)
+        server.ack(topic, ends)
+        assert [message["id"] for message in waiting.result()] == ["next"], "at the end of its wait it would get none"
+    assert server.ack(topic, "next")["acked"] == 1

@@ -17,7 +17,7 @@ from turtlemq.errors import Corrupt, InvalidArgument
 from turtlemq.model import Message
 from turtlemq.shard_folders import Layout, data_folders, prepare, read_layout, refuse_shards, shard_folder, write_layout
 from turtlemq.shard_split import plan, split
-from turtlemq.shards import shard_of
+from turtlemq.shards import shard_of, shards_of
 from turtlemq.storage.door import Door
 
 NOW, SHARDS = 1_790_000_000_000, 3
@@ -204,3 +204,44 @@ def test_spark_reads_the_topics_of_all_shards(tmp_path: Path) -> None:
             file.unlink()
         pinned = rows(root, columns="topic,id,state", kind="messages", snapshot=snapshot.name)
         assert TOPICS[0] in {row["topic"] for row in pinned}
+
+
+def test_files_of_a_topic_with_partitions_are_those_of_one_topic(tmp_path: Path) -> None:
+    data, backup, restored = tmp_path / "data", tmp_path / "backups", tmp_path / "restored"
+    with running(data, "--shards", str(SHARDS)) as server:
+        server.ok("PUT", "/v1/topics/clicks", {"partitions": SHARDS, "ttr": 7})
+        server.put("clicks", *({"id": f"m{n}", "body": n, "delay": 3600} for n in range(30)))
+        assert run("backup", str(backup), "--data", str(data), "--url", server.url).returncode == 0
+    assert run("restore", str(backup), "--data", str(restored)).returncode == 0
+    assert json.loads(run("check", "--data", str(restored), "--json").stdout)["problems"] == []
+    assert json.loads(run("compact", "clicks", "--data", str(restored), "--json").stdout)["bytes"] > 0
+    with running(restored, "--shards", str(SHARDS)) as again:
+        shown = again.ok("GET", "/v1/topics/clicks")
+        assert (shown["stats"]["sleep"], shown["settings"]["ttr"], shown["settings"]["partitions"]) == (30, 7, SHARDS)
+    home = shards_of("clicks", SHARDS, SHARDS)[0]
+    topic = shard_folder(restored, home) / "topic/clicks"
+    topic.rename(tmp_path / "lost")
+    checked = run("check", "--data", str(restored))
+    assert (checked.returncode, checked.stdout.count("has no partition 0")) == (1, SHARDS - 1)
+
+
+def test_spark_reads_all_partitions_of_a_topic(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="not run: Spark's packages are not installed")
+    pytest.importorskip("pyspark", reason="not run: Spark's packages are not installed")
+    from pyspark_turtlemq.snapshot import turtlemq_snapshot
+    from tests.harness.spark_data import rows
+
+    with running(tmp_path / "data", "--shards", str(SHARDS)) as server:
+        server.ok("PUT", "/v1/topics/clicks", {"partitions": SHARDS})
+        server.put("clicks", *({"id": f"m{n}", "body": n, "delay": 3600 * (n % 2)} for n in range(30)))
+        server.put("other", {"id": "x", "body": 1})
+        server.ack("clicks", *(message["id"] for message in server.fetch("clicks", max=5)))
+        root = server.data
+        with turtlemq_snapshot(root) as snapshot:
+            pinned = rows(root, topic="clicks", columns="topic,id,state", kind="messages", snapshot=snapshot.name)
+        found = rows(root, topic="clicks", columns="topic,id,state", kind="messages")
+    assert sorted(map(str, found)) == sorted(map(str, pinned))
+    assert sorted(row["id"] for row in found) == sorted(f"m{n}" for n in range(30))
+    assert {row["topic"] for row in found} == {"clicks"}
+    assert len([row for row in found if row["state"] == "history"]) == 5
+    assert len(rows(root, topic="clicks", kind="ready", columns="id")) == 15

@@ -22,6 +22,7 @@ import pytest
 
 from tests.harness.engine_disk import SameSecret
 from tests.harness.index_world import TOPIC, abandon
+from tests.harness.kernels import with_kernel
 from turtlemq import small_batches
 from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.engine import Engine
@@ -37,7 +38,7 @@ from turtlemq.index.parts import IdQuery, TablePart
 from turtlemq.index.recover import open_index
 from turtlemq.index.segments import Segments
 from turtlemq.model import U64, Batch, Message, Progress
-from turtlemq.segment import bulk_crc, log
+from turtlemq.segment import bulk_crc, kernel, log
 from turtlemq.segment import format as f
 from turtlemq.segment.buffers import gather
 from turtlemq.segment.id_map import IdMap
@@ -374,9 +375,21 @@ class Pair:
         with mock.patch.object(small_batches, self.threshold, threshold):
             return plain(self.step(count))
 
+    def by_kernel(self, count: int) -> object:
+        with with_kernel():
+            return plain(self.step(count))
+
+
+@pytest.fixture(name="without_kernel", autouse=True)
+def no_kernel() -> Iterator[None]:
+    """Loops and arrays are compared with each other; `by_kernel` compares them with the kernel."""
+    with mock.patch.object(kernel, "compiled", None):
+        yield
+
 
 PAIRS = {
     "encode": Pair("DOCUMENTS", encoded, only_small=(f, "_encode_small")),
+    "encode by the kernel": Pair("KERNEL", encoded),
     "put with server-given ids": Pair("DOCUMENTS", lambda count: staged(count, own=False)),
     "put with own ids": Pair("DOCUMENTS", lambda count: staged(count, own=True), only_small=(Memtable, "_add_small")),
     "refuse a batch": Pair("DOCUMENTS", refused),
@@ -410,6 +423,13 @@ def test_loops_and_arrays_give_the_same_result(pair: Pair) -> None:
         by_arrays = pair.run(count, pair.arrays)
         assert pair.run(count, LOOPS) == by_arrays, count
         assert pair.run(count, threshold) == by_arrays, count
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_the_kernel_gives_the_same_result(pair: Pair) -> None:
+    for threshold in {getattr(small_batches, pair.threshold), small_batches.KERNEL, small_batches.DOCUMENTS}:
+        for count in (threshold - 1, threshold, 2 * threshold):
+            assert pair.by_kernel(count) == pair.run(count, pair.arrays), count
 
 
 @pytest.mark.parametrize("name", [name for name, pair in PAIRS.items() if pair.only_small])

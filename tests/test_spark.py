@@ -50,7 +50,7 @@ def reading(spark: Any, path: Path, **options: str) -> Any:
 # Batch
 
 
-@pytest.mark.parametrize("kind", ["delay", "ready", "reserve", "history", "dead", "messages", "forecast"])
+@pytest.mark.parametrize("kind", ["delay", "ready", "reserve", "history", "dead", "messages", "schedules", "forecast"])
 def test_every_kind_has_the_rows_of_the_files(spark: Any, life: Path, kind: str) -> None:
     found = reading(spark, life, kind=kind)
     expected = read_table(life, kind=kind)

@@ -246,6 +246,29 @@ def test_a_refusal_creates_no_topic(turtle: Turtle, client: Client, body: dict[s
     assert client.topics() == []
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"topic": "u", "cancel": ["a"]},
+        {"put": [{"topic": "u", "body": 1}]},
+        {"reschedule": [{"topic": "u", "id": "a", "delay": 1}]},
+        {"put": [{"body": 1}], "if": [{"topic": "u", "id": "a", "state": "sleep"}]},
+    ],
+)
+def test_operations_on_other_topics_are_refused_with_the_reason(turtle: Turtle, client: Client, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(
+        f"{turtle.url}/v1/topics/t/transaction", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    error = json.loads(refused.value.read())["error"]
+    refused.value.close()
+    assert error["code"] == "INVALID_ARGUMENT"
+    assert "files of two topics cannot change in one write" in error["message"]
+    assert "send a request for each topic" in error["message"]
+    assert client.topics() == []
+
+
 def test_the_async_client_does_the_same(turtle: Turtle, client: Client) -> None:
     async def story() -> int:
         async with AsyncClient(turtle.url) as other:

@@ -9,9 +9,11 @@ import pytest
 
 from tests.harness.server_process import ROOT
 from tests.trust import machines
+from tests.trust.cluster_faults import StoryWithFaults
 from tests.trust.kept import Kept
 from tests.trust.model import NOT_RUN, Broken, Figures, Part, figures
 from tests.trust.parts import all_parts, apart
+from turtlemq.replica.membership import Change
 
 CHUNKS = [(part, first) for part in all_parts() for first in range(0, part.quick, part.chunk)]
 
@@ -63,6 +65,20 @@ def test_slow_failovers_fail_a_full_run_of_machines(monkeypatch: pytest.MonkeyPa
     assert "p99 5.90 s" in machines.sum_up(Figures({**seen, "tried: lost: 5900": 99})), "one of a hundred"
     monkeypatch.setenv(machines.BUSY, "1")
     assert "p99 6.10 s" in machines.sum_up(seen)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_requests_under_way_end_with_an_etcd_that_is_restored(tmp_path: Path, restored: bool) -> None:
+    world = StoryWithFaults(tmp_path, "a story", 4).world
+    leader, state = world.leader(), world.etcd.state
+    assert leader is not None
+    world.call(leader, "change", (Change(state.revision, state.isr),))
+    if restored:
+        world.rewind()
+    changed = world.run(lambda: world.etcd.state.revision > state.revision, 10)
+    assert changed is not restored
+    for node in world.nodes.values():
+        world.power_off(node)
 
 
 def test_every_promise_has_a_part_that_attacks_it() -> None:

@@ -194,6 +194,6 @@ def test_wrong_use_and_refusals_end_it(server: Server) -> None:
 def test_a_worker_may_start_before_its_server(tmp_path: Path) -> None:
     with worker_at("http://127.0.0.1:9", "early", "true") as process:
         assert process.stderr is not None
-        assert "The worker waits for a server" in process.stderr.readline()
+        assert "The worker goes on trying" in process.stderr.readline()
         process.terminate()
         assert process.wait(PATIENCE_S) == 0

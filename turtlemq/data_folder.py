@@ -188,6 +188,7 @@ def write_settings(door: Door, folder: Path, settings: Settings) -> None:
 
 
 def logs(door: Door, folder: Path) -> list[str]:
-    """Names of the files of a topic that are no caches: its logs, those of dead letters, its settings and its pauses."""
-    files = [*door.names(folder), *(f"dead/{name}" for name in door.names(folder / "dead"))]
+    """Names of the files of a topic that are no caches: its logs, those of dead letters and schedules, its settings and its
+    pauses."""
+    files = [*door.names(folder), *(f"{inner}/{name}" for inner in names.INNER for name in door.names(folder / inner))]
     return sorted(name for name in files if name.endswith(".bson") or name in (names.SETTINGS, names.PAUSED))

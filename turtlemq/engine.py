@@ -32,7 +32,7 @@ from turtlemq.errors import Corrupt, Exhausted, TurtleError, Unavailable, Unknow
 from turtlemq.index.columns import as_batch
 from turtlemq.index.validate import check_batch, check_expiry
 from turtlemq.model import DUE_MS_MAX, Batch, CheckedBatch, Damage, Forecast, Message, Receipt, State, StoredMessage
-from turtlemq.settings import Settings, check_settings
+from turtlemq.settings import Settings, check_partitions, check_settings
 from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
@@ -132,6 +132,7 @@ class Engine:
         folder = self.root / names.TOPICS / name
         settings = changed_settings(self.door, folder, self.settings, changes)
         if name in self.topics:
+            check_partitions(self.topics[name].settings, settings)
             self.ballast.freeing(lambda: write_settings(self.door, folder, settings))  # the retention may be shorter now
         else:
             write_settings(self.door, folder, settings)
@@ -406,6 +407,10 @@ class Engine:
             return now_ms + MAINTENANCE_MS
         self.trouble.pop(name, None)
         return when_ms
+
+    def share_ticks(self, owner_of: Callable[[str], str], weight_of: Callable[[str], float]) -> None:
+        """Share ticks among owners of topics, in proportion to their weights, instead of by the time that topics wait."""
+        self._wake_queue.share(owner_of, weight_of)
 
     def next_wake(self) -> int | None:
         """When to call `tick` again; None for never."""

@@ -49,7 +49,8 @@ def _row(element: str, kind: Kind, flag: int, *, for_consumers: bool = False) ->
 class OptionalFields:
     """The optional fields of one message. None: the message does not have it. In the order of their elements in a document."""
 
-    expires_ms: int | None = field(default=None, metadata=_row("expires", Kind.TIME, 1 << 8))  # not delivered by then, it is dead
+    # Not delivered by then, it is dead
+    expires_ms: int | None = field(default=None, metadata=_row("expires", Kind.TIME, 1 << 8, for_consumers=True))
     headers: dict[str, str] | None = field(default=None, metadata=_row("headers", Kind.TEXTS, 1 << 9, for_consumers=True))
 
 

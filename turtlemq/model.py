@@ -185,6 +185,7 @@ class Due:
     seq: I64
     progress: Progress  # after this handoff
     more: bool  # more messages are due at the same `now`
+    flags: int  # that any of the documents has
     moves: list[Any] = field(default_factory=list, repr=False)  # the new positions of cursors, for `Index.advance`
     hashes: U64 | None = None  # of the ids, if the Index has them at hand
 

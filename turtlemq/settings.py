@@ -22,6 +22,7 @@ from turtlemq.model import (
     SPREAD_MS_MAX,
     TTR_MS_MAX,
 )
+from turtlemq.storage.names import SHARDS_MAX
 
 RATE_MAX = 1e9  # a second: more than any machine does
 RATE_MIN = 0.001  # one message in a quarter of an hour; a lower rate would be a queue that stands still
@@ -52,7 +53,7 @@ class Setting:
     @property
     def in_seconds(self) -> bool:
         """Whether it is milliseconds here and seconds over HTTP."""
-        return self.name.endswith("_ms")
+        return self.name.endswith("_ms") and not self.http_name.endswith(("_ms", ".ms"))
 
     @property
     def http_name(self) -> str:
@@ -98,6 +99,13 @@ class Settings:
     rate_deliver_per_s: float = _number(
         0, 0, RATE_MAX, "rate.deliver_per_s", "messages a second that are given to each group; 0: no limit", RATE_MIN
     )
+    rate_deliver_bytes_per_s: float = _number(
+        0, 0, 1e12, "rate.deliver_bytes_per_s", "bytes of messages a second that are given to each group; 0: no limit", 1
+    )
+    lateness_slo_ms: int = _number(
+        0, 0, TTR_MS_MAX, "lateness_slo.ms", "milliseconds from due to the first delivery that are in time; 0: no goal"
+    )
+    lateness_slo_share: float = _number(0.99, 0.5, 0.99999, "lateness_slo.share", "the share of messages that should be in time")
     max_delay_ms: int = _number(
         0, 0, DUE_MS_MAX, "max_delay", "seconds that a message may sleep; 0: as long as the server allows"
     )
@@ -107,6 +115,28 @@ class Settings:
         SPREAD_MS_MAX,
         "spread",
         "seconds over which messages that are due at one time are spread; 0: none",
+    )
+    priority_high: int = _number(6, 0, 1_000, "priority.high", "share of each fetch for messages of high priority")
+    priority_normal: int = _number(3, 0, 1_000, "priority.normal", "share of messages of normal priority")
+    priority_low: int = _number(
+        1, 0, 1_000, "priority.low", "share of messages of low priority; 0: they get leftovers of the others"
+    )
+    priority_high_p95_ms: int = _number(
+        0,
+        0,
+        3_600_000,
+        "priority.high_p95_ms",
+        "milliseconds that messages of high priority wait at most, 95 of 100: their share rises and falls for it; 0: it stays",
+    )
+    preempt_after_ms: int = _number(
+        50,
+        0,
+        3_600_000,
+        "preempt.after_ms",
+        "milliseconds that a ready message of high priority waits before the others give way; 0: never",
+    )
+    preempt_floor: float = _number(
+        0.05, 0, 0.5, "preempt.floor", "part of each fetch that low and normal priority keep each when they give way"
     )
     segment_bytes: int = _number(
         SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, (1 << 32) - 1, "segment_bytes", "size of a segment file"
@@ -133,6 +163,14 @@ class Settings:
         0, 0, 1e7, "group_expire_hours", "a group without any request, or a waiting one, for so long is forgotten; 0: never"
     )
     beat_ms: int = _number(5_000, 10, 60_000, "beat", "seconds between two syncs of deliveries and acks")
+    partitions: int = _number(
+        1, 1, SHARDS_MAX, "partitions", "shards of the server that share the messages; stays as it was when the topic was made"
+    )
+
+    @property
+    def in_flight_share(self) -> int:
+        """`max_in_flight` of one partition."""
+        return max(1, self.max_in_flight // self.partitions)
 
 
 def _rows() -> tuple[Setting, ...]:
@@ -162,6 +200,9 @@ def check_settings(settings: Settings) -> Settings:
     >>> check_settings(Settings(beat_ms=5))
     Traceback (most recent call last):
     turtlemq.errors.InvalidArgument: beat_ms is a number from 10 to 60,000, not 5 (over HTTP: beat, in seconds)
+    >>> check_settings(Settings(backoff_jitter="half"))
+    Traceback (most recent call last):
+    turtlemq.errors.InvalidArgument: backoff_jitter is one of none, equal, full, not 'half' (over HTTP: backoff.jitter)
     """
     for row in TABLE:
         value = getattr(settings, row.name)
@@ -172,9 +213,18 @@ def check_settings(settings: Settings) -> Settings:
     return settings
 
 
+def check_partitions(before: Settings, after: Settings) -> None:
+    """Raise `InvalidArgument` if these settings of an existing topic change the number of its partitions."""
+    if before.partitions != after.partitions:
+        raise InvalidArgument(
+            f"the topic has {before.partitions} partitions, not {after.partitions}: messages are found by this number, so it "
+            "stays as it was when the topic was made. Give another topic."
+        )
+
+
 def _check_word(row: Setting, value: Any) -> None:
     if value not in row.limits.words:
-        raise InvalidArgument(f"{row.name} is one of {', '.join(row.limits.words)}, not {value!r}")
+        raise InvalidArgument(f"{row.name} is one of {', '.join(row.limits.words)}, not {value!r}{_name_over_http(row)}")
 
 
 def _check_number(row: Setting, value: Any) -> None:

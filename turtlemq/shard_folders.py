@@ -6,13 +6,17 @@ server without shards is split, or a backup is restored, SHARDS says so, and no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from turtlemq.data_folder import read_settings
 from turtlemq.errors import Corrupt, InvalidArgument
+from turtlemq.settings import Settings
+from turtlemq.shards import shard_of, shards_of
 from turtlemq.storage import names
 from turtlemq.storage.door import Door
 
@@ -102,3 +106,28 @@ def data_folders(door: Door, root: Path) -> list[Path]:
         return [root]
     check_finished(layout, root)
     return [shard_folder(root, number) for number in range(layout.shards)]
+
+
+def partition_problems(door: Door, folders: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Topics that lie in a shard where they should not, or whose partitions differ in their number: each with its data folder. A
+    partition that is missing is none: the server makes it, as it would have done if it had not been interrupted."""
+    found = []
+    for shard, folder in enumerate(folders):
+        for topic in filter(names.is_topic, door.names(folder / names.TOPICS)):
+            home, own = (_partitions_in(door, folders[at], topic) for at in (shard_of(topic, len(folders)), shard))
+            if own is None or (home == own and shard in shards_of(topic, own, len(folders))):
+                continue
+            why = "has no partition 0" if home is None else f"has {own} partitions here and {home} where partition 0 is"
+            if home == own:
+                why = f"has {own} partitions, and none of them is in this shard"
+            found.append((folder, f"{names.TOPICS}/{topic}: {why}. Restore the topic, or delete it."))
+    return found
+
+
+def _partitions_in(door: Door, folder: Path, topic: str) -> int | None:
+    """The partitions of a topic as its settings in a data folder say; None if it is not there, or its settings are damaged."""
+    inside = folder / names.TOPICS / topic
+    try:
+        return read_settings(door, inside, Settings()).partitions if door.is_folder(inside) else None
+    except Corrupt:
+        return None

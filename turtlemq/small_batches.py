@@ -16,6 +16,10 @@ from __future__ import annotations
 # 10 to 20 µs. Pick for a fetch: loop 25 µs + 3 µs each, arrays 100 to 150 µs. Loops below this many.
 DOCUMENTS = 24
 
+# Documents that the compiled kernel encodes, and ids that it enters into an `IdMap`: 3 µs + 0.06 µs each; a loop takes 0.6 to
+# 1.3 µs each. Loops below this many.
+KERNEL = 4
+
 # Entries and look-ups of an `IdMap`: loop 1.3 µs each, arrays 25 to 40 µs. Loops below this many.
 ID_MAP = 24
 

@@ -1,4 +1,4 @@
-"""Documents of the delay, ready and dead logs as Arrow columns: numpy reads the fixed prefixes, the rest is cut from the file.
+"""Documents of all logs but the journals as Arrow columns: numpy reads the fixed prefixes, the rest is cut from the file.
 
 The cost of a read depends on its columns. Numbers of the prefix touch only the first 60 bytes of a document; ids, headers and
 bodies are read only if a column asks for them. A checksum covers the whole document: it is checked if a column shows bytes behind
@@ -25,6 +25,7 @@ from pyspark_turtlemq.part import Part
 from pyspark_turtlemq.parts import EndedDocuments
 from pyspark_turtlemq.predicates import Predicates
 from pyspark_turtlemq.table_repair import PartTable
+from turtlemq.attempts import of_notes
 from turtlemq.errors import Corrupt
 from turtlemq.message_fields import FIELDS, Kind, OptionalField
 from turtlemq.model import I64, SEQ_COUNTER_BITS, Mask, Progress
@@ -34,10 +35,12 @@ from turtlemq.segment import table as t
 
 _PRIORITIES = pa.array(["normal", "high", "low", "normal"])
 _DEAD = KINDS["dead"].states
+_CURRENT = KINDS["schedules"].states
 _STATES = {  # by code: 0 present, 1 handed off, 2 ended by a tombstone, 3 ended by a newer version; ready: 0 message, 1 notice
     "delay": pa.array(KINDS["delay"].states),
     "dead": pa.array([_DEAD[0], *_DEAD]),  # dead letters are never handed off
     "ready": pa.array(KINDS["ready"].states),
+    "schedules": pa.array([_CURRENT[0], *_CURRENT]),
 }
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _OPTIONAL = {field.element: field for field in FIELDS}
@@ -321,7 +324,7 @@ class Chunk:
 
     @cached_property
     def metas(self) -> dict[int, dict[str, Any]]:
-        """Meta subdocuments of retries and dead letters, by row."""
+        """Meta subdocuments of retries, dead letters and schedules, by row."""
         which = np.flatnonzero(self.heads["flags"] & f.META)
         return {i: v.subdocument(self.view, int(self.fields.meta[i])) for i in which.tolist()} if len(which) else {}
 
@@ -346,6 +349,13 @@ class Chunk:
 
     def message_due(self) -> pa.Array:
         return self._number_from_meta("due")
+
+    def slept_ms(self) -> pa.Array:
+        """When a retry began to sleep: the end of the last attempt in its notes. Seqs of retries may be older."""
+        values = np.full(len(self.rows), v.ABSENT, np.int64)
+        for i, meta in self.metas.items():
+            values[i] = max((one.ended_ms or 0 for one in of_notes(meta)), default=0)
+        return _nullable(values)
 
     def order(self) -> pa.Array:
         return pa.array(self.fields.order)
@@ -406,6 +416,58 @@ class Chunk:
         for i in which:
             maps[i] = list(v.subdocument(self.view, int(self.fields.optional[element][i])).items())
         return pa.array(maps, type_)
+
+    # Schedules
+
+    def cron(self) -> pa.Array:
+        return self._from_meta("cron", pa.string())
+
+    def zone(self) -> pa.Array:
+        zones = [self.metas[i].get("zone") if "cron" in self.metas[i] else None for i in range(len(self.rows))]
+        return pa.array(zones, pa.string())
+
+    def delays_ms(self) -> pa.Array:
+        return self._from_meta("delays_ms", pa.list_(pa.int64()))
+
+    def paused(self) -> pa.Array:
+        return pa.array([bool(self.metas[i].get("paused")) for i in range(len(self.rows))])
+
+    def catch_up(self) -> pa.Array:
+        return self._from_meta("catch_up", pa.string())
+
+    def overlap(self) -> pa.Array:
+        return self._from_meta("overlap", pa.string())
+
+    def every_ms(self) -> pa.Array:
+        return self._from_meta("every_ms", pa.int64())
+
+    def count(self) -> pa.Array:
+        return self._from_meta("count", pa.int64())
+
+    def jitter_ms(self) -> pa.Array:
+        return _nullable(self._numbers_of("jitter_ms", 0))
+
+    def fired(self) -> pa.Array:
+        return _nullable(self._numbers_of("fired", 0))
+
+    def start(self) -> I64:
+        return self._numbers_of("start_ms")
+
+    def end(self) -> I64:
+        return self._numbers_of("end_ms")
+
+    def next(self) -> I64:
+        return self._numbers_of("next_ms")
+
+    def last(self) -> I64:
+        return self._numbers_of("last_ms")
+
+    def ended(self) -> I64:
+        return self._numbers_of("ended_ms")
+
+    def _numbers_of(self, name: str, default: int = v.ABSENT) -> I64:
+        """A number of the meta subdocument of every row."""
+        return np.array([int(self.metas[i].get(name, default)) for i in range(len(self.rows))], np.int64)
 
     def body_bytes(self) -> pa.Array:
         return pa.array((self.fields.body_end - self.fields.body).astype(np.int32))

@@ -67,12 +67,13 @@ def events(logs: TopicLogs, kind: str) -> Iterator[Event]:
             yield Event(document.seq, (bases[file.path], at), document.id, document.due_ms, bson.decode(document.body))
 
 
-def replay(logs: TopicLogs, ready: ReadySeqs) -> Checkpoint:
-    """The marks of all groups, and the cancelled offsets, without documents that retention has removed."""
-    saved = _checkpoint(logs) or _last_state(logs) or Checkpoint()
+def replay(logs: TopicLogs, ready: ReadySeqs, as_of: int | None = None) -> Checkpoint:
+    """The marks of all groups, and the cancelled offsets, without documents that retention has removed. `as_of`: at that moment;
+    None: now."""
+    saved = (_checkpoint(logs) if as_of is None else None) or _last_state(logs, as_of) or Checkpoint()
     for kind, begin in (("reserve", saved.reserve), ("history", saved.history)):
         for event in events(logs, kind):
-            if event.position >= begin:
+            if event.position >= begin and (as_of is None or event.at_ms <= as_of):
                 _apply(saved, event, ready)
     saved.cancelled = {offset for offset in saved.cancelled if offset >= ready.first}
     for mark in saved.groups.values():
@@ -89,9 +90,14 @@ def _checkpoint(logs: TopicLogs) -> Checkpoint | None:
         return None
 
 
-def _last_state(logs: TopicLogs) -> Checkpoint | None:
-    """The newest state in the reserve journal, for a topic without a checkpoint: older files of the journals may be removed."""
-    states = [event for event in events(logs, "reserve") if event.fields["event"] in (kinds.STATE, kinds.STATE_PART)]
+def _last_state(logs: TopicLogs, as_of: int | None = None) -> Checkpoint | None:
+    """The newest state in the reserve journal, for a topic without a checkpoint: older files of the journals may be removed.
+    `as_of`: the newest up to a moment."""
+    states, before_ms = list[Event](), 0
+    for event in events(logs, "reserve"):
+        before_ms = max(before_ms, event.at_ms)  # some states are written without a time: after all events before
+        if event.fields["event"] in (kinds.STATE, kinds.STATE_PART) and (as_of is None or before_ms <= as_of):
+            states.append(event)
     whole = kinds.find_states([(event.number, event.fields) for event in states])
     if not whole:
         return None

@@ -137,6 +137,38 @@ KINDS = {
     "forecast": Kind(  # number of sleepers by due time, from the tables alone
         {"topic": _TEXT, **_times("due"), "messages": _NUMBER}, logs=("delay", "ready"), has_damage=False
     ),
+    "schedules": Kind(  # versions of recurring schedules; `id` is the name, body and headers are those of its messages
+        {
+            "topic": _TEXT,
+            "id": _TEXT,
+            "state": _TEXT,
+            "cron": _TEXT,
+            "zone": _TEXT,
+            "every_ms": _MS,
+            "delays_ms": "array<bigint>",
+            **_times("start", "end"),
+            "count": _NUMBER,
+            "jitter_ms": _MS,
+            "catch_up": _TEXT,
+            "overlap": _TEXT,
+            "paused": "boolean",
+            **_times("next", "last"),
+            "fired": _NUMBER,
+            **_times("ended", "created"),
+            "seq": _NUMBER,
+            "ttr_ms": _MS,
+            "priority": _TEXT,
+            "json": "boolean",
+            "headers": "map<string,string>",
+            "body_bytes": "int",
+            "segment": _TEXT,
+            "position": _NUMBER,
+        },
+        logs=("schedules",),
+        states=("current", "deleted", "replaced"),
+        where=("topic", "id", "state", "seq"),
+        has_body=True,
+    ),
     "messages": Kind(  # the life of a message: one row for each group that it concerns
         {
             "topic": _TEXT,

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_turtlemq import as_of as as_of_tables
 from pyspark_turtlemq import attempts_column, documents, group_marks
 from pyspark_turtlemq.group_marks import UNKNOWN_SEQ, ReadySeqs
 from pyspark_turtlemq.parts import LogSnapshot, TopicLogs
@@ -50,22 +51,36 @@ class Owned:
 
 
 class TopicFacts:
-    """The messages of one topic, and facts about them. `with_attempts`: also their attempts, as retries and letters tell them."""
+    """The messages of one topic, and facts about them. `with_attempts`: also their attempts, as retries and letters tell them.
+    `as_of`: a moment in the past."""
 
-    def __init__(self, logs: TopicLogs, *, with_attempts: bool = False) -> None:
+    def __init__(self, logs: TopicLogs, *, with_attempts: bool = False, as_of: int | None = None) -> None:
         log, more = logs.ready_log(), [_ATTEMPTS] if with_attempts else []
-        ready = _table(log, pa.schema([*_READY, *more]))
+        slept = [] if as_of is None else [("slept_ms", pa.int64())]
+        every = ready = _table(log, pa.schema([*_READY, *slept, *more]))
         self.first = min((part.cover.first_seq for part in log.parts), default=0)
         self.end = max(log.end, self.first)
-        self.marks = group_marks.replay(logs, self._ready_seqs(ready))
+        if as_of is not None:
+            as_of_tables.check_known(logs, as_of)
+            ready = as_of_tables.ready_then(every, as_of)
+            self.end = max(self.first, 1 + max(_ints(ready["offset"]).tolist(), default=-1))
+        self.marks = group_marks.replay(logs, self._ready_seqs(ready), as_of)
         owned, notice = pc.is_valid(ready["group"]), pc.equal(ready["state"], "notice")
         self.notices = ready.filter(notice)
         delay = logs.delay_log("delay")
         delay.progress = log.progress
-        sleepers = _table(delay, pa.schema([*_RETRY, *more]))
+        sleepers = _table(delay, pa.schema([*_RETRY, *slept, *more]))
         self.first_sleep = sleepers.filter(pc.is_null(sleepers["group"]))
-        letters = _table(logs.delay_log("dead"), pa.schema([*_DOCUMENT, *more]))
-        letters = letters.filter(pc.equal(letters["state"], "dead"))
+        dropped = [] if as_of is None else [("dropped_ms", pa.int64())]
+        letters = _table(logs.delay_log("dead"), pa.schema([*_DOCUMENT, *dropped, *more]))
+        if as_of is None:
+            letters = letters.filter(pc.equal(letters["state"], "dead"))
+        else:
+            sleepers, letters = (
+                as_of_tables.sleepers_then(sleepers, every, as_of),
+                as_of_tables.letters_then(letters, logs, as_of),
+            )
+            self.first_sleep = sleepers.filter(pc.is_null(sleepers["group"]))
         retries = self._valid(ready.filter(owned))
         retries = retries.filter(pa.array(~self._is_cancelled(_ints(retries["offset"]))))
         asleep = self._valid(sleepers.filter(pc.equal(sleepers["state"], "sleep")))
@@ -80,6 +95,7 @@ class TopicFacts:
         self.left_over = dict(zip(self._ids.take(pa.array(left)).to_pylist(), left.tolist(), strict=True))  # id → row
         self.noted = self._noted(self._valid(ready.filter(owned)), asleep, letters) if with_attempts else {}
         self._retries, self._asleep, self._letters = map(self._by_group, (retries, asleep, letters))
+        self._left = {} if as_of is None else as_of_tables.left_then(logs, as_of)
 
     def _ready_seqs(self, ready: pa.Table) -> ReadySeqs:
         seqs = np.full(self.end - self.first, UNKNOWN_SEQ, np.int64)
@@ -170,11 +186,22 @@ class TopicFacts:
         for owned, fact in ((self._asleep, standing.ASLEEP), (self._letters, standing.LETTER)):
             if name in owned:
                 facts[owned[name].rows] |= fact
+        if left := self._left.get(name):
+            facts[self._without_retry(name, np.array(sorted(left), np.int64))] |= standing.ASLEEP
         for waits, fact in ((False, standing.LEASED), (True, standing.WAITING)):
             offsets = np.array([offset for offset, entry in mark.open.items() if entry.is_retry == waits], np.int64)
             rows = self.rows_at(offsets)
             facts[rows[rows >= 0]] |= fact
         return facts
+
+    def _without_retry(self, name: str, left: I64) -> I64:
+        """The rows of messages that have left these offsets, and of which no later retry is in the ready log."""
+        rows, newest = self.rows_at(left), np.full(len(self.offsets), -1, np.int64)
+        if (retries := self._retries.get(name)) is not None:
+            np.maximum.at(newest, retries.rows, retries.offsets)
+        known = np.flatnonzero(rows >= 0)
+        gone: I64 = rows[known[newest[rows[known]] <= left[known]]]
+        return gone
 
     def unclaimed(self) -> I64:
         """The facts of every message for the first group to come, where there is none."""

@@ -51,6 +51,7 @@ class MessagesSplit:
 
     files: TopicFiles
     bytes: int
+    as_of: int | None = None  # a moment in the past; None: now
 
 
 class Deliveries:
@@ -140,7 +141,7 @@ def read(split: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All rows of a topic."""
     logs = TopicLogs(split.files)
     try:
-        yield from Joiner(logs, attempts_column.NAME in schema.names).rows(schema)
+        yield from Joiner(logs, attempts_column.NAME in schema.names, split.as_of).rows(schema)
     finally:
         logs.close()
 
@@ -148,9 +149,10 @@ def read(split: MessagesSplit, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 class Joiner:
     """Joins the logs of one topic."""
 
-    def __init__(self, logs: TopicLogs, with_attempts: bool = False) -> None:
-        self.logs, self.topic, self.facts = logs, logs.files.topic, TopicFacts(logs, with_attempts=with_attempts)
-        self.with_attempts = with_attempts
+    def __init__(self, logs: TopicLogs, with_attempts: bool = False, as_of: int | None = None) -> None:
+        self.logs, self.topic = logs, logs.files.topic
+        self.facts = TopicFacts(logs, with_attempts=with_attempts, as_of=as_of)
+        self.with_attempts, self._as_of = with_attempts, as_of
 
     def rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows, group by group."""
@@ -202,7 +204,7 @@ class Joiner:
         found: dict[str, Deliveries] = {}
         facts, marks = self.facts, self.facts.marks.groups
         for event in events(self.logs, "history"):
-            if event.fields["event"] != kinds.SETTLE:
+            if event.fields["event"] != kinds.SETTLE or (self._as_of is not None and event.at_ms > self._as_of):
                 continue
             rows = facts.rows_at(journals.packed_column(event.fields, "offsets"))
             missing = np.flatnonzero(rows < 0) if facts.left_over else rows[:0]

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from pyspark_turtlemq.snapshot_files import CHECKPOINT, DEAD, File, TopicFiles
+from pyspark_turtlemq.snapshot_files import CHECKPOINT, INNER, File, TopicFiles
 from turtlemq.errors import TurtleError
 from turtlemq.storage import names
 
@@ -79,7 +79,8 @@ class _Links:
         self._growing: set[Key] = set()  # the last segment of each log
         self.files: dict[Key, File] = {}
         if folder is not None:
-            (folder / DEAD).mkdir(parents=True)
+            for inner in INNER:
+                (folder / inner).mkdir(parents=True)
 
     def look(self) -> bool:
         """Link the files that are new, forget those that are gone, measure. Returns whether this was one moment."""
@@ -98,7 +99,7 @@ class _Links:
     def _list(self) -> dict[Key, int]:
         """The inodes of all files that the logs consist of."""
         found = {}
-        for folder in ("", DEAD) if DEAD in self._logs else ("",):
+        for folder in ("", *self._logs.intersection(INNER)):
             try:
                 with os.scandir(self._source / folder) as entries:
                     for entry in entries:
@@ -120,7 +121,7 @@ class _Links:
 
     def _link(self, key: Key, inode: int) -> None:
         """Link a file, or note it where that is not possible. One that is gone by now is left out."""
-        inside, name = DEAD if key[0] == DEAD else "", key[1]
+        inside, name = key[0] if key[0] in INNER else "", key[1]
         path = self._source / inside / name
         try:
             self.files[key] = _linked(path, None if self._folder is None else self._folder / inside / name)

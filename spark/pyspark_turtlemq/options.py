@@ -9,6 +9,7 @@ import fnmatch
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -44,6 +45,7 @@ class Options:
     fail_on_data_loss: bool = True
     rows_max: int = 0  # of a micro-batch; 0: no limit
     bytes_max: int = 0
+    as_of: int | None = None  # epoch ms
 
     def topics(self) -> list[str]:
         """Existing topics that match, sorted. A plain name without a topic is an error; a glob may match none."""
@@ -90,6 +92,8 @@ def parse_options(given: Mapping[str, str]) -> Options:
     if "body" in fields.get("columns", ()):
         fields.setdefault("body", "binary")
     options = Options(**fields)
+    if options.as_of is not None and options.kind != "messages":
+        raise InvalidArgument(f"option asOf is for kind 'messages', not {options.kind!r}")
     available = available_columns(options.kind, options.body, options.body_schema)
     for name in options.columns:
         if name not in available:
@@ -152,6 +156,23 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
+def _moment(name: str, text: str) -> int:
+    """A past moment: epoch milliseconds, or RFC 3339 text with a zone.
+
+    >>> _moment("asOf", "1790000000000"), _moment("asOf", "2026-09-21T14:13:20Z")
+    (1790000000000, 1790000000000)
+    """
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise InvalidArgument(f"option {name} is epoch milliseconds, or a time with a zone as 2026-09-21T14:13:20Z, not {text!r}")
+    return round(at.timestamp() * 1000)
+
+
 def _bucket_ms(name: str, text: str) -> int:
     return 1000 * (_number(name, text) or 60)
 
@@ -171,6 +192,7 @@ _READ: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "mode": ("mode", one_of("PERMISSIVE", "DROPMALFORMED", "FAILFAST", fold=str.upper)),
     "verify": ("verify", one_of("auto", "always", "never", fold=str.lower)),
     "bucket": ("bucket_ms", _bucket_ms),
+    "asOf": ("as_of", _moment),
     "numPartitions": ("partitions", _number),
     "pin": ("pin", _flag),
     "snapshot": ("snapshot", _text),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pyspark_turtlemq.part import Part, bare_table, ready_table
-from pyspark_turtlemq.snapshot_files import File, TopicFiles, Vanished
+from pyspark_turtlemq.snapshot_files import INNER, File, TopicFiles, Vanished
 from pyspark_turtlemq.table_repair import PartTable
 from turtlemq.broker.ready_readonly import FIRST_BYTES, CleanEnd, ReadSegment, check_clean_end, first_offset, read_segment
 from turtlemq.errors import NotOurs, TurtleError
@@ -101,7 +101,7 @@ class TopicLogs:
     def _table(self, log_name: str, base: int, first: int | None) -> t.Table | None:
         """A table of the snapshot; None if there is none, it is damaged, or another was kept in its place: the segment is scanned
         then. `first`: of a run, None for a whole segment."""
-        file = self.files.files[log_name].get(names.table("delay" if log_name == "dead" else log_name, base, first))
+        file = self.files.files[log_name].get(names.table("delay" if log_name in INNER else log_name, base, first))
         if file is None:
             return None
         try:
@@ -109,10 +109,10 @@ class TopicLogs:
         except (t.Damaged, Vanished):
             return None
 
-    # The delay log, and dead letters, which have the same format
+    # The delay log, dead letters and schedules, which have the same format
 
     def delay_log(self, name: str = "delay") -> LogSnapshot:
-        """The log of sleepers (`delay`) or of dead letters (`dead`)."""
+        """The log of sleepers (`delay`), of dead letters (`dead`), or of `schedules`."""
         snapshot = LogSnapshot()
         segments = self.files.segments(name)
         for base, file in segments:
@@ -134,7 +134,7 @@ class TopicLogs:
 
     def _delay_clean_end(self, name: str) -> int | None:
         """The size of the active segment after a clean shutdown; None if the server runs or was killed."""
-        end = self.clean_mark.get("end" if name == "delay" else "dead")
+        end = self.clean_mark.get("end" if name == "delay" else name)
         return None if end is None else int(end)
 
     def _add_sealed(self, snapshot: LogSnapshot, name: str, file: File, segment: SegmentFile) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 from pyspark_turtlemq import pin_owners
 from pyspark_turtlemq.moments import NO_LINKS, pin_topic
 from pyspark_turtlemq.pin_owners import FOLDER, OWNER
-from pyspark_turtlemq.shard_layout import ShardLayout
-from pyspark_turtlemq.snapshot_files import CHECKPOINT, DEAD, LOGS, File, TopicFiles, Vanished
+from pyspark_turtlemq.shard_layout import ShardLayout, is_name, topic_of
+from pyspark_turtlemq.snapshot_files import ALL_LOGS, CHECKPOINT, INNER, File, TopicFiles, Vanished
 from turtlemq.segment import format as f
 from turtlemq.storage import names
 
@@ -35,7 +35,7 @@ class Snapshot:
 
     def __init__(self, root: Path, name: str, folder: Path | None) -> None:
         self.root, self.name, self.folder = root, name, folder
-        self.topics: dict[str, TopicFiles] = {}
+        self.topics: dict[str, TopicFiles] = {}  # by the names that `ShardLayout` gives to their folders
 
     def __enter__(self) -> Snapshot:
         return self
@@ -51,7 +51,7 @@ class Snapshot:
 
 
 def take_snapshot(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: bool = True) -> Snapshot:
-    """Pin these logs of these topics; with `pin=False` only note the files. 20 µs a file.
+    """Pin these logs of these topics, by the names of their folders; with `pin=False` only note the files. 20 µs a file.
 
     A server removes the clean-shutdown mark before it writes, so a mark that is there before and after belongs to these files."""
     pin_owners.remove_stale(root)
@@ -60,17 +60,18 @@ def take_snapshot(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: 
     layout = ShardLayout.of(root)
     marks = {data: _read_clean_mark(data) for data in layout.folders}
     try:
-        for topic in topics:
-            folder = None if snapshot.folder is None else snapshot.folder / names.TOPICS / topic
-            snapshot.topics[topic] = pin_topic(layout.topic_folder(topic), folder, topic, logs)
+        for name_ in topics:
+            folder = None if snapshot.folder is None else snapshot.folder / names.TOPICS / name_
+            snapshot.topics[name_] = pin_topic(layout.topic_folder(name_), folder, topic_of(name_), logs)
     except BaseException:
         snapshot.release()
         raise
     for data, mark in marks.items():
         if mark and mark == _read_clean_mark(data):
-            for topic, clean_mark in _decode_clean_mark(mark).items():
-                if topic in snapshot.topics:
-                    snapshot.topics[topic].clean_mark = clean_mark
+            clean_marks = _decode_clean_mark(mark)
+            for files in snapshot.topics.values():
+                if files.source.parent == data / names.TOPICS:
+                    files.clean_mark = clean_marks.get(files.topic)
     if snapshot.folder is not None:
         _write_manifest(snapshot, snapshot.folder)
     return snapshot
@@ -105,14 +106,14 @@ def load_snapshot(root: Path, name: str) -> Snapshot:
 
 def _load_topic(layout: ShardLayout, folder: Path, topic: str, manifest: dict[str, Any]) -> TopicFiles:
     """The files of a topic. Raises `ValueError` for names that no topic, log or file of a log has: they could lead elsewhere."""
-    if not names.is_topic(topic):
+    if not is_name(topic):
         raise ValueError(topic)
     pins = folder / names.TOPICS / topic
-    pinned = TopicFiles(topic, layout.topic_folder(topic), pins, {}, clean_mark=manifest["clean"].get(topic))
+    pinned = TopicFiles(topic_of(topic), layout.topic_folder(topic), pins, {}, clean_mark=manifest["clean"].get(topic))
     for log, sizes in manifest["topics"][topic].items():
-        kind, inside = ("delay", pins / DEAD) if log == DEAD else (log, pins)
+        kind, inside = ("delay", pins / log) if log in INNER else (log, pins)
         parsed = {name: names.parse(name) for name in sizes}
-        if log not in LOGS or any(at is None or at.kind != kind or at.suffix for at in parsed.values()):
+        if log not in ALL_LOGS or any(at is None or at.kind != kind or at.suffix for at in parsed.values()):
             raise ValueError(log)
         pinned.files[log] = {name: File(str(inside / name), int(size)) for name, size in sizes.items()}
     if topic in manifest["offsets"]:

@@ -20,6 +20,7 @@ from pyspark_turtlemq.part import Part
 from pyspark_turtlemq.parts import EndedDocuments, LogSnapshot, TopicLogs
 from pyspark_turtlemq.predicates import Predicates
 from pyspark_turtlemq.shard_layout import ShardLayout
+from pyspark_turtlemq.snapshot_files import INNER
 from pyspark_turtlemq.splits import Split
 from pyspark_turtlemq.table_repair import PartTable
 from turtlemq.errors import Corrupt
@@ -47,8 +48,9 @@ class Plan:
 
 def make_plan(options: Options, predicates: Predicates) -> Plan:
     """Pin the logs of the kind, open them, and cut them into splits of about total / partitions bytes."""
-    ShardLayout.of(options.path).check()
-    topics = [topic for topic in options.topics() if predicates.allows("topic", topic)]
+    layout = ShardLayout.of(options.path)
+    layout.check()
+    topics = layout.names_of(topic for topic in options.topics() if predicates.allows("topic", topic))
     if predicates.matches_nothing:
         return Plan([])
     if options.snapshot:
@@ -83,14 +85,14 @@ def _topic_splits(logs: TopicLogs, options: Options, predicates: Predicates, pla
     topic = logs.files.topic
     if options.kind == "messages":
         size = sum(file.size for files in logs.files.files.values() for file in files.values())
-        return [MessagesSplit(logs.files, size)]
+        return [MessagesSplit(logs.files, size, options.as_of)]
     if options.kind in ("reserve", "history"):
         return [JournalSplit(topic, options.kind, *file_range) for file_range in logs.journal(options.kind)]
     if options.kind == "ready":
         log = logs.ready_log()
     else:
-        log = logs.delay_log("dead" if options.kind == "dead" else "delay")
-        if options.kind != "dead":
+        log = logs.delay_log(options.kind if options.kind in INNER else "delay")
+        if options.kind not in INNER:
             log.progress = logs.ready_log().progress
     if options.kind == "forecast":
         return [forecast_split(topic, log, options.bucket_ms)] if log.parts else []

@@ -13,8 +13,9 @@ from typing import Any
 
 from turtlemq.storage import names
 
-LOGS = ("dead", "delay", "ready", "reserve", "history")
-DEAD = "dead"  # the log of dead letters, and its folder in a topic's folder
+LOGS = ("dead", "delay", "ready", "reserve", "history")  # that tell of messages
+INNER = names.INNER  # logs that have the format of the delay log, each in a folder of its name in a topic's folder
+ALL_LOGS = (*LOGS, "schedules")
 CHECKPOINT = "offset"  # the file that tells where every group is
 
 
@@ -66,7 +67,7 @@ class File:
 
 @dataclass(slots=True)
 class TopicFiles:
-    """Files of one topic in a snapshot, by log (`delay`, `ready`, …, `dead`) and name."""
+    """Files of one topic in a snapshot, by log (`delay`, `ready`, …, `dead`, `schedules`) and name."""
 
     topic: str
     source: Path  # the topic's folder in the data folder

@@ -34,7 +34,7 @@ from pyspark_turtlemq.partition import Partition, arrow_schema
 from pyspark_turtlemq.parts import EndedDocuments
 from pyspark_turtlemq.plan import share_splits
 from pyspark_turtlemq.predicates import Predicates
-from pyspark_turtlemq.shard_layout import ShardLayout
+from pyspark_turtlemq.shard_layout import ShardLayout, topic_of
 from pyspark_turtlemq.snapshot_files import File, TopicFiles
 from pyspark_turtlemq.splits import read_splits
 from turtlemq.broker.ready_batches import read_batches
@@ -191,11 +191,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tail(self, topic: str) -> LogTail:
         folder = ShardLayout.of(self.options.path).topic_folder(topic)
-        return self.tails.setdefault(topic, LogTail(folder, topic, self.options.kind))
+        return self.tails.setdefault(topic, LogTail(folder, topic_of(topic), self.options.kind))
 
     def _topics(self) -> list[str]:
+        """The topics, by the names of their folders."""
         try:
-            return self.options.topics()
+            return ShardLayout.of(self.options.path).names_of(self.options.topics())
         except InvalidArgument:
             return []  # a topic may be created later
 
@@ -260,13 +261,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         splits: list[Any] = []
         for topic in changed:
             begin = begins.get(topic) or self._tail(topic).earliest() or (0, 0, -1)
-            splits += self._splits(snapshot.topics[topic], begin, ends[topic])
+            splits += self._splits(self._tail(topic), snapshot.topics[topic], begin, ends[topic])
         shared = share_splits(splits, self.options.partitions or len(os.sched_getaffinity(0)))
         return [Partition(partition) for partition in shared]
 
-    def _splits(self, files: TopicFiles, begin: LogPosition, end: LogPosition) -> Iterator[ReadySplit | JournalSplit]:
+    def _splits(
+        self, tail: LogTail, files: TopicFiles, begin: LogPosition, end: LogPosition
+    ) -> Iterator[ReadySplit | JournalSplit]:
         """The log between two positions: segment by segment, the ready log also cut at known ends of batches."""
-        tail = self._tail(files.topic)
         segments = dict(files.segments(self.options.kind))
         if end[0] not in segments:
             raise DataLoss(

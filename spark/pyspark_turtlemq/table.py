@@ -24,6 +24,7 @@ _TYPES = {
     "timestamp": pa.timestamp("us", "UTC"),
     "binary": pa.binary(),
     attempts_column.SPARK_TYPE: attempts_column.ARROW_TYPE,
+    "array<bigint>": pa.list_(pa.int64()),
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
 

@@ -20,7 +20,7 @@ from pyspark_turtlemq.options import Options, parse_options
 from pyspark_turtlemq.parts import TopicLogs
 from pyspark_turtlemq.plan import make_plan
 from pyspark_turtlemq.predicates import Predicates
-from pyspark_turtlemq.shard_layout import ShardLayout
+from pyspark_turtlemq.shard_layout import ShardLayout, topic_of
 from pyspark_turtlemq.snapshot_files import LOGS
 from turtlemq.errors import TurtleError
 from turtlemq.storage import names
@@ -57,7 +57,7 @@ def report(spark: SparkSession, options: ReportOptions, step: Step = lambda _: N
         saved = state.load(options.out, source.path)
         made.first = not saved.tables
         step("snapshot")
-        snapshot = stack.enter_context(pins.take_snapshot(source.path, made.topics, LOGS))
+        snapshot = stack.enter_context(pins.take_snapshot(source.path, ShardLayout.of(source.path).names_of(made.topics), LOGS))
         made.pinned = snapshot.folder is not None
         logs = {topic: TopicLogs(files) for topic, files in snapshot.topics.items()}
         for topic_logs in logs.values():
@@ -102,10 +102,15 @@ class _Run:
     def plan(self) -> increments.Increment:
         """The increment since the last run. Drops the results of topics that were deleted or created again."""
         saved = self.saved
-        increment = increments.plan_increment(self.logs, increments.read_positions(saved.positions))
+        known = increments.read_positions(saved.positions)
+        increment = increments.plan_increment(self.logs, known)
         layout = ShardLayout.of(self.source.path)
-        deleted = [topic for topic in saved.positions if not layout.topic_folder(topic).is_dir()]
-        saved.drop([*deleted, *increment.recreated])
+        gone = [*(name for name in saved.positions if not layout.topic_folder(name).is_dir()), *increment.recreated]
+        again = {topic_of(name) for name in gone}  # of a topic with partitions, all of them
+        gone = [name for name in {*known, *self.logs, *gone} if topic_of(name) in again]
+        if any(name in self.logs and name not in increment.recreated for name in gone):
+            increment = increments.plan_increment(self.logs, {name: at for name, at in known.items() if name not in gone})
+        saved.drop(sorted({*gone, *again}))
         saved.missed = sorted({*saved.missed, *increment.missed})
         saved.damage = sorted({*saved.damage, *increment.damage})
         self.report.missed = [line for line in saved.missed if line.partition(":")[0] in self.logs]

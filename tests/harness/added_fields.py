@@ -25,8 +25,13 @@ COLUMNS = """
 """
 NOW = 1_790_000_000_000
 HOUR = 3_600_000
-FOR_CONSUMERS: dict[str, Any] = {"headers": {"trace": "1"}, "weight": -5, "labels": {"kind": "order", "$ref": "x"}}
-VALUES: dict[str, Any] = {**FOR_CONSUMERS, "seen_ms": NOW - 1, "expires_ms": NOW + 1000 * HOUR}
+FOR_CONSUMERS: dict[str, Any] = {
+    "headers": {"trace": "1"},
+    "expires_ms": NOW + 1000 * HOUR,
+    "weight": -5,
+    "labels": {"kind": "order", "$ref": "x"},
+}
+VALUES: dict[str, Any] = {**FOR_CONSUMERS, "seen_ms": NOW - 1}
 PUT = 60  # messages of a batch: enough for the paths with arrays
 Seen = Iterator[tuple[str, Any]]  # a step, and the fields that it showed
 

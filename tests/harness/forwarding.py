@@ -21,6 +21,7 @@ from turtlemq.server.app import make_app
 from turtlemq.server.config import Config
 from turtlemq.server.listen import Site, runner_for, tls_of
 from turtlemq.server.service import Service
+from turtlemq.shards import shard_of
 
 Answers = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -29,12 +30,15 @@ class StandIn:
     """The cluster as requests see it. `node` is this process; `role` is that of a standby unless told otherwise."""
 
     def __init__(self, node: str) -> None:
-        self.options, self.shard, self.role = SimpleNamespace(node=node, name="prod"), 0, "standby"
+        self.options, self.shard, self.shards, self.role = SimpleNamespace(node=node, name="prod"), 0, 1, "standby"
         self.view = SimpleNamespace(changed=[], is_fresh=True)
         self._topology = Topology(cluster="prod", revision=1, shards=1, leaders=(ShardPlace(shard=0),))
 
     def topology(self) -> Topology:
         return self._topology
+
+    def has(self, topic: str) -> bool:
+        return shard_of(topic, self.shards) == self.shard
 
     def leader_url(self) -> str | None:
         return self._topology.leaders[0].url

@@ -17,4 +17,5 @@ def grpc_running(data: Path, *args: str, **more: Any) -> Iterator[tuple[Server, 
         assert server.process.stdout is not None
         line = server.process.stdout.readline()
         assert line.startswith("gRPC on "), (line, server.log)
-        yield server, int(line.rpartition(":")[2])
+        server.grpc_port = int(line.rpartition(":")[2])
+        yield server, server.grpc_port

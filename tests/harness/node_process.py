@@ -20,7 +20,7 @@ STAND_IN = (
     "from turtlemq.errors import InvalidArgument\n"
     "try:\n"
     "    home = Path(sys.argv[1]); child = [sys.executable, '-m', 'tests.harness.stand_in_replica', str(home)]\n"
-    "    sys.exit(run_node(load({}, {}, home / 'turtle.toml'), child))\n"
+    "    sys.exit(run_node(load({}, {}, home / 'turtle.toml'), lambda _: child))\n"
     "except InvalidArgument as error:\n"
     "    print(error, file=sys.stderr); sys.exit(2)\n"
 )

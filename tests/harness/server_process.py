@@ -56,6 +56,7 @@ class Server:
     port: int
     data: Path
     tls: ssl.SSLContext | None = None  # how to trust it
+    grpc_port: int = 0  # where it speaks gRPC; 0: nowhere
 
     @property
     def url(self) -> str:

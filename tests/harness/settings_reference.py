@@ -54,8 +54,8 @@ def _meta(kind: Any) -> Meta:
 
 
 def _line(name: str, value: Any, meta: Meta) -> str:
-    if name == "tokens":  # an empty list could not be added to further down in the file
-        return _commented("", f"tokens: {meta.description}")
+    if name in ("tokens", "tenants"):  # an empty list could not be added to further down in the file
+        return _commented("", f"{name}: {meta.description}")
     return _commented(f"{name} = {_toml(value)}", meta.description or "")
 
 

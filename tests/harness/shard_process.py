@@ -4,16 +4,49 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from tests.harness.server_process import PATIENCE_S, Server
+from tests.harness.server_process import PATIENCE_S, Answer, Server
 from turtlemq.shards import shard_of
 
 
 def topic_in(shard: int, shards: int, base: str = "topic") -> str:
     """The name of a topic that lives in this shard."""
     return next(name for name in (f"{base}-{n}" for n in range(10_000)) if shard_of(name, shards) == shard)
+
+
+@dataclass
+class PartitionedServer(Server):
+    """A server whose topics for tests have partitions. It gives fetched messages in the order in which they were put: between
+    partitions there is none."""
+
+    partitions: int = 1
+    rank: dict[str, int] = field(default_factory=dict)  # of ids, in the order of puts
+
+    def make(self, topic: str) -> None:
+        """Make a topic with partitions."""
+        self.ok("PUT", f"/v1/topics/{topic}", {"partitions": self.partitions})
+
+    def call(self, method: str, path: str, value: Any = None, **more: Any) -> Answer:
+        """One request, whose new ids are remembered."""
+        answer = super().call(method, path, value, **more)
+        if path.partition("?")[0].endswith("/messages") and answer.status == 201:
+            for id_ in answer.json["ids"]:
+                self.rank[id_] = len(self.rank)
+        return answer
+
+    def fetch(self, topic: str, group: str = "default", **asked: Any) -> list[dict[str, Any]]:
+        """Messages, in the order of their puts."""
+        found = super().fetch(topic, group, **asked)
+        return sorted(found, key=lambda message: self.rank.get(message["id"], 0))
+
+
+def partitioned(server: Server, partitions: int) -> PartitionedServer:
+    """A server, for tests of topics with so many partitions."""
+    return PartitionedServer(server.process, server.port, server.data, server.tls, server.grpc_port, partitions)
 
 
 def own_processes(server: Server) -> list[Server]:

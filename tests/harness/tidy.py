@@ -28,17 +28,18 @@ RINGS = {
     "turtlemq.server.advance": "engine",
     "turtlemq.testing": "shell",
     **{f"turtlemq.server.{name}": "engine" for name in "fetches long_polls".split()},
-    **{f"turtlemq.server.{name}": "pure" for name in "clients errors rate_limit supervision".split()},
+    **{f"turtlemq.server.{name}": "pure" for name in "clients errors pace rate_limit supervision tenants topic_patterns".split()},
     **{f"turtlemq.server.push.{name}": "pure" for name in "endpoint hosts policy signature".split()},
     **{f"turtlemq.server.grpc.{name}": "pure" for name in "framing http2 statuses window".split()},
-    **{f"turtlemq.server.shards.{name}": "pure" for name in "merge siblings".split()},
+    **{f"turtlemq.server.shards.{name}": "pure" for name in "merge siblings unite".split()},
     "turtlemq.storage.process_worker": "shell",
     "turtlemq.client": "client",
     **{
         f"turtlemq.client.{name}": "pure"
         for name in (
-            "arguments batching calls client_calls consumer_flows consumer_state dead_calls errors fetched outgoing results "
-            "sending topology tracing transaction_calls wire"
+            "arguments batching calls client_calls consumer_flows consumer_state dead_calls errors fetched http_answers outgoing "
+            "partitions past_calls results "
+            "retry_budget desk lateness_results sending time_limit topic_calls topology tracing transaction_calls wire"
         ).split()
     },
     "turtlemq.importing": "client",
@@ -53,7 +54,7 @@ RINGS = {
     "turtlemq.index": "index",
     "turtlemq.broker": "broker",
     "turtlemq.segment": "segment",
-    **{f"turtlemq.segment.{name}": "pure" for name in "buffers bulk_crc fields format id_map ids scan".split()},
+    **{f"turtlemq.segment.{name}": "pure" for name in "_kernel buffers bulk_crc fields format id_map ids kernel scan".split()},
     "turtlemq.replica": "door",
     "turtlemq.replica.good_pieces": "segment",
     **{
@@ -143,14 +144,13 @@ PATH_TOUCHES = set(
 FACES = {
     ("turtlemq.index.index", "Index"): {"arrivals", "maintenance"},
     ("turtlemq.broker.broker", "Broker"): {"journals", "ready", "wait", "cancel_count"},
-    ("turtlemq.topic.topic", "Topic"): {"name", "stores", "view"},
+    ("turtlemq.topic.topic", "Topic"): {"name", "scheduler", "stores", "view"},
 }
 STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are for its own package
 
 # Private names of libraries, for which there is no public one. They have tests of their own.
 PRIVATE_OF_LIBRARIES = {
     "turtlemq.server.aiohttp_internals": {"_cache", "_retry_connection"},
-    "turtlemq.client.aio": {"_retry_connection"},
     "turtlemq.storage.process_worker": {"_exit"},
     "pyspark_turtlemq.session": {"_gateway"},
 }

@@ -189,7 +189,7 @@ class Leading(Shell):
         if book is None or self._changing or self.member.state is not State.LEAD:
             return
         for replica, each in sorted(self.attached.items()):
-            if each.complete and replica not in book.required():
+            if each.complete and replica not in book.isr:  # also one of a transaction in doubt
                 book.want(replica, self.stream.lsn)
         gone = [replica for replica in sorted(book.required() - {book.me}) if self._is_gone(replica)]
         for replica in sorted(book.required() - book.isr):

@@ -50,6 +50,7 @@ class StoryOfCluster(StoryWithScenes):
         self.faults = 0.0  # of the requests
         self.refusing = False  # the leader's disk refuses something in this request
         super().__init__(root / "unused", case, seed, **settings)
+        self.uses_schedules = False  # their requests go to one engine
         self.confirm(self.at)
         self.faults = self.luck.choice([0.0, 0.02, 0.05, 0.1])
         self.world.ends = self.ends

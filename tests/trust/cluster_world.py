@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -290,9 +290,14 @@ class World:
         return any(node.replica in (call.args[0], *call.args[2:3]) for call in self._bids)
 
     def rewind(self) -> None:
-        """Etcd was restored: watches begin anew."""
+        """Etcd was stopped, and starts again with an old copy: watches begin anew, and requests that were under way are lost with
+        their connections. The restored etcd gives revisions a second time: if it carried out a late transaction, the lost
+        `state` could be there again, or another one with its revision, and no replica that starts later could tell."""
         self.restored = True
         self._told = 0
+        self._bids = []
+        self._events = [event for event in self._events if event[3] != self._arrive]
+        heapify(self._events)
         for node in self.nodes.values():
             if node.process is not None:
                 node.process.watched = 0

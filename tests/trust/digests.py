@@ -32,7 +32,7 @@ class Noted:
 
     def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def noting(*args: Any, **options: Any) -> Any:
-            self._note(name, args, options)
+            self._note(name, [arg.name if isinstance(arg, Topic) else arg for arg in args], options)
             answer = call(*args, **options)
             if not isinstance(answer, Topic):
                 self._note(got(answer) if isinstance(answer, Reserved) else answer)

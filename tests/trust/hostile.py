@@ -2,8 +2,8 @@
 an error that is documented, never with another, or with a result that is right: of a body that is taken, a second decoder says
 the same. It ends, and takes no more room than its limit.
 
-Over HTTP the same is tried by `interface` (every operation of the OpenAPI document), tests/test_hostile.py (raw sockets) and
-tests/test_server_security.py (every endpoint with every kind of token).
+Over HTTP the same is tried by `interface` (every operation of the OpenAPI document), tests/test_hostile_*.py (raw sockets) and
+tests/test_server_rights.py (every endpoint with every kind of token).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kill -9 of a real server that works for clients over HTTP: under load, while it starts, in a seal, in a compaction.
+"""kill -9 of a real server that works for clients over HTTP and gRPC: under load, while it starts, in a seal, in a compaction.
 
 Ten kills are the life of a data folder: the number of a case is its life and how many kills came before, and `--only` runs that
 life up to it. After each kill a copy of the folder must pass the check of all invariants; after the last one a server must
@@ -17,14 +17,16 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.harness.server_process import PROGRAM, Answer, Server, environment, running
+from tests.harness.grpc_process import grpc_running
+from tests.harness.server_process import PROGRAM, Answer, Server, environment
 from tests.trust.kills_clients import FAR_MS, Client, all_work, new_clients
-from tests.trust.kills_model import GROUPS, Model, now_ms
+from tests.trust.kills_model import GROUPS, Model, body_in, now_ms
+from tests.trust.kills_streams import STREAM_FIGURES, StreamClient, new_streams
 from tests.trust.model import Broken, Figures, Part
 from turtlemq.engine import Engine
 
@@ -35,6 +37,7 @@ SETTINGS = {
     "max_attempts": 100_000,
     "backoff": {"base": 0.02, "factor": 1.0, "max": 0.05},
 }
+ANY_TIME = {"TURTLEMQ_GRPC_PAST_GRACE_MS": "-1"}  # a schedule that is sent again after a kill may be due long ago
 SEGMENTS = (4_096, 65_536)  # the smallest there is: rolled, sealed and compacted all the time; larger: a seal takes a moment
 START_S = 0.08  # about as long as opening takes
 SEAL_S = 3.0  # the worker process must start first
@@ -59,7 +62,7 @@ class Life:
     def __init__(self, number: int, folder: Path) -> None:
         self.number, self.folder, self.data = number, folder, folder / "data"
         self.dice, self.model = random.Random(number), Model()
-        self.clients = new_clients(self.model, number)
+        self.clients, self.streams = new_clients(self.model, number), new_streams(self.model, number)
         self.seen = Figures()
 
     def lead(self, kills: int) -> Figures:
@@ -74,14 +77,16 @@ class Life:
             calm(self.folder, case)
             check_copy(self.data, self.folder / "copy", case)
             self.model.verdict(case)
-        after_all(self.data, self.model, self.clients, was_clean=False)
+        after_all(self.data, self.model, self.clients, was_clean=False, streams=self.streams)
         self.model.verdict(f"the end of case {self.number * LIFE + kills - 1}")
         self.seen.update(self.model.figures())
+        for stream in self.streams:
+            self.seen.update(stream.seen)
         return self.seen
 
     def _work_and_die(self, kind: str, first: bool) -> None:
         whole = self.dice.random() < 0.5  # the worker process dies too, or finishes its job
-        with running(self.data, group=True) as server:
+        with grpc_running(self.data, group=True, **ANY_TIME) as (server, port):
             if first:
                 prepared(server, SEGMENTS[self.number % len(SEGMENTS)])
             # with a short beat_ms there is a checkpoint every moment, with a long one the journals must tell all
@@ -101,7 +106,7 @@ class Life:
                     kill()
                 server.process.wait(10)
 
-            all_work(self.clients, server, end)
+            all_work(self.clients, server, end, [partial(stream.work, port) for stream in self.streams])
 
     def _count(self, server: Server) -> None:
         text = server.call("GET", "/metrics").data.decode()
@@ -211,14 +216,16 @@ def _copied(source: str, target: str) -> None:
         shutil.copy(source, target)
 
 
-def after_all(data: Path, model: Model, clients: list[Client], was_clean: bool) -> None:
+def after_all(data: Path, model: Model, clients: list[Client], was_clean: bool, streams: Iterable[StreamClient] = ()) -> None:
     """The last start: every answered request holds, and unanswered ones are whole."""
-    with running(data) as server:
+    with grpc_running(data, **ANY_TIME) as (server, port):
         if server.ok("GET", "/readyz")["was_clean"] != was_clean:
             raise Broken(f"was_clean is not {was_clean}")
         for client in clients:
             client.come_back(server.port)
             client.hang_up()
+        for stream in streams:
+            stream.come_back(port)
         for group in GROUPS:
             drain(server, model, group)
         model.asleep(sleeping(server, model))
@@ -266,7 +273,8 @@ def sleeping(server: Asked, model: Model) -> dict[str, int]:
         page = server.ok("GET", f"/v1/topics/t/messages?limit=10000&from_ms={now_ms() + FAR_MS}&cursor={cursor}")
         for message in page["messages"]:
             out[message["id"]] = message["due_ms"]
-            model.sent[message["body"]["batch"]].seen.add(message["body"]["i"])
+            body = body_in(message)
+            model.sent[body["batch"]].seen.add(body["i"])
         cursor = page["cursor"]
     return out
 
@@ -275,13 +283,13 @@ PART = Part(
     name="kills",
     unit="kills",
     about=(
-        "kill -9 of the real server over HTTP: under load, while it starts, in a seal and in a compaction. "
+        "kill -9 of the real server over HTTP and gRPC: under load, while it starts, in a seal and in a compaction. "
         "What was answered holds, what was not is whole."
     ),
     run=run,
     quick=20,
     full=500,
     chunk=LIFE,
-    must=("kills", "messages accepted", "deliveries", "acknowledged", "cancelled"),
+    must=("kills", "messages accepted", "deliveries", "acknowledged", "cancelled", *STREAM_FIGURES),
     floors=dict.fromkeys(("in a seal", "in a start", "in a compaction"), 25) | {"segments sealed": 100, "sleepers moved": 1_000},
 )

@@ -7,7 +7,7 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -264,10 +264,11 @@ def new_clients(model: Model, seed: int) -> list[Client]:
     return [Client(model, str(number), seed * 100 + number) for number in range(1, CLIENTS + 1)]
 
 
-def all_work(clients: list[Client], server: Server, end: Callable[[], object]) -> None:
-    """All clients at once, until `end` has ended the server."""
-    with ThreadPoolExecutor(CLIENTS) as pool:
+def all_work(clients: list[Client], server: Server, end: Callable[[], object], others: Sequence[Callable[[], None]] = ()) -> None:
+    """All clients at once, and the work of others, until `end` has ended the server."""
+    with ThreadPoolExecutor(CLIENTS + len(others)) as pool:
         working = [pool.submit(client.work, server.port) for client in clients]
+        working += [pool.submit(work) for work in others]
         try:
             end()
         finally:

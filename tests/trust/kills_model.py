@@ -6,6 +6,8 @@ holds for ever. A delivery is judged when it comes, a missing one at the end.
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 import time
 from collections import Counter
@@ -26,6 +28,11 @@ def now_ms() -> int:
 def body_of(batch: int, i: int) -> dict[str, Any]:
     """The body of the i-th message of a batch: nothing that could be another's."""
     return {"batch": batch, "i": i, "x": f"{batch}-{i} " * ((batch + i) % 12)}
+
+
+def body_in(message: dict[str, Any]) -> Any:
+    """The body of a message that came over HTTP. Those that were put over gRPC are bytes."""
+    return message["body"] if "body" in message else json.loads(base64.b64decode(message["body_base64"]))
 
 
 @dataclass
@@ -77,7 +84,7 @@ class Model:
     def delivered(self, group: str, message: dict[str, Any], asked_s: float, got_ms: int) -> None:
         """A fetch that was sent at `asked_s` brought this."""
         self.deliveries += 1
-        id_, due_ms, body = message["id"], message["due_ms"], message["body"]
+        id_, due_ms, body = message["id"], message["due_ms"], body_in(message)
         if body != body_of(body["batch"], body["i"]):
             self.fault("wrong bytes", f"{id_} says {body}")
         batch = self.sent[body["batch"]]

@@ -13,15 +13,16 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from benchmarks.probe import anonymous_bytes
-from tests.harness.server_process import Server, running
+from tests.harness.grpc_process import grpc_running
+from tests.harness.server_process import Server
 from tests.trust.kills import calm
 from tests.trust.kills_model import now_ms
+from tests.trust.load_book import TTR_S, Book, fair, put, take
+from tests.trust.load_streams import streams
 from tests.trust.load_wire import Wire, all_wait, run_loop
 from tests.trust.model import Broken, Figures, Part, figures
 
@@ -29,72 +30,10 @@ MEMORY_BYTES = 500 << 20  # more than any scenario needs by half
 MEMORY = "MiB at most in"  # a figure, followed by a case's name
 PATIENCE_S = 600  # for a scenario; a stalled one never ends
 STALL_S = 30.0  # a message of a quiet topic comes within this time, however busy the machine
-FAIR = 4  # no consumer gets less than the middle one by more than this factor
 FILES_MAX = 500  # that are open for topics that rest, however many there are
 ROUNDS = 5  # that each of a crowd has at least: a share of less than that says nothing
-TTR_S = 120  # leases do not end by themselves in most scenarios
 
 Scenario = Callable[[Server, bool], Awaitable[Figures]]
-
-
-class Book:
-    """Accepted and received messages: each once, none early."""
-
-    def __init__(self) -> None:
-        self.sent: set[str] = set()
-        self.got: Counter[str] = Counter()
-        self.early = 0
-        self.sending = True
-        self.all_came = asyncio.Event()
-
-    def came(self, messages: Iterable[dict[str, Any]]) -> list[str]:
-        """Messages in the hands of a consumer. Their ids."""
-        at, ids = now_ms(), []
-        for message in messages:
-            self.early += at < message["due_ms"]
-            ids.append(message["id"])
-        self.got.update(ids)
-        self.look()
-        return ids
-
-    def look(self) -> None:
-        if not self.sending and len(self.got) >= len(self.sent):
-            self.all_came.set()
-
-    async def close(self, leases_end: bool = False, **more: int) -> Figures:
-        """Nothing more is sent: wait for the rest, and judge. Only where leases end may a message come twice."""
-        self.sending = False
-        self.look()
-        await self.all_came.wait()
-        lost, again = len(self.sent - self.got.keys()), sum(self.got.values()) - len(self.got)
-        if self.got.keys() != self.sent or self.early or (again and not leases_end):
-            unknown = len(self.got.keys() - self.sent)
-            raise Broken(f"{lost} lost, {self.early} early, {again} came again, {unknown} came from nowhere")
-        return figures(messages=len(self.sent), lost=lost, early=self.early, **more)
-
-
-def fair(name: str, shares: Iterable[int], full: bool) -> None:
-    """Each consumer got something, and none much less than the others; where there is little to share, chance decides."""
-    counts = sorted(shares)
-    if counts[0] < max(1, median(counts) / FAIR if full else 1):
-        raise Broken(f"{name}: one got {counts[0]}, the middle one {median(counts)}, the most {counts[-1]}")
-
-
-async def put(wire: Wire, book: Book, topic: str, ids: list[str], **fields: Any) -> None:
-    """A batch that must be new."""
-    answer = await wire.call(f"{topic}/messages", {"messages": [{"id": id_, "body": id_, **fields} for id_ in ids]})
-    if answer["created"] != len(ids):
-        raise Broken(f"of {len(ids)} new messages {answer['created']} were stored")
-    book.sent.update(ids)
-
-
-async def take(wire: Wire, book: Book, path: str, most: int, wait_s: float = 2.0) -> int:
-    """Fetch once and acknowledge. How many came."""
-    messages = (await wire.call(f"{path}/fetch", {"max": most, "wait": wait_s, "ttr": TTR_S}))["messages"]
-    ids = book.came(messages)
-    if ids and (answer := await wire.call(f"{path}/ack", ids))["acked"] != len(ids):
-        raise Broken(f"{len(ids)} messages in hand, {answer['acked']} acknowledged")
-    return len(ids)
 
 
 async def quiet(server: Server, topic: str = "quiet") -> int:
@@ -292,7 +231,7 @@ async def wake_ups(server: Server, full: bool) -> Figures:
     return await book.close(long_polls=polls * rounds)
 
 
-SCENARIOS: tuple[Scenario, ...] = (crowd, slow, instant, topics, groups, wake_ups)
+SCENARIOS: tuple[Scenario, ...] = (crowd, slow, instant, topics, groups, wake_ups, streams)
 
 
 async def beside_a_quiet_topic(scenario: Scenario, server: Server, full: bool, name: str) -> Figures:
@@ -324,8 +263,8 @@ async def beside_a_quiet_topic(scenario: Scenario, server: Server, full: bool, n
 def name_of(case: int) -> str:
     """No two cases have the same, so that figures under it are never added up.
 
-    >>> name_of(1), name_of(7), name_of(13)
-    ('slow, small', 'slow', 'slow, case 13')
+    >>> name_of(1), name_of(8), name_of(15)
+    ('slow, small', 'slow', 'slow, case 15')
     """
     again, which = divmod(case, len(SCENARIOS))
     return SCENARIOS[which].__name__.replace("_", " ") + ((", small", "")[again] if again < 2 else f", case {case}")
@@ -344,7 +283,7 @@ def run(cases: range, folder: Path) -> Figures:
         place = folder / str(case)
         place.mkdir()
         try:
-            with running(place / "data") as server:
+            with grpc_running(place / "data") as (server, _):
                 seen.update(run_loop(beside_a_quiet_topic(scenario, server, full, name_of(case))))
                 server.process.terminate()
                 if server.process.wait(PATIENCE_S) != 0:  # ten thousand topics need their time
@@ -365,7 +304,8 @@ PART = Part(
     unit="scenarios",
     about=(
         "A thousand producers and consumers, slow consumers, a million messages due at one instant, ten thousand topics, "
-        "a hundred groups: bounded memory, fair shares, no stall of other topics, no lost wake-up."
+        "a hundred groups, gRPC streams beside long polls: bounded memory, fair shares, no stall of other topics, no lost "
+        "wake-up."
     ),
     run=run,
     quick=len(SCENARIOS),

@@ -10,7 +10,7 @@ from tests.harness.short_events import short_events
 from tests.harness.weak_hashes import weak_hashes
 from tests.trust.model import Figures, Part
 from tests.trust.simulation_reach import STORIES_MIN, counting, reached
-from tests.trust.simulation_scenes import StoryWithScenes
+from tests.trust.simulation_times import StoryWithTimes
 
 
 def run(cases: range, folder: Path) -> Figures:
@@ -26,7 +26,7 @@ def run(cases: range, folder: Path) -> Figures:
 def tell(case: int, root: Path) -> Figures:
     """One story."""
     with short_events(case), weak_hashes(case) as variants:
-        seen = StoryWithScenes(root, f"seed {case}", case).tell(steps_of(case))
+        seen = StoryWithTimes(root, f"seed {case}", case).tell(steps_of(case))
     seen.update(variants)
     shutil.rmtree(root)
     return seen

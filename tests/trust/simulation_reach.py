@@ -32,6 +32,12 @@ PLACES = (
     "asked on a quiet topic",
     "attempts told",
     "retried now",
+    "schedules put",
+    "schedules fired",
+    "transactions",
+    "transactions found",
+    "spread messages",
+    "clock moves",
 )
 
 
@@ -68,7 +74,7 @@ def reached(seen: Figures) -> str:
     """How many of these places the stories came to; a whole run that has missed one is a failure.
 
     >>> reached(Figures(stories=1, seals=3))
-    '1 of 17 rare places reached'
+    '1 of 23 rare places reached'
     >>> reached(Figures(dict.fromkeys(PLACES[1:], 1), stories=STORIES_MIN))
     Traceback (most recent call last):
     tests.trust.model.Broken: 200 stories, and none came to: seals

@@ -3,17 +3,18 @@
 More messages due at one moment than are fired one by one; sleepers of sealed segments that end right before their tombstones are
 sealed in turn; consumers that answer after their lease, when another consumer has the message; consumers that ask and wait on a
 quiet topic for longer than an unused group is kept; groups and topics that are deleted while a fetch waits for their messages;
-in every third story, ids that are used as timers.
+in every third story, ids that are used as timers, and in every third recurring schedules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from tests.trust.simulation_auditor import Fetch
 from tests.trust.simulation_polls import Poll
 from tests.trust.simulation_review import Review
+from tests.trust.simulation_schedules import Timetable
 from tests.trust.simulation_story import Step, Story
 from tests.trust.simulation_timers import Refusal, Timer
 from turtlemq import small_batches
@@ -28,6 +29,11 @@ _FULL = 14  # messages that fill a segment
 class StoryWithScenes(Story):
     """A run in which scenes come between single requests."""
 
+    @cached_property
+    def timetable(self) -> Timetable:
+        """Recurring schedules, in a topic of their own."""
+        return Timetable(self)
+
     def rare_scenes(self) -> list[Step]:
         return [
             partial(ended_sleepers, self),
@@ -35,10 +41,18 @@ class StoryWithScenes(Story):
             partial(quiet_consumer, self),
             partial(drop_group, self),
             *([partial(start_timers, self)] * 12 if self.uses_timers else []),
+            *([self.timetable.step] * 12 if self.uses_schedules else []),
         ]
 
     def rarest_scenes(self) -> list[Step]:
         return [partial(crowd, self), partial(drop_topic, self)]
+
+    def drain(self) -> None:
+        """Schedules come to their end first."""
+        if self.uses_schedules:
+            self.ends, self.process.ends_in = 0.0, -1
+            self.timetable.finish(next(iter(self.topics.values())))
+        super().drain()
 
 
 def crowd(story: Story, name: str, audit: Review) -> None:

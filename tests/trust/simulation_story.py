@@ -23,7 +23,7 @@ from tests.trust.simulation_review import Review
 from turtlemq.broker.results import Acked, Reserved
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, TurtleError, UnknownGroup, UnknownMessage
-from turtlemq.model import Message, Priority
+from turtlemq.model import Batch, Message, Priority
 from turtlemq.server.fetches import Fetches
 from turtlemq.server.rate_limit import FlowControl
 from turtlemq.settings import Settings
@@ -56,6 +56,17 @@ def settings_of(chance: Random) -> Settings:
     )
 
 
+def priorities_of(chance: Random) -> dict[str, Any]:
+    """Settings of priorities."""
+    pick = chance.choice
+    weights = {f"priority_{level}": pick([0, 1, 5]) for level in ("high", "normal", "low")}
+    return weights | {
+        "preempt_after_ms": pick([0, 1, 50]),
+        "preempt_floor": pick([0, 0.05, 0.5]),
+        "priority_high_p95_ms": pick([0, 5]),
+    }
+
+
 FEW_FILES = FileBudget(kept=1, readers=2, saves=1)  # logs give way to each other, in every fifth story
 
 
@@ -65,10 +76,10 @@ class Story:
     def __init__(self, root: Path, case: str, seed: int, **settings: Any) -> None:
         self.chance = Random(seed)
         self.pace = Random(seed)  # of the answers to long polls
-        self.settings = replace(settings_of(self.chance), **settings)
+        self.settings = replace(settings_of(self.chance), **priorities_of(Random(seed + 1)), **settings)
         self.drive = Drive(root)
         self.files = FEW_FILES if seed % 5 == 4 else file_budget.DEFAULT
-        self.uses_timers = seed % 3 == 0
+        self.uses_timers, self.uses_schedules = seed % 3 == 0, seed % 3 == 1
         self.worker, self.flusher = (Later() if self.chance.random() < 0.4 else None for _ in range(2))
         self.now, self.steady = _START_MS, 0
         names = self.chance.sample(["a", "b.c", "d-e"], self.chance.choice([1, 1, 2]))
@@ -220,11 +231,7 @@ class Story:
         return batch
 
     def send(self, name: str, audit: Review, batch: list[Sent], body: bytes | None = None) -> None:
-        messages = [
-            Message(b, s.due_ms, s.id, s.ttr_ms, Priority(s.level), expires_ms=s.expires_ms, headers=s.headers or None)
-            for s in batch
-            for b in [s.body if body is None else body]
-        ]
+        messages = self.messages_of(batch, body)
 
         def heard(told: list[bool] | None) -> None:
             audit.submitted(batch, told)
@@ -232,6 +239,14 @@ class Story:
                 self.unanswered[name].append(batch)
 
         self.ask(audit, lambda: self.engine.submit(name, messages, self.now).created, heard)
+
+    def messages_of(self, batch: Sequence[Sent], body: bytes | None) -> list[Message] | Batch:
+        """A batch as a producer gives it. `body`: of each of them, in the place of its own."""
+        return [
+            Message(b, s.due_ms, s.id, s.ttr_ms, Priority(s.level), expires_ms=s.expires_ms, headers=s.headers or None)
+            for s in batch
+            for b in [s.body if body is None else body]
+        ]
 
     def send_again(self, name: str, audit: Review) -> None:
         """The id is known: nothing changes, for any body."""

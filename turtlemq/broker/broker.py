@@ -29,7 +29,7 @@ from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import retries_by_group, visible
 from turtlemq.errors import OutOfFiles
 from turtlemq.histogram import LATENESS_MS, Histogram
-from turtlemq.model import I64, U64, Damage, Due, Progress
+from turtlemq.model import I64, Damage, Due, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.settings import Settings
@@ -60,24 +60,21 @@ class Broker:
 
     def accept(self, due: Due, now_ms: int) -> None:
         """Store a handoff. It is durable with the next checkpoint; until then the Index keeps the messages."""
-        self._store(due.raw, due.starts, now_ms, due.progress, due.hashes)
-
-    def notice(self, documents: bytes, starts: I64, now_ms: int) -> None:
-        """Store notices of cancelled sleepers, so that their ids stay known."""
-        self._store(documents, starts, now_ms, self._ready_log.progress)
-
-    def _store(self, raw: bytes, starts: I64, now_ms: int, progress: Progress, hashes: U64 | None = None) -> None:
-        heads = f.prefixes(raw, starts)
-        flags = int(np.bitwise_or.reduce(heads["flags"]))
-        if flags & f.META:  # the event that put a retry to sleep is durable before the retry is back, or a power cut could
+        starts = due.starts
+        if due.flags & f.META:  # the event that put a retry to sleep is durable before the retry is back, or a power cut could
             self._logs.reserve.sync()  # leave the message in two places
-        self._ready_log.accept(raw, starts, progress, now_ms, hashes)
-        restricted = self._visibility.note_arrivals(raw, starts, heads, flags)
+        self._ready_log.accept(due.raw, starts, due.progress, now_ms, due.hashes)
+        restricted = self._visibility.note_arrivals(due.raw, starts, due.flags)
         unrestricted = len(starts) if restricted is None else len(starts) - len(restricted[1])
         for group in self._groups.values():
             group.unfetched += unrestricted
         if restricted is not None:
             self._count_retries(*restricted)
+
+    def notice(self, documents: bytes, starts: I64, now_ms: int) -> None:
+        """Store notices of cancelled sleepers, so that their ids stay known. No group sees or counts them."""
+        self._ready_log.accept(documents, starts, self._ready_log.progress, now_ms)
+        self._visibility.note_notices(len(starts))
 
     def _count_retries(self, read: log.Documents, offsets: I64) -> None:
         """Count retries that came due for their groups."""
@@ -116,12 +113,12 @@ class Broker:
         known = state.groups.get(name)
         group = state.move_group(name, self._ready_log.first_offset, now_ms) if known is None else known
         group.use(now_ms)
-        room = min(count, state.settings.max_in_flight - group.in_flight, LEASE_MESSAGES_MAX)
+        room = min(count, state.settings.in_flight_share - group.in_flight, LEASE_MESSAGES_MAX)
         if room <= 0 or not group.has_ready(now_ms):
             return Reserved(idle=known is not None)
-        picked = delivery.pick(self._visibility, group, room, now_ms, terms.get("low"))
+        picked = delivery.pick(self._visibility, group, room, now_ms, state.settings, terms.get("low"))
         if picked.is_empty and picked.cursors == group.cursors:
-            group.credits = picked.credits
+            group.carry, group.preemption = picked.carry, picked.preemption
             return Reserved(idle=known is not None)
         out = Reserved(picked.pieces, [now_ms + self._ttr(piece, ttr_ms) for piece in picked.pieces], picked.bytes)
         out.more = not picked.pieces and picked.is_cut_short
@@ -129,8 +126,8 @@ class Broker:
         expired = MessageColumns.join(picked.expired) if picked.expired else NO_MESSAGES
         until = out.until_ms[0] if len(out.until_ms) == 1 else np.concatenate([np.empty(0, np.int64), *out.until_ms])
         event = self._journal_lease(group, messages, expired, until, consumer, picked, now_ms)
-        group.cursors, group.credits = picked.cursors, picked.credits
-        group.remove_retries(picked.retries)
+        group.cursors, group.carry, group.preemption = picked.cursors, picked.carry, picked.preemption
+        group.retries.remove(picked.retries)
         group.unfetched -= picked.passed
         leases = self._lease(group, messages, until, consumer, event, now_ms) if len(messages) else []
         out.lease = leases[0].token if leases else ""
@@ -165,7 +162,7 @@ class Broker:
         try:
             return self._logs.write_lease(now_ms, group.name, fields)
         except BaseException:
-            group.return_retries(picked.retries)
+            group.retries.put_back(picked.retries)
             raise
 
     def _lease(self, group: Group, messages: MessageColumns, until: I64, consumer: str, event: int, now_ms: int) -> list[Lease]:
@@ -250,7 +247,7 @@ class Broker:
         first: int | None = None
         groups = self._groups
         for group in groups.values() if name is None else (groups[name],) if name in groups else ():
-            for at in (group.next_deadline(), group.next_retry(now_ms)):
+            for at in (group.next_deadline(), group.retries.next_time(now_ms)):
                 if at is not None and (first is None or at < first):
                     first = at
         return first

@@ -10,8 +10,8 @@ from turtlemq.broker import checkpoint, events
 from turtlemq.broker.group import Group
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.ready_batches import Batches, read_batches
-from turtlemq.broker.ready_log import ReadyLog, Segment, encode_table
-from turtlemq.broker.ready_tail import Rows
+from turtlemq.broker.ready_log import ReadyLog, Segment
+from turtlemq.broker.ready_tail import Rows, encode_table
 from turtlemq.broker.replay import Replay
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import Visibility
@@ -79,12 +79,15 @@ def _check_documents(ready: ReadyLog, segment: Segment, by_seed: dict[int, Batch
         elif batches.hashes[at:stop].all():
             low, high = np.searchsorted(batches.restricted, (at, stop)).tolist()
             restricted, owners = batches.restricted[low:high] - at, batches.owners[low:high]
-            rows = Rows(starts, batches.ready_ms[at:stop], batches.hashes[at:stop], restricted, owners)
-            if not table.is_made_of(encode_table(table.cover, rows, table.seed)):
+            rows = Rows(starts, batches.ready_ms[at:stop], batches.hashes[at:stop], restricted, owners, batches.levels[at:stop])
+            if not table.is_made_of(encode_table(table.cover, rows, table.seed, table.has_levels)):
                 yield f"{table.path.name}: it is not what its documents make. Remove it: it is made again."
         else:  # documents are damaged
             yield from _check_ids(table, batches, at, stop)
             yield from _check_restricted(table, batches, at, stop)
+            good = np.flatnonzero(batches.hashes[at:stop])
+            if table.has_levels and (table.levels(0, stop - at)[good] != batches.levels[at:stop][good]).any():
+                yield f"{table.path.name}: priorities are not those of its documents"
         at = stop
     if last:
         batches = by_seed[ready.seed]
@@ -94,6 +97,8 @@ def _check_documents(ready: ReadyLog, segment: Segment, by_seed: dict[int, Batch
         restricted, owners = batches.restricted[low:], batches.owners[low:]
         if not (np.array_equal(tail.restricted + at, restricted) and np.array_equal(tail.owners, owners)):
             yield f"{segment.path.name}: which of its last documents are special is not what is known of them"
+        if not np.array_equal(tail.levels, batches.levels[at:]):
+            yield f"{segment.path.name}: priorities of its last documents are not what is known of them"
 
 
 def _check_restricted(table: t.Table, batches: Batches, at: int, stop: int) -> Iterator[str]:

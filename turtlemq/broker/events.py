@@ -47,6 +47,7 @@ DEAD = "dead"  # all attempts failed
 EXPIRED = "expired"  # not delivered in time; a dead letter, too
 
 EVENT_BYTES = 4 << 20  # of the fields of one event, nearly; a document has at most 16 MiB
+SETTLED_BYTES_MAX = 1_100  # of one settled message in an event, if it has no earlier attempts
 _INT64 = np.dtype("<i8")
 _NONE = np.empty(0, np.int64)
 
@@ -151,22 +152,26 @@ def settle(
 ) -> list[Fields]:
     """`replaced`: how many of the messages replaced an older dead letter, so that there is no new one to count. `consumers`: of
     the delivery of each message, or of all."""
-    earlier = of.attempts_of(messages.offsets)
+    columns = {
+        "offsets": messages.offsets,
+        "seqs": messages.seqs,
+        "due": messages.due_ms,
+        "ready": messages.ready_ms,
+        "reserved": reserved_ms,
+        "attempts": messages.attempts,
+    }
+    event = {"event": SETTLE, "epoch": Int64(of.epoch), "replaced": Int64(replaced), "outcome": outcome, "error": error}
+    earlier = of.attempts_of(messages.offsets) if of.attempts else {}
+    if 0 < len(messages) * SETTLED_BYTES_MAX <= EVENT_BYTES and not earlier:  # the usual case: nothing to cut
+        packed = {name: pack(column) for name, column in columns.items()}
+        return [{**event, **packed, "ids": join_ids(messages.ids), **_consumers(consumers)}]
 
     def encode(rows: slice) -> Fields:
         return {
-            "event": SETTLE,
-            "epoch": Int64(of.epoch),
+            **event,
             "replaced": Int64(0 if rows.start else replaced),  # counted in the first event only
-            "outcome": outcome,
-            "offsets": pack(messages.offsets[rows]),
-            "seqs": pack(messages.seqs[rows]),
-            "due": pack(messages.due_ms[rows]),
-            "ready": pack(messages.ready_ms[rows]),
-            "reserved": pack(reserved_ms[rows]),
-            "attempts": pack(messages.attempts[rows]),
+            **{name: pack(column[rows]) for name, column in columns.items()},
             "ids": join_ids(messages.ids[rows]),
-            "error": error,
             **_consumers(consumers if isinstance(consumers, str) else consumers[rows]),
             **_earlier(earlier, rows),
         }

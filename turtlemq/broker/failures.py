@@ -15,8 +15,9 @@ import numpy as np
 from turtlemq import attempts as a
 from turtlemq.attempts import Attempt, Attempts
 from turtlemq.broker import events
-from turtlemq.broker.group import Group, Lease, Leased, MessageColumns, Retry, messages_of
+from turtlemq.broker.group import Group, Lease, Leased, MessageColumns, messages_of
 from turtlemq.broker.policy import backoff_ms
+from turtlemq.broker.retry_queue import Retry
 from turtlemq.broker.state import BrokerState
 from turtlemq.errors import Exhausted
 from turtlemq.model import I64
@@ -159,7 +160,7 @@ class Failures:
         attempts = messages.attempts + counted
         self._logs.reserve.append(now_ms, group.name, *events.retry(group, messages, attempts, when_ms, error, outcome))
         for offset, at_ms, attempt in zip(messages.offsets.tolist(), when, attempts.tolist(), strict=True):
-            group.add_retry(offset, Retry(at_ms, attempt, error))
+            group.retries.add(offset, Retry(at_ms, attempt, error))
         if outcome:
             for offset, one in zip(messages.offsets.tolist(), ended.attempts(outcome, error, now_ms, when), strict=True):
                 group.add_attempt(offset, one)
@@ -172,7 +173,7 @@ class Failures:
         attempts, when_ms = np.array([waiting.attempt]), np.array([now_ms])
         message = MessageColumns(at, seqs, when_ms, when_ms, attempts, [""])
         self._logs.reserve.append(now_ms, group.name, *events.retry(group, message, attempts, when_ms, waiting.error))
-        group.add_retry(offset, Retry(now_ms, waiting.attempt, waiting.error))
+        group.retries.add(offset, Retry(now_ms, waiting.attempt, waiting.error))
 
     def expire(self, group: Group, messages: MessageColumns, now_ms: int) -> None:
         """Messages that were not delivered before they expire become dead letters. Required: the journal has a lease of them that

@@ -18,10 +18,12 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.attempts import Attempt, Attempts, latest
+from turtlemq.broker.priorities import LEVELS, Carry, Preemption, Weight
+from turtlemq.broker.priority_waits import HighWaits
+from turtlemq.broker.retry_queue import RetryQueue
 from turtlemq.histogram import GroupTally
-from turtlemq.model import I64, Mask, Priority
+from turtlemq.model import I64, Mask
 
-LEVELS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 _SLOT_BITS = 20  # a fetch hands out at most a million messages
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 NO_EVENT = -1  # the number of an unknown event: the lease comes from a checkpoint of an older version
@@ -129,15 +131,6 @@ Leased = Sequence[tuple[Lease, I64]]  # messages in flight, as rows of leases
 
 
 @dataclass(slots=True)
-class Retry:
-    """A message that waits in memory for its next delivery."""
-
-    when_ms: int
-    attempt: int  # number of the next delivery
-    error: str
-
-
-@dataclass(slots=True)
 class Group:
     """One consumer group: where its cursors stand, which messages are leased, and which wait for a retry."""
 
@@ -146,9 +139,12 @@ class Group:
     born: int = 0  # the epoch in which it was created: older events are of another group with the same name
     moves: list[tuple[int, int]] = field(default_factory=list)  # see `standing.add_move`
     cursors: dict[int, int] = field(default_factory=dict)  # next offset to fetch, by priority
-    credits: dict[int, float] = field(default_factory=dict)  # see `policy.shares`
+    carry: Carry = field(default_factory=Carry)
+    preemption: Preemption = field(default_factory=Preemption)
+    weight: Weight = field(default_factory=Weight)  # of high priority
+    high_waits: HighWaits = field(default_factory=HighWaits)
     leases: dict[int, Lease] = field(default_factory=dict)  # by number
-    retries: dict[int, Retry] = field(default_factory=dict)  # by ready offset
+    retries: RetryQueue = field(default_factory=RetryQueue)  # by ready offset
     attempts: dict[int, Attempts] = field(default_factory=dict)  # ended ones of messages in flight or in `retries`, by offset
     unfetched: int = 0  # messages for this group at and behind its cursors
     in_flight: int = 0  # messages under a lease
@@ -158,7 +154,6 @@ class Group:
     seen_ms: int | None = None  # the last request, also a fetch that found nothing; None: none since the topic was opened
     tally: GroupTally = field(default_factory=GroupTally)
     _deadlines: list[tuple[int, int]] = field(default_factory=list)  # heap of (end, lease number), some of them outdated
-    _retry_times: list[tuple[int, int]] = field(default_factory=list)  # heap of (when, ready offset), some of them outdated
     _next_lease: int = 0
     _slots: dict[str, int] = field(default_factory=dict)  # by id: lease number << _SLOT_BITS | row in that lease
     _unentered: dict[str, int] = field(default_factory=dict)  # leases whose ids are not in `_slots` yet, by first id
@@ -166,10 +161,9 @@ class Group:
 
     def start(self, offset: int) -> None:
         """Stand at an offset with no lease and no retry."""
-        self.cursors = dict.fromkeys((int(level) for level in LEVELS), offset)
-        self.leases, self.retries, self._slots, self._unentered, self._shared = {}, {}, {}, {}, False
-        self.attempts = {}
-        self._deadlines, self._retry_times = [], []
+        self.cursors = dict.fromkeys(LEVELS, offset)
+        self.leases, self.retries, self._slots, self._unentered, self._shared = {}, RetryQueue(), {}, {}, False
+        self.attempts, self._deadlines = {}, []
         self.in_flight = 0
 
     def use(self, now_ms: int) -> None:
@@ -183,13 +177,14 @@ class Group:
 
     def has_ready(self, now_ms: int) -> bool:
         """Whether a fetch may find a message. O(1)."""
-        return self.unfetched > 0 or (bool(self.retries) and self.next_retry(now_ms) is None)
+        return self.unfetched > 0 or (bool(self.retries) and self.retries.next_time(now_ms) is None)
 
     @property
     def committed(self) -> int:
         """The offset before which every message is settled. O(in flight)."""
         open_ = [lease.first for lease in self.leases.values() if lease.left]
-        return min([*self.cursors.values(), *open_, *self.retries])
+        first: int = min([*self.cursors.values(), *open_, *self.retries])
+        return first
 
     @property
     def last_cursor(self) -> int:
@@ -389,51 +384,6 @@ class Group:
         """The group is done with these messages, or another store has them."""
         for offset in offsets.tolist() if self.attempts else ():
             self.attempts.pop(offset, None)
-
-    # Retries
-
-    def add_retry(self, offset: int, retry: Retry) -> None:
-        """Deliver the message at a ready offset again when its back-off is over."""
-        self.retries[offset] = retry
-        heappush(self._retry_times, (retry.when_ms, offset))
-
-    def retry_at(self, offset: int) -> Retry | None:
-        """The retry of the message at a ready offset, if it waits for one."""
-        return self.retries.get(offset)
-
-    def has_due_retries(self, now_ms: int) -> bool:
-        """Whether a back-off is over. May be true for a retry that is gone."""
-        return bool(self._retry_times) and self._retry_times[0][0] <= now_ms
-
-    def take_due_retries(self, now_ms: int, count: int) -> list[tuple[int, Retry]]:
-        """Up to `count` retries whose back-off is over, by offset. The caller ends with `remove_retries` or `return_retries`."""
-        due: dict[int, Retry] = {}
-        while self._retry_times and self._retry_times[0][0] <= now_ms and len(due) < count:
-            when, offset = heappop(self._retry_times)
-            retry = self.retries.get(offset)
-            if retry is not None and retry.when_ms == when:
-                due[offset] = retry
-        return sorted(due.items())
-
-    def return_retries(self, retries: Sequence[tuple[int, Retry]]) -> None:
-        """Retries that `take_due_retries` gave were not delivered: they stay due."""
-        for offset, retry in retries:
-            heappush(self._retry_times, (retry.when_ms, offset))
-
-    def remove_retries(self, retries: Sequence[tuple[int, Retry]]) -> None:
-        """Retries that `take_due_retries` gave were delivered."""
-        for offset, _ in retries:
-            del self.retries[offset]
-
-    def next_retry(self, now_ms: int) -> int | None:
-        """When the next back-off is over; None if the first one is over already, or there is none."""
-        while self._retry_times and not self._is_waiting(*self._retry_times[0]):
-            heappop(self._retry_times)
-        return self._retry_times[0][0] if self._retry_times and self._retry_times[0][0] > now_ms else None
-
-    def _is_waiting(self, when_ms: int, offset: int) -> bool:
-        retry = self.retries.get(offset)
-        return retry is not None and retry.when_ms == when_ms
 
 
 def messages_of(leased: Sequence[tuple[Lease, I64]], ids: Sequence[str] | None = None) -> tuple[MessageColumns, I64]:

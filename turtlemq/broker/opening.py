@@ -14,17 +14,19 @@ from typing import Any
 import numpy as np
 
 from turtlemq.broker import checkpoint as c
-from turtlemq.broker import delivery, events
+from turtlemq.broker import events
 from turtlemq.broker.broker import Broker
 from turtlemq.broker.failures import EndedDelivery, Failures
-from turtlemq.broker.group import Group, MessageColumns, Retry
+from turtlemq.broker.group import Group, MessageColumns
 from turtlemq.broker.journal import Event, Journal
 from turtlemq.broker.logs import Logs
+from turtlemq.broker.message_columns import columns
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.broker.ready_readonly import CleanEnd
 from turtlemq.broker.ready_recover import open_ready
 from turtlemq.broker.replay import Replay
 from turtlemq.broker.results import Interrupted
+from turtlemq.broker.retry_queue import Retry
 from turtlemq.broker.save import state_for_journal
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import Visibility, restricted_for_others
@@ -130,7 +132,7 @@ def _group(ready: ReadyLog, name: str, mark: c.GroupMark) -> Group:
         if entry.attempts:
             group.attempts[offset] = entry.attempts
         if entry.is_retry:
-            group.add_retry(offset, Retry(entry.until_ms, entry.attempt, entry.error))
+            group.retries.add(offset, Retry(entry.until_ms, entry.attempt, entry.error))
         else:
             by_lease.setdefault((entry.until_ms, entry.reserved_ms, entry.consumer, entry.event), []).append(offset)
     for (until_ms, reserved_ms, consumer, event), offsets in sorted(by_lease.items()):
@@ -146,4 +148,4 @@ def _messages(ready: ReadyLog, name: str, offsets: I64, mark: c.GroupMark) -> Me
     read, times = ready.read(offsets)
     which = np.flatnonzero(read.good & ~restricted_for_others(name, mark, read))
     attempts = np.array([mark.open[offset].attempt for offset in offsets[which].tolist()], np.int64)
-    return delivery.columns(name, read, offsets, times, which, attempts)
+    return columns(name, read, offsets, times, which, attempts)

@@ -1,4 +1,5 @@
-"""Policies of the Broker, pure functions: back-off of retries, shares of priorities in a fetch, files that retention removes."""
+"""Policies of the Broker, pure functions: back-off of retries, files that retention removes. Those of priorities are in
+`priorities`."""
 
 from __future__ import annotations
 
@@ -7,10 +8,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from turtlemq.model import Priority
 from turtlemq.settings import Settings
-
-WEIGHTS: dict[int, int] = {int(Priority.HIGH): 6, int(Priority.NORMAL): 3, int(Priority.LOW): 1}
 
 
 def backoff_ms(settings: Settings, id_: str, attempt: int) -> int:
@@ -30,29 +28,6 @@ def backoff_ms(settings: Settings, id_: str, attempt: int) -> int:
     elif settings.backoff_jitter == "full":
         full *= share
     return int(full)
-
-
-def shares(count: int, credit: dict[int, float]) -> dict[int, int]:
-    """How many of `count` messages each priority gets. Fractions are carried over in `credit`, so low is never starved.
-
-    >>> shares(10, {})
-    {1: 6, 0: 3, 2: 1}
-    >>> credit: dict[int, float] = {}
-    >>> [next(level for level, n in shares(1, credit).items() if n) for _ in range(10)].count(2)
-    1
-    """
-    total = sum(WEIGHTS.values())
-    for level, weight in WEIGHTS.items():
-        credit[level] = credit.get(level, 0.0) + count * weight / total
-    given = {level: max(0, int(credit[level] + 1e-9)) for level in WEIGHTS}
-    spare = count - sum(given.values())
-    for level in sorted(given, key=lambda level: -(credit[level] - given[level])):
-        extra = 1 if spare > 0 else 0
-        given[level] += extra
-        spare -= extra
-    for level, n in given.items():
-        credit[level] -= n
-    return given
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import bson
 import numpy as np
 from bson.int64 import Int64
 
-from turtlemq.broker.ready_tail import Rows, document_hashes, restricted_documents
-from turtlemq.model import I64, U64, Mark, Progress
+from turtlemq.broker.ready_tail import Rows, document_hashes, levels_of, restricted_documents
+from turtlemq.model import I64, U8, U64, Mark, Progress
 from turtlemq.segment import format as f
 from turtlemq.segment.scan import Scan
 
@@ -34,11 +34,12 @@ class Batches:
     hashes: U64  # of the ids
     restricted: I64  # rows that not every group sees
     owners: U64  # of these rows, see `Rows`
+    levels: U8  # priorities
     progress: Progress | None  # in the last batch; None: there is no batch
 
     @property
     def rows(self) -> Rows:
-        return Rows(self.positions, self.ready_ms, self.hashes, self.restricted, self.owners)
+        return Rows(self.positions, self.ready_ms, self.hashes, self.restricted, self.owners, self.levels)
 
 
 def encode_head(offset: int, ready_ms: int, count: int, size: int, progress: Progress, synced: bool) -> bytes:
@@ -67,7 +68,7 @@ def read_batches(
     heads = _heads(scanned, start, next_offset, upto)
     synced = max((k for k, i in enumerate(heads) if scanned.flags[i] & f.BARRIER), default=0)
     nothing, none = np.empty(0, np.int64), np.empty(0, np.uint64)
-    out = Batches(next_offset or 0, start, nothing, nothing, none, nothing, none, None)
+    out = Batches(next_offset or 0, start, nothing, nothing, none, nothing, none, np.empty(0, np.uint8), None)
     positions, times = [out.positions], [out.ready_ms]
     if heads and next_offset is not None and scanned.seq[heads[0]] > next_offset:  # the head of the first batch is damaged
         total, stop = int(scanned.seq[heads[0]]) - next_offset, int(scanned.positions[heads[0]])
@@ -99,7 +100,7 @@ def read_batches(
         if gap:
             break
     out.positions, out.ready_ms = np.concatenate(positions), np.concatenate(times)
-    _hash_ids(view, scanned, out, seed)
+    _describe(view, scanned, out, seed)
     return out
 
 
@@ -159,8 +160,9 @@ def _positions(view: memoryview, scanned: Scan, first: int, stop: int, total: in
     return np.sort(np.append(inside, np.array(spread, np.int64)))
 
 
-def _hash_ids(view: memoryview, scanned: Scan, batches: Batches, seed: int) -> None:
-    """Fill in the hashes of the ids and the restricted documents. A damaged document has hash 0, and counts as not restricted."""
+def _describe(view: memoryview, scanned: Scan, batches: Batches, seed: int) -> None:
+    """Fill in the hashes of the ids, the restricted documents and the priorities. A damaged document has hash 0, counts as not
+    restricted, and has normal priority."""
     good = _scanned_rows(scanned, batches.positions)
     batches.hashes = np.zeros(len(batches.positions), np.uint64)
     starts = batches.positions[good]
@@ -168,6 +170,8 @@ def _hash_ids(view: memoryview, scanned: Scan, batches: Batches, seed: int) -> N
     batches.hashes[good] = document_hashes(view, starts, prefixes, seed)
     restricted, batches.owners = restricted_documents(view, starts, prefixes, seed)
     batches.restricted = good[restricted]
+    batches.levels = np.zeros(len(batches.positions), np.uint8)
+    batches.levels[good] = levels_of(prefixes)
 
 
 def _scanned_rows(scanned: Scan, positions: I64) -> I64:

@@ -26,7 +26,7 @@ from turtlemq import small_batches
 from turtlemq.broker.ready_batches import KIND, encode_head, read_batches
 from turtlemq.broker.ready_cache import RecentDocuments
 from turtlemq.broker.ready_lookup import PAIRS_MAX, READ_BYTES, GroupLookup, Lookup, RetryAt
-from turtlemq.broker.ready_tail import Rows, Tail, owner_hash
+from turtlemq.broker.ready_tail import Rows, Tail, encode_table, owner_hash
 from turtlemq.errors import DiskFull, Exhausted, TurtleError
 from turtlemq.model import I64, ORDINAL_BITS, SEGMENT_MESSAGES_MAX, U64, Damage, Mask, Progress
 from turtlemq.segment import format as f
@@ -226,7 +226,7 @@ class ReadyLog(log.OpenLog):
         buffers: list[bytes | bytearray] = []
         starts, heads, good, times = [], [], [], []
         size = count = 0
-        for segment, table, ordinals in self._split(offsets):
+        for segment, table, ordinals in self.split(offsets):
             begin, end = self.tail.spans_of(ordinals) if table is None else table.spans_of(ordinals)
             full = False
             if bytes_max is not None:
@@ -245,7 +245,7 @@ class ReadyLog(log.OpenLog):
             starts.append(read.starts + size)
             heads.append(read.heads)
             good.append(read.good)
-            times.append(self.tail.ready_times(ordinals) if table is None else _ready_times(table, ordinals))
+            times.append(self.tail.ready_times(ordinals) if table is None else table_times(table, ordinals))
             size, count = size + len(read.buffer), count + len(ordinals)
             if full:
                 break
@@ -273,7 +273,7 @@ class ReadyLog(log.OpenLog):
         ]
         return good if len(good) == len(read) else None
 
-    def _split(self, offsets: I64) -> list[tuple[Segment, t.Table | None, I64]]:
+    def split(self, offsets: I64) -> list[tuple[Segment, t.Table | None, I64]]:
         """Split rising offsets by segment and table (None for the tail). Returns ordinals in these."""
         parts: list[tuple[Segment, t.Table | None, I64]] = []
         for i, segment in enumerate(self.segments):
@@ -301,25 +301,13 @@ class ReadyLog(log.OpenLog):
             if (damage.file, damage.position) not in known:
                 self.damage.append(damage)
 
-    def count_unpassed(self, offsets: I64, cursors: Sequence[int]) -> int:
-        """How many of these rising offsets the cursors of a group, one for each priority, have not passed."""
-        ahead = offsets[np.searchsorted(offsets, min(cursors)) :]
-        if not len(ahead):
-            return 0
-        read, _ = self.read(ahead)
-        levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(cursors) - 1)
-        return int((ahead >= np.array(cursors)[levels]).sum())
-
     @repairing
     def offset_at(self, ready_ms: int) -> int:
         """The first offset that became ready at or after a time."""
-        for segment in self.segments:
-            at = segment.first_offset
-            for table in segment.tables:
-                rank = table.rank(ready_ms << ORDINAL_BITS)
-                if rank < table.cover.documents:
-                    return at + rank
-                at += table.cover.documents
+        for table, at in self._tables():
+            rank = table.rank(ready_ms << ORDINAL_BITS)
+            if rank < table.cover.documents:
+                return at + rank
         return self.next_offset - self.tail.count + self.tail.rank(ready_ms)
 
     def _restricted_parts(self, first: int, last: int, name: str) -> Iterator[tuple[int, I64, Mask]]:
@@ -327,14 +315,11 @@ class ReadyLog(log.OpenLog):
         from, the ordinals, and which of them are retries of group `name`."""
         tail = self.tail.rows(0, self.tail.count)
         yield self.next_offset - self.tail.count, tail.restricted, tail.owners == np.uint64(owner_hash(name.encode(), self.seed))
-        for segment in self.segments:
-            at = segment.first_offset
-            for table in segment.tables:
-                if at < last and at + table.cover.documents > first:
-                    owners = table.owners()
-                    assert owners is not None, "opening removes a table without owners"
-                    yield at, table.ending_ordinals(), owners == np.uint64(owner_hash(name.encode(), table.seed))
-                at += table.cover.documents
+        for table, at in self._tables():
+            if at < last and at + table.cover.documents > first:
+                owners = table.owners()
+                assert owners is not None, "opening removes a table without owners"
+                yield at, table.ending_ordinals(), owners == np.uint64(owner_hash(name.encode(), table.seed))
 
     @repairing
     def restricted(self, first: int, last: int, name: str, cancelled: Set[int]) -> tuple[int, I64]:
@@ -362,21 +347,34 @@ class ReadyLog(log.OpenLog):
     def last_ready_ms(self, segment: Segment) -> int:
         """When the last document of a segment that has a table became ready."""
         last = segment.tables[-1] if segment.tables else None
-        return 0 if last is None else int(_ready_times(last, np.array([last.cover.documents - 1]))[0])
+        return 0 if last is None else int(table_times(last, np.array([last.cover.documents - 1]))[0])
 
     @repairing
     def find_many(self, ids: Sequence[bytes], hashes: U64 | None = None) -> dict[int, int]:
         """The ids that the log knows, as index → newest offset. `hashes`: of the ids, with the seed of the log, if the caller has
         them."""
-        lookup = Lookup(ids, self.seed, hashes)
+        return self._lookup(Lookup(ids, self.seed, hashes)).newest(lambda offsets: self.read(offsets, READ_BYTES)[0])
+
+    @repairing
+    def offsets_of(self, id_: bytes) -> list[int]:
+        """The offsets, rising, of all documents that may have this id: the id must be compared."""
+        return self._lookup(Lookup([id_], self.seed, None)).offsets
+
+    def _lookup(self, lookup: Lookup) -> Lookup:
+        """Ask the tail and all tables."""
         lookup.ask(self.tail, self.next_offset - self.tail.count)
+        for table, first in self._tables():
+            if lookup.ask(table, first) and table.seed != self.seed:
+                raise t.Damaged(f"{table.path.name}: too many ids have one hash. {t.Damaged.__doc__}", table=table)
+        return lookup
+
+    def _tables(self) -> Iterator[tuple[t.Table, int]]:
+        """All tables, each with the offset of its first document."""
         for segment in self.segments:
             at = segment.first_offset
             for table in segment.tables:
-                if lookup.ask(table, at) and table.seed != self.seed:
-                    raise t.Damaged(f"{table.path.name}: too many ids have one hash. {t.Damaged.__doc__}", table=table)
+                yield table, at
                 at += table.cover.documents
-        return lookup.newest(lambda offsets: self.read(offsets, READ_BYTES)[0])
 
     @repairing
     def find_of_groups(
@@ -399,13 +397,10 @@ class ReadyLog(log.OpenLog):
         """Candidates for the retries of messages in all groups."""
         lookup = GroupLookup(ids, names)
         lookup.ask(self.tail, self.next_offset - self.tail.count)
-        for segment in self.segments:
-            at = segment.first_offset
-            for table in segment.tables:
-                if not table.seed and self.seed and lookup.pairs > PAIRS_MAX:
-                    raise t.Damaged(f"{table.path.name}: it was made for few groups. {t.Damaged.__doc__}", table=table)
-                lookup.ask(table, at)
-                at += table.cover.documents
+        for table, first in self._tables():
+            if not table.seed and self.seed and lookup.pairs > PAIRS_MAX:
+                raise t.Damaged(f"{table.path.name}: it was made for few groups. {t.Damaged.__doc__}", table=table)
+            lookup.ask(table, first)
         return lookup
 
     # Repair and removal
@@ -436,14 +431,7 @@ class ReadyLog(log.OpenLog):
             self.door.remove(table.path)
 
 
-def encode_table(cover: t.Cover, rows: Rows, seed: int) -> list[bytes]:
-    """The bytes of a table. Its keys are ready times."""
-    ordinals = np.arange(cover.documents)
-    keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
-    return t.build(cover, keys, positions, rows.hashes, ordinals, rows.restricted, rows.owners, seed=seed)
-
-
-def _ready_times(table: t.Table, ordinals: I64) -> I64:
+def table_times(table: t.Table, ordinals: I64) -> I64:
     """Ready times of documents of a table. They rise with the ordinals, so the rank of a key is its ordinal."""
     first = int(ordinals[0])
     return f.key_dues(table.slice(first, int(ordinals[-1]) + 1)[ordinals - first])

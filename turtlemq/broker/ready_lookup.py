@@ -110,6 +110,11 @@ class Lookup:
                 self._wanted.setdefault((part.seed, hash_), set()).update(ids)
         return count > _FLOODED + 4 * len(by_hash)
 
+    @property
+    def offsets(self) -> list[int]:
+        """All candidates, rising."""
+        return sorted({offset for group in self._groups.values() for offset in group})
+
     def newest(self, read: Callable[[I64], Documents]) -> dict[int, int]:
         """The newest offset of each id that has one, by its index. `read`: documents at rising offsets, perhaps only the first.
 

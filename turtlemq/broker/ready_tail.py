@@ -1,4 +1,5 @@
-"""The tail of the ready log: positions, ready times and id hashes of its last documents, in memory until they get a table.
+"""The tail of the ready log: positions, ready times, id hashes and priorities of its last documents, in memory until they get a
+table.
 
 Small batches are only noted, and entered into the columns together: alone a batch costs 50 µs, among others 1 µs. Restricted
 documents are those that not every group sees: see `visibility`.
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from turtlemq.model import I64, U64, Mask
+from turtlemq.model import I64, U8, U64, Mask, Priority
 from turtlemq.segment import format as f
+from turtlemq.segment import table as t
 from turtlemq.segment.id_map import IdMap
 from turtlemq.segment.ids import ID_MASK, hash_ids, hash_seqs
 
@@ -33,10 +35,11 @@ class Rows:
     hashes: U64  # of the ids, with the seed of the log
     restricted: I64  # ordinals of restricted documents, rising
     owners: U64  # for each of these, the hash of the name of the group whose retry it is; 0 for a notice
+    levels: U8  # priorities
 
 
 class Tail:
-    """Documents of the active segment that have no table yet. 24 B each, and 16 B more after the first search for an id."""
+    """Documents of the active segment that have no table yet. 25 B each, and 16 B more after the first search for an id."""
 
     def __init__(self, start: int, count: int, last_ready_ms: int = 0, seed: int = 0) -> None:
         self.start = self.end = start  # positions in the segment
@@ -49,6 +52,7 @@ class Tail:
         self.starts: I64 = np.empty(_ROWS_MIN, np.int64)
         self.ready_ms: I64 = np.empty(_ROWS_MIN, np.int64)
         self.hashes: U64 = np.empty(_ROWS_MIN, np.uint64)
+        self.levels: U8 = np.empty(_ROWS_MIN, np.uint8)
         self.restricted, self.owners = array("q"), array("Q")  # see `Rows`
         self._ids = IdMap()
         self._hashed = 0  # documents whose ids are in `_ids`
@@ -83,7 +87,7 @@ class Tail:
         restricted, owners = restricted_documents(raw, starts, heads, self.seed)
         if hashes is None:
             hashes = document_hashes(raw, starts, heads, self.seed)
-        self._put(Rows(positions, ready_ms, hashes, restricted, owners))
+        self._put(Rows(positions, ready_ms, hashes, restricted, owners, levels_of(heads)))
 
     def extend(self, rows: Rows) -> None:
         """Add documents that were read back from the file."""
@@ -100,13 +104,13 @@ class Tail:
         last = first + len(rows.starts)
         if last > len(self.starts):
             size = max(last, 4 * len(self.starts))
-            for name in ("starts", "ready_ms", "hashes"):
+            for name in ("starts", "ready_ms", "hashes", "levels"):
                 old = getattr(self, name)
                 new = np.empty(size, old.dtype)
                 new[:first] = old[:first]
                 setattr(self, name, new)
         self.starts[first:last], self.ready_ms[first:last] = rows.starts, rows.ready_ms
-        self.hashes[first:last] = rows.hashes
+        self.hashes[first:last], self.levels[first:last] = rows.hashes, rows.levels
         self._entered = last
 
     def rows(self, first: int, last: int) -> Rows:
@@ -114,7 +118,13 @@ class Tail:
         self.enter_pending()
         low, high = bisect_left(self.restricted, first), bisect_left(self.restricted, last)
         restricted, owners = np.array(self.restricted[low:high], np.int64) - first, np.array(self.owners[low:high], np.uint64)
-        return Rows(self.starts[first:last], self.ready_ms[first:last], self.hashes[first:last], restricted, owners)
+        columns = self.starts[first:last], self.ready_ms[first:last], self.hashes[first:last]
+        return Rows(*columns, restricted, owners, self.levels[first:last])
+
+    def levels_between(self, first: int, last: int) -> U8:
+        """Priorities of the documents with ordinals in [first, last)."""
+        self.enter_pending()
+        return self.levels[first:last]
 
     def without_first(self, count: int, start: int) -> Tail:
         """A tail of the documents behind the first `count`, which begins at position `start`."""
@@ -179,6 +189,12 @@ def document_hashes(raw: bytes | memoryview, starts: I64, heads: np.ndarray[Any,
     return hashes
 
 
+def levels_of(heads: np.ndarray[Any, np.dtype[Any]]) -> U8:
+    """The priorities of documents. A number that is none counts as the last one."""
+    levels: U8 = np.minimum(heads["flags"] & f.PRIORITY, max(Priority)).astype(np.uint8)
+    return levels
+
+
 def owner_hash(name: bytes, seed: int) -> int:
     """The hash of a group's name, for `Rows.owners`; never 0."""
     return xxhash.xxh3_64_intdigest(name, seed) or 1
@@ -195,3 +211,11 @@ def restricted_documents(
             at = int(starts[i]) + f.PREFIX_BYTES
             owners[k] = owner_hash(bytes(raw[at : at + int(heads["idlen"][i]) - 1]).partition(b"/")[0], seed)
     return restricted, owners
+
+
+def encode_table(cover: t.Cover, rows: Rows, seed: int, has_levels: bool = True) -> list[bytes]:
+    """The bytes of a table. Its keys are ready times. `has_levels`: older versions wrote no priorities."""
+    ordinals = np.arange(cover.documents)
+    keys, positions = f.packed_keys(rows.ready_ms, ordinals), np.append(rows.starts, cover.end)
+    levels = {"levels": rows.levels if rows.levels.any() else rows.levels[:0]} if has_levels else {}
+    return t.build(cover, keys, positions, rows.hashes, ordinals, rows.restricted, seed=seed, owners=rows.owners, **levels)

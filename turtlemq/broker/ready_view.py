@@ -5,12 +5,13 @@ The state of a message in a group follows from these facts, and is decided in `t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from turtlemq.broker.group import Group
+from turtlemq.broker.ready_lookup import READ_BYTES
 from turtlemq.broker.state import BrokerState
 from turtlemq.broker.visibility import is_void
 from turtlemq.model import I64, U64, Mask
@@ -62,7 +63,7 @@ class ReadyView:
         """The newest retry of each message for each group that is neither void nor cancelled, as (group, id) → offset; and for
         how many of the ids, from the first on: fewer than all if there may be more than `count_max` retries."""
         retries: dict[tuple[str, str], int] = {}
-        if not self._visibility.has_restricted:
+        if not self._visibility.has_restricted or not self._groups:
             return retries, len(ids)
         raw = [id_.encode() if id_.isprintable() else b"\n" for id_ in ids]  # no id has that
         newest, count = self._log.find_of_groups(raw, self._groups, count_max)
@@ -87,6 +88,27 @@ class ReadyView:
         by_offset = {retry.offset: key.partition("/")[0] for key, retry in retries}
         gone = self._visibility.cancelled
         return {offset: name for offset, name in by_offset.items() if name in self._groups and offset not in gone}
+
+    def documents_of(self, id_: str) -> list[tuple[int, int, f.Document]]:
+        """Every document with this id that is retained, notices and earlier messages included, oldest first: each with its offset
+        and its ready time."""
+        return [row for row in self._decoded(self._log.offsets_of(id_.encode())) if row[2].id == id_]
+
+    def retries_of(self, id_: str) -> list[tuple[int, int, f.Document]]:
+        """Every retry of a message that is retained, for any group: each with its offset and its ready time."""
+        if not self._visibility.has_restricted:
+            return []
+        return list(self._decoded([retry.offset for _, retry in self._log.all_of_groups([id_.encode()], self._groups)]))
+
+    def _decoded(self, at: Sequence[int]) -> Iterator[tuple[int, int, f.Document]]:
+        """The undamaged documents at rising offsets, with their ready times."""
+        offsets = np.array(at, np.int64)
+        while len(offsets):
+            read, times = self._log.read(offsets, READ_BYTES)
+            for i, (offset, ready_ms) in enumerate(zip(offsets.tolist(), times.tolist(), strict=False)):
+                if read.good[i]:
+                    yield offset, ready_ms, read.decode(i)
+            offsets = offsets[len(times) :]
 
     def heads(self, offsets: I64) -> np.ndarray[Any, np.dtype[Any]]:
         """The fixed fields of documents at rising offsets."""

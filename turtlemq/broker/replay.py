@@ -20,8 +20,9 @@ from turtlemq.attempts import Attempts
 from turtlemq.broker import checkpoint as c
 from turtlemq.broker import events as e
 from turtlemq.broker.failures import LEASE_EXPIRED
-from turtlemq.broker.group import LEVELS
 from turtlemq.broker.journal import Event
+from turtlemq.broker.priorities import LEVELS
+from turtlemq.broker.ready_columns import are_unpassed
 from turtlemq.broker.results import DeadRemoval, Interrupted
 from turtlemq.broker.visibility import RESTRICTED, Visibility, visible
 from turtlemq.model import I64, SEQ_MAX, Damage, Mask
@@ -199,14 +200,13 @@ class Replay:
         if mark is None or mark.epoch != event.fields["epoch"]:
             return
         ready = self.ready
-        before, after = np.array(mark.cursors), np.array([int(cursor) for cursor in event.fields["cursors"]])
-        first, last = max(int(before.min()), ready.first_offset), min(int(after.max()), ready.next_offset)
+        before, after = mark.cursors, [int(cursor) for cursor in event.fields["cursors"]]
+        first, last = max(min(before), ready.first_offset), min(max(after), ready.next_offset)
         passed = np.setdiff1d(np.arange(first, last), event.array("offsets"))
         passed = passed[~_among(passed, self._ended.get((event.group, mark.epoch)))]
         for offsets in np.split(passed, range(_STEP, len(passed), _STEP)):
             read, _ = ready.read(offsets)
-            levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(before) - 1)
-            lost = read.good & (offsets >= before[levels]) & (offsets < after[levels])
+            lost = read.good & are_unpassed(ready, offsets, before) & ~are_unpassed(ready, offsets, after)
             lost &= visible(ready, event.group, mark, read, offsets, self.visibility.cancelled)
             for offset in offsets[lost].tolist():
                 mark.open.setdefault(offset, c.OpenMessage(0, 1, event.at_ms, is_retry=True, error="a journal is damaged"))
@@ -240,7 +240,8 @@ class Replay:
         if epoch == mark.epoch:
             for offset in offsets[there].tolist():
                 mark.open.pop(offset, None)
-            lost += self.ready.count_unpassed(np.sort(offsets[there]), mark.cursors)  # their lease is lost: delivered again
+            unpassed = are_unpassed(self.ready, np.sort(offsets[there]), mark.cursors)
+            lost += int(unpassed.sum())  # their lease is lost: delivered again
         self._note_lost(lost)
         mark.changed_ms = max(mark.changed_ms, event.at_ms)
         mark.settled += len(offsets) - lost if acked else 0

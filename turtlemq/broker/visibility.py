@@ -15,7 +15,9 @@ import numpy as np
 from sortedcontainers import SortedSet
 
 from turtlemq import standing
-from turtlemq.broker.group import LEVELS, Group
+from turtlemq.broker.group import Group
+from turtlemq.broker.priorities import LEVELS
+from turtlemq.broker.ready_columns import are_unpassed, levels_at
 from turtlemq.broker.ready_log import ReadyLog
 from turtlemq.model import I64, Mask
 from turtlemq.segment import format as f
@@ -144,8 +146,7 @@ class Visibility:
             return False
         if offset >= max(cursors.values()):
             return True
-        read, _ = self.ready.read(np.array([offset]))
-        return offset >= cursors[int(read.heads["flags"][0]) & f.PRIORITY]
+        return offset >= cursors[int(levels_at(self.ready, np.array([offset]))[0])]
 
     def is_counted(self, group: Group, offset: int) -> bool:
         """Whether a retry of a group counts as unfetched. A void one, of before the group was moved or made anew, never did."""
@@ -156,15 +157,13 @@ class Visibility:
         return bool(visible(self.ready, group.name, group, read, offsets, frozenset())[0])
 
     def are_unfetched(self, groups: Sequence[Group], offsets: I64) -> Mask:
-        """Whether the cursors of groups, a column each, have still to pass documents, a row each. Documents are read only if
-        the log has priorities, and a group stands between their cursors."""
+        """Whether the cursors of groups, a column each, have still to pass documents, a row each."""
         cursors = np.array([[group.cursors[level] for level in sorted(group.cursors)] for group in groups], np.int64)
         cursors = cursors.reshape(len(groups), len(LEVELS))
         levels = np.zeros(len(offsets), np.int64)
         if self.has_priorities and len(groups) and len(offsets):
             unsure = np.unique(offsets[(offsets >= cursors.min()) & (offsets < cursors.max())])
-            known = np.minimum(self.heads(unsure)["flags"] & f.PRIORITY, len(LEVELS) - 1)
-            found = np.isin(offsets, unsure)
+            known, found = levels_at(self.ready, unsure), np.isin(offsets, unsure)
             levels[found] = known[np.searchsorted(unsure, offsets[found])]
         ahead: Mask = offsets[:, None] >= (cursors.T[levels] if levels.any() else cursors[:, 0])
         return ahead
@@ -182,20 +181,17 @@ class Visibility:
 
     def count_ahead(self, name: str, position: Position, cursors: Sequence[int]) -> int:
         """How many documents at or behind its cursors, one for each priority, are messages for a group. Reads each of them."""
-        total, ready, ahead = 0, self.ready, np.array(cursors)
+        total, ready = 0, self.ready
         for at in range(max(min(cursors), ready.first_offset), ready.next_offset, _STEP):
             offsets = np.arange(at, min(at + _STEP, ready.next_offset))
             read, _ = ready.read(offsets)
-            levels = np.minimum(read.heads["flags"] & f.PRIORITY, len(ahead) - 1)
-            unpassed = offsets >= np.where(read.good, ahead[levels], ahead[0])
+            unpassed = are_unpassed(ready, offsets, cursors)
             total += int((unpassed & visible(ready, name, position, read, offsets, self.cancelled)).sum())
         return total
 
     # Changes
 
-    def note_arrivals(
-        self, raw: bytes, starts: I64, heads: np.ndarray[Any, np.dtype[Any]], flags: int
-    ) -> tuple[log.Documents, I64] | None:
+    def note_arrivals(self, raw: bytes, starts: I64, flags: int) -> tuple[log.Documents, I64] | None:
         """Note the facts of the batch that was appended last; `flags`: the flags that any of its documents has. Returns its
         restricted documents and their offsets, None if it has none."""
         self.has_priorities |= bool(flags & f.PRIORITY)
@@ -203,6 +199,7 @@ class Visibility:
             if self._unclaimed is not None:
                 self._unclaimed += len(starts)
             return None
+        heads = f.prefixes(raw, starts)
         which = np.flatnonzero(heads["flags"] & RESTRICTED)
         self.has_restricted = True
         self.notices += int(((heads["flags"] & f.NOTICE) != 0).sum())
@@ -210,6 +207,11 @@ class Visibility:
             self._unclaimed += len(starts) - len(which)
         restricted = log.Documents(raw, starts[which], heads[which], np.ones(len(which), np.bool_))
         return restricted, which + (self.ready.next_offset - len(starts))
+
+    def note_notices(self, count: int) -> None:
+        """Note a batch of notices that was appended."""
+        self.has_restricted = True
+        self.notices += count
 
     def cancel(self, offsets: Set[int], retries: Set[int]) -> None:
         """Messages at these offsets were cancelled; `retries`: those that are a group's retry, or were replaced."""

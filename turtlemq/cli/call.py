@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 URL = "http://127.0.0.1:8878"
 TIMEOUT_S = 75
+PROBE_S = 3.0  # for a server to show that it is there
 RETRY_S_MAX = 60  # a rate-limited request is repeated for so long
 
 
@@ -114,6 +115,21 @@ def _answer(url: str, request: Request, timeout_s: float, sink: Sink) -> Answer:
 
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise CallFailed(connection_error(url, parts, cause)) from cause
+
+
+def unreachable(urls: str) -> str:
+    """Why none of these servers answers, in words for people; empty if one does. Addresses are separated by commas."""
+    why = ""
+    for url in urls.split(","):
+        try:
+            asked(url, "GET", "/healthz", timeout_s=PROBE_S)
+        except CallFailed as error:
+            why = "" if error.status else str(error)
+        else:
+            why = ""
+        if not why:
+            break
+    return why
 
 
 def _refusal(answer: Answer) -> tuple[CallFailed, float]:

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from turtlemq.cli.call import URL, call, path
-from turtlemq.cli.output import new_table, print_json, print_table
+from turtlemq.cli.output import new_table, print_json, print_table, printable
 from turtlemq.cli.parameters import AsJson, Group, Topic, Url
+from turtlemq.cli.placeholders import Verbs
 
 
-class _Clients(TyperGroup):
+class _Clients(Verbs):
     """`turtlemq clients TOPIC` is `turtlemq clients list TOPIC`, for a topic that is not named like one of the commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -36,23 +36,25 @@ def list_clients(topic: Topic, url: Url = URL, as_json: AsJson = False) -> None:
     if as_json:
         print_json(clients)
         return
-    table = new_table("group", "client", "transport", "state", "unacked", "window", "last beat", "url or name", left=4)
+    columns = "group", "client", "transport", "state", "unacked", "window", "last beat", "failures", "url or name", "last error"
+    table = new_table(*columns, left=len(columns), shrink=("last error",))
     for one in clients:
         beat = datetime.fromtimestamp(one["beat_ms"] / 1000, UTC).strftime("%H:%M:%S") if one["beat_ms"] else "-"
-        figures = f"{one['unacked']:,}", f"{one['window']:,}"
-        table.add_row(one["group"], one["client"], one["transport"], one["state"], *figures, beat, one.get("url", one["name"]))
+        figures = f"{one['unacked']:,}", f"{one['window']:,}", beat, f"{one.get('failures', 0):,}"
+        texts = printable(one.get("url", one["name"])), printable(one.get("last_error", ""))
+        table.add_row(one["group"], one["client"], one["transport"], one["state"], *figures, *texts)
     print_table(table)
 
 
 @app.command()
 def register(
     topic: Topic,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The URL that gets the messages.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TARGET_URL", help="The URL that gets the messages.", show_default=False)],
     group: Group = "default",
     name: Annotated[str | None, typer.Option(help="Its name; a random one by default.", show_default=False)] = None,
     capacity: Annotated[int, typer.Option(help="The most messages that it has at once.")] = 16,
-    ttl: Annotated[int, typer.Option(help="Seconds without a heartbeat until it is removed; 0: it stays.")] = 0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for an answer.", show_default=False)] = None,
+    ttl: Annotated[int, typer.Option(metavar="S", help="Seconds without a heartbeat until it is removed; 0: it stays.")] = 0,
+    timeout: Annotated[float | None, typer.Option(metavar="S", help="Seconds for an answer.", show_default=False)] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:

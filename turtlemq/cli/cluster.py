@@ -8,19 +8,24 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from turtlemq.cli.call import URL, CallFailed, asked, call
 from turtlemq.cli.cluster_names import Endpoints, File, Name, Names, signed
-from turtlemq.cli.cluster_status import Picture, is_healthy, look, print_picture
+from turtlemq.cli.cluster_status import Picture, is_healthy, look, print_picture, shards_text
 from turtlemq.cli.output import confirm, console, fail, format_bytes, new_table, print_json, print_table, printable
 from turtlemq.cli.parameters import AsJson, Url, Yes, duration_option
+from turtlemq.cli.placeholders import Verbs
 from turtlemq.cli.times import format_time
 
-app = typer.Typer(no_args_is_help=True)
+if TYPE_CHECKING:
+    from turtlemq.replica.cluster_view import ClusterView
+    from turtlemq.replica.interventions import Plan
+
+app = typer.Typer(no_args_is_help=True, cls=Verbs)
 
 Shard = Annotated[int, typer.Argument(help="The number of the shard, from 0 on.", min=0, show_default=False)]
 
@@ -43,10 +48,10 @@ def init(
     min_isr: Annotated[
         int, typer.Option("--min-isr", help="Copies in sync without which nothing is written. (default: half, rounded up)")
     ] = 0,
-    shards: Annotated[int, typer.Option(help="Only 1 in this version.")] = 1,
+    shards: Annotated[int, typer.Option(help="Parts of the topics, each led by a node of its own; fixed for good.")] = 1,
     data: Annotated[
         Path | None,
-        typer.Option("--from", metavar="DATA", help="A stopped single node's data folder: it becomes the first copy, here."),
+        typer.Option("--from", metavar="DIR", help="A stopped single node's data folder: it becomes the first copy, here."),
     ] = None,
     config: File = None,
     etcd: Endpoints = None,
@@ -56,6 +61,8 @@ def init(
     """Make a cluster: its shape is written to etcd, once, and never changes. Nodes join when they start.
 
     turtlemq cluster init --replicas 3 --config node-a.toml
+
+    turtlemq cluster init --shards 4 --replicas 2 --config node-a.toml
 
     turtlemq cluster init --replicas 2 --from data --config node-a.toml
     """
@@ -67,10 +74,12 @@ def init(
         shape.config("0")
     except InvalidArgument as error:
         fail(str(error), 2)
+    if data is not None and shards > 1:
+        fail("--from works with one shard only: a folder of messages becomes the first copy of that shard", 2)
     first = "" if data is None else _adopt(names, data)
     made = names.run(lambda server: init_cluster(server, names.options.name, shape, first))
     shown = {key: getattr(made.config, key) for key in ("shards", "replicas", "min_isr")}
-    told = f"{shown['shards']} shard, {shown['replicas']} replicas, min_isr {shown['min_isr']}"
+    told = f"{shards_text(shown['shards'])}, {shown['replicas']} replicas, min_isr {shown['min_isr']}"
     if not made.is_new:
         fail(f"cluster {names.options.name!r} exists already: {told}. Nothing was done.")
     if as_json:
@@ -205,22 +214,31 @@ def remove(
 ) -> None:
     """Take a node out of the cluster. It must not lead, nor be needed for min_isr, unless it is gone for good.
 
+    In a cluster of several shards, its copies are made on other nodes first: 'turtlemq cluster status' shows when it has none.
+
     turtlemq cluster remove node-c --config node-a.toml
     """
     from turtlemq.replica.intervene import intervene
-    from turtlemq.replica.interventions import plan_remove
+    from turtlemq.replica.interventions import plan_leave, plan_remove
+
+    def plan_of(view: ClusterView) -> Plan | None:
+        is_sharded = view.config is not None and view.config.shards > 1
+        return plan_leave(view, node, by) if is_sharded else plan_remove(view, 0, node, by)
 
     names = Names(config, etcd, name)
     confirm(f"Take the node {node!r} out of cluster {names.options.name!r}? Its copy no longer counts.", yes)
     by = signed("remove", node=node)
-    done = names.run(lambda server: intervene(server, names.keys, lambda view: plan_remove(view, 0, node, by)))
-    outcome = "removed" if done.plan is not None else "not part of it"
+    done = names.run(lambda server: intervene(server, names.keys, plan_of))
+    moves = done.view.config is not None and done.view.config.shards > 1
+    outcome = "not part of it" if done.plan is None else "leaves" if moves else "removed"
     alive = node in done.view.nodes
     if as_json:
         print_json({"node": node, "outcome": outcome, "alive": alive})
         return
     print(f"{node} {outcome}")
-    if done.plan is not None and alive:
+    if done.plan is not None and moves:
+        print("its copies are made on other nodes: stop it when 'turtlemq cluster status' shows none of them there")
+    elif done.plan is not None and alive:
         print(f"it is drained, too, so that it does not come back by itself: stop it, or 'turtlemq cluster undrain {node}'")
 
 
@@ -316,7 +334,7 @@ def force_leader(
 
     names = Names(config, etcd, name)
     view = names.run(lambda server: read_view(server, names.keys))
-    by, copies = signed("force-leader", shard=str(shard), node=node), _copies(view.nodes)
+    by, copies = signed("force-leader", shard=str(shard), node=node), _copies(view, shard)
     try:
         forced = plan_force(view, shard, node, copies, by)
     except TurtleError as error:
@@ -340,14 +358,16 @@ def force_leader(
         fail(f"{node} does not lead after {LEAD_S:.0f} s: its log says why")
 
 
-def _copies(nodes: dict[str, Any]) -> dict[str, Any]:
-    """The copies whose processes answer, by node."""
+def _copies(view: ClusterView, shard: int) -> dict[str, Any]:
+    """The copies of a shard whose processes answer, by node."""
     from turtlemq.replica.interventions import CopyFacts
+    from turtlemq.replica.topology import shard_url
 
     copies = {}
-    for name, node in nodes.items():
+    for name, node in view.nodes.items():
+        url = node.url if view.config is None or view.config.shards == 1 else shard_url(node.url, shard)
         try:
-            told = json.loads(asked(node.url, "GET", "/v1/cluster/replica", timeout_s=ASK_S))
+            told = json.loads(asked(url, "GET", "/v1/cluster/replica", timeout_s=ASK_S))
         except (CallFailed, ValueError):
             continue
         copies[name] = CopyFacts(told["replica"], told["complete"], told["healthy"], told["epoch"], told["lsn"], told["state"])

@@ -44,8 +44,20 @@ def look(url: str, names: Names | None) -> Picture:
         if place["url"]:
             picture.shards[place["shard"]] = ask(place["url"], f"/v1/cluster/shards/{place['shard']}")
     for node, place in picture.topology["nodes"].items():
-        picture.replicas[node] = ask(place["url"], "/v1/cluster/replica")
+        for name, own_url in _processes(picture.topology, node, place["url"]).items():
+            picture.replicas[name] = ask(own_url, "/v1/cluster/replica")
     return picture
+
+
+def _processes(topology: dict[str, Any], node: str, url: str) -> dict[str, str]:
+    """The addresses of a node's processes, by name: one for each shard that it has, of several, and for the first."""
+    if topology["shards"] <= 1:
+        return {node: url}
+    from turtlemq.replica.topology import shard_url
+
+    places = topology["leaders"]
+    shards = [place["shard"] for place in places if not place["shard"] or node in place["want"] or node in place["isr"]]
+    return {f"{node}, shard {shard}": shard_url(url, shard) for shard in shards}
 
 
 def _topology(names: Names) -> dict[str, Any]:
@@ -109,7 +121,7 @@ def print_picture(picture: Picture) -> None:
     if not topology["cluster"]:
         print("this is a single node, without copies on other machines: turtlemq cluster init --help")
         return
-    shape = f"{topology['shards']} shard, {topology['replicas']} replicas, min_isr {topology['min_isr']}"
+    shape = f"{shards_text(topology['shards'])}, {topology['replicas']} replicas, min_isr {topology['min_isr']}"
     print(f"cluster {topology['cluster']}: {shape}, revision {topology['revision']}")
     table = new_table("shard", "leader", "in sync", "epoch", "record", "covered", left=3)
     for place in topology["leaders"]:
@@ -147,11 +159,31 @@ def _figures(copy: dict[str, Any]) -> list[str]:
     return [lsn, format_bytes(copy["lag_bytes"]), format_duration(1000 * copy["lag_s"]), copied, skew]
 
 
+def shards_text(count: int) -> str:
+    """So many shards, in words.
+
+    >>> shards_text(1), shards_text(4)
+    ('1 shard', '4 shards')
+    """
+    return f"{count} shard{'' if count == 1 else 's'}"
+
+
+def _work_of(picture: Picture, node: str) -> tuple[str, str]:
+    """Role and state of a node. Of several shards: those that it leads, and the number of its copies that are in sync."""
+    told = picture.replicas.get(node)
+    if picture.topology["shards"] <= 1:
+        return (told["role"], told["state"]) if isinstance(told, dict) else ("-", "no answer")
+    places = picture.topology["leaders"]
+    led = ", ".join(str(place["shard"]) for place in places if place["node"] == node)
+    own = [told for name, told in picture.replicas.items() if name.startswith(f"{node}, ")]
+    state = f"{sum(node in place['isr'] for place in places)} in sync"
+    return f"leads {led}" if led else "-", state if any(isinstance(told, dict) for told in own) else "no answer"
+
+
 def _print_nodes(picture: Picture) -> None:
     table = new_table("node", "url", "zone", "version", "role", "state", "drained", "free", left=7)
     for name, node in picture.topology["nodes"].items():
-        told = picture.replicas.get(name)
-        role, state = (told["role"], told["state"]) if isinstance(told, dict) else ("-", "no answer")
+        role, state = _work_of(picture, name)
         zone, version = printable(node["zone"]) or "-", printable(node["version"]) or "-"
         table.add_row(name, node["url"], zone, version, role, state, _yes(node["drain"]), format_bytes(node["free_bytes"]))
     print_table(table)

@@ -11,11 +11,12 @@ import typer
 from turtlemq.cli.call import URL, call, path, request
 from turtlemq.cli.listing import pages, print_pages
 from turtlemq.cli.output import body_text, confirm, fail, new_table, print_json, printable
-from turtlemq.cli.parameters import AsJson, InGroup, Topic, Url, Yes, duration_option, time_option
+from turtlemq.cli.parameters import AsJson, InGroup, Newest, Topic, Url, Yes, duration_option, time_option
+from turtlemq.cli.placeholders import Verbs
 from turtlemq.cli.times import format_time
 from turtlemq.errors import headline
 
-app = typer.Typer()
+app = typer.Typer(cls=Verbs)
 
 Ids = Annotated[list[str] | None, typer.Argument(help="Ids; or use --all, --in-group, --error.", show_default=False)]
 OfError = Annotated[str | None, typer.Option("--error", help="Only those that died of this.", show_default=False)]
@@ -45,14 +46,21 @@ def list_dead(
     error: OfError = None,
     since: Since = None,
     until: Until = None,
+    newest: Newest = False,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, the oldest first. With --json an object a line.
+    """List dead letters in the order in which they died. With --json an object a line.
 
-    turtlemq dead list orders --since -1d --limit 20
+    turtlemq dead list orders --newest --limit 20
     """
-    filters = {"group": group, "error": error, "from_ms": since, "to_ms": until}
+    filters: dict[str, Any] = {
+        "group": group,
+        "error": error,
+        "from_ms": since,
+        "to_ms": until,
+        "newest": "true" if newest else None,
+    }
     most = None if everything else limit
     table = new_table("id", "group", "attempts", "died", "error", "body", left=6, shrink=("error", "body"))
     print_pages(pages(url, topic, "dead", limit=most, **filters), table, _row, most, as_json)

@@ -31,17 +31,14 @@ _FLAGS = "JSON CONTINUES BARRIER TOMBSTONE REPLACES SERVER_ID EXPIRES HEADERS MO
 
 
 @contextmanager
-def _open_engine(data: Path, topic: str) -> Iterator[Engine]:
-    """The engine of the data folder with a topic."""
+def _open_engine(data: Path) -> Iterator[Engine]:
+    """The engine of a data folder."""
     from turtlemq.engine import Engine
     from turtlemq.errors import TurtleError
-    from turtlemq.shards import shard_of
     from turtlemq.storage import names
     from turtlemq.storage.door import Door
 
     try:
-        folders = data_folders(data)
-        data = folders[shard_of(topic, len(folders))]
         if (data / names.REPLICA).exists():
             from turtlemq.server.node_folder import refuse_cluster_folder
 
@@ -97,6 +94,7 @@ def check(
         topics += count
         for lines, more in zip((problems, notes), found, strict=True):
             lines += [f"{where}{line}" for line in more]
+    problems += _partition_problems(data, folders)
     if as_json:
         print_json({"topics": topics, "problems": problems, "notes": notes})
     else:
@@ -104,6 +102,14 @@ def check(
         for note in notes:
             print_error(f"note: {note}")
     raise typer.Exit(1 if problems else 0)
+
+
+def _partition_problems(data: Path, folders: list[Path]) -> list[str]:
+    """Topics with partitions whose folders do not agree."""
+    from turtlemq.shard_folders import partition_problems
+    from turtlemq.storage.door import Door
+
+    return [f"{folder.relative_to(data)}/{line}" for folder, line in partition_problems(Door(), folders)]
 
 
 def _check_folder(data: Path, scratch: Path | None) -> tuple[int, list[str], list[str]]:
@@ -286,15 +292,22 @@ def compact(
 
 
 def _compact_files(data: Path, topic: str) -> tuple[int, int]:
-    from turtlemq.errors import UnknownTopic
+    """Compact a topic, in all folders that have it. Returns its bytes before and after."""
+    from turtlemq.shards import shard_of
+    from turtlemq.storage import names
 
-    with _open_engine(data, topic) as engine:
-        try:
-            before = engine.stats(topic).bytes
-        except UnknownTopic as error:
-            fail(str(error))
-        engine.compact(topic)
-        return before, engine.stats(topic).bytes
+    folders, before, after = data_folders(data), 0, 0
+    home = folders[shard_of(topic, len(folders))]
+    for folder in folders:
+        if folder != home and not (folder / names.TOPICS / topic).is_dir():
+            continue
+        with _open_engine(folder) as engine:
+            if topic not in engine.topics:
+                fail(f"there is no topic {topic!r}")
+            before += engine.stats(topic).bytes
+            engine.compact(topic)
+            after += engine.stats(topic).bytes
+    return before, after
 
 
 def _compact_on_server(url: str, topic: str) -> tuple[int, int]:

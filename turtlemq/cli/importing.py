@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL
+from turtlemq.cli.call import URL, unreachable
 from turtlemq.cli.output import console, fail, print_error, print_json, printable
 from turtlemq.cli.parameters import AsJson, Topic, Url, time_option
+from turtlemq.cli.placeholders import Verbs
 from turtlemq.cli.times import TIME_HELP, format_time
 
 if TYPE_CHECKING:
     from turtlemq.importing.copy import Report
     from turtlemq.importing.source import Source
 
-app = typer.Typer(context_settings={"help_option_names": ["--help"]})
+app = typer.Typer(cls=Verbs, context_settings={"help_option_names": ["--help"]})
 
 Batch = Annotated[int, typer.Option(metavar="N", help="Messages in a request at most.", min=1, max=10_000)]
 PerS = Annotated[float, typer.Option("--per-s", metavar="N", help="Messages a second at most; 0: no limit.", min=0)]
@@ -228,6 +229,8 @@ def _copy(open_source: Callable[[], Source], topic: str, url: str, dry_run: bool
     from turtlemq.importing.copy import CopyOptions, copy_messages
     from turtlemq.importing.fields import Unusable
 
+    if not dry_run and (why := unreachable(url)):
+        fail(why)
     client = None if dry_run else Client(url)
     try:
         with closing(open_source()) as source, _progress() as shown:

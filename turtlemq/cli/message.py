@@ -30,18 +30,29 @@ COLOURS = {
 }
 
 
-def get(topic: Topic, id_: Id, url: Url = URL, as_json: AsJson = False) -> None:
+def get(
+    topic: Topic,
+    id_: Id,
+    at: Annotated[int | None, time_option(f"As it was then: {TIME_HELP}.", "--at")] = None,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
     """Everything about one message: its state in every group, its last attempts, and its events with their times, as a picture.
 
     turtlemq get orders order-17
+
+    turtlemq get orders order-17 --at -2h
     """
-    message = call(url, "GET", path(topic, "messages", id_))
+    moment = {} if at is None else {"at_ms": at}
+    message = call(url, "GET", path(topic, "messages", id_, **moment))
     if as_json:
         print_json(message)
         return
     out, state = console(), message["state"]
     out.print(printable(message["id"]), style="bold cyan", end="  ")
-    out.print(state, style=COLOURS.get(state))
+    out.print(state, style=COLOURS.get(state), end="" if at is not None else "\n")
+    if at is not None:
+        print(f"  at {format_time(at)}")
     known = "created_ms" in message  # else only its id and the time of its cancel are left
     for name in ("due_ms", "created_ms", "expires_ms") if known else ():
         if message.get(name) is not None:
@@ -55,7 +66,7 @@ def get(topic: Topic, id_: Id, url: Url = URL, as_json: AsJson = False) -> None:
         print(f"  {'body':<9} {body_text(message)}")
     for name, group in message["groups"].items():
         out.print(f"  group {name}: ", end="")
-        out.print(group_text(group, round(time.time() * 1000)), style=COLOURS.get(str(group["state"])))
+        out.print(group_text(group, round(time.time() * 1000) if at is None else at), style=COLOURS.get(str(group["state"])))
     for one in message.get("attempts", ()):
         out.print(attempt_text(one), style=COLOURS.get(one["outcome"] or "reserve"))
     for line in last_traceback(message.get("attempts", ())):
@@ -70,8 +81,13 @@ def group_text(group: dict[str, Any], now_ms: int) -> str:
 
     >>> group_text({"state": "history", "summary": "not seen by this group: before its start"}, 0)
     'not seen by this group: before its start'
+    >>> group_text({"state": "reserve", "summary": "attempt 1 is running", "consumer": "w", "lease_until_ms": 60_000}, 0)
+    'attempt 1 is running at w until 1970-01-01 00:01:00.000+00:00'
     """
     text, at_ms = str(group.get("summary", group["state"])), group.get("due_ms")
+    if "lease_until_ms" in group:
+        consumer = f" at {printable(group['consumer'])}" if group.get("consumer") else ""
+        text += f"{consumer} until {format_time(group['lease_until_ms'])}"
     if at_ms is not None:
         text += f" at {format_time(at_ms)}" if at_ms > now_ms else f", which is due since {format_time(at_ms)}"
     error = headline(str(group.get("error", "")))

@@ -38,6 +38,8 @@ def status(url: Url = URL, as_json: AsJson = False) -> None:
 
 def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     free, disk, memory = answer["disk_free_bytes"], answer["disk_bytes"], answer["memory_bytes"]
+    left, all_ = answer["memory_free_bytes"], answer["memory_total_bytes"]
+    more = "" if left is None else f"; {format_bytes(left)} free of {format_bytes(all_)}"
     refused = ", ".join(f"{count:,} {code}" for code, count in answer["rejected"].items())
     return [
         ("version", answer["version"]),
@@ -46,7 +48,7 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         *((state, f"{answer['states'][state]:,}") for state in STATES),
         ("size", format_bytes(answer["bytes"])),
         ("disk", "-" if free is None else f"{format_bytes(free)} free of {format_bytes(disk)}"),
-        ("memory", "-" if memory is None else format_bytes(memory)),
+        ("memory", "-" if memory is None else format_bytes(memory) + more),
         ("requests", f"{answer['requests']:,}, {answer['long_polls']:,} long polls wait"),
         ("refused", refused or "none"),
         ("commit", _quantiles(answer["commit_p50_ms"], answer["commit_p99_ms"])),

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import os
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
-from typer.models import ParameterInfo
 
 from turtlemq.cli.call import URL, path, request
 from turtlemq.cli.credentials import CONNECTION
@@ -25,7 +23,7 @@ STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
 
 def duration_option(help_text: str, *, show_default: bool = False) -> Any:
     """An option that takes seconds, or a number with a unit."""
-    return typer.Option(parser=parse_duration, metavar="S", help=help_text, show_default=show_default)
+    return typer.Option(parser=parse_duration, metavar="DURATION", help=help_text, show_default=show_default)
 
 
 def time_option(help_text: str, *names: str) -> Any:
@@ -33,25 +31,10 @@ def time_option(help_text: str, *names: str) -> Any:
     return typer.Option(*names, parser=parse_time, metavar="TIME", help=help_text, show_default=False)
 
 
-def name_values(app: typer.Typer) -> None:
-    """Give every parameter without a metavar one: its own name, and nothing for a flag. Types say little to people."""
-    main = app.registered_callback
-    callbacks = [main.callback if main else None, *(command.callback for command in app.registered_commands)]
-    for callback in filter(None, callbacks):
-        for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
-            kind, *infos = get_args(parameter.annotation) or (None,)
-            for one in infos:
-                if isinstance(one, ParameterInfo) and one.metavar is None:
-                    one.metavar = "" if kind is bool else name.strip("_").upper()
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            name_values(group.typer_instance)
-
-
 # Completion by the shell: from the server, if one answers within a second
 
 
-def _ask(*parts: str) -> Any:
+def asked(*parts: str) -> Any:
     """An answer of the server for the shell to complete from; None if there is none."""
     url = os.environ.get("TURTLEMQ_URL", URL)
     try:
@@ -62,7 +45,7 @@ def _ask(*parts: str) -> Any:
 
 
 def complete_topic(incomplete: str) -> list[str]:
-    answer = _ask() or {"topics": []}
+    answer = asked() or {"topics": []}
     return [topic["topic"] for topic in answer["topics"] if topic["topic"].startswith(incomplete)]
 
 
@@ -70,7 +53,7 @@ def _complete_group(context: typer.Context, incomplete: str) -> list[str]:
     """Groups of the topic that the line names already."""
     words = [word for word in context.args if not word.startswith("-")]  # of a line that is not parsed: an option has no value
     topic = context.params.get("topic") or (words[0] if words else None)
-    answer = _ask(topic) if topic else None
+    answer = asked(topic) if topic else None
     return [group for group in answer["groups"] if group.startswith(incomplete)] if answer else []
 
 
@@ -113,6 +96,7 @@ InGroup = Annotated[
     str | None,
     typer.Option("--in-group", metavar="GROUP", help="Only of this group.", show_default=False, autocompletion=_complete_group),
 ]
+Newest = Annotated[bool, typer.Option("--newest", help="The newest first.")]
 State = Annotated[
     str,
     typer.Option("--state", metavar="STATE", help=f"In which state: {', '.join(STATES)}.", autocompletion=choice(*STATES)),

@@ -30,6 +30,17 @@ IfKnown = Annotated[
         autocompletion=choice(*MODES),
     ),
 ]
+Priority = Annotated[
+    str | None,
+    typer.Option(
+        metavar="high|normal|low",
+        help="Which ones come first.",
+        show_default=False,
+        autocompletion=choice("high", "normal", "low"),
+    ),
+]
+Header = Annotated[list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)]
+AsText = Annotated[bool, typer.Option("--text", help="The body is text, also if it looks like JSON.")]
 DUE = f"When it is due: {TIME_HELP}."
 _FILE_HELP = 'A file of messages, a JSON object a line (NDJSON), as {"id": "a", "body": 1, "delay": 30}.'
 
@@ -43,23 +54,13 @@ def put(
     due: Annotated[int | None, time_option(DUE)] = None,
     id_: Annotated[str | None, typer.Option("--id", help="An id of your own.", show_default=False)] = None,
     ttr: Annotated[float | None, duration_option("Seconds that a consumer may take.")] = None,
-    priority: Annotated[
-        str | None,
-        typer.Option(
-            metavar="high|normal|low",
-            help="Which ones come first.",
-            show_default=False,
-            autocompletion=choice("high", "normal", "low"),
-        ),
-    ] = None,
+    priority: Priority = None,
     expires: Annotated[int | None, time_option("Not delivered by then, it is dead.")] = None,
     spread: Annotated[float | None, duration_option("Due between then and so many seconds later, evenly.")] = None,
     if_exists: IfKnown = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=TEXT", help="A header; may be repeated.", show_default=False)
-    ] = None,
+    header: Header = None,
     file: Annotated[Path | None, typer.Option(help=_FILE_HELP, show_default=False)] = None,
-    text: Annotated[bool, typer.Option("--text", help="The body is text, also if it looks like JSON.")] = False,
+    text: AsText = False,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -78,22 +79,15 @@ def put(
     given = {"id": id_, "delay": delay, "due_ms": due, "spread": spread, "ttr": ttr, "priority": priority, "expires_ms": expires}
     message: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if header:
-        message["headers"] = _headers(header)
+        message["headers"] = headers_of(header)
     target = _target(topic, if_exists)
     if body is not None and body != "-":
-        _warn_of_broken_json(body, text)
+        warn_of_broken_json(body, text)
         _print_stored(call(url, "POST", target, json_with_body(message, body, text)), as_json)
         return
     if message or text:
         fail("options like --delay and --id are for one BODY; a file says them in its lines", 2)
-    if file is None:
-        _put_lines(url, target, topic, sys.stdin.buffer, 0, as_json)
-        return
-    try:
-        with file.open("rb") as source:
-            _put_lines(url, target, topic, source, file.stat().st_size, as_json)
-    except OSError as error:
-        fail(f"{file}: {error.strerror or error}")
+    _put_file(url, target, topic, Path("-") if file is None else file, as_json)
 
 
 def _target(topic: str, if_exists: str | None) -> str:
@@ -116,18 +110,31 @@ def _print_stored(answer: dict[str, Any], as_json: bool) -> None:
             console(stderr=True).print(f"this id was there already; its message was {outcome}", style="yellow")
 
 
-def _warn_of_broken_json(body: str, text: bool) -> None:
+def warn_of_broken_json(body: str, text: bool) -> None:
     """Say that a body which looks like JSON is stored as text."""
     if not text and body.lstrip()[:1] in ("{", "[") and (why := json_error(body)):
         warning = f"the body is no JSON ({why}), so it is stored as text; --text says that you mean that"
         console(stderr=True).print(f"turtlemq: {warning}", style="yellow")
 
 
-def _headers(given: list[str]) -> dict[str, str]:
+def headers_of(given: list[str]) -> dict[str, str]:
+    """Headers from texts like NAME=TEXT."""
     for header in given:
         if "=" not in header:
             fail(f"--header {header}: write NAME=TEXT", 2)
     return {name: text for name, _, text in (header.partition("=") for header in given)}
+
+
+def _put_file(url: str, target: str, topic: str, file: Path, as_json: bool) -> None:
+    """Put the messages of an NDJSON file, or of stdin if it is called `-`."""
+    if file == Path("-"):
+        _put_lines(url, target, topic, sys.stdin.buffer, 0, as_json)
+        return
+    try:
+        with file.open("rb") as source:
+            _put_lines(url, target, topic, source, file.stat().st_size, as_json)
+    except OSError as error:
+        fail(f"{file}: {error.strerror or error}")
 
 
 def _put_lines(url: str, target: str, topic: str, source: BinaryIO, size: int, as_json: bool) -> None:

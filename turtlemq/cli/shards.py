@@ -10,8 +10,9 @@ import typer
 
 from turtlemq.cli.output import fail, print_json, progress
 from turtlemq.cli.parameters import AsJson
+from turtlemq.cli.placeholders import Verbs
 
-app = typer.Typer()
+app = typer.Typer(cls=Verbs)
 
 
 @app.callback()

@@ -76,7 +76,7 @@ def start(flags: dict[str, Any], file: str | None) -> int:
             elif config.cluster.etcd and flags.get("replica") is None:
                 from turtlemq.server.node import run_node
 
-                run = partial(run_node, config, _command(settings, file, replica=0))
+                run = partial(run_node, config, lambda shard: _command(settings, file, replica=shard))
             else:
                 from turtlemq.server.reload import Source
                 from turtlemq.server.run import serve

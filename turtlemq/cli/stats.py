@@ -14,7 +14,8 @@ from turtlemq.cli.times import format_duration, format_time
 from turtlemq.cli.topics import groups_table
 
 BAR = " ▏▎▍▌▋▊▉█"
-LINES = 24  # of a forecast without --bucket
+LINES = 24  # of a forecast without --bucket, about
+_ROUND_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 14_400, 21_600, 43_200, 86_400, 604_800)
 
 
 def stats(
@@ -90,39 +91,95 @@ def _figure(name: str, value: Any) -> str:
 def forecast(
     topic: Topic,
     hours: Annotated[float, typer.Option(help="How far to look ahead.", min=0.001)] = 24,
-    bucket: Annotated[float | None, duration_option("Seconds of one line. (default: 24 lines)")] = None,
+    bucket: Annotated[float | None, duration_option("Seconds of one line, on round times. (default: about 24 lines)")] = None,
     what_if_spread: Annotated[
         float | None, duration_option("As it would be if each message were spread over so many seconds.")
+    ] = None,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="How late messages will be, at the rate that consumers have shown lately.")
+    ] = False,
+    per_s: Annotated[
+        float | None, typer.Option(help="How late they would be if consumers handled so many a second.", min=0.001)
     ] = None,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
-    """How much comes due when, as a picture.
+    """How much comes due when, as a picture. --capacity needs the setting lateness_slo of the topic; it exits with 1 if messages
+    will be later than that.
 
     turtlemq forecast orders --hours 24 --bucket 1h
 
     turtlemq forecast orders --hours 2 --bucket 1m --what-if-spread 10m
+
+    turtlemq forecast orders --hours 6 --capacity
     """
-    size = bucket if bucket is not None else max(round(hours * 3600 / LINES, 3), 0.001)
-    answer = call(url, "GET", path(topic, "forecast", hours=hours, bucket=size, what_if_spread=what_if_spread))
+    size = bucket if bucket is not None else _round_size(hours * 3600 / LINES)
+    now = time.time()
+    start = round_start(now, size, time.localtime(now).tm_gmtoff)
+    asked = {"hours": hours + (now - start) / 3600, "bucket": size, "from_ms": int(start * 1000)}
+    rate: dict[str, Any] = {"capacity_per_s": per_s} if per_s is not None else {"capacity": "true"} if capacity else {}
+    answer = call(url, "GET", path(topic, "forecast", **asked, what_if_spread=what_if_spread, **rate))
     if as_json:
         print_json(answer)
-        return
+    else:
+        _draw(answer)
+    if "capacity" in answer and answer["capacity"]["late_from_ms"] is not None:
+        raise typer.Exit(1)
+
+
+def _draw(answer: dict[str, Any]) -> None:
     out = console()
     if "what_if" in answer:
         peaks = max(answer["counts"], default=0), max(answer["what_if"]["counts"], default=0)
         answer |= answer["what_if"]
         print(f"as it would be with this spread: at most {peaks[1]:,} in one line, instead of {peaks[0]:,}")
-    largest = max([*answer["counts"], 1])
+    largest, late_ms = max([*answer["counts"], 1]), answer.get("capacity", {}).get("late_ms")
     if answer["overdue"]:
         out.print(f"overdue {answer['overdue']:,}", style="red")
     if not any(answer["counts"]):
         print(f"nothing comes due in the next {format_duration(answer['bucket_ms'] * len(answer['counts']))}")
     for i, count in enumerate(answer["counts"] if any(answer["counts"]) else ()):
         at, drawn = format_time(answer["from_ms"] + i * answer["bucket_ms"])[:19], bar(count / largest, 50)
-        out.print(f"{at}  {count:>10,}" + (f"  [green]{drawn}" if drawn else ""), markup=True)
+        late = f"  [red]late by {format_duration(late_ms[i])}[/red]" if late_ms and late_ms[i] else ""
+        out.print(f"{at}  {count:>10,}" + (f"  [green]{drawn}[/green]" if drawn else "") + late, markup=True)
     if answer["beyond"]:
         print(f"later {answer['beyond']:,}")
+    if "capacity" in answer:
+        print(_verdict(answer["capacity"]))
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    """A forecast of lateness in words.
+
+    >>> _verdict({"group": "g", "per_s": 2.0, "late_from_ms": None, "worst_ms": 0, "worst_at_ms": None})
+    'group g handles 2 a second: in time'
+    """
+    rate = f"{found['per_s']:,g} a second"
+    rate = f"group {found['group']} handles {rate}" if found["group"] else f"with {rate}"
+    if found["late_from_ms"] is None:
+        late = found["worst_ms"]
+        return f"{rate}: in time" + (f", at most {format_duration(late)} late" if late else "")
+    begin, worst = format_time(found["late_from_ms"])[:19], format_time(found["worst_at_ms"])[:19]
+    return f"{rate}: will be late from {begin} on, by {format_duration(found['worst_ms'])} at {worst}"
+
+
+def _round_size(seconds: float) -> float:
+    """The next round length of a line.
+
+    >>> _round_size(3600), _round_size(3700), _round_size(0.3), _round_size(8_000_000)
+    (3600, 7200, 1, 8467200)
+    """
+    weeks = -int(-seconds // _ROUND_S[-1]) * _ROUND_S[-1]
+    return next((size for size in _ROUND_S if size >= seconds), weeks)
+
+
+def round_start(now: float, size: float, offset: float) -> float:
+    """The last round time of a length: in local time, `offset` seconds ahead of UTC. Lines of odd lengths begin now.
+
+    >>> round_start(10_000, 3600, 0), round_start(10_000, 3600, 1800), round_start(10.25, 7, 0)
+    (7200, 9000, 10.25)
+    """
+    return (now + offset) // size * size - offset if size in _ROUND_S else now
 
 
 def bar(fraction: float, width: int) -> str:

@@ -10,10 +10,11 @@ import typer
 from turtlemq.cli.call import URL, call, path
 from turtlemq.cli.output import confirm, fail, format_bytes, new_table, print_json, print_table
 from turtlemq.cli.parameters import STATES, AsJson, GroupName, OneGroup, Settings, Topic, Url, Yes, choice
+from turtlemq.cli.placeholders import Verbs
 from turtlemq.cli.times import TIME_HELP, parse_time
 
-app = typer.Typer(invoke_without_command=True)
-groups = typer.Typer(no_args_is_help=True)
+app = typer.Typer(invoke_without_command=True, cls=Verbs)
+groups = typer.Typer(no_args_is_help=True, cls=Verbs)
 
 
 @app.callback()
@@ -53,14 +54,27 @@ def _mark(figures: dict[str, Any]) -> str:
 
 
 @app.command()
-def create(topic: Topic, settings: Settings = None, url: Url = URL, as_json: AsJson = False) -> None:
+def create(
+    topic: Topic,
+    settings: Settings = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Shards of the server that share its messages; this cannot be changed later.", show_default=False
+        ),
+    ] = None,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
     """Create a topic, with settings of its own if you like.
 
     turtlemq topics create orders ttr=30 max_attempts=5
+
+    turtlemq topics create clicks --partitions 4
     """
     if any(other["topic"] == topic for other in call(url, "GET", path())["topics"]):
         fail(f"there is a topic {topic!r} already; change it with: turtlemq topics set {topic} NAME=VALUE")
-    _put(url, topic, settings or [], as_json)
+    _put(url, topic, [*(settings or []), *([f"partitions={partitions}"] if partitions is not None else [])], as_json)
 
 
 @app.command("set")

@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from turtlemq import __version__
 from turtlemq.cli import credentials
 from turtlemq.cli.output import print_json
-from turtlemq.cli.parameters import AsJson, name_values
+from turtlemq.cli.parameters import AsJson
+from turtlemq.cli.placeholders import Verbs, name_values
 
 VERBS = {  # verb: module.attribute below this package
     "put": "queue.put",
@@ -30,6 +30,8 @@ VERBS = {  # verb: module.attribute below this package
     "reschedule": "message.reschedule",
     "retry": "message.retry",
     "transaction": "transaction.transaction",
+    "replay": "replay.replay",
+    "schedules": "schedules.app",
     "import": "importing.app",
     "topics": "topics.app",
     "groups": "topics.groups",
@@ -49,6 +51,7 @@ VERBS = {  # verb: module.attribute below this package
     "status": "overview.status",
     "top": "overview.top",
     "audit": "audit.audit",
+    "tenants": "tenants.tenants",
     "clock": "clock.clock",
     "bench": "bench.bench",
     "report": "report.report",
@@ -63,7 +66,7 @@ _PANELS = {  # of the help; other verbs are about messages
     **dict.fromkeys(("topics", "groups", "clients", "pause", "resume", "stats", "forecast", "top"), _TOPICS),
     "dead": _DEAD,
     **dict.fromkeys(("check", "inspect", "compact", "backup", "restore", "shards", "report"), _FILES),
-    **dict.fromkeys(("serve", "status", "audit", "clock", "bench", "cluster", "config", "token", "version", "help"), _SERVER),
+    **dict.fromkeys("serve status audit tenants clock bench cluster config token version help".split(), _SERVER),
 }
 _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     "ack": {"context_settings": {"ignore_unknown_options": True}},
@@ -75,11 +78,12 @@ _TYPER_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "cluster": {"help": "Several nodes with copies of the same data: make a cluster, look at it, act on it."},
     "shards": {"help": "The data folder of a server with several processes: split one into shards.", "no_args_is_help": True},
+    "schedules": {"help": "Recurring schedules: list, put, next, trigger, pause, delete.", "no_args_is_help": True},
     "dead": {"help": "Dead letters: list, summary, requeue, delete, export.", "no_args_is_help": True},
 }
 
 
-class _InOrder(TyperGroup):
+class _InOrder(Verbs):
     """Lists verbs, and so the panels of the help, in the order of VERBS."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -116,7 +120,9 @@ def _add(app: typer.Typer, name: str) -> None:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        print(f"turtlemq {__version__}")
+        from turtlemq.segment import kernel
+
+        print(f"turtlemq {__version__} (kernel: {kernel.status})")
         raise typer.Exit
 
 
@@ -151,13 +157,15 @@ def help_(
 
 
 def version(as_json: AsJson = False) -> None:
-    """Say which version this is, and which file format it reads.
+    """Say which version this is, which file format it reads, and whether the kernel is compiled.
 
     turtlemq version --json
     """
     import platform
 
+    from turtlemq.segment import kernel
     from turtlemq.segment.format import VERSION
 
-    versions = {"turtlemq": __version__, "format": VERSION, "python": platform.python_version()}
-    print_json(versions) if as_json else print(f"turtlemq {__version__}, file format {VERSION}, Python {versions['python']}")
+    versions = {"turtlemq": __version__, "format": VERSION, "python": platform.python_version(), "kernel": kernel.status}
+    line = f"turtlemq {__version__}, file format {VERSION}, Python {versions['python']}, kernel: {kernel.status}"
+    print_json(versions) if as_json else print(line)

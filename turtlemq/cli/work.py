@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turtlemq.cli.call import URL
+from turtlemq.cli.call import URL, unreachable
 from turtlemq.cli.output import fail, print_error
 from turtlemq.cli.parameters import Group, Topic, Url, duration_option
 
@@ -87,16 +87,9 @@ def work(
 
 
 def _warn_if_unreachable(url: str) -> None:
-    """Say that there is no server. The worker waits for one: it may be started before it."""
-    from turtlemq.client import Client, errors
-
-    try:
-        with Client(url, timeout=3) as client:
-            client.topics()
-    except (errors.TimedOut, errors.ConnectionFailed) as error:
-        print_error(f"{error}. The worker waits for a server; say where it is with --url or TURTLEMQ_URL.")
-    except errors.Refused:
-        pass  # it answers, though not to this token
+    """Say that no server answers, and why. The worker waits for one: it may be started before it."""
+    if why := unreachable(url):
+        print_error(f"{why} The worker goes on trying.")
 
 
 @contextmanager

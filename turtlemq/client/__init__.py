@@ -7,10 +7,10 @@
 
     Consumer("orders", lambda message: print(message.body)).run()
 
-`AsyncClient`, `AsyncProducer` and `AsyncConsumer` do the same with asyncio; aiohttp is loaded only for them. Each name is loaded
-at its first use, so that a program which needs few of them starts faster. The protocol is pure code, which both shells run:
-`wire`, `outgoing` and `fetched` (encoding), `calls`, `sending` (retries), `batching`, `consumer_state` and `consumer_flows`. The
-shells are `sync` with its `pool`, `producer`, `consumer`, and for asyncio the `aio` modules.
+`AsyncClient`, `AsyncProducer` and `AsyncConsumer` do the same with asyncio. Each name is loaded at its first use, so that a
+program which needs few of them starts faster. The protocol is pure code, which both shells run: `wire`, `outgoing` and `fetched`
+(encoding), `http_answers`, `calls`, `sending` (retries), `batching`, `consumer_state` and `consumer_flows`. The shells are `sync`
+with its `pool`, `producer`, `consumer`, and for asyncio the `aio` modules.
 User guide: docs/CLIENT.md. Words: docs/GLOSSARY.md.
 """
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from turtlemq.client.aio import AsyncClient
     from turtlemq.client.aio_consumer import AsyncConsumer
     from turtlemq.client.aio_producer import AsyncProducer, AsyncPut
+    from turtlemq.client.cancel import CancelToken
     from turtlemq.client.consumer import Consumer
     from turtlemq.client.consumer_state import ConsumerOptions, Retry
     from turtlemq.client.dedup import Dedup
@@ -39,6 +40,7 @@ _MODULES = {  # name: module, imported at the first use
     "AsyncConsumer": "aio_consumer",
     "AsyncProducer": "aio_producer",
     "AsyncPut": "aio_producer",
+    "CancelToken": "cancel",
     "Client": "sync",
     "Consumer": "consumer",
     "ConsumerOptions": "consumer_state",
@@ -69,6 +71,7 @@ __all__ = [
     "Retry",
     "ConsumerOptions",
     "Dedup",
+    "CancelToken",
     "ClientError",
     "errors",
     "new_id",
@@ -80,10 +83,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    try:
-        found = globals()[name] = getattr(import_module(f"turtlemq.client.{_MODULES[name]}"), name)
-    except ModuleNotFoundError as missing:
-        if missing.name not in ("aiohttp", "yarl"):
-            raise
-        raise ImportError(f"{name} needs aiohttp: pip install 'turtlemq-client[aio]'") from missing
+    found = globals()[name] = getattr(import_module(f"turtlemq.client.{_MODULES[name]}"), name)
     return found

@@ -1,34 +1,43 @@
-"""Client for asyncio, over aiohttp: the calls of `Client` as coroutines. Belongs to one event loop.
+"""Client for asyncio: the calls of `Client` as coroutines. Belongs to one event loop.
 
-The requests themselves are in `calls`, retries in `sending`.
+The requests themselves are in `calls`, retries in `sending`, connections in `aio_pool`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-import aiohttp
-from yarl import URL
-
-from turtlemq.client import calls, client_calls, clock, dead_calls, operator_calls, sending, tracing, transaction_calls
+from turtlemq.client import (
+    calls,
+    client_calls,
+    clock,
+    dead_calls,
+    operator_calls,
+    past_calls,
+    schedule_calls,
+    sending,
+    topic_calls,
+    tracing,
+    transaction_calls,
+)
+from turtlemq.client.aio_pool import AsyncPool
 from turtlemq.client.arguments import describe_method
-from turtlemq.client.errors import ClientError, Closed, ConnectionFailed
-from turtlemq.client.options import CONNECT_S, Options, Sink, later, new_id, outgoing_messages, question_of
+from turtlemq.client.errors import ClientError
+from turtlemq.client.options import Options, Sink, new_id, outgoing_messages
 from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
 from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds, Transacted
+from turtlemq.client.retry_budget import RETRIES
+from turtlemq.client.schedule_results import Schedule
 from turtlemq.client.sending import Call, Flow, Pause, Send
-from turtlemq.client.topology import Target
 from turtlemq.client.wire import Answer, Request, Seconds, error_of, path
 
 T = TypeVar("T")
 P = ParamSpec("P")
-READ_BYTES = 1 << 16
 
 
 def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
@@ -72,11 +81,10 @@ class AsyncClient:
         timeout: float = 30.0,
         try_timeout: float = 10.0,
         user_agent: str | None = None,
+        retries: int = RETRIES,
     ) -> None:
-        self.options = Options.from_arguments(url, token, cacert, timeout, try_timeout, user_agent)
-        self._session: aiohttp.ClientSession | None = None
-        self._closed = False
-        self._servers = self.options.servers()
+        self.options = Options.from_arguments(url, token, cacert, timeout, try_timeout, user_agent, retries)
+        self._pool = AsyncPool(self.options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,61 +94,15 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close its connections. Later calls raise `Closed`."""
-        self._closed = True
-        if self._session is not None:
-            await self._session.close()
+        self._pool.close()
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        """The session, made at the first request, inside the event loop."""
-        if self._closed:
-            raise Closed("this client was closed; make a new one")
-        if self._session is None:
-            tls: Any = True
-            if self.options.cacert is not None:
-                import ssl
-
-                tls = ssl.create_default_context(cafile=self.options.cacert)
-            connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
-            self._session = aiohttp.ClientSession(connector=connector)
-            self._session._retry_connection = False  # its own silent retry would bypass the retry policy
-        return self._session
+    def chooser(self, topic: str) -> sending.Choose | None:
+        """For producers: a function from ids to partitions of a topic; None if it has none, as far as is known."""
+        return self._pool.partitions.chooser(topic)
 
     async def send(self, step: Send, sink: Sink | None = None) -> Answer:
         """Send a request once. The body of a success goes to `sink`."""
-        if (question := self._servers.question(clock.now_s())) is not None:
-            step = await self._ask(question, step)
-        return await self._send(self._servers.target(clock.now_s(), step.request.path), step, sink)
-
-    async def _ask(self, target: Target, step: Send) -> Send:
-        """Ask for the topology of the cluster. Returns the step, with the time that is left."""
-        begun = clock.now_s()
-        with contextlib.suppress(ConnectionFailed):
-            self._servers.learn(await self._send(target, question_of(step), None), clock.now_s())
-        return later(step, clock.now_s() - begun)
-
-    async def _send(self, target: Target, step: Send, sink: Sink | None) -> Answer:
-        session, request = self._open_session(), step.request
-        total_s = None if sink is not None else step.timeout_s
-        connect_s = min(step.timeout_s, CONNECT_S) if self._servers.has_others else step.timeout_s
-        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=step.timeout_s)
-        headers = self.options.headers(step, target.direct)
-        url = URL(target.url + request.path, encoded=True)  # the path is quoted already
-        try:
-            async with session.request(
-                request.method, url, data=request.body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                if sink is not None and response.status < 300:
-                    async for piece in response.content.iter_chunked(READ_BYTES):
-                        sink.write(piece)
-                body = await response.read() if sink is None or response.status >= 300 else b""
-                answer = Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, body)
-                self._servers.answered(target, answer, clock.now_s())
-                return answer
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            if sink is not None and error is sink.error:
-                raise
-            self._servers.failed(target, clock.now_s())
-            raise ConnectionFailed(f"no answer from {target.url}: {str(error) or type(error).__name__}") from error
+        return await self._pool.send(step, sink)
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform the steps of a flow. Returns its result."""
@@ -180,7 +142,9 @@ class AsyncClient:
         """Store many messages and return their ids. Arguments and errors as of `Client.put_many`."""
         batch = outgoing_messages(messages, self.options.policy.now(), if_exists)
         with tracing.sending(topic, batch):
-            return await self.run(sending.store_all(topic, batch, self.options.policy, together=together))
+            return await self.run(
+                sending.store_all(topic, batch, self.options.policy, together=together, choose=self.chooser(topic))
+            )
 
     async def transaction(
         self,
@@ -201,29 +165,42 @@ class AsyncClient:
     ack = _method(calls.ack)
     fail = _method(calls.fail)
     extend = _method(calls.extend)
-    get = _method(calls.get)
+    get = _method(past_calls.get)
     find = _method(calls.find)
     cancel = _method(calls.cancel)
     cancel_many = _method(calls.cancel_many)
     reschedule = _method(calls.reschedule)
     retry = _method(calls.retry)
     browse_page = _method(calls.browse_page)
-    events = _method(calls.events)
-    forecast = _method(calls.forecast)
-    topics = _method(calls.topics)
-    topic = _method(calls.topic)
-    stats = _method(calls.stats)
-    configure = _method(calls.configure)
-    compact = _method(calls.compact)
-    drop_topic = _method(calls.drop_topic)
-    place_group = _method(calls.place_group)
-    group = _method(calls.group)
-    drop_group = _method(calls.drop_group)
+    events = _method(past_calls.events)
+    replay = _method(past_calls.replay)
+    replays = _method(past_calls.replays)
+    replay_state = _method(past_calls.replay_state)
+    cancel_replay = _method(past_calls.cancel_replay)
+    forecast = _method(topic_calls.forecast)
+    topics = _method(topic_calls.topics)
+    topic = _method(topic_calls.topic)
+    stats = _method(topic_calls.stats)
+    configure = _method(topic_calls.configure)
+    compact = _method(topic_calls.compact)
+    drop_topic = _method(topic_calls.drop_topic)
+    place_group = _method(topic_calls.place_group)
+    group = _method(topic_calls.group)
+    drop_group = _method(topic_calls.drop_group)
     pause = _method(operator_calls.pause)
     resume = _method(operator_calls.resume)
     audit = _method(operator_calls.audit)
+    tenants = _method(operator_calls.tenants)
     clock = _method(operator_calls.clock)
     move_clock = _method(operator_calls.move_clock)
+    put_schedule = _method(schedule_calls.put_schedule)
+    get_schedule = _method(schedule_calls.get_schedule)
+    schedule_page = _method(schedule_calls.schedule_page)
+    next_times = _method(schedule_calls.next_times)
+    trigger_schedule = _method(schedule_calls.trigger_schedule)
+    pause_schedule = _method(schedule_calls.pause_schedule)
+    resume_schedule = _method(schedule_calls.resume_schedule)
+    drop_schedule = _method(schedule_calls.drop_schedule)
     dead_page = _method(dead_calls.dead_page)
     dead_summary = _method(dead_calls.dead_summary)
     requeue_dead = _method(dead_calls.requeue_dead)
@@ -241,6 +218,15 @@ class AsyncClient:
             page = await self.browse_page(topic, **filters, cursor=cursor or None)
             for message in page.messages:
                 yield message
+            cursor = page.cursor
+
+    async def schedules(self, topic: str, *, limit: int = 1000) -> AsyncIterator[Schedule]:
+        """All schedules, those that fire next first, fetched in pages of `limit`."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self.schedule_page(topic, limit=limit, cursor=cursor or None)
+            for schedule in page.schedules:
+                yield schedule
             cursor = page.cursor
 
     async def dead(self, topic: str, **filters: Any) -> AsyncIterator[DeadLetter]:

@@ -9,12 +9,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from turtlemq.client import clock, consumer_flows, tracing
 from turtlemq.client.aio import AsyncClient, wait_until
 from turtlemq.client.arguments import CONSUMER_NAMES, ConsumerArguments, check_names
+from turtlemq.client.cancel import CancelToken
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
 
@@ -39,7 +41,13 @@ class AsyncConsumer:
     """
 
     def __init__(
-        self, topic: str, handler: Handler, client: AsyncClient | None = None, **arguments: Unpack[ConsumerArguments]
+        self,
+        topic: str,
+        handler: Handler,
+        client: AsyncClient | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        **arguments: Unpack[ConsumerArguments],
     ) -> None:
         self.options, own = ConsumerOptions.take_from(arguments, topic)
         check_names(type(self).__name__, CONSUMER_NAMES, own, client)
@@ -47,12 +55,14 @@ class AsyncConsumer:
         self._owned = client is None
         self.client = AsyncClient(**own) if client is None else client
         self._policy = self.client.options.policy
-        self._state = ConsumerState(self.options)
+        self._state = ConsumerState(self.options, clock.now_s)
         self._changed = asyncio.Event()  # set and replaced at each change
         self._stopped = asyncio.Event()
         self._fetcher: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._error: BaseException | None = None
+        self._cancel = cancel
+        self._stop_soon: Callable[[], object] = self._begin_stop  # called by the token, in another thread
 
     @property
     def counts(self) -> dict[str, int]:
@@ -73,7 +83,19 @@ class AsyncConsumer:
         self._fetcher = asyncio.create_task(self._guard(self._fetch_loop()))
         loops = [self._ack_loop(), self._extend_loop(), *[self._handle_loop() for _ in range(self.options.concurrency)]]
         self._tasks = [asyncio.create_task(self._guard(loop)) for loop in loops]
+        if self._cancel is not None:
+            running = asyncio.get_running_loop()
+            self._stop_soon = partial(running.call_soon_threadsafe, self._begin_stop)
+            self._cancel.on_cancel(self._stop_soon)
         return self
+
+    def _begin_stop(self) -> None:
+        """Stop as `stop(wait=False)` does."""
+        self._stopped.set()
+        self._state.stopping = True
+        self._notify()
+        if self._fetcher is not None and not self.options.at_most_once:
+            self._fetcher.cancel()
 
     async def run(self, *, signals: bool = False, timeout: float = 30.0) -> None:  # noqa: ASYNC109 - the argument of Consumer.run
         """Work until `stop` is called, or until a permanent error, which is raised.
@@ -98,11 +120,9 @@ class AsyncConsumer:
         After `timeout` seconds, messages that are not begun are given back and running handlers are cancelled. With
         `wait=False`, or called by a handler, this only begins the stop.
         """
-        self._stopped.set()
-        self._state.stopping = True
-        self._notify()
-        if self._fetcher is not None and not self.options.at_most_once:
-            self._fetcher.cancel()
+        self._begin_stop()
+        if self._cancel is not None:
+            self._cancel.forget(self._stop_soon)
         if not wait or asyncio.current_task() in self._tasks:
             return
         end = clock.now_s() + timeout
@@ -156,7 +176,8 @@ class AsyncConsumer:
             if not count:
                 await self._changed.wait()
                 continue
-            messages, arrived_s = await self.client.run(consumer_flows.fetch(self.options, count, self._policy))
+            flow = consumer_flows.fetch(self.options, count, self._policy, self._state.fetch_low())
+            messages, arrived_s = await self.client.run(flow)
             self._state.add_fetched(messages, arrived_s)
             self._notify()
 
@@ -178,7 +199,7 @@ class AsyncConsumer:
         if not messages:
             return errors
         try:
-            with tracing.handling(self.options.topic, self.options.group, messages):
+            with consumer_flows.limit(job), tracing.handling(self.options.topic, self.options.group, messages):
                 result = await self.handler(messages if self.options.batch else messages[0])
         except (Exception, asyncio.CancelledError) as error:  # any exception of a handler becomes the error of its message
             task = asyncio.current_task()

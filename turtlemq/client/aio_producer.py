@@ -150,7 +150,7 @@ class AsyncProducer:
         """Send batch after batch until the producer is closed and the buffer empty."""
         while batch := await self._next_batch():
             try:
-                await self.client.run(deliver_batch(self.topic, batch, self._policy))
+                await self.client.run(deliver_batch(self.topic, batch, self._policy, self.client.chooser(self.topic)))
             except asyncio.CancelledError:
                 self._buffer.put_back(batch)  # ids make it safe to send it twice
                 raise

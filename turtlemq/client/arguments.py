@@ -18,6 +18,7 @@ class ClientArguments(TypedDict, total=False):
     timeout: float
     try_timeout: float
     user_agent: str | None
+    retries: int
 
 
 class ConsumerArguments(ClientArguments, total=False):
@@ -26,7 +27,7 @@ class ConsumerArguments(ClientArguments, total=False):
     group: str
     concurrency: int
     batch: int
-    prefetch: int
+    prefetch: int | None
     ttr: float | timedelta
     wait: float | timedelta
     mode: Literal["at-least-once", "at-most-once"]

@@ -14,7 +14,7 @@ from typing import Protocol
 from turtlemq.client.errors import ClientError, TimedOut
 from turtlemq.client.outgoing import MODES_COUNT, OutgoingMessage
 from turtlemq.client.results import Outcome
-from turtlemq.client.sending import Flow, RetryPolicy, store_batch
+from turtlemq.client.sending import Choose, Flow, RetryPolicy, rows_by_place, store_batch
 
 log = logging.getLogger("turtlemq.client")
 WHOLE_REQUEST_CODES = ("INVALID_TOPIC", "UNSUPPORTED_MEDIA_TYPE")  # refusals of the request, not of one message in it
@@ -63,14 +63,15 @@ class PendingPut:
             self.promise.set_exception(error.at(None if error.index is None else 0))
 
 
-def deliver_batch(topic: str, batch: list[PendingPut], policy: RetryPolicy) -> Flow[None]:
-    """Store a batch and resolve all its promises. A refused message does not fail the others of its batch."""
-    parts = [batch]
+def deliver_batch(topic: str, batch: list[PendingPut], policy: RetryPolicy, choose: Choose | None = None) -> Flow[None]:
+    """Store a batch and resolve all its promises, in one request for each partition that `choose` names. A refused message does
+    not fail the others of its batch."""
+    parts = [[batch[row] for row in rows] for rows in rows_by_place([put.out.id for put in batch], choose)] if choose else [batch]
     while parts:
         part = parts.pop()
         deadline_s = min(put.deadline_s for put in part)
         try:
-            stored = yield from store_batch(topic, [put.out for put in part], policy, deadline_s)
+            stored = yield from store_batch(topic, [put.out for put in part], policy, deadline_s, of_one_place=choose is not None)
         except TimedOut as error:
             rest = _sent_before([put for put in part if put.deadline_s > deadline_s])
             parts += [rest] if rest else []

@@ -1,6 +1,7 @@
-"""Calls of a client: consuming, messages, topics and groups, each as a request and a parser of its answer. Pure.
+"""Calls of a client: consuming and messages, each as a request and a parser of its answer. Pure.
 
-`Client` and `AsyncClient` have a method for each. Calls about dead letters are in `dead_calls`, produce requests in `outgoing`.
+`Client` and `AsyncClient` have a method for each. Calls about topics are in `topic_calls`, about dead letters in `dead_calls`,
+about one message and the events of a topic in `past_calls`; produce requests in `outgoing`.
 
 The examples run as doctests, each with a `client` of an empty server; with an `AsyncClient`, each call has an `await`.
 """
@@ -8,27 +9,21 @@ The examples run as doctests, each with a `client` of an empty server; with an `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
 from msgspec import Raw, Struct
 
-from turtlemq.client.errors import Conflict, Refused, UnknownGroup, UnknownTopic
+from turtlemq.client.errors import Conflict, Refused
 from turtlemq.client.fetched import Message, parse_fetched
 from turtlemq.client.outgoing import outgoing_message
 from turtlemq.client.results import (
     Acked,
     Cancelled,
-    Compacted,
-    EventPage,
     Extended,
-    Forecast,
     FoundMessage,
-    Group,
     MessagePage,
-    MessageView,
-    Stats,
-    Topic,
 )
 from turtlemq.client.sending import Call, delayed_call
 from turtlemq.client.wire import (
@@ -52,10 +47,6 @@ T = TypeVar("T")
 GROUP = "default"
 
 
-class _Topics(Struct):
-    topics: list[Topic]
-
-
 class _Found(Struct):
     found: list[FoundMessage]
 
@@ -67,16 +58,9 @@ class _Due(Struct):
 _parse_acked = parser_of(Acked)
 _parse_extended = parser_of(Extended)
 _parse_cancelled = parser_of(Cancelled)
-_parse_view = parser_of(MessageView)
 _parse_page = parser_of(MessagePage)
-_parse_topics = parser_of(_Topics)
-_parse_topic = parser_of(Topic)
-_parse_group = parser_of(Group)
-_parse_forecast = parser_of(Forecast)
-_parse_compacted = parser_of(Compacted)
 _parse_due = parser_of(_Due)
 _parse_found = parser_of(_Found)
-_parse_events = parser_of(EventPage)
 
 
 # Consuming
@@ -92,8 +76,10 @@ def fetch(
     consumer: str = "",
     ack: Literal["manual", "auto"] = "manual",
     wire: Literal["json", "bson"] = "json",
+    low: int | None = None,
 ) -> Call[list[Message]]:
     """Lease messages that are ready, or become ready within `wait` seconds. `ack="auto"` acks them on delivery: at most once.
+    `low`: how many of them may be of low priority.
 
     >>> client.put("jobs", {"work": 1}, id="j1")
     'j1'
@@ -101,9 +87,12 @@ def fetch(
     [('j1', {'work': 1}, 1)]
     """
     wait_s = seconds_of("wait", wait) or 0.0
-    fields = without_none(max=max, wait=wait_s, ttr=seconds_of("ttr", ttr), consumer=consumer or None, ack=ack)
+    fields = without_none(max=max, wait=wait_s, ttr=seconds_of("ttr", ttr), consumer=consumer or None, ack=ack, low=low)
     accept = BSON if wire == "bson" else JSON
-    request = Request("POST", path(topic, "groups", group, "fetch"), to_json(fields), accept=accept, wait_s=wait_s)
+    at_once = to_json({**fields, "wait": 0})
+    request = Request(
+        "POST", path(topic, "groups", group, "fetch"), to_json(fields), accept=accept, wait_s=wait_s, at_once=at_once
+    )
 
     def parse(answer: Answer) -> list[Message]:
         out = parse_fetched(answer)
@@ -137,7 +126,8 @@ def ack(
 
     def request(delay: float | None) -> Request:
         options = without_none(retry_delay=delay, error=error, lease=_lease(lease))
-        return json_request(target, {"acks": ids, **options} if options else ids)
+        request = json_request(target, {"acks": ids, **options} if options else ids)
+        return replace(request, ids=[id_.removeprefix("-") for id_ in ids]) if _is_of_one_place(lease) else request
 
     return delayed_call(retry_delay, request, _parse_acked)
 
@@ -179,7 +169,13 @@ def extend(
     Extended(extended=1, unknown=['missing'], late=[])
     """
     fields = without_none(ids=list_of_ids(ids), ttr=seconds_of("ttr", ttr), lease=_lease(lease))
-    return Call(json_request(path(topic, "groups", group, "extend"), fields), _parse_extended)
+    request = json_request(path(topic, "groups", group, "extend"), fields)
+    return Call(replace(request, ids=fields["ids"]) if _is_of_one_place(lease) else request, _parse_extended)
+
+
+def _is_of_one_place(lease: str | Sequence[str] | None) -> bool:
+    """Whether leases are such as one process gives: that of a fetch from several partitions has dots."""
+    return not any("." in one for one in ([lease] if isinstance(lease, str) else lease or ()))
 
 
 def _lease(given: str | Sequence[str] | None) -> str | list[str] | None:
@@ -189,23 +185,12 @@ def _lease(given: str | Sequence[str] | None) -> str | list[str] | None:
 # Messages
 
 
-def get(topic: str, id: str) -> Call[MessageView]:  # noqa: A002 - the contract's word
-    """One message with its state in every group and its timeline.
-
-    >>> _ = client.put("jobs", {"work": 1}, id="j1", delay=3600)
-    >>> message = client.get("jobs", "j1")
-    >>> message.state, message.body
-    ('sleep', {'work': 1})
-    """
-    return Call(Request("GET", path(topic, "messages", id)), _parse_view)
-
-
 def find(id: str) -> Call[list[FoundMessage]]:  # noqa: A002 - the contract's word
     """The topics that know an id, with its state in each. Only topics that the token may read.
 
     >>> _ = client.put("jobs", {"work": 1}, id="j1", due=4_000_000_000_000)
     >>> client.find("j1")
-    [FoundMessage(topic='jobs', id='j1', state='sleep', due_ms=4000000000000)]
+    [FoundMessage(topic='jobs', id='j1', state='sleep', due_ms=4000000000000, next_ms=None)]
     """
     return Call(Request("GET", f"/v1/find?{urlencode({'id': id})}"), lambda answer: _parse_found(answer).found)
 
@@ -218,7 +203,7 @@ def cancel(topic: str, id: str) -> Call[None]:  # noqa: A002 - the contract's wo
     >>> client.get("jobs", "j2").state
     'cancelled'
     """
-    return Call(Request("DELETE", path(topic, "messages", id)), lambda answer: None, _is_cancelled)
+    return Call(Request("DELETE", path(topic, "messages", id), ids=[id]), lambda answer: None, _is_cancelled)
 
 
 def _is_cancelled(error: Refused) -> bool:
@@ -284,7 +269,8 @@ def retry(topic: str, id: str, *, group: str | None = None) -> Call[None]:  # no
     >>> [(m.id, m.attempt) for m in client.fetch("jobs", wait=5)]
     [('j1', 2)]
     """
-    return Call(json_request(path(topic, "messages", id, "retry"), without_none(group=group)), lambda answer: None, _is_ready)
+    request = replace(json_request(path(topic, "messages", id, "retry"), without_none(group=group)), ids=[id])
+    return Call(request, lambda answer: None, _is_ready)
 
 
 def _is_ready(error: Refused) -> bool:
@@ -297,143 +283,17 @@ def browse_page(
     state: str = "sleep",
     from_: Time | None = None,
     to: Time | None = None,
+    prefix: str | None = None,
+    newest: bool = False,
     limit: int = 1000,
     cursor: str | None = None,
 ) -> Call[MessagePage]:
-    """One page of messages by due time; `browse` goes through all pages.
+    """One page of messages by time, backwards if `newest`; `browse` goes through all pages. `prefix`: how their ids begin.
 
     >>> _ = client.put("jobs", b"later", id="j3", delay=3600)
     >>> [message.id for message in client.browse_page("jobs").messages]
     ['j3']
     """
-    target = path(topic, "messages", state=state, from_ms=to_ms(from_), to_ms=to_ms(to), limit=limit, cursor=cursor)
-    return Call(Request("GET", target), _parse_page)
-
-
-def events(
-    topic: str,
-    *,
-    cursor: str | None = None,
-    since: Time | None = None,
-    group: str | None = None,
-    wait: Seconds = 0.0,
-    limit: int = 1000,
-) -> Call[EventPage]:
-    """The events of a topic: puts, deliveries, acks, failures. From `since` or the `cursor` of an earlier answer on; without
-    both none yet. Waits up to `wait` seconds for the next event.
-
-    >>> _ = client.put("jobs", b"work", id="j3", delay=60)
-    >>> begin = client.events("jobs").cursor
-    >>> _ = client.put("jobs", b"work", id="j4", delay=60)
-    >>> [(event.event, event.id) for event in client.events("jobs", cursor=begin, wait=5).events]
-    [('created', 'j4')]
-    """
-    wait_s = seconds_of("wait", wait) or 0.0
-    asked = path(topic, "events", cursor=cursor, since_ms=to_ms(since), group=group, wait=wait_s, limit=limit)
-    return Call(Request("GET", asked, wait_s=wait_s), _parse_events)
-
-
-def forecast(topic: str, *, bucket: float = 60, hours: float = 24, what_if_spread: Seconds | None = None) -> Call[Forecast]:
-    """The number of messages by due time, in buckets of `bucket` seconds. `what_if_spread`: also as it would be if each message
-    were spread over so many seconds.
-
-    >>> _ = client.put("jobs", b"tomorrow", delay=86_400)
-    >>> forecast = client.forecast("jobs", bucket=3600, hours=2)
-    >>> len(forecast.counts), forecast.beyond
-    (2, 1)
-    """
-    spread = seconds_of("what_if_spread", what_if_spread)
-    return Call(Request("GET", path(topic, "forecast", bucket=bucket, hours=hours, what_if_spread=spread)), _parse_forecast)
-
-
-# Topics and groups
-
-
-def topics() -> Call[list[Topic]]:
-    """All topics.
-
-    >>> _ = client.put("jobs", b"work")
-    >>> [topic.topic for topic in client.topics()]
-    ['jobs']
-    """
-    return Call(Request("GET", "/v1/topics"), lambda answer: _parse_topics(answer).topics)
-
-
-def topic(topic: str) -> Call[Topic]:
-    """One topic, with its settings, figures and groups.
-
-    >>> _ = client.put("jobs", b"work")
-    >>> client.topic("jobs").settings["max_attempts"] > 1
-    True
-    """
-    return Call(Request("GET", path(topic)), _parse_topic)
-
-
-def stats(topic: str) -> Call[Stats]:
-    """The figures of a topic.
-
-    >>> _ = client.put("jobs", b"later", delay=3600)
-    >>> client.stats("jobs").sleep
-    1
-    """
-    return Call(Request("GET", path(topic)), lambda answer: _parse_topic(answer).stats)
-
-
-def configure(topic: str, **settings: Any) -> Call[Topic]:
-    """Create a topic, or change the given settings of one; the others stay.
-
-    >>> client.configure("jobs", max_attempts=1, backoff={"base": 0.5}).settings["backoff"]["base"]
-    0.5
-    """
-    return Call(json_request(path(topic), settings, "PUT"), _parse_topic)
-
-
-def compact(topic: str) -> Call[Compacted]:
-    """Free disk space now, instead of in the background.
-
-    >>> _ = client.put("jobs", b"work")
-    >>> client.compact("jobs").outcome
-    'compacted'
-    """
-    return Call(Request("POST", path(topic, "compact"), wait_s=30), _parse_compacted)
-
-
-def place_group(topic: str, group: str, start: Literal["earliest", "latest"] | Time = "earliest") -> Call[Group]:
-    """Create a group, or move it (replay): to the oldest message, behind the newest, or to a time of becoming ready.
-
-    >>> _ = client.put("jobs", b"work")
-    >>> client.place_group("jobs", "audit", "latest").stats.lag
-    0
-    """
-    position: Any = start if isinstance(start, str) else {"ready_ms": to_ms(start)}
-    return Call(json_request(path(topic, "groups", group), {"start": position}, "PUT"), _parse_group)
-
-
-def group(topic: str, group: str = GROUP) -> Call[Group]:
-    """A group with its figures.
-
-    >>> _ = client.place_group("jobs", "audit")
-    >>> client.group("jobs", "audit").stats.reserve
-    0
-    """
-    return Call(Request("GET", path(topic, "groups", group)), _parse_group)
-
-
-def drop_group(topic: str, group: str) -> Call[None]:
-    """Delete a group with its position.
-
-    >>> _ = client.place_group("jobs", "audit")
-    >>> client.drop_group("jobs", "audit")
-    """
-    return Call(
-        Request("DELETE", path(topic, "groups", group)), lambda answer: None, lambda error: isinstance(error, UnknownGroup)
-    )
-
-
-def drop_topic(topic: str) -> Call[None]:
-    """Delete a topic with everything in it.
-
-    >>> _ = client.configure("old")
-    >>> client.drop_topic("old")
-    """
-    return Call(Request("DELETE", path(topic)), lambda answer: None, lambda error: isinstance(error, UnknownTopic))
+    filters = {"state": state, "from_ms": to_ms(from_), "to_ms": to_ms(to), "prefix": prefix}
+    order = "true" if newest else None
+    return Call(Request("GET", path(topic, "messages", **filters, newest=order, limit=limit, cursor=cursor)), _parse_page)

@@ -16,6 +16,7 @@ from typing import Any, Self, Unpack
 
 from turtlemq.client import clock, consumer_flows, tracing
 from turtlemq.client.arguments import CONSUMER_NAMES, ConsumerArguments, check_names
+from turtlemq.client.cancel import CancelToken
 from turtlemq.client.connection import Connection
 from turtlemq.client.consumer_state import AckList, ConsumerOptions, ConsumerState, InHand, all_failed
 from turtlemq.client.fetched import Message
@@ -36,6 +37,7 @@ class Consumer:
 
     A handler that raises has failed: the message comes again after the topic's back-off, or after the delay of `Retry(delay=…)`.
     With `batch=n` it gets a list, and may return {id: error} for those that failed. With `body=Order` bodies are of that type.
+    cancel: a token that stops it.
     Other arguments are those of `ConsumerOptions`; without a `client` it makes its own from the arguments of `Client`.
 
     >>> _ = client.put("orders", {"close": 17})
@@ -48,7 +50,13 @@ class Consumer:
     """
 
     def __init__(
-        self, topic: str, handler: Handler, client: Client | None = None, **arguments: Unpack[ConsumerArguments]
+        self,
+        topic: str,
+        handler: Handler,
+        client: Client | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        **arguments: Unpack[ConsumerArguments],
     ) -> None:
         self.options, own = ConsumerOptions.take_from(arguments, topic)
         check_names(type(self).__name__, CONSUMER_NAMES, own, client)
@@ -58,7 +66,7 @@ class Consumer:
         self._owned = client is None
         self.client = Client(**own) if client is None else client
         self._policy = self.client.options.policy
-        self._state = ConsumerState(self.options)
+        self._state = ConsumerState(self.options, clock.now_s)
         self._lock = threading.Lock()
         conditions = [threading.Condition(self._lock) for _ in range(5)]
         self._room, self._jobs, self._acks, self._leases, self._idle = self._conditions = conditions
@@ -68,6 +76,7 @@ class Consumer:
         self._signalled = False
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
+        self._cancel = cancel
 
     @property
     def counts(self) -> dict[str, int]:
@@ -92,7 +101,12 @@ class Consumer:
         self._threads = [threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
+        if self._cancel is not None:
+            self._cancel.on_cancel(self._begin_stop)
         return self
+
+    def _begin_stop(self) -> None:
+        self.stop(wait=False)
 
     def run(self, *, signals: bool = False, timeout: float = 30.0) -> None:
         """Work until `stop` is called, or until a permanent error, which is raised.
@@ -121,6 +135,8 @@ class Consumer:
         message comes again when the lease ends. With `wait=False`, or called by a handler, this only begins the stop.
         """
         self._stopped.set()
+        if self._cancel is not None:
+            self._cancel.forget(self._begin_stop)
         end = clock.now_s() + timeout
         with self._lock:
             self._state.stopping = True
@@ -175,13 +191,13 @@ class Consumer:
         while True:
             with self._lock:
                 self._room.wait_for(lambda: self._state.stopping or self._state.fetch_count() > 0)
-                count = self._state.fetch_count()
+                count, low = self._state.fetch_count(), self._state.fetch_low()
             if self._stopped.is_set():
                 return
-            self._fetch(count)
+            self._fetch(count, low)
 
-    def _fetch(self, count: int) -> None:
-        flow = consumer_flows.fetch(self.options, count, self._policy)
+    def _fetch(self, count: int, low: int | None) -> None:
+        flow = consumer_flows.fetch(self.options, count, self._policy, low)
         try:
             messages, arrived_s = self.client.run(flow, sleep=self._sleep, on_connection=self._note_polling)
             with self._lock:
@@ -230,7 +246,7 @@ class Consumer:
         if not messages:
             return errors
         try:
-            with tracing.handling(self.options.topic, self.options.group, messages):
+            with consumer_flows.limit(job), tracing.handling(self.options.topic, self.options.group, messages):
                 result = self.handler(messages if self.options.batch else messages[0])
         except Exception as error:  # noqa: BLE001 - any exception of a handler becomes the error of its message
             return consumer_flows.handler_raised(self.options, job, error) | errors

@@ -10,15 +10,16 @@ the work is done; a failure is not, since it would fail the attempt of the other
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 from turtlemq.client.arguments import CONSUMER_NAMES
 from turtlemq.client.calls import GROUP
+from turtlemq.client.desk import Desk, desk_size, low_most, new_mean
 from turtlemq.client.fetched import Message
+from turtlemq.client.time_limit import NO_LIMIT
 from turtlemq.client.wire import Seconds, as_seconds, seconds_of
 
 FETCH_MAX = 10_000
@@ -47,7 +48,7 @@ class ConsumerOptions:
 
     ttr: seconds of a lease. It is extended while a handler runs, so it limits how long the messages of a killed consumer wait.
     batch: 0: the handler gets one message; else a list of at most so many.
-    prefetch: messages in hand at most, those being handled included.
+    prefetch: messages in hand at most, those being handled included; None: as many as the handlers need for a tenth of a second.
     limit_s: no lease is extended beyond this many seconds of handling; None: no limit.
     body: a type that the bodies are converted to, as by `Message.as_type`; a message that does not fit fails.
     """
@@ -56,7 +57,7 @@ class ConsumerOptions:
     group: str = GROUP
     concurrency: int = 4
     batch: int = 0
-    prefetch: int = 100
+    prefetch: int | None = None
     ttr: float = 30.0
     wait: float = 20.0
     mode: Literal["at-least-once", "at-most-once"] = "at-least-once"
@@ -68,11 +69,12 @@ class ConsumerOptions:
     body: Any = None
 
     def __post_init__(self) -> None:
-        if min(self.concurrency, self.prefetch, self.ack_count) < 1 or self.batch < 0 or self.ack_linger_s < 0:
+        prefetch = self.handlers if self.prefetch is None else self.prefetch
+        if min(self.concurrency, prefetch, self.ack_count) < 1 or self.batch < 0 or self.ack_linger_s < 0:
             raise ValueError("concurrency, prefetch and ack_count are 1 or more, batch and ack_linger_s 0 or more")
         if self.ack_linger_s > self.ttr / 3:
             raise ValueError("ack_linger_s is a third of ttr or less: what is done is held until it is acknowledged")
-        if self.ttr < 0.05 or not 0 <= self.wait <= 60 or self.prefetch < self.batch:
+        if self.ttr < 0.05 or not 0 <= self.wait <= 60 or prefetch < self.batch:
             raise ValueError("ttr is 0.05 or more, wait 0 to 60, prefetch not smaller than batch")
         if self.mode not in ("at-least-once", "at-most-once"):
             raise ValueError("mode is at-least-once or at-most-once")
@@ -85,6 +87,11 @@ class ConsumerOptions:
         return ConsumerOptions(topic, **own), {name: given for name, given in arguments.items() if name not in own}
 
     @property
+    def handlers(self) -> int:
+        """How many messages can be handled at once."""
+        return self.concurrency * max(1, self.batch)
+
+    @property
     def at_most_once(self) -> bool:
         """Whether messages are acked on delivery."""
         return self.mode == "at-most-once"
@@ -92,11 +99,42 @@ class ConsumerOptions:
 
 @dataclass(eq=False, slots=True)
 class InHand:
-    """A fetched message: the end of its lease, and the time at which its handler began."""
+    """A fetched message: the end of its lease, its expiry, and the time at which its handler began. Its handler sees it as
+    `Message.hand`."""
 
     message: Message
     lease_end_s: float
+    state: ConsumerState
+    expires_s: float = NO_LIMIT
     started_s: float | None = None
+    lost: bool = False  # the lease, while its handler goes on
+    done: bool = False  # its handler has ended; tasks that it began may go on
+
+    def budget_s(self) -> float:
+        """The time until the message expires or its lease ends; 0: it is over."""
+        end_s = self.expires_s if self.lease_end_s == NO_LIMIT else min(self.expires_s, self.lease_end_s)
+        return max(0.0, end_s - self.state.now())
+
+    def limit_s(self) -> float:
+        """When calls of the handler should end: at the expiry, once the lease is lost, or when it is extended no more."""
+        if self.done:
+            return NO_LIMIT
+        if self.is_called_off:
+            return 0.0
+        limit = self.state.options.limit_s
+        if limit is None or self.started_s is None or self.lease_end_s == NO_LIMIT:
+            return self.expires_s
+        return min(self.expires_s, max(self.lease_end_s, self.started_s + limit))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another consumer may have the message."""
+        return self.lost or self.lease_end_s <= self.state.now()
+
+    @property
+    def is_called_off(self) -> bool:
+        """Whether its handler should end: the lease is lost, or the time for stopping is over."""
+        return self.is_lost or self.state.ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +158,14 @@ def all_failed(
 class ConsumerState:
     """Decides the next actions of a consumer. Its caller holds the lock, if there is one, and passes the time."""
 
-    def __init__(self, options: ConsumerOptions) -> None:
-        self.options = options
-        self.queue: deque[InHand] = deque()  # not begun
+    def __init__(self, options: ConsumerOptions, now: Callable[[], float]) -> None:
+        self.options, self.now = options, now
+        self.queue = Desk[InHand]()  # not begun
+        self.ended = False  # handlers that go on are waited for no longer
         self.in_hand: dict[str, InHand] = {}  # all with a lease, by id
         self.handling = self.acks_in_flight = 0
+        self._handling_low, self._has_low = 0, False  # messages of low priority, and whether there ever was one
+        self._mean_s: float | None = None  # of handling a message
         self.stopping = False
         self.counts = dict.fromkeys(("fetched", "handled", "failed", "lost", "late"), 0)
         self._handled_acks: list[tuple[str, str]] = []  # ack and lease
@@ -134,11 +175,24 @@ class ConsumerState:
 
     # Fetching
 
+    @property
+    def prefetch(self) -> int:
+        """How many messages should be in hand."""
+        given = self.options.prefetch
+        return max(desk_size(self.options.concurrency, self._mean_s), self.options.handlers) if given is None else given
+
     def fetch_count(self) -> int:
         """How many messages to fetch now; 0 until half of the prefetched ones are begun, so that fetches stay large."""
-        if self.stopping or len(self.queue) > self.options.prefetch // 2:
+        prefetch, waiting = self.prefetch, len(self.queue)
+        if self.stopping or waiting > prefetch // 2:
             return 0
-        return max(0, min(FETCH_MAX, self.options.prefetch - len(self.queue) - self.handling))
+        return max(0, min(FETCH_MAX, prefetch - waiting - self.handling))
+
+    def fetch_low(self) -> int | None:
+        """How many of them may be of low priority; None: any number, while no message has had that."""
+        if not self._has_low:
+            return None
+        return max(0, low_most(self.prefetch, self.options.handlers) - self.queue.count("low") - self._handling_low)
 
     def add_fetched(self, messages: Sequence[Message], arrived_s: float) -> None:
         """Queue the messages of a fetch whose answer arrived at this time."""
@@ -147,12 +201,17 @@ class ConsumerState:
         for message in messages:
             known = self.in_hand.get(message.id)
             if known is not None and known.started_s is not None:  # lost its lease and got it back: it is not handled twice
-                known.lease_end_s, known.message.lease = lease_end_s, message.lease
+                known.lease_end_s, known.message.lease, known.lost = lease_end_s, message.lease, False
                 continue
-            item = InHand(message, lease_end_s)
-            if not self._without_lease(message):
+            item = InHand(message, lease_end_s, self)
+            if self._without_lease(message):
+                item.lease_end_s = NO_LIMIT
+            else:
                 self.in_hand[message.id] = item
-            self.queue.append(item)
+                if message.expires_ms is not None:  # by the server's clock, as the end of its lease is
+                    item.expires_s = arrived_s + self.options.ttr + (message.expires_ms - message.lease_until_ms) / 1000
+            self._has_low = self._has_low or message.priority == "low"
+            self.queue.add(item, message.priority)
 
     # Handling
 
@@ -160,14 +219,15 @@ class ConsumerState:
         """The next messages for a handler: one, or a batch. Empty if there are none."""
         job: list[InHand] = []
         while self.queue and len(job) < max(1, self.options.batch):
-            item = self.queue.popleft()
+            item = self.queue.take()
             leased = self.in_hand.get(item.message.id) is item and item.lease_end_s > now_s
             if not leased and not self._without_lease(item.message):
                 self._drop_lost(item)
                 continue
-            item.started_s = now_s
+            item.started_s, item.message.hand = now_s, item
             job.append(item)
         self.handling += len(job)
+        self._handling_low += _count_low(job)
         return job
 
     def _drop_lost(self, item: InHand) -> None:
@@ -178,7 +238,12 @@ class ConsumerState:
     def finished(self, job: Sequence[InHand], errors: Mapping[str, BaseException | str], now_s: float) -> None:
         """Note the end of a job; `errors` holds the failed messages, by id."""
         self.handling -= len(job)
+        self._handling_low -= _count_low(job)
+        started_s = job[0].started_s if job else None
+        if started_s is not None:
+            self._mean_s = new_mean(self._mean_s, (now_s - started_s) / len(job))
         for item in job:
+            item.done = True
             id_ = item.message.id
             error = errors.get(id_)
             self.counts["handled" if error is None else "failed"] += 1
@@ -272,7 +337,7 @@ class ConsumerState:
             elif item.started_s is None:
                 del self.in_hand[id_]  # `next_job` will pass over it in the queue
             else:
-                item.lease_end_s = asked_s  # its handler goes on; `finished` decides about the ack
+                item.lease_end_s, item.lost = asked_s, True  # its handler goes on; `finished` decides about the ack
 
     def holds(self, message: Message, now_s: float) -> bool:
         """Whether no other consumer can have this message: its lease lasts, or it was acked on delivery."""
@@ -286,9 +351,11 @@ class ConsumerState:
     # Stopping
 
     def give_back(self, now_s: float) -> None:
-        """Fail all messages that are not begun, without a delay, so that other consumers get them at once."""
+        """Fail all messages that are not begun, without a delay, so that other consumers get them at once. Call off handlers
+        that still run."""
+        self.ended = True
         while self.queue:
-            item = self.queue.popleft()
+            item = self.queue.take()
             if self.in_hand.get(item.message.id) is item:
                 del self.in_hand[item.message.id]
                 acks = self._failed_acks.setdefault((0.0, STOPPED_ERROR), [])
@@ -298,6 +365,10 @@ class ConsumerState:
     def idle(self) -> bool:
         """Whether nothing is left to handle or to acknowledge."""
         return not self.queue and not self.handling and not self._lingering and not self.acks_in_flight
+
+
+def _count_low(job: Sequence[InHand]) -> int:
+    return sum(item.message.priority == "low" for item in job)
 
 
 def error_text(error: BaseException | str) -> str:

@@ -51,10 +51,11 @@ def dead_page(
     from_: Time | None = None,
     to: Time | None = None,
     error: str | None = None,
+    newest: bool = False,
     limit: int = 1000,
     cursor: str | None = None,
 ) -> Call[DeadLetterPage]:
-    """One page of dead letters in the order of their deaths; `dead` goes through all pages.
+    """One page of dead letters in the order of their deaths, or the last ones first if `newest`; `dead` goes through all pages.
 
     >>> _ = client.configure("jobs", max_attempts=1)
     >>> _ = client.put("jobs", b"?", id="j4")
@@ -64,7 +65,7 @@ def dead_page(
     >>> [(letter.id, letter.error, letter.body) for letter in client.dead_page("jobs").messages]
     [('j4', 'no such customer', b'?')]
     """
-    filters = _filter(group, from_, to, error)
+    filters = _filter(group, from_, to, error) | {"newest": "true" if newest else None}
     return Call(Request("GET", path(topic, "dead", **filters, limit=limit, cursor=cursor)), _parse_page)
 
 

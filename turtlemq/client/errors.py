@@ -21,6 +21,7 @@ class ClientError(Exception):
     code = ""
     status = 0
     tries = 0  # requests that were sent
+    retries_exhausted = False  # it was not tried again: the retry budget of the client is empty
 
     def __init__(self, message: str | None = None, **details: Any) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
@@ -40,15 +41,22 @@ class ClientError(Exception):
         details = {name: value for name, value in self.details.items() if name != "index"}
         out = type(self)(str(self), **details, **({} if index is None else {"index": index}))
         out.code, out.status, out.__cause__ = self.code, self.status, self.__cause__
+        out.retries_exhausted = self.retries_exhausted
         return out
 
 
 class ConnectionFailed(ClientError):
     """No answer came: the server cannot be reached, or the connection broke. Whether the request was done is not known."""
 
+    was_sent = True  # or a part of it; otherwise there was no connection
+
 
 class TimedOut(ClientError):
     """The time was over before an answer came. Whether the request was done is not known; with the same id, put it again."""
+
+
+class Cancelled(ClientError):
+    """The call was cancelled by its token. Whether a request under way was done is not known."""
 
 
 class BufferFull(ClientError):
@@ -131,6 +139,12 @@ class InvalidArgument(Refused):
     code, status = "INVALID_ARGUMENT", 400
 
 
+class InvalidSchedule(Refused):
+    """A schedule has no times, or a cron expression or zone that is none."""
+
+    code, status = "INVALID_SCHEDULE", 400
+
+
 class Unauthenticated(Refused):
     """No token, or one that the server does not know. Give token=… or set TURTLEMQ_TOKEN."""
 
@@ -165,6 +179,29 @@ class UnknownMessage(Refused):
     """The topic holds no message with this id."""
 
     code, status = "UNKNOWN_MESSAGE", 404
+
+
+class UnknownSchedule(Refused):
+    """The topic has no schedule of this name."""
+
+    code, status = "UNKNOWN_SCHEDULE", 404
+
+
+class NotKept(Refused):
+    """Retention has removed the files of that moment."""
+
+    code, status = "NOT_KEPT", 410
+
+    @property
+    def known_from_ms(self) -> int:
+        """The earliest moment that is still known."""
+        return int(self.details.get("known_from_ms", 0))
+
+
+class UnknownReplay(Refused):
+    """The topic has no replay with this id."""
+
+    code, status = "UNKNOWN_REPLAY", 404
 
 
 class UnknownShard(Refused):

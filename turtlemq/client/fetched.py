@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import struct
 from struct import Struct as Layout
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from turtlemq.client.errors import BadAnswer, BodyMismatch
+from turtlemq.client.time_limit import NO_LIMIT
 from turtlemq.client.wire import BSON, Answer, decode_json
 
 T = TypeVar("T")
 LEASE_HEADER = "x-turtlemq-lease"
 
 
+class Handled(Protocol):
+    """A message in the hands of a consumer: `consumer_state.InHand`."""
+
+    def budget_s(self) -> float: ...
+
+    @property
+    def is_called_off(self) -> bool: ...
+
+
 class Message(Struct, kw_only=True):
-    """A fetched message. `attempt` is 1 at its first delivery."""
+    """A fetched message. `attempt` is 1 at its first delivery; `expires_ms` said when that had to be at the latest."""
 
     id: str
     headers: dict[str, str] = {}
@@ -30,11 +40,27 @@ class Message(Struct, kw_only=True):
     attempt: int = 1
     priority: str = "normal"
     lease_until_ms: int = 0
+    expires_ms: int | None = None
     value: Any = msgspec.field(name="body", default=None)
     data: bytes | None = msgspec.field(name="body_base64", default=None)
     topic: str = ""
     group: str = ""
     lease: str = ""  # the name of the fetch's lease, for `ack` and `extend`; empty: no lease, or an older server
+
+    hand: Any = msgspec.field(name="_hand", default=None)  # a `Handled`, once a consumer gives it to its handler
+
+    def budget(self) -> float:
+        """For handlers: the seconds until the message expires or its lease ends, whichever is first; infinite without either.
+        A consumer extends the lease of a message whose handler runs."""
+        handled: Handled | None = self.hand
+        return NO_LIMIT if handled is None else handled.budget_s()
+
+    @property
+    def cancelled(self) -> bool:
+        """For handlers: whether to give up. The lease is lost, so that another consumer may have the message, or the consumer
+        stops and waits no longer."""
+        handled: Handled | None = self.hand
+        return handled is not None and handled.is_called_off
 
     @property
     def body(self) -> Any:
@@ -150,4 +176,4 @@ def _message_from_document(document: dict[str, Any]) -> Message:
     return Message(**known, data=body) if isinstance(body, bytes) else Message(**known, value=body)
 
 
-_DOCUMENT_FIELDS = ("id", "headers", "due_ms", "created_ms", "ready_ms", "lease_until_ms", "attempt", "priority")
+_DOCUMENT_FIELDS = ("id", "headers", "due_ms", "created_ms", "ready_ms", "lease_until_ms", "expires_ms", "attempt", "priority")

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from msgspec import Struct
 
-from turtlemq.client.results import AuditEvent
+from turtlemq.client.results import AuditEvent, TenantFigures
 from turtlemq.client.sending import Call
 from turtlemq.client.wire import Request, Time, json_request, parser_of, path, to_ms, without_none
 
@@ -29,9 +29,14 @@ class _Clock(Struct):
     now_ms: int
 
 
+class _Tenants(Struct):
+    tenants: list[TenantFigures]
+
+
 _parse_clock = parser_of(_Clock)
 _parse_paused = parser_of(_Paused)
 _parse_audit = parser_of(_Audit)
+_parse_tenants = parser_of(_Tenants)
 
 
 def pause(topic: str, group: str | None = None) -> Call[bool]:
@@ -72,6 +77,15 @@ def audit(topic: str | None = None, *, since: Time | None = None, limit: int = 1
     """
     wanted = without_none(topic=topic, from_ms=to_ms(since), limit=limit)
     return Call(Request("GET", f"/v1/audit?{urlencode(wanted)}"), lambda answer: _parse_audit(answer).events)
+
+
+def tenants() -> Call[list[TenantFigures]]:
+    """The tenants of the server's configuration, with their limits and figures.
+
+    >>> client.tenants()
+    []
+    """
+    return Call(Request("GET", "/v1/tenants"), lambda answer: _parse_tenants(answer).tenants)
 
 
 def clock() -> Call[int]:

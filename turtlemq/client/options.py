@@ -5,12 +5,14 @@ Unlike the pure modules it reads the environment, the clock and random numbers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
@@ -18,14 +20,17 @@ from turtlemq import __version__
 from turtlemq.client import clock, tracing
 from turtlemq.client.errors import ClientError, InvalidArgument
 from turtlemq.client.outgoing import IfExists, MessageFields, OutgoingMessage, Priority, check_mode, outgoing_message
+from turtlemq.client.partitions import PARTITION_HEADER
+from turtlemq.client.retry_budget import RETRIES, RetryBudget
 from turtlemq.client.sending import RetryPolicy, Send
 from turtlemq.client.topology import DIRECT_HEADER, TOPOLOGY, Servers
-from turtlemq.client.wire import BUDGET_HEADER, Seconds, Time
+from turtlemq.client.wire import BUDGET_HEADER, Answer, Seconds, Time
 
 URL = "http://127.0.0.1:8878"
 _FIELDS = tuple(MessageFields.__annotations__)
 _counter = itertools.count()
 CONNECT_S = 3.0  # if there is another server to ask: a machine that is gone does not refuse connections
+IDLE_S_MAX = 50.0  # older idle connections may be closed by the server at any moment
 QUESTION_S = 1.0  # for the topology of a cluster
 
 
@@ -47,25 +52,34 @@ class Options:
         timeout: float,
         try_timeout: float,
         user_agent: str | None,
+        retries: int = RETRIES,
     ) -> Options:
         """Options from arguments. TURTLEMQ_URL, TURTLEMQ_TOKEN and TURTLEMQ_CACERT replace those that are None."""
         given = url if url is not None else os.environ.get("TURTLEMQ_URL") or URL
         urls = tuple(_full_url(part) for part in (given.split(",") if isinstance(given, str) else given))
         if timeout <= 0 or try_timeout <= 0 or not urls:
             raise InvalidArgument("timeouts are above 0, and there is at least one address")
+        if retries < 0:
+            raise InvalidArgument("retries is 0 or more")
         token = token if token is not None else os.environ.get("TURTLEMQ_TOKEN", "").strip() or None
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InvalidArgument("a token is printable ASCII")
         cacert = cacert if cacert is not None else os.environ.get("TURTLEMQ_CACERT") or None
-        rules = RetryPolicy(now=clock.now_s, random=random.random, try_timeout_s=try_timeout, budget_s=timeout)
+        rules = RetryPolicy(
+            now=clock.now_s,
+            random=random.random,
+            try_timeout_s=try_timeout,
+            budget_s=timeout,
+            retries=RetryBudget(retries, threading.Lock()),
+        )
         return Options(urls, token, cacert, user_agent or f"turtlemq-python/{__version__}", rules)
 
     def servers(self) -> Servers:
         """The servers to ask, with nothing learned about them yet."""
         return Servers(self.urls, self.policy.random)
 
-    def headers(self, send: Send, direct: bool = False) -> dict[str, str]:
-        """The headers of a request. `direct`: it goes to the leader of a cluster."""
+    def headers(self, send: Send, direct: bool = False, partition: str = "") -> dict[str, str]:
+        """The headers of a request. `direct`: it goes to the leader of a cluster, or a process with its topic, or `partition`."""
         out = {"Accept": send.request.accept, "User-Agent": self.user_agent}
         if send.request.body is not None:
             out["Content-Type"] = send.request.content_type
@@ -75,6 +89,8 @@ class Options:
             out[BUDGET_HEADER] = str(send.budget_ms)
         if direct:
             out[DIRECT_HEADER] = "1"
+        if partition:
+            out[PARTITION_HEADER] = partition
         if tracing.active is not None:
             tracing.active.inject(out)
         return out
@@ -95,6 +111,16 @@ def _full_url(url: str) -> str:
     if not is_address:
         raise InvalidArgument(f"{url!r} is no address of a server; it looks like {URL}")
     return full
+
+
+@functools.lru_cache(100)
+def prefix_of(url: str) -> str:
+    """The path of a server's address, before that of each request.
+
+    >>> prefix_of("http://queue.example/queues")
+    '/queues'
+    """
+    return urlsplit(url).path
 
 
 class Sink:
@@ -120,6 +146,17 @@ class Sink:
 def question_of(step: Send) -> Send:
     """The question for the topology before a step, in a part of its time."""
     return Send(TOPOLOGY, min(QUESTION_S, step.timeout_s / 2), None)
+
+
+def at_once(step: Send) -> Send:
+    """A fetch that does not wait."""
+    request = replace(step.request, body=step.request.at_once, wait_s=0.0)
+    return Send(request, max(0.001, step.timeout_s - step.request.wait_s), step.budget_ms)
+
+
+def has_messages(answer: Answer) -> bool:
+    """Whether the answer to a fetch has messages."""
+    return answer.status == 200 and bool(answer.body) and not answer.body.startswith(b'{"messages":[]')
 
 
 def later(step: Send, seconds: float) -> Send:

@@ -145,11 +145,12 @@ def _check_id(id_: Any) -> None:
         raise InvalidId(f"an id has at most {ID_BYTES_MAX} bytes, this one {len(id_.encode())}")
 
 
-def produce_request(topic: str, batch: Sequence[OutgoingMessage], now_s: float) -> Request:
-    """The request that stores a batch, with delays as of `now_s`."""
+def produce_request(topic: str, batch: Sequence[OutgoingMessage], now_s: float, *, of_one_place: bool = False) -> Request:
+    """The request that stores a batch, with delays as of `now_s`. `of_one_place`: all lie in the partition of the first."""
+    ids = [batch[0].id] if of_one_place or len(batch) == 1 else ()
     if any(out.is_json for out in batch):
-        return Request("POST", path(topic, "messages"), _batch_to_json(batch, now_s), JSON)
-    return Request("POST", path(topic, "messages"), batch_to_bson(batch, now_s), BSON)
+        return Request("POST", path(topic, "messages"), _batch_to_json(batch, now_s), JSON, ids=ids)
+    return Request("POST", path(topic, "messages"), batch_to_bson(batch, now_s), BSON, ids=ids)
 
 
 class _JsonMessage(Struct, omit_defaults=True):

@@ -6,7 +6,6 @@ It knows nothing of retries and of calls, so that a program which needs neither 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import threading
@@ -16,9 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from turtlemq.client import clock
-from turtlemq.client.connection import Connection, Head
+from turtlemq.client.connection import Connection
 from turtlemq.client.errors import Closed, ConnectionFailed
-from turtlemq.client.options import CONNECT_S, Options, Sink, later, question_of
+from turtlemq.client.http_answers import Head
+from turtlemq.client.options import CONNECT_S, IDLE_S_MAX, Options, Sink, at_once, has_messages, later, prefix_of, question_of
+from turtlemq.client.partitions import Partitions
 from turtlemq.client.sending import Send
 from turtlemq.client.topology import Target
 from turtlemq.client.wire import Answer
@@ -26,16 +27,9 @@ from turtlemq.client.wire import Answer
 if TYPE_CHECKING:
     import ssl
 
-IDLE_S_MAX = 50.0  # older idle connections may be closed by the server at any moment
 IDLE_MAX = 64  # idle connections that are kept
 
 ConnectionCallback = Callable[[Connection | None], None]
-
-
-@functools.lru_cache(100)
-def _prefix(url: str) -> str:
-    """The path of a server's address, before that of each request."""
-    return urlsplit(url).path
 
 
 class Pool:
@@ -84,7 +78,22 @@ class Pool:
         """Send a request once. `on_connection` gets the connection, and None at the end. The body of a success goes to `sink`."""
         if (question := self._servers.question(clock.now_s())) is not None:
             step = self._ask(question, step)
-        return self._send(self._servers.target(clock.now_s(), step.request.path), step, on_connection, sink)
+        request, servers = step.request, self._servers
+        if request.at_once is None:
+            return self._send(servers.target(clock.now_s(), request.path, request.ids), step, on_connection, sink)
+        if (target := servers.fetch_target(clock.now_s(), request.path)) is not None:
+            answer = self._send(target, at_once(step), on_connection, sink)
+            if has_messages(answer):
+                return answer
+        target = servers.target(clock.now_s(), request.path)
+        answer = self._send(target, step, on_connection, sink)
+        servers.partitions.fetched(target.topic, request.path, has_messages(answer))
+        return answer
+
+    @property
+    def partitions(self) -> Partitions:
+        """The topics with partitions that were met."""
+        return self._servers.partitions
 
     def _ask(self, target: Target, step: Send) -> Send:
         """Ask for the topology of the cluster. Returns the step, with the time that is left."""
@@ -106,7 +115,9 @@ class Pool:
             if sink is not None and error is sink.error:
                 raise
             self._servers.failed(target, clock.now_s())
-            raise ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}") from error
+            failed = ConnectionFailed(f"no answer from {url}: {str(error) or type(error).__name__}")
+            failed.was_sent = connection.sock is not None
+            raise failed from error
         finally:
             if on_connection is not None:
                 on_connection(None)
@@ -120,11 +131,11 @@ class Pool:
         if connection.sock is None:
             connection.connect(min(step.timeout_s, CONNECT_S) if self._servers.has_others else step.timeout_s)
         request = step.request
-        headers = self.options.headers(step, target.direct)
-        connection.send(request.method, _prefix(target.url) + request.path, headers, request.body, step.timeout_s)
+        headers = self.options.headers(step, target.direct, target.partition)
+        connection.send(request.method, prefix_of(target.url) + request.path, headers, request.body, step.timeout_s)
         head = connection.head()
         pieces: list[bytes] = []
-        for piece in connection.body(head):
+        for piece in connection.body():
             if sink is not None and head.status < 300:
                 sink.write(piece)
             else:
@@ -144,6 +155,8 @@ class Pool:
     def reset_after_fork(self) -> None:
         """In a forked child: the sockets belong to the parent, and a thread that the child lacks may hold the lock."""
         self._lock, self._idle = threading.Lock(), []
+        if self.options.policy.retries is not None:
+            self.options.policy.retries.reset(threading.Lock())
 
 
 class ForkAware(Protocol):

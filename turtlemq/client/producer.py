@@ -203,7 +203,7 @@ class Producer:
         """A sender thread: batch after batch, until the producer is closed and the buffer empty."""
         while batch := self._next_batch():
             try:
-                self.client.run(deliver_batch(self.topic, batch, self._policy))
+                self.client.run(deliver_batch(self.topic, batch, self._policy, self.client.chooser(self.topic)))
             except Exception as error:  # noqa: BLE001 - no caller may wait for ever, whatever failed
                 fail_batch(batch, error)
             log_failed_puts(self.topic, batch)

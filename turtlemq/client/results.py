@@ -8,6 +8,8 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import Struct
 
+from turtlemq.client.lateness_results import Slo
+
 Outcome = Literal["created", "duplicate", "replaced", "rescheduled"]
 
 
@@ -144,11 +146,32 @@ class MessageView(Struct, kw_only=True):
     groups: dict[str, dict[str, Any]] = {}
     attempts: list[Attempt] = []
     timeline: list[MessageEvent] = []
+    at_ms: int | None = None  # the moment that was asked for; None: now
+    known_from_ms: int = 0  # of a past moment: states of delivered messages are known from then on
+    due_known: bool = True  # False: the due time at that moment is not known, and `due_ms` is a later one
 
     @property
     def body(self) -> Any:
         """The body: bytes, or the decoded JSON value."""
         return self.value if self.data is None else self.data
+
+
+class Replay(Struct, kw_only=True):
+    """A replay: copies of a topic's delivered messages in another topic. `scanned` of `total` documents were looked at."""
+
+    id: str
+    topic: str
+    into: str
+    state: str  # running, done, cancelled, failed or interrupted
+    total: int
+    scanned: int
+    copied: int
+    duplicates: int  # that the other topic knew already
+    from_ms: int
+    to_ms: int
+    started_ms: int
+    ended_ms: int | None = None
+    error: str = ""
 
 
 class DeadLetter(Struct, kw_only=True):
@@ -180,12 +203,13 @@ class MessagePage(Struct):
 
 
 class FoundMessage(Struct):
-    """Where an id was found."""
+    """Where an id was found. `next_ms`: its next attempt, the earliest of all groups; None where none waits for one."""
 
     topic: str
     id: str
     state: str
     due_ms: int
+    next_ms: int | None = None
 
 
 class TopicEvent(Struct, kw_only=True):
@@ -231,6 +255,7 @@ class Stats(Struct, kw_only=True):
     live_ratio: float = 1.0
     oldest_ready_ms: int | None = None
     next_due_ms: int | None = None
+    schedules: int = 0
 
 
 class GroupStats(Struct, kw_only=True):
@@ -244,16 +269,19 @@ class GroupStats(Struct, kw_only=True):
     lag: int = 0
     changed_ms: int = 0
     paused: bool = False
+    high_weight: float = 0
+    preempting: bool = False
 
 
 class Topic(Struct):
-    """A topic with its settings, figures and groups."""
+    """A topic with its settings, figures and groups; `slo` if it has a goal for lateness."""
 
     topic: str
     settings: dict[str, Any] = {}
     stats: Stats = msgspec.field(default_factory=Stats)
     groups: dict[str, GroupStats] = {}
     paused: bool = False
+    slo: Slo | None = None
 
 
 class Group(Struct):
@@ -278,6 +306,25 @@ class AuditEvent(Struct):
     target: str = ""
 
 
+class TenantFigures(Struct):
+    """A tenant of the server: its part of the configuration, and its figures since the start. `refused`: requests, by the limit
+    that refused them."""
+
+    name: str
+    topics: list[str]
+    weight: float
+    produce_per_s: float
+    bytes_per_s: float
+    max_in_flight: int
+    max_bytes: int
+    in_flight: int
+    held_bytes: int
+    produced: int
+    produced_bytes: int
+    delivered: int
+    refused: dict[str, int]
+
+
 class Transacted(Struct):
     """A transaction was done: the ids that were put, and how many messages were cancelled and rescheduled. `duplicates`: indexes
     of ids that the topic knew."""
@@ -286,25 +333,6 @@ class Transacted(Struct):
     cancelled: int = 0
     rescheduled: int = 0
     duplicates: list[int] = []
-
-
-class WhatIf(Struct):
-    """A forecast as it would be if each message had a spread."""
-
-    spread_ms: int
-    counts: list[int]
-    beyond: int = 0
-
-
-class Forecast(Struct):
-    """The number of messages due in each bucket from `from_ms` on; `overdue` before it, `beyond` after the last."""
-
-    bucket_ms: int
-    from_ms: int
-    counts: list[int]
-    overdue: int = 0
-    beyond: int = 0
-    what_if: WhatIf | None = None
 
 
 class Summary(Struct):

@@ -16,18 +16,22 @@ import msgspec
 from turtlemq.client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidFireAt, Refused, TimedOut
 from turtlemq.client.outgoing import MODES_COUNT, OutgoingMessage, produce_request
 from turtlemq.client.results import Outcome, StoredIds
+from turtlemq.client.retry_budget import Allowance, RetryBudget
+from turtlemq.client.time_limit import time_limit
 from turtlemq.client.wire import Answer, Request, Seconds, as_seconds, error_of
 
 T = TypeVar("T")
 RETRY_STATUSES = (408, 421, 429, 502, 503)  # temporary refusals; after a 503 of a cluster it may be done: ids make it safe
+FREE_CODES = ("NOT_LEADER", "NO_LEADER")  # refusals of a cluster that elects: a retry costs nothing of the budget
 FOREVER = float("inf")
+TRY_S_MIN = 0.01  # a try with less time is not worth sending
 REQUEST_COUNT = 10_000  # messages in one request of `store_all`, unless all go together
 REQUEST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A step: send this request and wait `timeout_s` for the answer. `budget_ms`: the remaining time, sent to the server."""
+    """A step: send this request and wait `timeout_s` for the answer. `budget_ms`: that time, sent to the server."""
 
     request: Request
     timeout_s: float
@@ -76,8 +80,9 @@ def delayed_call(delay: Seconds | None, make_request: Callable[[float | None], R
 class RetryPolicy:
     """Clock, random numbers, timeouts, and exponential backoff with full jitter.
 
-    try_timeout_s limits each try, budget_s all tries together. A pause is a random part of base × 2^tries, at most
-    `backoff_max_s`, so that clients that lost the server together do not come back together. Retry-After is added to it.
+    try_timeout_s limits each try, budget_s all tries together. A try gets the part `alpha` of the time until then: another
+    one fits. A pause is a random part of base × 2^tries, at most `backoff_max_s`, so that clients that lost the
+    server together do not come back together. Retry-After is added to it. `retries`: the budget of all calls of a client.
     """
 
     now: Callable[[], float]
@@ -86,6 +91,8 @@ class RetryPolicy:
     budget_s: float = 30.0
     backoff_base_s: float = 0.05
     backoff_max_s: float = 5.0
+    alpha: float = 0.7
+    retries: RetryBudget | None = None
 
     def backoff_s(self, tries: int, retry_after_s: float | None = None) -> float:
         """The pause after so many tries.
@@ -94,23 +101,59 @@ class RetryPolicy:
         >>> [policy.backoff_s(n) for n in (1, 2, 3, 20)], policy.backoff_s(1, retry_after_s=2)
         ([0.05, 0.1, 0.2, 5.0], 2.05)
         """
-        limit_s = min(self.backoff_max_s, self.backoff_base_s * 2.0 ** min(tries - 1, 30))
-        return (retry_after_s or 0.0) + self.random() * limit_s
+        return (retry_after_s or 0.0) + self.random() * self._pause_s_max(tries)
+
+    def _pause_s_max(self, tries: int) -> float:
+        return min(self.backoff_max_s, self.backoff_base_s * 2.0 ** min(tries - 1, 30))
+
+    def timeout_s(self, left_s: float, tries: int, wait_s: float = 0.0) -> float:
+        """The timeout of a try with `left_s` left, after `tries` others. All of it, if a pause and a further try would not fit
+        behind. `wait_s`: for which the server may hold the answer back.
+
+        >>> policy = RetryPolicy(now=lambda: 0.0, random=lambda: 1.0)
+        >>> [policy.timeout_s(left_s, 0) for left_s in (30, 10, 0.1)], policy.timeout_s(30, 0, wait_s=20)
+        ([10.0, 7.0, 0.1], 27.0)
+        """
+        share_s = self.alpha * max(0.0, left_s - wait_s)
+        if left_s - wait_s - share_s < self._pause_s_max(tries + 1) + TRY_S_MIN:
+            share_s = left_s - wait_s
+        return min(left_s, wait_s + min(self.try_timeout_s, share_s)) if left_s > wait_s else left_s
 
 
 def send_with_retries(
-    make_request: Callable[[float], Request], policy: RetryPolicy, deadline_s: float, *, patient: bool = False
+    make_request: Callable[[float], Request],
+    policy: RetryPolicy,
+    deadline_s: float,
+    *,
+    patient: bool = False,
+    probing: bool = False,
 ) -> Flow[Answer]:
     """Send until there is a success, a permanent refusal, or no time left. `make_request` gets the time of each try.
 
-    patient: all errors of the server (5xx) are tried again, too. The deadline may be `FOREVER`.
+    Raises the last error, with `retries_exhausted`, when the retry budget is empty. The deadline may be `FOREVER`.
+    patient: all errors of the server (5xx) are tried again, too, with or without a budget: for loops that send one at a time.
+    probing: with an empty budget, go on as soon as no other such request is under way: for senders that may not give up.
     """
-    tries = 0
+    allowance = Allowance(policy.retries, "go on" if patient else "probe" if probing else "give up", policy.random)
+    try:
+        return (yield from _tries(make_request, policy, deadline_s, allowance, patient=patient))
+    finally:
+        allowance.end()
+
+
+def _tries(
+    make_request: Callable[[float], Request], policy: RetryPolicy, deadline_s: float, allowance: Allowance, *, patient: bool
+) -> Flow[Answer]:
+    tries, is_free = 0, False
     error: ClientError = TimedOut("the time was over before the first")
-    pause_s = 0.0
+    pause_s: float | None = 0.0
     while True:
         now = policy.now()
         left_s = deadline_s - now
+        pause_s = pause_s or allowance.pause_s(now, not tries, is_free)
+        if pause_s is None:
+            error.retries_exhausted = True
+            raise error
         if left_s <= pause_s:  # no time for a try after this pause
             raise TimedOut(f"no success within the time after {tries} tries; the last: {error}") from error
         if pause_s:
@@ -121,9 +164,10 @@ def send_with_retries(
         tries += 1
         retry_after_s: float | None = None
         try:
+            timeout_s = policy.timeout_s(left_s, tries - 1, request.wait_s)
             # without a budget, the server could work on after its caller has given up
-            budget_ms = max(1, int(left_s * 1000)) if left_s < FOREVER else None
-            answer: Answer = yield Send(request, min(policy.try_timeout_s + request.wait_s, left_s), budget_ms)
+            budget_ms = max(1, int(timeout_s * 1000)) if left_s < FOREVER else None
+            answer: Answer = yield Send(request, timeout_s, budget_ms)
             if answer.status < 300:
                 return answer
             error = error_of(answer)
@@ -131,16 +175,18 @@ def send_with_retries(
             if answer.status not in RETRY_STATUSES and not (patient and answer.status >= 500):
                 raise error
             retry_after_s = error.retry_after_s if isinstance(error, Refused) else None
+            is_free = error.code in FREE_CODES
         except ConnectionFailed as failed:
-            error = failed
+            error, is_free = failed, not failed.was_sent
         pause_s = policy.backoff_s(tries, retry_after_s)
 
 
 def run_call(call: Call[T], policy: RetryPolicy) -> Flow[T]:
     """Send a call and read its answer."""
     now = policy.now()
+    end_s = min(now + policy.budget_s + call.request.wait_s, time_limit())
     try:
-        answer = yield from send_with_retries(call.requests_since(now), policy, now + policy.budget_s + call.request.wait_s)
+        answer = yield from send_with_retries(call.requests_since(now), policy, end_s)
     except Refused as error:
         if error.tries < 2 or not call.already_done(error):
             raise
@@ -194,31 +240,78 @@ def _with_outcomes(stored: _Stored, known: bool | None) -> StoredIds:
     return StoredIds(stored.ids, created, outcomes)
 
 
+Choose = Callable[[Sequence[str]], Sequence[int]]  # the partitions of ids
+
+
 def store_batch(
-    topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, deadline_s: float | None = None
+    topic: str,
+    batch: Sequence[OutgoingMessage],
+    policy: RetryPolicy,
+    deadline_s: float | None = None,
+    *,
+    of_one_place: bool = False,
 ) -> Flow[StoredIds]:
-    """Store a batch in one request: all of it or nothing. Without a deadline it takes at most the budget of the policy."""
-    end_s, tries = policy.now() + policy.budget_s if deadline_s is None else deadline_s, 0
+    """Store a batch in one request: all of it or nothing. Without a deadline it takes at most the budget of the policy; with one
+    it does not give up before. `of_one_place`: all lie in one partition."""
+    end_s, tries = min(policy.now() + policy.budget_s, time_limit()) if deadline_s is None else deadline_s, 0
 
     def request(now_s: float) -> Request:
         nonlocal tries
         tries += 1
-        return produce_request(topic, batch, now_s)
+        return produce_request(topic, batch, now_s, of_one_place=of_one_place)
 
-    answer = yield from send_with_retries(request, policy, end_s)
+    answer = yield from send_with_retries(request, policy, end_s, probing=deadline_s is not None)
     return parse_stored(answer, tries == 1)
 
 
-def store_all(topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, *, together: bool) -> Flow[StoredIds]:
-    """Store a list of any length, in one request if `together`. Returns its ids.
+def rows_by_place(ids: Sequence[str], choose: Choose | None) -> list[Sequence[int]]:
+    """The rows of ids that lie in one partition each; all of them in one list without partitions.
+
+    >>> rows_by_place(["a", "bb", "c"], lambda ids: [len(id_) for id_ in ids]), rows_by_place(["a", "bb"], None)
+    ([[0, 2], [1]], [range(0, 2)])
+    """
+    if choose is None:
+        return [range(len(ids))]
+    found: dict[int, list[int]] = {}
+    for row, partition in enumerate(choose(ids)):
+        found.setdefault(partition, []).append(row)
+    return list(found.values())
+
+
+def store_all(
+    topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, *, together: bool, choose: Choose | None = None
+) -> Flow[StoredIds]:
+    """Store a list of any length, in one request if `together`; else in one at least for each partition that `choose` names.
+    Returns its ids.
 
     An error has the `index` of the bad message in the list, and `stored`: how many messages earlier requests have stored.
     """
+    groups = rows_by_place([message.id for message in batch], None if together else choose)
+    if len(groups) == 1:
+        return (yield from _store_all(topic, batch, policy, together=together, of_one_place=choose is not None and not together))
+    outcome: list[Any] = [None] * len(batch)
+    count = 0
+    for rows in groups:
+        try:
+            part = yield from _store_all(topic, [batch[row] for row in rows], policy, together=False, of_one_place=True)
+        except ClientError as error:
+            error.details["stored"] = count + error.details.get("stored", 0)
+            raise error.at(None if error.index is None else rows[error.index]) from error
+        for row, stored in zip(rows, zip(part, part.created, part.outcomes, strict=True), strict=True):
+            outcome[row] = stored
+        count += len(part)
+    columns = [list(column) for column in zip(*outcome, strict=True)]
+    return StoredIds(*columns)
+
+
+def _store_all(
+    topic: str, batch: Sequence[OutgoingMessage], policy: RetryPolicy, *, together: bool, of_one_place: bool
+) -> Flow[StoredIds]:
     ids = StoredIds()
     count = MODES_COUNT if any(message.if_exists for message in batch) else REQUEST_COUNT
     for part in [batch] if together and batch else split_batch(batch, count, REQUEST_BYTES):
         try:
-            stored = yield from store_batch(topic, part, policy)
+            stored = yield from store_batch(topic, part, policy, of_one_place=of_one_place)
         except ClientError as error:
             out = error.at(None if error.index is None else error.index + len(ids))
             out.details["stored"] = len(ids)

@@ -12,13 +12,27 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from turtlemq.client import calls, client_calls, dead_calls, operator_calls, sending, tracing, transaction_calls
+from turtlemq.client import (
+    calls,
+    client_calls,
+    dead_calls,
+    operator_calls,
+    past_calls,
+    schedule_calls,
+    sending,
+    topic_calls,
+    tracing,
+    transaction_calls,
+)
 from turtlemq.client.arguments import describe_method
+from turtlemq.client.cancel import Guarded, current_token
 from turtlemq.client.errors import ClientError
 from turtlemq.client.options import Options, Sink, new_id, outgoing_messages
 from turtlemq.client.outgoing import IfExists, MessageFields, outgoing_message
 from turtlemq.client.pool import ConnectionCallback, Pool
 from turtlemq.client.results import DeadLetter, MessageView, StoredId, StoredIds, Transacted
+from turtlemq.client.retry_budget import RETRIES
+from turtlemq.client.schedule_results import Schedule
 from turtlemq.client.sending import Call, Flow, Pause, Send
 from turtlemq.client.wire import Request, Seconds, error_of, path
 
@@ -42,7 +56,8 @@ class Client:
 
     url: the address of the server, or several; default TURTLEMQ_URL, else this machine. token: default TURTLEMQ_TOKEN.
     cacert: a file with the certificates to trust, default TURTLEMQ_CACERT. timeout: seconds for a call with all its tries.
-    try_timeout: seconds for each try; a long poll adds its wait.
+    try_timeout: seconds for each try; a long poll adds its wait. retries: in 10 s, beside a fifth of the calls; then errors
+    are raised at once.
 
     >>> client.put("orders", {"close": 17}, id="order-17")
     'order-17'
@@ -61,8 +76,9 @@ class Client:
         timeout: float = 30.0,
         try_timeout: float = 10.0,
         user_agent: str | None = None,
+        retries: int = RETRIES,
     ) -> None:
-        self.options = Options.from_arguments(url, token, cacert, timeout, try_timeout, user_agent)
+        self.options = Options.from_arguments(url, token, cacert, timeout, try_timeout, user_agent, retries)
         self.pool = Pool(self.options)
 
     def __enter__(self) -> Self:
@@ -75,6 +91,10 @@ class Client:
         """Close its connections. Later calls raise `Closed`."""
         self.pool.close()
 
+    def chooser(self, topic: str) -> sending.Choose | None:
+        """For producers: a function from ids to partitions of a topic; None if it has none, as far as is known."""
+        return self.pool.partitions.chooser(topic)
+
     def run(
         self,
         flow: Flow[T],
@@ -83,12 +103,18 @@ class Client:
         on_connection: ConnectionCallback | None = None,
     ) -> T:
         """Perform the steps of a flow. Returns its result."""
+        if (token := current_token()) is not None:
+            on_connection, sleep = Guarded(token, on_connection), token.sleep
         try:
             step = next(flow)
             while True:
+                if token is not None:
+                    token.check()
                 try:
                     answer = sleep(step.seconds) if isinstance(step, Pause) else self.pool.send(step, on_connection=on_connection)
                 except ClientError as error:
+                    if token is not None:
+                        token.check()
                     step = flow.throw(error)
                 else:
                     step = flow.send(answer)
@@ -141,7 +167,7 @@ class Client:
         """
         batch = outgoing_messages(messages, self.options.policy.now(), if_exists)
         with tracing.sending(topic, batch):
-            return self.run(sending.store_all(topic, batch, self.options.policy, together=together))
+            return self.run(sending.store_all(topic, batch, self.options.policy, together=together, choose=self.chooser(topic)))
 
     def transaction(
         self,
@@ -176,29 +202,42 @@ class Client:
     ack = _method(calls.ack)
     fail = _method(calls.fail)
     extend = _method(calls.extend)
-    get = _method(calls.get)
+    get = _method(past_calls.get)
     find = _method(calls.find)
     cancel = _method(calls.cancel)
     cancel_many = _method(calls.cancel_many)
     reschedule = _method(calls.reschedule)
     retry = _method(calls.retry)
     browse_page = _method(calls.browse_page)
-    events = _method(calls.events)
-    forecast = _method(calls.forecast)
-    topics = _method(calls.topics)
-    topic = _method(calls.topic)
-    stats = _method(calls.stats)
-    configure = _method(calls.configure)
-    compact = _method(calls.compact)
-    drop_topic = _method(calls.drop_topic)
-    place_group = _method(calls.place_group)
-    group = _method(calls.group)
-    drop_group = _method(calls.drop_group)
+    events = _method(past_calls.events)
+    replay = _method(past_calls.replay)
+    replays = _method(past_calls.replays)
+    replay_state = _method(past_calls.replay_state)
+    cancel_replay = _method(past_calls.cancel_replay)
+    forecast = _method(topic_calls.forecast)
+    topics = _method(topic_calls.topics)
+    topic = _method(topic_calls.topic)
+    stats = _method(topic_calls.stats)
+    configure = _method(topic_calls.configure)
+    compact = _method(topic_calls.compact)
+    drop_topic = _method(topic_calls.drop_topic)
+    place_group = _method(topic_calls.place_group)
+    group = _method(topic_calls.group)
+    drop_group = _method(topic_calls.drop_group)
     pause = _method(operator_calls.pause)
     resume = _method(operator_calls.resume)
     audit = _method(operator_calls.audit)
+    tenants = _method(operator_calls.tenants)
     clock = _method(operator_calls.clock)
     move_clock = _method(operator_calls.move_clock)
+    put_schedule = _method(schedule_calls.put_schedule)
+    get_schedule = _method(schedule_calls.get_schedule)
+    schedule_page = _method(schedule_calls.schedule_page)
+    next_times = _method(schedule_calls.next_times)
+    trigger_schedule = _method(schedule_calls.trigger_schedule)
+    pause_schedule = _method(schedule_calls.pause_schedule)
+    resume_schedule = _method(schedule_calls.resume_schedule)
+    drop_schedule = _method(schedule_calls.drop_schedule)
     dead_page = _method(dead_calls.dead_page)
     dead_summary = _method(dead_calls.dead_summary)
     requeue_dead = _method(dead_calls.requeue_dead)
@@ -220,6 +259,14 @@ class Client:
         while cursor is not None:
             page = self.browse_page(topic, **filters, cursor=cursor or None)
             yield from page.messages
+            cursor = page.cursor
+
+    def schedules(self, topic: str, *, limit: int = 1000) -> Iterator[Schedule]:
+        """All schedules, those that fire next first, fetched in pages of `limit`."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self.schedule_page(topic, limit=limit, cursor=cursor or None)
+            yield from page.schedules
             cursor = page.cursor
 
     def dead(self, topic: str, **filters: Any) -> Iterator[DeadLetter]:

@@ -5,7 +5,7 @@ Messages to put are encoded in `outgoing`, fetched ones decoded in `fetched`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -39,7 +39,8 @@ to_json = msgspec.json.Encoder(enc_hook=_plain_value).encode
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to a server. `wait_s`: the time for which the server may hold the answer back, in a long poll."""
+    """A request to a server. `wait_s`: the time for which the server may hold the answer back, in a long poll. `ids`: of the
+    messages that it is about. `at_once`: the body of a fetch that does not wait."""
 
     method: str
     path: str
@@ -47,6 +48,8 @@ class Request:
     content_type: str = JSON
     accept: str = JSON
     wait_s: float = 0.0
+    ids: Sequence[str] = field(default=(), repr=False)
+    at_once: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,20 @@ PAGE_BYTES = 16 << 20  # of documents on one page
 _STRIDE = 512  # keys read at once: many of them may be cancelled
 
 
-def browse(segments: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | None) -> tuple[list[f.Document], str | None]:
+def browse(
+    segments: Segments, from_ms: int, to_ms: int, limit: int, cursor: str | None, newest: bool = False
+) -> tuple[list[f.Document], str | None]:
     """A page of sleepers due in [from_ms, to_ms], ordered by (due, seq), and the cursor of the next page, None if this is the
-    last. A page may have fewer than `limit` messages if they are large. O(limit × segments)."""
+    last. `newest`: in the reverse order, for which the cursor must be of that order, too. A page may have fewer than `limit`
+    messages if they are large. O(limit × segments)."""
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
     if not 0 <= from_ms <= to_ms <= DUE_MS_MAX:
         raise InvalidArgument(f"from_ms {from_ms} and to_ms {to_ms} do not make a range within 0 to {DUE_MS_MAX}")
-    after = parse_cursor(cursor)
+    beyond = None if cursor is None else parse_cursor(cursor)
     wanted, bytes_max = limit + 1, PAGE_BYTES
     while True:
-        parts, ordinals = _first_keys(segments, max(from_ms, after[0]), to_ms, after, wanted)
+        parts, ordinals = _next_keys(segments, from_ms, to_ms, beyond, wanted, newest)
         taken = _fitting(segments, parts, ordinals, bytes_max)
         documents = _read(segments, parts[:taken], ordinals[:taken])
         more = taken < len(ordinals) or len(ordinals) >= wanted
@@ -42,26 +45,34 @@ def browse(segments: Segments, from_ms: int, to_ms: int, limit: int, cursor: str
     return page, f"{page[-1].due_ms}-{page[-1].seq}" if more or len(documents) > limit else None
 
 
-def _first_keys(segments: Segments, low: int, to_ms: int, after: tuple[int, int], wanted: int) -> tuple[I64, I64]:
-    """The first `wanted` sleepers behind `after` = (due, seq): numbers of their parts, and their ordinals. Fewer only if there
-    are no more."""
+def _next_keys(
+    segments: Segments, from_ms: int, to_ms: int, beyond: tuple[int, int] | None, wanted: int, newest: bool
+) -> tuple[I64, I64]:
+    """The next `wanted` sleepers behind `beyond` = (due, seq), or before it if the newest come first: numbers of their parts, and
+    their ordinals. Fewer only if there are no more."""
     slices: list[tuple[int, U64]] = [(0, np.empty(0, np.uint64))]
     for number, part in enumerate(segments.parts):
         for cursor in _cursors(part):
-            behind = low == after[0] and after[1]
-            first = rank_behind(segments.door, part, cursor.keys, *after) if behind else cursor.keys.rank(low << ORDINAL_BITS)
-            first, last = max(cursor.pos, first), cursor.keys.rank((to_ms + 1) << ORDINAL_BITS)
+            first = max(cursor.pos, cursor.keys.rank(from_ms << ORDINAL_BITS))
+            last = cursor.keys.rank((to_ms + 1) << ORDINAL_BITS)
+            if beyond is not None and newest:
+                last = min(last, rank_behind(segments.door, part, cursor.keys, beyond[0], beyond[1] - 1))
+            elif beyond is not None:
+                first = max(first, rank_behind(segments.door, part, cursor.keys, *beyond))
             left = wanted
             while first < last and left > 0:
-                following = min(first + max(left, _STRIDE), last)
-                keys = cursor.keys.slice(first, following)
-                keys = keys[part.alive(f.key_ordinals(keys))][:left]
+                step = min(max(left, _STRIDE), last - first)
+                keys = cursor.keys.slice(last - step, last) if newest else cursor.keys.slice(first, first + step)
+                keys = keys[part.alive(f.key_ordinals(keys))]
+                keys = keys[-left:] if newest else keys[:left]
                 slices.append((number, keys))
-                first, left = following, left - len(keys)
+                first, last = (first, last - step) if newest else (first + step, last)
+                left -= len(keys)
     keys = np.concatenate([keys for _, keys in slices])
     parts = np.repeat(np.array([number for number, _ in slices]), [len(keys) for _, keys in slices])
     ordinals = f.key_ordinals(keys)
-    order = np.lexsort((ordinals, parts, f.key_dues(keys)))[:wanted]  # parts are in the order of their seqs
+    order = np.lexsort((ordinals, parts, f.key_dues(keys)))  # parts are in the order of their seqs
+    order = order[::-1][:wanted] if newest else order[:wanted]
     return parts[order], ordinals[order]
 
 
@@ -84,10 +95,8 @@ def _read(segments: Segments, parts: I64, ordinals: I64) -> list[f.Document]:
     return [by_row[row] for row in sorted(by_row)]
 
 
-def parse_cursor(cursor: str | None) -> tuple[int, int]:
-    """The (due, seq) behind which a page begins."""
-    if cursor is None:
-        return (0, 0)
+def parse_cursor(cursor: str) -> tuple[int, int]:
+    """The (due, seq) where the page before ended."""
     try:
         due, seq = cursor.split("-")
         if not (cursor.isascii() and due.isdigit() and seq.isdigit() and int(due) <= DUE_MS_MAX and int(seq) < 1 << 63):

@@ -46,8 +46,8 @@ def due(segments: Segments, held_back: Set[int], now_ms: int, count_max: int, by
     elif len(intact):
         last = intact[-1]
         progress = progress.add(Mark(segments.memtable.last_seq, int(taken.due_ms[last]), int(taken.seq[last])))
-    raw, starts, dues, seqs, hashes = taken.join(intact)
-    return Due(raw, starts, dues, seqs, progress, more, taken.moves(stop), hashes)
+    raw, starts, dues, seqs, flags, hashes = taken.join(intact)
+    return Due(raw, starts, dues, seqs, progress, more, flags, taken.moves(stop), hashes)
 
 
 def advance(segments: Segments, handed: Due) -> None:
@@ -197,10 +197,12 @@ class LargeBatch:
             order[i] = f.decode(view[int(self.at[i]) : int(self.at[i] + self.length[i])]).order
         return keep[np.lexsort((order[keep], self.due_ms[keep]))]
 
-    def join(self, keep: I64) -> tuple[bytes, I64, I64, I64, U64 | None]:
-        """The kept documents back to back, their starts, due times and seqs, and the hashes of their ids if cheap to get."""
+    def join(self, keep: I64) -> tuple[bytes, I64, I64, I64, int, U64 | None]:
+        """The kept documents back to back, their starts, due times and seqs, the flags that any of them has, and the hashes of
+        their ids if cheap to get."""
         keep = self._in_order(keep)
-        return *self._joined(keep), self.due_ms[keep], self.seq[keep], self._hashes(keep)
+        flags = int(np.bitwise_or.reduce(self.flags[keep]))
+        return *self._joined(keep), self.due_ms[keep], self.seq[keep], flags, self._hashes(keep)
 
     def _hashes(self, keep: I64) -> U64 | None:
         """Hashes of the ids, None unless all documents are in the memtable: tables do not have hashes by ordinal."""

@@ -102,10 +102,11 @@ class Index:
         """Make everything staged durable and visible: one write, one fdatasync. Raises if that failed."""
         self._writer.commit(sync)
 
-    def store(self, columns: Columns, first_seq: int | None = None) -> None:
-        """Append documents durably, without checks. `first_seq`: a number from `next_seq`; None: the next one."""
+    def store(self, columns: Columns, first_seq: int | None = None, *, commit: bool = True) -> None:
+        """Append documents without checks, durably if `commit`. `first_seq`: a number from `next_seq`; None: the next one."""
         self._writer.stage(columns, self._writer.next_seq(0) if first_seq is None else first_seq)
-        self._writer.commit()
+        if commit:
+            self._writer.commit()
 
     def next_seq(self, now_ms: int = 0) -> int:
         """The seq that a document staged now would get."""
@@ -389,10 +390,11 @@ class Index:
 
     @repairing_method
     def browse_documents(
-        self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None
+        self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None, newest: bool = False
     ) -> tuple[list[f.Document], str | None]:
-        """A page of sleepers as stored documents, and the cursor of the next page (None: this is the last)."""
-        return browse(self._segments, from_ms, to_ms, limit, cursor)
+        """A page of sleepers as stored documents, those due last first if `newest`, and the cursor of the next page (None: this
+        is the last)."""
+        return browse(self._segments, from_ms, to_ms, limit, cursor, newest)
 
     @repairing_method
     def forecast(self, now_ms: int, *, bucket_ms: int = 60_000, buckets: int = 1440) -> Forecast:

@@ -31,6 +31,7 @@ from turtlemq.model import (
     Message,
 )
 from turtlemq.segment import format as f
+from turtlemq.segment import kernel
 from turtlemq.segment.ids import hash_any
 
 _CHECKED_AT_ONCE = 2_048  # ids: a join of 100,000 on a thread would keep the event loop waiting for 150 ms, as one bytecode
@@ -117,6 +118,8 @@ def _is_simple(batch: Batch) -> bool:
 
 def _check_bodies(bodies: Sequence[bytes]) -> int:
     """Check bodies. Returns their total size in bytes."""
+    if kernel.compiled is not None and (known := kernel.compiled.sizes(bodies)) is not None and known[1] <= BODY_BYTES_MAX:
+        return int(known[0])
     if set(map(type, bodies)) != {bytes}:
         i = next(i for i, body in enumerate(bodies) if type(body) is not bytes)
         raise InvalidMessage(f"message {i}: a body is bytes, this one is {type(bodies[i]).__name__}", index=i)
@@ -159,6 +162,8 @@ def _in_range(values: Any, low: int, high: int) -> bool:
 
 def _plain_ids(ids: Sequence[Any]) -> bool:
     """Fast path without a loop: are all ids certainly valid?"""
+    if kernel.compiled is not None and kernel.compiled.are_plain_ids(ids, ID_BYTES_MAX):
+        return True
     try:
         text = "/".join(ids)
     except TypeError:

@@ -3,9 +3,9 @@
 >>> shape = Shape(replicas=3)
 >>> shape.min_isr, shape.config("0f").shards
 (2, 1)
->>> Shape(shards=4).config("0f")
+>>> Shape(shards=400).config("0f")
 Traceback (most recent call last):
-turtlemq.errors.InvalidArgument: a cluster has one shard in this version, not 4
+turtlemq.errors.InvalidArgument: a cluster has 1 to 100 shards, not 400
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from turtlemq.errors import Conflict, InvalidArgument
-from turtlemq.replica.cluster_state import REPLICAS_MAX, Config, Keys, Want, decode, encode
+from turtlemq.replica.cluster_state import REPLICAS_MAX, SHARDS_MAX, Config, Keys, Want, decode, encode
 from turtlemq.replica.etcd import Etcd, InDoubt, mod_revision_is, put, read
-
-SHARDS_MAX = 1  # of this version
 
 
 class Shape(NamedTuple):
@@ -37,8 +35,8 @@ class Shape(NamedTuple):
 
     def config(self, id_: str) -> Config:
         """The value of `config`. Raises `InvalidArgument`."""
-        if self.shards != SHARDS_MAX:
-            raise InvalidArgument(f"a cluster has one shard in this version, not {self.shards}")
+        if not 1 <= self.shards <= SHARDS_MAX:
+            raise InvalidArgument(f"a cluster has 1 to {SHARDS_MAX} shards, not {self.shards}")
         if not 1 <= self.replicas <= REPLICAS_MAX:
             raise InvalidArgument(f"a cluster has 1 to {REPLICAS_MAX} replicas of each shard, not {self.replicas}")
         if not 1 <= self.min_isr <= self.replicas:
@@ -71,7 +69,7 @@ async def init_cluster(etcd: Etcd, cluster: str, shape: Shape, first: str = "") 
     present = decode(keys.config, found[0].value, Config) if found else wanted
     if msgspec.structs.replace(present, id=wanted.id) != wanted:
         raise Conflict(
-            f"cluster {cluster!r} exists already, with {present.shards} shard, {present.replicas} replicas "
+            f"cluster {cluster!r} exists already, with {present.shards} shards, {present.replicas} replicas "
             f"and min_isr {present.min_isr}; these never change. Nothing was done."
         )
     return Made(present, present.id == wanted.id)

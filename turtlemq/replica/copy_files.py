@@ -140,7 +140,7 @@ def cut(door: Door, path: Path, size: int) -> None:
 def remove_caches(door: Door, root: Path) -> None:
     """Remove caches of this machine alone: they tell of files that may be others now."""
     for topic in door.names(root / names.TOPICS):
-        for folder in (root / names.TOPICS / topic, root / names.TOPICS / topic / "dead"):
+        for folder in (root / names.TOPICS / topic, *(root / names.TOPICS / topic / inner for inner in names.INNER)):
             for name in door.names(folder):
                 known = names.parse(name)
                 if known is not None and known.what == "filter":

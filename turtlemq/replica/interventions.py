@@ -121,6 +121,18 @@ def target_of(view: ClusterView, number: int, node: str) -> str:
 # ── remove ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def plan_leave(view: ClusterView, node: str, by: Audit) -> Plan | None:
+    """Let a node give up its copies of all shards, in a cluster with several: the controller makes them elsewhere first, and the
+    node stays away until it is undrained. None: it does so already. Requires: the action of `by` is "remove"."""
+    check_node(view, node)
+    if (noted := view.drains.get(node)) is not None and noted.action == by.action:
+        return None
+    others, least = view.nodes.keys() - view.drains.keys() - {node}, view.config.min_isr if view.config is not None else 1
+    if len(others) < least:
+        raise Conflict(f"{len(others)} other nodes can have its copies, and min_isr is {least}: start another node first")
+    return Plan({}, {view.keys.drain(node): encode(by), view.keys.audit(by.at_ms, 0): encode(by)})
+
+
 def plan_remove(view: ClusterView, number: int, node: str, by: Audit) -> Plan | None:
     """Take a node out of the wanted ones of a shard; its leader then lets its replicas go (`unwanted`). A node that is alive is
     drained as well, so that it does not come back by itself. None: it has no part in the shard."""

@@ -88,7 +88,7 @@ def walk(door: Door, root: Path, unit: str) -> Iterator[str]:
             path = f"{unit}/{name}"
             if is_shared(path):
                 yield path
-                if name == "dead" and door.is_folder(root / path):
+                if name in names.INNER and door.is_folder(root / path):
                     yield from (f"{path}/{inner}" for inner in door.names(root / path) if is_shared(f"{path}/{inner}"))
 
 

@@ -2,6 +2,8 @@
 
 >>> is_shared("topic/orders/delay_0000000000.bson"), is_shared("LOCK"), is_shared("topic/../FORMAT")
 (True, False, False)
+>>> is_shared("topic/orders/schedules/delay_0000000000.bson"), is_shared("topic/orders/others/delay_0000000000.bson")
+(True, False)
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from turtlemq.errors import Corrupt
 from turtlemq.storage import names
 
 _TOP = re.compile(rf"({names.FORMAT}|{names.CLEAN}|{names.HASH_SEED})(\.tmp)?|")
-_INSIDE = re.compile(r"topic(/(?P<topic>[^/]+)(/dead)?(/(?P<file>[^/]+))?)?")
+_INNER = f"(/({'|'.join(names.INNER)}))?"
+_INSIDE = re.compile(rf"topic(/(?P<topic>[^/]+){_INNER}(/(?P<file>[^/]+))?)?")
 _PLAIN = {  # beside logs and their caches
-    name + suffix for name in (names.SETTINGS, names.PAUSED, names.ENDPOINTS, names.OFFSET) for suffix in ("", names.TMP)
+    name + suffix
+    for name in (names.SETTINGS, names.PAUSED, names.ENDPOINTS, names.REPLAYS, names.OFFSET)
+    for suffix in ("", names.TMP)
 }
 _LOCAL = re.compile(
     rf"({'|'.join(map(re.escape, sorted(names.LOCAL)))})(\.tmp|/.*)?"
-    r"|topic/[^/]+(/dead)?/[^/]+\.(damaged(\.tmp)?|filter\.tmp)"
+    rf"|topic/[^/]+{_INNER}/[^/]+\.(damaged(\.tmp)?|filter\.tmp)"
 )
 
 
@@ -33,7 +38,7 @@ def is_shared(path: str) -> bool:
     if match is None or _LOCAL.fullmatch(path) or not {".", ".."}.isdisjoint(path.split("/")):
         return False
     topic, file = match["topic"], match["file"]
-    if topic is None or file is None or file == "dead":
+    if topic is None or file is None or file in names.INNER:
         return topic is None or names.is_topic(topic) or names.is_dropped(topic)
     known = names.parse(file)
     plain = file in _PLAIN or (known is not None and known.what != "filter")

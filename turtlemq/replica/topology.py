@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
@@ -29,6 +30,18 @@ class HasValue(Protocol):
 
     @property
     def value(self) -> bytes: ...
+
+
+def shard_url(url: str, shard: int) -> str:
+    """The URL of the process that has a shard on the node at `url`, in a cluster with several: each has a port of its own.
+
+    >>> shard_url("http://node-a:8878", 3), shard_url("https://[::1]:9000/", 0)
+    ('http://node-a:8882', 'https://[::1]:9001')
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = parts.netloc.removesuffix(f":{parts.port}")
+    return f"{parts.scheme}://{host}:{port + 1 + shard}"
 
 
 class NodePlace(Struct, frozen=True, kw_only=True):
@@ -93,6 +106,10 @@ class Topology(Struct, frozen=True, kw_only=True):
     def shard_of(self, topic: str) -> int:
         """The shard of a topic. Requires: there is one."""
         return shard_of(topic, self.shards)
+
+    def on(self, node: str) -> list[int]:
+        """The shards that have a process on a node, of several: those of which it has or should have a copy, and the first."""
+        return [place.shard for place in self.leaders if not place.shard or node in place.want or node in place.isr]
 
     def leader(self, shard: int) -> ShardPlace | None:
         """The place of a shard that has a leader at work; None without one."""

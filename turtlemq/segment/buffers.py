@@ -14,6 +14,7 @@ from zlib_ng.zlib_ng import crc32
 
 from turtlemq import small_batches
 from turtlemq.model import I64, U32
+from turtlemq.segment import kernel
 
 Buffer = bytes | bytearray | memoryview
 _SUMS_AT_ONCE = 4096  # pieces copied at once for their checksums
@@ -40,11 +41,13 @@ def windows(buffer: Buffer, width: int) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def gather(buffer: Buffer, at: I64, lengths: I64) -> bytes | bytearray:
-    """Pieces of a buffer back to back. 0.02 µs each if few lengths differ, 0.3 µs otherwise.
+    """Pieces of a buffer back to back. 0.02 µs each if few lengths differ or with the kernel, 0.3 µs otherwise.
 
     >>> bytes(gather(b"abcdef", np.array([4, 0]), np.array([2, 3])))
     b'efabc'
     """
+    if kernel.compiled is not None and (pieces := kernel.compiled.gather(buffer, at, lengths)) is not None:
+        return bytes(pieces)
     if len(lengths) and (lengths == lengths[0]).all():
         return windows(buffer, int(lengths[0]))[at].tobytes()
     widths = np.unique(lengths).tolist()
@@ -61,7 +64,9 @@ def gather(buffer: Buffer, at: I64, lengths: I64) -> bytes | bytearray:
 
 def checksums(view: memoryview, starts: I64, ends: I64) -> list[int] | U32:
     """CRC-32 of each piece [start, end). 0.07 µs each if many are short and have one length, else 0.15 µs, most
-    of it the loop, and 0.2 µs a KiB."""
+    of it the loop, and 0.2 µs a KiB; 0.015 µs each with the kernel."""
+    if kernel.compiled is not None and (raw := kernel.compiled.checksums(view, starts, ends)) is not None:
+        return np.frombuffer(raw, np.uint32)
     sizes = ends - starts
     widths: list[int] = []
     short = len(starts) >= small_batches.EQUAL_CHECKSUMS and int(sizes.sum()) <= _COPIED_BYTES * len(starts)

@@ -22,6 +22,7 @@ from turtlemq import model, small_batches
 from turtlemq.errors import Corrupt, NewerFormat, NotOurs, TooLarge
 from turtlemq.message_fields import FIELDS, FLAGS, Kind, StoredFields, flags_of
 from turtlemq.model import I64, ORDINAL_BITS, SEQ_COUNTER_BITS, U8, U32, U64, Mask
+from turtlemq.segment import kernel
 from turtlemq.segment.buffers import Buffer, checksums, values, windows
 
 VERSION = 1
@@ -99,7 +100,11 @@ def encode(
     encoded optional elements (`extra_elements`).
 
     0.3 µs a document of 100 B in a batch of equal lengths, half of it the checksum; 0.6 µs of any lengths; 0.8 µs in a small
-    batch or with extras."""
+    batch or with extras; 0.05 µs with the kernel."""
+    if kernel.compiled is not None and len(bodies) >= small_batches.KERNEL:
+        made = kernel.encode(ids, bodies, due_ms, first_seq, ttr_ms, flags, extras, DOCUMENT_BYTES_MAX)
+        if made is not None:
+            return made
     if extras is not None or len(bodies) < small_batches.DOCUMENTS:
         return _encode_small(ids, bodies, due_ms, first_seq, ttr_ms, flags, extras)
     count = len(bodies)
@@ -135,6 +140,10 @@ def encode(
 
 def lengths_of(ids: Sequence[bytes] | U8, bodies: Sequence[bytes], extras: Sequence[bytes] | None) -> I64:
     """The length of each document that `encode` makes of these columns."""
+    if kernel.compiled is not None and (raw := kernel.compiled.document_lengths(ids, bodies, extras)) is not None:
+        known: I64 = np.frombuffer(raw, np.int64)
+        _check_length(int(known.max()))
+        return known
     count = len(bodies)
     lengths = np.fromiter(map(len, bodies), np.int64, count) + (PREFIX_BYTES + _MIDDLE.size + 1)
     lengths += ids.shape[1] if isinstance(ids, np.ndarray) else np.fromiter(map(len, ids), np.int64, count)

@@ -14,6 +14,7 @@ from turtlemq.segment import format as f
 
 NEAR_BYTES = 64 << 10  # a bisection ends when so few bytes are left
 _STEP_BYTES = 4 << 10  # that are read at once for the next document
+_SEARCH_BYTES = 256 << 10  # that one step searches: 1 ms
 _LENGTH, _MARK_AT = Struct("<i"), 4  # the first field of a document, and the position of `MARK` behind it
 
 
@@ -80,6 +81,46 @@ def documents_from(files: Sequence[File], position: int) -> Iterator[tuple[int, 
         while at < end and (found := next_document(view, at, end)) is not None:
             yield base + found.end, found.raw
             at = found.end
+
+
+def documents_with(files: Sequence[File], position: int, end: int, parts: Sequence[bytes]) -> Iterator[tuple[int, bytes] | None]:
+    """The documents in [position, end) that contain one of `parts`, oldest first, each with its position; None between steps.
+    Required: bases rise. 4 ms for a megabyte and part: no other document is decoded."""
+    overlap = max(map(len, parts)) - 1
+    for base, start, size, open_ in files:
+        at, last = max(start, position - base), min(size, end - base)
+        view = open_() if at < last else memoryview(b"")
+        while at < last:
+            data = bytes(view[at : min(at + _SEARCH_BYTES + overlap, last)])
+            hit = min((found for part in parts if (found := data.find(part)) >= 0), default=-1)
+            around = None if hit < 0 else _around(view, start, at + hit, last)
+            if around is not None and around.at >= position - base:
+                yield base + around.at, around.raw
+            at += len(data) - overlap if hit < 0 else hit + 1
+            at = at if around is None else max(at, around.end)
+            at = last if len(data) <= overlap else at
+            yield None
+
+
+def _around(view: memoryview, first: int, at: int, end: int) -> Found | None:
+    """The undamaged document with the byte at `at`. None: the bytes around it are damaged."""
+    size = _STEP_BYTES
+    while True:
+        low = max(first, at - size)
+        data = bytes(view[low:at])
+        mark = data.rfind(f.MARK)
+        while mark >= _MARK_AT:
+            begin = low + mark - _MARK_AT
+            stop = min(end, begin + f.DOCUMENT_BYTES_MAX)
+            length = _LENGTH.unpack_from(view, begin)[0]
+            if at - begin < length <= stop - begin:
+                raw = bytes(view[begin : begin + length])
+                if (read := f.read_one(raw, 0, length)) is not None:
+                    return Found(begin, read[0], read[1], read[3])
+            mark = data.rfind(f.MARK, 0, mark)
+        if low == first or size > f.DOCUMENT_BYTES_MAX:
+            return None
+        size *= 16
 
 
 def lacks(files: Sequence[File], position: int) -> bool:

@@ -1,7 +1,7 @@
 """A hash map from id hashes to ordinals, with open addressing in one numpy array. For documents without a table on disk. Pure.
 
 The hashes stay in a column of the caller, by ordinal; the map has only the ordinals. At most 40 B an entry, 16 B in a full
-memtable; 0.08 µs an entry in a batch, 1 µs for a single one.
+memtable; 0.08 µs an entry in a batch, 0.01 µs with the kernel, 1 µs for a single one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.model import I64, U32, U64
+from turtlemq.segment import kernel
 
 _ROOM = 2.5  # slots for each entry at least: most probes end at the first slot. 2²⁰ are enough for a full memtable and one batch
 _SLOTS = 64  # at first; always a power of two
@@ -43,13 +44,17 @@ class IdMap:
             old = np.sort(self._slots[self._slots > 0])
             self._slots = np.zeros(size, np.uint32)
             self._enter(column, old, column[old.astype(np.int64) - 1])
-        if last - first < small_batches.ID_MAP:
+        if last - first < (small_batches.ID_MAP if kernel.compiled is None else small_batches.KERNEL):
             for ordinal in range(first, last):
                 self._enter_one(column, int(column[ordinal]), ordinal + 1)
         else:
             self._enter(column, np.arange(first + 1, last + 1, dtype=np.uint32), column[first:last])
 
     def _enter(self, column: U64, entries: U32, hashes: U64) -> None:
+        if kernel.compiled is not None and (again := kernel.compiled.enter(self._slots, column, entries)) is not None:
+            for hash_, there, ordinal in again:
+                self.older.setdefault(hash_, []).extend((there, ordinal))
+            return
         slots, mask = self._slots, len(self._slots) - 1
         if not hashes.all():
             entries, hashes = entries[hashes != 0], hashes[hashes != 0]
@@ -92,6 +97,8 @@ class IdMap:
 
     def find_many(self, column: U64, hashes: U64) -> I64:
         """For each hash its newest ordinal, or -1."""
+        if kernel.compiled is not None and (raw := kernel.compiled.find(self._slots, column, hashes)) is not None:
+            return np.frombuffer(raw, np.int64)
         slots, mask = self._slots, len(self._slots) - 1
         newest = np.full(len(hashes), -1, np.int64)
         at = (hashes & np.uint64(mask)).view(np.int64)

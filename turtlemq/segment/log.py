@@ -17,6 +17,7 @@ import numpy as np
 from turtlemq.errors import Corrupt, NotOurs, Stopped
 from turtlemq.model import I64, Damage, Mask
 from turtlemq.segment import format as f
+from turtlemq.segment import kernel
 from turtlemq.segment import scan as s
 from turtlemq.segment.bulk_crc import all_match
 from turtlemq.storage import names
@@ -142,7 +143,7 @@ def read_documents(door: Door, path: Path, starts: I64, ends: I64) -> Documents:
     fits = (heads["len"] >= f.DOCUMENT_BYTES_MIN) & (heads["len"] <= ends - starts)
     good = fits & f.well_formed(heads)
     if good.all():
-        if not all_match(memoryview(buffer), at, heads):
+        if kernel.compiled is not None or not all_match(memoryview(buffer), at, heads):  # the kernel checks each alone as fast
             good = f.checksums_match(memoryview(buffer), at, heads)
     else:
         good[good] = f.checksums_match(memoryview(buffer), at[good], heads[good])

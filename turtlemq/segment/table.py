@@ -12,6 +12,7 @@ that is verified when the block is first used. A table that does not fit, or is 
     ordinals           more bits of the hash, and the ordinal, in the same order
     kills              ordinals of the documents that end others; in the ready log, of those that not every group sees
     owners             in the ready log only: for each item of `kills`, the hash of its group's name
+    levels             in the ready log only: the priority of each document, 1 B; empty if all have normal priority
     checksums          one CRC-32 for each block before
 
 An ordinal counts the documents of the covered bytes; in a sealed segment it is the rank in due order. `kills` and the field
@@ -22,7 +23,6 @@ Costs: 8 + 4 + 6.2 B a message on disk; a search reads one block a level.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from zlib_ng.zlib_ng import crc32
 
 from turtlemq import small_batches
 from turtlemq.errors import Corrupt
-from turtlemq.model import I64, ORDINAL_BITS, U32, U64, Mask
+from turtlemq.model import I64, ORDINAL_BITS, U8, U32, U64, Mask
 from turtlemq.segment import format as f
 from turtlemq.segment.ids import GROUP_BITS
 from turtlemq.storage.door import Door
@@ -70,18 +70,18 @@ class Damaged(Corrupt):
 
 
 def build(
-    cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, ending: I64, owners: U64 | None = None, *, seed: int = 0
+    cover: Cover, keys: U64, positions: I64, hashes: U64, hashed: I64, ending: I64, *, seed: int = 0, **more: U64 | U8
 ) -> list[bytes]:
     """The bytes of a table, as buffers. Requires: `keys` sorted. `hashes[i]` is the hash of the id of ordinal `hashed[i]`;
-    `ending` are the ordinals for the section `kills`; `seed` is that of all hashes. 60 ns a message, mostly sorting."""
+    `ending` are the ordinals for the section `kills`; `seed` is that of all hashes; `more` are the sections that only the ready
+    log has. 60 ns a message, mostly sorting."""
     sections: dict[str, np.ndarray[Any, Any]] = {"keys": keys}
     for depth, level in enumerate(_inner_levels(keys)):
         sections[f"inner{depth}"] = level
     sections["positions"] = positions.astype(np.uint32)
     sections |= _ids(hashes, hashed, cover.documents)
     sections["kills"] = ending.astype(np.uint32)
-    if owners is not None:
-        sections["owners"] = owners
+    sections |= more
     buffers: list[bytes] = []
     offsets: dict[str, list[int]] = {}
     at = BLOCK
@@ -90,7 +90,8 @@ def build(
         offsets[name] = [at, len(array)]
         buffers.append(data + b"\0" * (-len(data) % BLOCK))
         at += len(buffers[-1])
-    sums = np.array([crc32(block) for block in _blocks(buffers)], dtype=np.uint32).tobytes()
+    blocks = [memoryview(data)[i : i + BLOCK] for data in buffers for i in range(0, len(data), BLOCK)]
+    sums = np.array([crc32(block) for block in blocks], dtype=np.uint32).tobytes()
     fields = {
         "turtlemq_index": _SEEDED_VERSION if seed else _VERSION,
         **{k: Int64(v) for k, v in asdict(cover).items()},
@@ -100,13 +101,6 @@ def build(
     }
     header = f.encode_checked(fields)
     return [header + b"\0" * (BLOCK - len(header)), *buffers, sums]
-
-
-def _blocks(buffers: list[bytes]) -> Iterator[memoryview]:
-    for data in buffers:
-        view = memoryview(data)
-        for i in range(0, len(data), BLOCK):
-            yield view[i : i + BLOCK]
 
 
 def _inner_levels(keys: U64) -> list[U64]:
@@ -164,6 +158,7 @@ class Table:
         self._print_item, self._ordinal_item = self._items("prints", "H"), self._items("ordinals", "I")
         self._bucket_item, self._position_item = self._items("buckets", "I"), self._items("positions", "I")
         self._prints_verified = False  # and all buckets
+        self.levels_present: frozenset[int] | None = None  # priorities of its documents, once a search has asked for them
 
     def _array(self, name: str, dtype: str) -> np.ndarray[Any, Any]:
         at, count = self._sections[name]
@@ -397,6 +392,20 @@ class Table:
         if len(owners):
             self._ensure_verified("owners", 0, len(owners), 8)
         return owners
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether it knows priorities: a table of the ready log, unless it was made by an older version."""
+        return "levels" in self._sections
+
+    def levels(self, first: int, last: int) -> U8:
+        """In the ready log: the priorities of documents [first, last). Raises `Damaged` unless `has_levels`."""
+        if not self.has_levels:
+            raise Damaged(f"{self.path.name}: it knows no priorities. {Damaged.__doc__}", table=self)
+        if first >= last or not self._sections["levels"][1]:
+            return np.zeros(max(last - first, 0), np.uint8)
+        self._ensure_verified("levels", first, last, 1)
+        return self._array("levels", "u1")[first:last]
 
     def is_made_of(self, buffers: list[bytes]) -> bool:
         """Does it equal these buffers of `build`, byte for byte? The unused bytes of block 0 are ignored."""

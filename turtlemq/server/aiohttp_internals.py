@@ -9,17 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiohttp import ClientRequest, ClientSession, web
+from aiohttp import ClientRequest, ClientSession
 
 
 def send_once(session: ClientSession) -> None:
     """Turn off a session's own retry of PUT and DELETE, which may send a request twice without notice."""
     session._retry_connection = False
-
-
-def set_remote(request: web.BaseRequest, address: str) -> None:
-    """Let `request.remote` be the address of the client, of a request that another process has passed on."""
-    request._cache["remote"] = address
 
 
 class QuietRequest(ClientRequest):

@@ -21,22 +21,28 @@ from turtlemq.server.config import Config
 from turtlemq.server.errors import DeadlineExceeded
 from turtlemq.server.event_log import EventLog
 from turtlemq.server.forward import Forwarder
-from turtlemq.server.handlers import history, metrics, pages
+from turtlemq.server.handlers import history, metrics, pages, replays
 from turtlemq.server.history_ring import HistoryRing
 from turtlemq.server.incoming.body import release
 from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.operation import Handler
 from turtlemq.server.operations import ACCESS, AUDITED, OPERATIONS
 from turtlemq.server.outgoing.reply import Answered, Reply, answer, refusal
+from turtlemq.server.proxy import INTERNAL
 from turtlemq.server.rate_limit import FlowControl
+from turtlemq.server.replays import Replays
 from turtlemq.server.request import CONFIG, SERVICE, check_origin, set_deadline
 from turtlemq.server.service import Service
+from turtlemq.server.slo_watch import SLO, SloWatch
 from turtlemq.server.spans import SPANS, Spans
+from turtlemq.server.tenants import Tenants
+from turtlemq.server.topology_watch import WATCH, TopologyWatch
 
 if TYPE_CHECKING:
     from turtlemq.replica.lead import Lead
 
 FORWARDER = web.AppKey("forwarder", Forwarder)
+PASSED_ON = "passed_on"  # of a request that another process has answered: copies of its shard have confirmed that
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "TOO_LARGE", 400: "INVALID_ARGUMENT", 415: "UNSUPPORTED_MEDIA_TYPE"}
 
 
@@ -48,8 +54,8 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def make_app(service: Service, config: Config) -> web.Application:
-    """The application around a service, with the limits of a configuration."""
+def make_app(service: Service, config: Config, audit_folder: Path | None = None) -> web.Application:
+    """The application around a service, with the limits of a configuration. `audit_folder`: by default the data folder."""
     app = web.Application(middlewares=[cast(Any, _middleware)], client_max_size=config.max_body_bytes)
     app[SERVICE], app[CONFIG], app[metrics.TOPIC_LABELS] = service, config, TopicLabels()
     app[SPANS] = Spans(__version__) if config.tracing else None
@@ -58,14 +64,21 @@ def make_app(service: Service, config: Config) -> web.Application:
     app.cleanup_ctx.append(EventLog(service))
     app[history.HISTORY] = HistoryRing(service)
     app.cleanup_ctx.append(app[history.HISTORY])
+    app[SLO] = SloWatch(service)
+    app.cleanup_ctx.append(app[SLO])
     app[FORWARDER] = Forwarder(service, config.cluster.tls_ca)
     app.on_cleanup.append(_end_forwarding)
-    app[AUDIT] = AuditLog(Path(config.data))
+    app[WATCH] = TopologyWatch()
+    app.on_shutdown.append(_end_polls)
+    app[AUDIT] = AuditLog(audit_folder or Path(config.data))
     app.on_cleanup.append(_end_audit)
     names = (*config.host_names, config.cluster.url.partition("://")[2].rstrip("/"))
     app[AUTH] = Auth(config.allowed_hosts, config.tokens, ACCESS, names, bool(config.tls_cert))
     service.flow = FlowControl(config.client_produce_per_s, config.client_burst, config.max_held_bytes)
     service.polls_max = config.max_waiting
+    app[replays.REPLAYS] = Replays(service)
+    if config.tenants:
+        service.use_tenants(Tenants(config.tenants, config.max_held_bytes))
     app.add_routes(routes())
     if config.push_hosts:  # a server without callbacks loads nothing of them
         from turtlemq.server.push.push import Push
@@ -79,6 +92,10 @@ async def _end_forwarding(app: web.Application) -> None:
     await app[FORWARDER].close()
 
 
+async def _end_polls(app: web.Application) -> None:
+    app[WATCH].end()
+
+
 async def _end_audit(app: web.Application) -> None:
     await asyncio.to_thread(app[AUDIT].close)
 
@@ -89,7 +106,7 @@ async def _middleware(request: web.Request, handler: Handler) -> Answered:
     status = None
     try:
         response = await _answer(request, handler)
-        if request.app[SERVICE].lead is not None:
+        if request.app[SERVICE].lead is not None and PASSED_ON not in request:
             response = await _confirmed(request, response)
         status = response.status
         return response
@@ -101,14 +118,14 @@ async def _middleware(request: web.Request, handler: Handler) -> Answered:
 async def _answer(request: web.Request, handler: Handler) -> Answered:
     try:
         router = request.app[SERVICE].router
-        if router is not None:
-            router.receive(request)
-        request.app[AUTH].admit(request)
+        if router is None or not router.receive(request):
+            request.app[AUTH].admit(request)
         check_origin(request)
         set_deadline(request)
         if router is not None and (passed_on := await router.elsewhere(request)) is not None:
-            return cast(web.StreamResponse, passed_on)
-        if (cluster := request.app[SERVICE].cluster) is not None:
+            request[PASSED_ON] = True
+            return cast(Answered, passed_on)
+        if router is None and (cluster := request.app[SERVICE].cluster) is not None:
             forwarded = await request.app[FORWARDER].elsewhere(request, cluster)
             if forwarded is not None:
                 return forwarded
@@ -133,7 +150,7 @@ async def _answer(request: web.Request, handler: Handler) -> Answered:
 
 async def _handled(request: web.Request, handler: Handler) -> Answered:
     """The answer of a handler. Its changes are noted in the audit log, also if it failed after a part."""
-    if (action := AUDITED.get(handler)) is None:
+    if (action := AUDITED.get(handler)) is None or INTERNAL in request:
         return await handler(request)
     try:
         answered = await handler(request)

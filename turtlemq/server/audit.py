@@ -4,13 +4,15 @@ Puts, fetches, acks and extends are no such changes: metrics count them. Which H
 table of operations; a handler may say how many messages it has changed (`COUNT`), or a better name (`ACTION`). A change over gRPC
 is noted by its handler, under the same names (`Action`).
 
-Events are written by a thread, so that no request waits for the disk: all that wait with one write and one sync. A kill or a
-power cut may lose the events of the last moments. The file is set aside when it is full, and the one before that is removed.
+Events are written by a thread, so that no request waits for the disk: those of 50 ms with one write and one sync, and their lines
+of the log together. A kill or a power cut may lose the events of the last moments. The file is set aside when it is full, and the
+one before that is removed.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +25,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from turtlemq.server import logs
-from turtlemq.server.auth import TOKEN_KEY, Token
+from turtlemq.server.auth import TOKEN_KEY, Token, remote_of
 from turtlemq.server.clock import now_ms
 from turtlemq.server.trace import REQUEST_ID
 from turtlemq.storage import names
@@ -43,10 +45,16 @@ Action = Literal[
     "group_moved",
     "handover",
     "pause",
+    "replay",
+    "replay_cancelled",
     "requeue",
     "reschedule",
     "resume",
     "retry",
+    "schedule_changed",
+    "schedule_created",
+    "schedule_deleted",
+    "schedule_triggered",
     "settings",
     "topic_created",
     "topic_deleted",
@@ -55,12 +63,14 @@ Action = Literal[
 ]
 COUNT, ACTION = "audit_count", "audit_action"  # of a request, set by its handler
 FILE_BYTES_MAX = 4 << 20  # about 20,000 events; there are two files
+GATHER_S = 0.05  # events of so long are written together: a write and a sync for each would cost more than the changes
 WAITING_MAX = 10_000  # events that wait for a slow disk; more are in the log alone
 _NEWLINE = b"\n"
 
 
 class AuditEvent(Struct):
-    """One change. `token`: its name, empty where no token is needed. `target`: a group, message, node or shard of the path."""
+    """One change. `token`: its name, empty where no token is needed. `target`: a group, message, schedule, node or shard of the
+    path."""
 
     at_ms: int
     token: str
@@ -82,51 +92,55 @@ class AuditLog:
     def __init__(self, folder: Path) -> None:
         self._path, self._before = folder / names.AUDIT, folder / names.AUDIT_BEFORE
         self._thread = ThreadPoolExecutor(1, "audit")
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[AuditEvent] = deque()
         self._limiter = logs.LogLimiter()
         self._is_closed = False  # later events are in the log alone
+        self._hurry = threading.Event()  # set to write the events that wait at once
 
     def note(self, event: AuditEvent) -> None:
         """Note a change. An event of no messages has changed nothing, and is not noted."""
         if not event.count:
             return
-        fields = msgspec.structs.asdict(event)
-        logs.info("audit", **{name: value for name, value in fields.items() if name != "at_ms" and value != ""})
-        if self._is_closed:
-            return
-        if len(self._waiting) < WAITING_MAX:
-            self._waiting.append(_encode(event) + _NEWLINE)
+        if not self._is_closed and len(self._waiting) < WAITING_MAX:
+            self._waiting.append(event)
             if len(self._waiting) == 1:
                 self._thread.submit(self._append)
-        elif self._limiter.allow("audit_not_written", monotonic()) is not None:
+            return
+        _log(event)
+        if not self._is_closed and self._limiter.allow("audit_not_written", monotonic()) is not None:
             logs.error("audit_not_written", file=str(self._path), error="the disk is too slow")
 
     def read(self, from_ms: int, limit: int, wanted: Callable[[str], bool]) -> Future[list[AuditEvent]]:
         """The newest events since a time, the newest last, those noted up to now included. `wanted`: of which topics."""
+        self._hurry.set()
         return self._thread.submit(self._read, from_ms, limit, wanted)
 
     def close(self) -> None:
         """Wait until everything noted is written."""
         self._is_closed = True
+        self._hurry.set()
         self._thread.shutdown()
 
     # On the thread
 
     def _append(self) -> None:
-        lines = self._take()
+        self._hurry.wait(GATHER_S)
+        events = self._take()
+        for event in events:
+            _log(event)
         try:
-            if lines:
-                self._write(lines)
+            if events:
+                self._write(b"".join([_encode(event) + _NEWLINE for event in events]))
         except OSError as error:
             if self._limiter.allow("audit_not_written", monotonic()) is not None:
                 logs.error("audit_not_written", file=str(self._path), error=error.strerror or error)
 
-    def _take(self) -> bytes:
+    def _take(self) -> list[AuditEvent]:
         """All events that wait. The loop submits another job for the first one behind them."""
-        lines = []
+        events = []
         while self._waiting:
-            lines.append(self._waiting.popleft())
-        return b"".join(lines)
+            events.append(self._waiting.popleft())
+        return events
 
     def _write(self, lines: bytes) -> None:
         if self._path.exists() and self._path.stat().st_size + len(lines) >= FILE_BYTES_MAX:
@@ -142,8 +156,15 @@ class AuditLog:
             os.fdatasync(file.fileno())
 
     def _read(self, from_ms: int, limit: int, wanted: Callable[[str], bool]) -> list[AuditEvent]:
+        if not self._is_closed:
+            self._hurry.clear()
         events = (event for path in (self._before, self._path) for event in _events(path))
         return list(deque((event for event in events if event.at_ms >= from_ms and wanted(event.topic)), limit))
+
+
+def _log(event: AuditEvent) -> None:
+    fields = msgspec.structs.asdict(event)
+    logs.info("audit", **{name: value for name, value in fields.items() if name != "at_ms" and value != ""})
 
 
 def _events(path: Path) -> Iterator[AuditEvent]:
@@ -167,11 +188,11 @@ def note(request: web.Request, action: Action, topic: str | None = None) -> None
     event = AuditEvent(
         at_ms=now_ms(),
         token="" if token is None else token.name,
-        client=request.remote or "",
+        client=remote_of(request),
         action=request.get(ACTION, action),
         topic=place.get("topic", "") if topic is None else topic,
         count=int(request.get(COUNT, 1)),
         request_id=request[REQUEST_ID],
-        target=next((place[name] for name in ("group", "id", "node", "shard") if name in place), ""),
+        target=next((place[name] for name in ("group", "id", "name", "node", "shard") if name in place), ""),
     )
     request.app[AUDIT].note(event)

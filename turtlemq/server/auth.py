@@ -27,6 +27,7 @@ from msgspec import Meta, Struct
 from turtlemq.errors import InvalidArgument
 from turtlemq.server import logs
 from turtlemq.server.errors import Forbidden, HostNotAllowed, Unauthenticated
+from turtlemq.server.topic_patterns import is_pattern, pattern_of
 
 Right = Literal["read", "produce", "consume", "operate", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
@@ -37,9 +38,9 @@ ALWAYS = ("127.0.0.1", "::1")  # admitted whatever `allowed_hosts` says: tools a
 PROBES = ("/healthz", "/readyz")  # answered to every address: a kubelet or a balancer need not be a client
 HOSTS_MAX, TOKENS_MAX, PATTERNS_MAX = 1_000, 10_000, 100
 TOKEN_KEY = "token"  # of a request: its `Token`; None where none is needed
+_REMOTE = "remote"  # of a request that another process has passed on: the address of its client
 _TOKEN = re.compile(r"tmq_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _HASH = re.compile(r"sha256:([0-9a-f]{16}):([0-9a-f]{64})")
-_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,200}")
 _NO_DIGEST = "0" * 64  # compared with the token of an unknown ID
 
 # The access right that an operation requires. Rights are those of a token on the topic in the path, one of them is enough. These
@@ -102,21 +103,10 @@ def check_tokens(tokens: Iterable[Token]) -> None:
             raise InvalidArgument(f"token {token.name!r}: its hash is no sha256:ID:DIGEST; `turtlemq token NAME` makes one")
         if token.name in names or parts[1] in ids:
             raise InvalidArgument(f"token {token.name!r}: another token has the same name or the same hash")
-        if not token.topics or not all(_PATTERN.fullmatch(pattern) for pattern in token.topics):
+        if not token.topics or not all(map(is_pattern, token.topics)):
             raise InvalidArgument(f"token {token.name!r}: topics are names in which * stands for any characters: ['orders*']")
         names.add(token.name)
         ids.add(parts[1])
-
-
-def pattern_of(topics: Iterable[str]) -> Callable[[str], object]:
-    """A function that tells whether a name matches one of the patterns.
-
-    >>> fits = pattern_of(["orders", "mail.*"])
-    >>> bool(fits("orders")), bool(fits("orders2")), bool(fits("mail.de"))
-    (True, False, True)
-    """
-    forms = [".*".join(re.escape(part) for part in re.split(r"\*+", topic)) for topic in topics]
-    return re.compile("|".join(forms), re.ASCII).fullmatch
 
 
 # Hosts
@@ -238,11 +228,11 @@ class Auth:
             if left_out is not None:
                 token: Token | None = request.get(TOKEN_KEY)
                 named = {} if token is None else {"token": token.name}
-                logs.warning(error.code.lower(), client=request.remote, method=request.method, path=request.path, **named)
+                logs.warning(error.code.lower(), client=remote_of(request), method=request.method, path=request.path, **named)
             raise
 
     def _admit(self, request: web.Request) -> None:
-        remote = request.remote or ""
+        remote = remote_of(request)
         request[TOKEN_KEY] = None
         resource = request.match_info.route.resource
         if not self.allows(remote) and not (resource is not None and resource.canonical in PROBES):
@@ -313,9 +303,19 @@ class Auth:
             raise Forbidden(f"token {token.name!r} has no right to {' or '.join(rights)} on topic {topic!r:.210}")
 
 
+def set_remote(request: web.Request, address: str) -> None:
+    """Note the address of the client of a request that another process has passed on."""
+    request[_REMOTE] = address
+
+
+def remote_of(request: web.Request) -> str:
+    """The address of the client of a request; empty if it has none."""
+    return str(request.get(_REMOTE) or request.remote or "")
+
+
 def client_name(request: web.Request) -> str:
     """The name under which rate limits count this request: its token's, else its address or network."""
-    return Auth.client_name(request.get(TOKEN_KEY), request.remote or "")
+    return Auth.client_name(request.get(TOKEN_KEY), remote_of(request))
 
 
 AUTH = web.AppKey("auth", Auth)

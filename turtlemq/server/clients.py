@@ -10,7 +10,7 @@ No clock and no event loop: times are arguments, in epoch milliseconds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,18 @@ Transport = Literal["grpc", "http"]
 # pending: its address has not answered the challenge yet; failing: its circuit breaker is open
 ClientState = Literal["pending", "active", "paused", "failing", "leaving"]
 CLIENTS_MAX = 10_000  # of one group
+_NAMED, _NAME_CHARS = 3, 60  # clients that the consumer of a shared fetch names, and how much of each
+
+
+def shared_name(names: Iterable[str]) -> str:
+    """The consumer of a fetch whose messages several clients share: the attempts of a message say with it where to look.
+
+    >>> shared_name(["shop"]), shared_name(["b", "", "a", "b"]), shared_name("edcba"), shared_name([""])
+    ('shop', 'a, b', 'a, b, c and 2 more', '')
+    """
+    known = sorted(set(names) - {""})
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    return ", ".join(name[:_NAME_CHARS] for name in known[:_NAMED]) + more
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,6 +120,9 @@ class Clients:
     def of_topic(self, topic: str) -> list[RegisteredClient]:
         """The clients of all groups of a topic."""
         return [client for group in self._topics.get(topic, {}).values() for client in group.values()]
+
+    def __len__(self) -> int:
+        return self._counts.total()
 
     def __iter__(self) -> Iterator[RegisteredClient]:
         return (client for topic in list(self._topics) for client in self.of_topic(topic))

@@ -18,9 +18,11 @@ from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument
 from turtlemq.server import logs
+from turtlemq.timing import EARLIEST, LATEST, SPARE, check_timing
 
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4_096
+CLIENT_BUDGET_MS = 30_000  # of a call, by default
 LEASE_BEATS = 4  # a lease lasts so many heartbeats at least: one that is late must not cost the office
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of clusters and nodes
 _URL = re.compile(r"https?://[^/ ]+/?")
@@ -87,6 +89,7 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def _check_name_server(cluster: Cluster) -> None:
+    timing_hints(cluster)
     for url in cluster.etcd:
         _check_url("etcd", url)
     if cluster.url:
@@ -99,6 +102,16 @@ def _check_name_server(cluster: Cluster) -> None:
         raise InvalidArgument("cluster.etcd_cert and cluster.etcd_key go together")
     if len({bool(cluster.tls_cert), bool(cluster.tls_key), bool(cluster.tls_ca)}) > 1:
         raise InvalidArgument("cluster.tls_cert, cluster.tls_key and cluster.tls_ca go together")
+
+
+def timing_hints(cluster: Cluster) -> list[str]:
+    """Check heartbeats against the time until another node runs for leader (2.5 to 5 of them), and that and the lease against the
+    time that clients wait. Raises `InvalidArgument`; returns warnings."""
+    beat_ms = cluster.heartbeat_ms
+    hints = check_timing(beat_ms, (EARLIEST * beat_ms, LATEST * beat_ms), CLIENT_BUDGET_MS)
+    if not hints and SPARE * 1000 * cluster.lease_s > CLIENT_BUDGET_MS:
+        hints = [f"a leader that is gone is replaced after its lease of {cluster.lease_s} s; clients wait for 30 s"]
+    return hints
 
 
 def _check_url(key: str, url: str) -> None:

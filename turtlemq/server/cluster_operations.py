@@ -119,7 +119,10 @@ CLUSTER = [
         "cluster",
         "The nodes of a cluster, and the leader of each shard",
         answers.ClusterAnswer,
-        "Answered by every node from its own copy of the name server's keys. A single node has one shard, which it leads.",
+        "Answered by every node from its own copy of the name server's keys. A single node has one shard, which it leads. With "
+        "`revision` of an earlier answer, from any node, and `wait`: a long poll, answered when something else than free space "
+        "and clocks has changed since.",
+        query=cluster.ClusterQuery,
         answer_example=_TOPOLOGY,
     ),
     Operation(

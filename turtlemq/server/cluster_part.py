@@ -23,6 +23,7 @@ from turtlemq.replica.topology import Topology
 from turtlemq.server import logs
 from turtlemq.server.cluster_config import Cluster
 from turtlemq.server.config import Config
+from turtlemq.shards import shard_of
 
 if TYPE_CHECKING:
     from turtlemq.replica.lead import Lead
@@ -73,8 +74,9 @@ async def _no_handover(_: str) -> None:
 class ClusterPart:
     """A replica of one shard in its cluster, as requests see it. All methods run on the event loop."""
 
-    def __init__(self, options: Cluster, shard: int, etcd: Etcd, view: NamesView) -> None:
-        self.options, self.shard, self.etcd, self.view = options, shard, etcd, view
+    def __init__(self, options: Cluster, shard: int, etcd: Etcd, view: NamesView, shards: int = 1) -> None:
+        """`shards`: how many the cluster has, as the supervisor knows it."""
+        self.options, self.shard, self.shards, self.etcd, self.view = options, shard, shards, etcd, view
         self.keys = Keys(options.name)
         self.member: Member | None = None  # the state machine of this replica; None: this node keeps no copy
         self.standby: Standby | None = None  # while this replica follows
@@ -95,6 +97,10 @@ class ClusterPart:
         if wanted and self.options.node not in wanted:
             return "spare"
         return "starting" if self.standby is None or self.standby.link is None else "standby"
+
+    def has(self, topic: str) -> bool:
+        """Whether a topic lives in the shard of this replica."""
+        return self.shards == 1 or shard_of(topic, self.shards) == self.shard
 
     def leader_url(self) -> str | None:
         """The URL of the shard's leader; None if there is none. It may be this process."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 
 from turtlemq.errors import TurtleError
+from turtlemq.fair_queue import FairQueue, Fifo
 from turtlemq.index.writer import CommitGroup
+from turtlemq.server.tenants import Tenants
 from turtlemq.topic.topic import Topic
 
 THREADS = 8  # syncs of several topics go on side by side
+COMMIT_BYTES = 32 << 10  # the cost of a sync, as so many bytes; those that were written are charged when it has landed
 Job = tuple[Topic, CommitGroup, threading.Lock]  # the lock is released when the group was written
 
 
@@ -34,11 +36,14 @@ class Committer:
         changed: Callable[[Topic], None],
         observe: Callable[[float, int], None],
         stage: Callable[[Topic], None] = lambda _: None,
+        tenants: Tenants | None = None,
     ) -> None:
         self._changed, self._observe, self._stage = changed, observe, stage
         self._under_way: set[Topic] = set()  # topics with a group on a thread, or in the queue
         self._loop = asyncio.get_running_loop()
-        self._jobs: deque[Job] = deque()  # jobs for which no thread is free
+        # Jobs for which no thread is free
+        self._jobs: Fifo[Job] | FairQueue[Job] = Fifo() if tenants is None else FairQueue(tenants.weight)
+        self._tenants = tenants
         self._reports: list[tuple[Topic, CommitGroup, float]] = []  # commits that have landed, with the seconds that they took
         self._soon: set[Topic] = set()  # topics whose next group is about to be taken
         self._closed = False
@@ -74,8 +79,8 @@ class Committer:
         Requires: no request waits for a commit. From now on no topic is touched here: another thread may close them.
         """
         self._closed = True
-        while self._jobs:
-            _run(self._jobs.popleft())
+        while (job := self._jobs.pop()) is not None:
+            _run(job)
         for thread in self._threads:
             thread.give(None)
         for thread in self._threads:
@@ -107,14 +112,20 @@ class Committer:
         ran.acquire()
         job = (topic, group, ran)
         group.wait = partial(self._wait, job)  # called at most once
-        self._jobs.append(job)
-        if self._idle:
-            self._idle.pop().give(self._jobs.popleft())
+        if self._idle and not self._jobs:
+            self._idle.pop().give(job)
+            return
+        self._jobs.push("" if self._tenants is None else self._tenants.owner(topic.name), job, COMMIT_BYTES)
+        self._give_next()
+
+    def _give_next(self) -> None:
+        """Give the next job to a thread that has none."""
+        if self._idle and (job := self._jobs.pop()) is not None:
+            self._idle.pop().give(job)
 
     def _wait(self, job: Job) -> None:
         """Block the event loop until a job was run. While it blocks, no queued job is given to a thread: run it here."""
-        if job in self._jobs:
-            self._jobs.remove(job)
+        if self._jobs.discard(job):
             self._under_way.discard(job[0])
             self._loop.call_soon(self._report, job[0], job[1], _run(job))
             self.take_soon(job[0])
@@ -131,8 +142,7 @@ class Committer:
         self._under_way.discard(topic)
         self._idle.append(thread)
         self._take(topic)
-        if self._jobs and self._idle:
-            self._idle.pop().give(self._jobs.popleft())
+        self._give_next()
 
     def _publish(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         try:
@@ -150,6 +160,8 @@ class Committer:
 
     def _report(self, topic: Topic, group: CommitGroup, seconds: float) -> None:
         self._observe(seconds, group.bytes)
+        if self._tenants is not None:
+            self._jobs.charge(self._tenants.owner(topic.name), group.bytes)
         if not self._closed:
             self._changed(topic)
 

@@ -25,6 +25,7 @@ from turtlemq.errors import InvalidArgument
 from turtlemq.model import DUE_MS_MAX
 from turtlemq.server.auth import HOSTS_MAX, LOOPBACK, TOKENS_MAX, Token, check_tokens, networks_of
 from turtlemq.server.cluster_config import Cluster, check_cluster
+from turtlemq.server.tenants import TENANTS_MAX, Tenant, check_tenants
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.settings import LIMITS, RATE_MAX, RATE_MIN, Settings, check_settings
 from turtlemq.storage.names import SHARDS_MAX
@@ -37,9 +38,11 @@ NO_SETTINGS = (
     "TURTLEMQ_CACERT",
     "TURTLEMQ_CONFIG",
     "TURTLEMQ_SUPERVISOR",
+    "TURTLEMQ_SHARD_COUNT",
     "TURTLEMQ_LISTENING",
     "TURTLEMQ_LISTENING_GRPC",
     "TURTLEMQ_SIBLINGS",
+    "TURTLEMQ_KERNEL",
 )
 # Kubernetes sets these in every pod for a Service whose name begins with "turtlemq": its addresses, and no settings of ours
 _SERVICE = re.compile(r"TURTLEMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
@@ -90,6 +93,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(max_length=100, pattern=r"^[A-Za-z0-9._-]*$", description="of the topics behind route keys, see GRPC.md"),
     ] = ""
     tokens: Annotated[tuple[Token, ...], Meta(max_length=TOKENS_MAX, description="see below; none")] = ()
+    tenants: Annotated[tuple[Tenant, ...], Meta(max_length=TENANTS_MAX, description="see below; none")] = ()
     auto_create_topics: Annotated[bool, Meta(description="false: only PUT makes a topic")] = True
     reject_past: Annotated[bool, Meta(description="true: a due time in the past is refused")] = False
     max_delay_days: Annotated[float, Meta(ge=0, le=50_000, description="how long a message may sleep; 0: until May 2109")] = 0
@@ -156,6 +160,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             changes.setdefault("max_attempts", self.max_delivery_retries + 1)
         if self.retry_delay_ms is not None:
             changes.setdefault("backoff_base_ms", self.retry_delay_ms)
+        if changes.get("partitions", 1) > 1:
+            raise InvalidArgument("defaults: partitions is given when a topic is made, with PUT /v1/topics/{topic}")
         changes.setdefault("beat_ms", self.beat_ms)
         return check_settings(replace(Settings(), **changes))
 
@@ -216,7 +222,7 @@ def _parsed(name: str, text: str, key: str) -> Any:
     """The value of a variable: a list has commas, a table is JSON. Numbers and booleans are left as text for `_typed`."""
     if name in ("allowed_hosts", "host_names", "push_hosts"):
         return [one.strip() for one in text.split(",") if one.strip()]
-    if name not in ("tokens", "cluster", "defaults"):
+    if name not in ("tokens", "tenants", "cluster", "defaults"):
         return text
     try:
         return json.loads(text)
@@ -296,6 +302,7 @@ _CHECKS = {
     "max_body_bytes": _check_held,
     "allowed_hosts": lambda config: networks_of(config.allowed_hosts),
     "tokens": lambda config: check_tokens(config.tokens),
+    "tenants": lambda config: check_tenants(config.tenants),
     "tls_cert": _check_tls,
     "client_produce_per_s": _check_client_rate,
     "cluster": lambda config: check_cluster(config.cluster),
@@ -316,6 +323,7 @@ def in_force(config: Config, origins: Mapping[str, str]) -> dict[str, tuple[Any,
     out = {name: (getattr(config, name), origins.get(name, "default")) for name in plain}
     shown = [{**msgspec.to_builtins(token), "hash": HIDDEN} for token in config.tokens]
     out["tokens"] = shown, out["tokens"][1]
+    out["tenants"] = [msgspec.to_builtins(tenant) for tenant in config.tenants], out["tenants"][1]
     given = dict(_leaves(config.defaults))
     settings = config.topic_defaults()
     if config.max_delivery_retries is None:

@@ -12,9 +12,10 @@ DELETE has removed is unknown to the second one, and a group is moved twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -30,7 +31,10 @@ if TYPE_CHECKING:  # a single node loads nothing of replication
     from turtlemq.replica.topology import ShardPlace
     from turtlemq.server.cluster_part import ClusterPart
 
-TO_LEADER = ("/v1/topics", "/v1/find", "/v1/command", "/v1/status", "/v1/cluster/shards/")  # beginnings of paths
+T = TypeVar("T")
+Use = Callable[[aiohttp.ClientResponse], Awaitable[T]]  # of the head of an answer
+
+TO_LEADER = ("/v1/topics", "/v1/find", "/v1/command", "/v1/status", "/v1/tenants", "/v1/cluster/shards/")  # beginnings of paths
 WAIT_S = 5.0  # for a leader
 WAIT_PART = 0.9  # of the caller's own time, so that the refusal reaches it
 LOOK_S = 0.02  # between two looks at the role of this process, while requests wait for a leader
@@ -64,6 +68,17 @@ def leads(service: Service) -> bool:
     return service.cluster is not None and service.cluster.role == "leader" and service.serving
 
 
+def answers(service: Service, topic: str) -> bool:
+    """Whether this process of a cluster answers requests about a topic itself."""
+    cluster = service.cluster
+    return leads(service) and cluster is not None and cluster.has(topic)
+
+
+def _leads(service: Service, cluster: ClusterPart, shard: int) -> bool:
+    """Whether this process answers requests about a shard itself."""
+    return shard == cluster.shard and leads(service)
+
+
 @contextmanager
 def counted(service: Service) -> Iterator[None]:
     """Count a request that is passed on. Raises `Overloaded` if too many are under way."""
@@ -81,7 +96,7 @@ class Forwarder:
 
     def __init__(self, service: Service, cafile: str = "") -> None:
         self._service, self._proxy = service, Proxy(cafile)
-        self._unreached = ""  # why the leader could not be reached, as long as that is so
+        self._unreached: dict[int, str] = {}  # why the leader of a shard could not be reached, as long as that is so
         self._watched: ClusterPart | None = None  # whose changes are noticed
         self._seen: object = None  # role and leader at the last look
         self._waiting: set[asyncio.Future[None]] = set()  # for a change of them
@@ -95,57 +110,77 @@ class Forwarder:
 
     async def elsewhere(self, request: web.Request, cluster: ClusterPart) -> web.StreamResponse | None:
         """The leader's answer to a request; None if this process leads, perhaps after a while, and has to answer itself."""
-        if not is_for_leader(request.path):
-            return None
-        if leads(self._service) or EMPTY in request.headers:
-            await Payload(request).arrive()  # before it is decided: this process may hand over meanwhile
-        if leads(self._service):
-            return None
-        self._watch(cluster)
-        with counted(self._service):
-            if HOP in request.headers or request.headers.get(DIRECT) == "1":
-                await trace.waited(request, self._until_leading(request, cluster))
-                return None
-            return await trace.waited(request, self._forwarded(request, cluster))
+        return await self.to_shard(request, cluster, cluster.shard) if is_for_leader(request.path) else None
 
     def _count(self, outcome: str) -> None:
         self._service.meter.proxied[outcome] += 1
 
+    async def to_shard(self, request: web.Request, cluster: ClusterPart, shard: int) -> web.StreamResponse | None:
+        """The answer of a shard's leader to a request; None if this process leads it, perhaps after a while, and has to answer
+        itself."""
+        is_here = partial(_leads, self._service, cluster, shard)
+        if is_here() or EMPTY in request.headers:
+            await Payload(request).arrive()  # before it is decided: this process may hand over meanwhile
+        if is_here():
+            return None
+        self._watch(cluster)
+        with counted(self._service):
+            if HOP in request.headers or request.headers.get(DIRECT) == "1":
+                await trace.waited(request, self._until_leading(request, cluster, shard))
+                return None
+            return await trace.waited(request, self._forwarded(request, cluster, shard))
+
+    async def part(self, request: web.Request, cluster: ClusterPart, shard: int, use: Use[T]) -> T:
+        """`use` of the answer of a shard's leader, which may be this process itself. Raises `NoLeader`."""
+        self._watch(cluster)
+        return await self._asked_until(request, cluster, shard, use, lambda: False)
+
     # The leader
 
-    def _leader(self, cluster: ClusterPart) -> ShardPlace | None:
+    def _leader(self, cluster: ClusterPart, shard: int) -> ShardPlace | None:
         """The leader that the name server tells; it may be this process, which opens its files or hands over."""
-        return cluster.topology().leader(cluster.shard)
+        return cluster.topology().leader(shard)
 
     def _is_here(self, cluster: ClusterPart, place: ShardPlace | None) -> bool:
-        return place is not None and place.node == cluster.options.node
+        return place is not None and place.node == cluster.options.node and place.shard == cluster.shard
 
     # Requests
 
-    async def _until_leading(self, request: web.Request, cluster: ClusterPart) -> None:
+    async def _until_leading(self, request: web.Request, cluster: ClusterPart, shard: int) -> None:
         """Return when this process leads, if it is about to. Raises `NotLeader` if it is not."""
         end = _end(request)
-        while not leads(self._service):
-            place = self._leader(cluster)
+        while not _leads(self._service, cluster, shard):
+            place = self._leader(cluster, shard)
             if not self._is_here(cluster, place):
                 self._count("refused")
                 url = None if place is None else place.url
                 raise NotLeader(leader_url=url, revision=cluster.topology().revision)
-            await self._change(cluster, end)
+            await self._change(cluster, end, shard)
 
-    async def _forwarded(self, request: web.Request, cluster: ClusterPart) -> web.StreamResponse | None:
+    async def _forwarded(self, request: web.Request, cluster: ClusterPart, shard: int) -> web.StreamResponse | None:
+        """The answer of the leader of a shard; None if this process leads it."""
+        is_here = partial(_leads, self._service, cluster, shard)
+        try:
+            return await self._asked_until(request, cluster, shard, partial(pass_back, request), is_here)
+        except _Here:
+            return None
+
+    async def _asked_until(
+        self, request: web.Request, cluster: ClusterPart, shard: int, use: Use[T], is_here: Callable[[], bool]
+    ) -> T:
+        """`use` of the leader's answer. Raises `_Here` once `is_here`: then this process has to answer."""
         payload, end, pause_s, hint, failed = Payload(request), _end(request), PAUSE_S[0], "", None
-        while not leads(self._service):
-            place = self._leader(cluster)
-            if place is None or place.url is None or self._is_here(cluster, place):
-                await self._change(cluster, end)
+        while not is_here():
+            place = self._leader(cluster, shard)
+            if place is None or place.url is None or (self._is_here(cluster, place) and not leads(self._service)):
+                await self._change(cluster, end, shard)
                 continue
             try:
                 response = await self._asked(request, cluster, place, hint or place.url, payload)
-                answered = await pass_back(request, response)
+                answered = await use(response)
             except NotSent as error:
                 hint = "" if hint else self._hint(cluster, error)
-                self._note(str(error))
+                self._note(shard, str(error))
             except Lost as error:
                 if not can_be_repeated(request.method, request.path) or trace.STARTED in request:
                     self._count("lost")
@@ -154,13 +189,13 @@ class Forwarder:
                 hint = ""
             else:
                 self._count("answered")
-                self._unreached = ""
+                self._unreached.pop(shard, None)
                 return answered
             if place.epoch != failed:  # the time until a leader has failed was no time without one
                 failed, end = place.epoch, _end(request)
-            await self._pause(cluster, payload, end, 0.0 if hint else pause_s)
+            await self._pause(cluster, payload, end, 0.0 if hint else pause_s, shard)
             pause_s = min(PAUSE_S[1], 2 * pause_s)
-        return None
+        raise _Here
 
     async def _asked(
         self, request: web.Request, cluster: ClusterPart, place: ShardPlace, url: str, payload: Payload
@@ -174,44 +209,49 @@ class Forwarder:
                     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if asking.done():
                     return asking.result()
-                now = self._leader(cluster)
+                now = self._leader(cluster, place.shard)
                 if now is not None and now.epoch != place.epoch:
                     return await _last_word(asking, payload, f"{url} was replaced by {now.url}")
         except BaseException:
             give_up(asking)
             raise
 
-    def _note(self, why: str) -> None:
-        """Log that the leader cannot be reached, and why, once."""
-        if why != self._unreached:
-            self._unreached = why
+    def _note(self, shard: int, why: str) -> None:
+        """Log that the leader of a shard cannot be reached, and why, once."""
+        if why != self._unreached.get(shard):
+            self._unreached[shard] = why
             logs.warning("leader_unreachable", why=why)
 
     def _hint(self, cluster: ClusterPart, error: NotSent) -> str:
         """The leader that another node names, if it knows more and names a node of the cluster."""
         topology = cluster.topology()
         known = {node.url for name, node in topology.nodes.items() if name != cluster.options.node}
+        if cluster.shards > 1:
+            from turtlemq.replica.topology import shard_url
+
+            known = {shard_url(node.url, shard) for node in topology.nodes.values() for shard in range(cluster.shards)}
         return error.leader_url if error.leader_url in known and error.revision > topology.revision else ""
 
-    async def _pause(self, cluster: ClusterPart, payload: Payload, end: float, seconds: float) -> None:
+    async def _pause(self, cluster: ClusterPart, payload: Payload, end: float, seconds: float, shard: int) -> None:
         """Wait before the next try. Raises `NoLeader` if there can be none."""
         if not payload.can_be_sent:
             self._count("no_leader")
             raise NoLeader("the leader has changed while the body was sent: nothing was done. Send it again.")
         now = asyncio.get_running_loop().time()
         if now + seconds >= end:
-            await self._change(cluster, end)
+            await self._change(cluster, end, shard)
         elif seconds:
             await self._change_until(cluster, now + seconds)
 
     # Changes
 
-    async def _change(self, cluster: ClusterPart, end: float) -> None:
+    async def _change(self, cluster: ClusterPart, end: float, shard: int) -> None:
         """Return at the next change of role or leader. Raises `NoLeader` at the end of the time."""
         self._look_often(cluster)
         if not await self._change_until(cluster, end):
             self._count("no_leader")
-            raise NoLeader(f"{NoLeader.__doc__} The last failure: {self._unreached}" if self._unreached else None)
+            why = self._unreached.get(shard)
+            raise NoLeader(f"{NoLeader.__doc__} The last failure: {why}" if why else None)
 
     async def _change_until(self, cluster: ClusterPart, end: float) -> bool:
         with self._next_change(cluster) as change:
@@ -239,7 +279,8 @@ class Forwarder:
             cluster.view.changed.append(lambda: self._look(cluster))
 
     def _state(self, cluster: ClusterPart) -> object:
-        return leads(self._service), self._leader(cluster)
+        topology = cluster.topology()
+        return leads(self._service), [topology.leader(shard) for shard in range(cluster.shards)]
 
     def _look(self, cluster: ClusterPart) -> None:
         """Wake all requests that wait, if role or leader have changed."""
@@ -262,6 +303,10 @@ class Forwarder:
         self._look(cluster)
         if self._waiting:
             self._look_often(cluster)
+
+
+class _Here(Exception):
+    """This process leads."""
 
 
 def _end(request: web.Request) -> float:

@@ -1,5 +1,6 @@
-"""Connections of clients. Hot requests (produce, fetch, ack, extend) are answered straight from the bytes that came. All others,
-and all that are written in any way but the plain one, are passed on to aiohttp as they came, over the same connection.
+"""Connections of clients. Hot requests (produce, fetch, ack, extend, cancel, reschedule) are answered straight from the bytes
+that came. All others, and all that are written in any way but the plain one, are passed on to aiohttp as they came, over the same
+connection.
 
 A hot request has a plain head (`hot_heads`) and has arrived as a whole. Its handler is called with the middleware around it that
 aiohttp calls too, and runs without a task until it has to wait. The next request is looked at when the one before is answered, so
@@ -24,6 +25,7 @@ from turtlemq.server.front_desk import Desk
 from turtlemq.server.hot_heads import HEAD_BYTES, Head
 from turtlemq.server.hot_request import HotRequest
 from turtlemq.server.incoming.body import SLOWEST
+from turtlemq.server.metrics.delivery_steps import DELIVERED
 from turtlemq.server.outgoing.http_date import http_date
 from turtlemq.server.outgoing.pieces import JOIN_BYTES, PIECE_BYTES, cut
 from turtlemq.server.outgoing.reply import Answered, Reply
@@ -35,7 +37,7 @@ WAITED_BYTES = 16 << 10  # of a body whose rest is waited for
 HELD_BYTES = 64 << 10  # behind the request that is answered; with more, nothing is read until it is answered
 READY, HOT, PASSED, GIVEN = range(4)  # waits for a request; answers one; aiohttp answers one; all is aiohttp's
 _MINE = 1  # a bit of `read`, beside AIOHTTPS
-_BEGINS = b"POST /"
+_BEGINS = (b"POST /", b"DELETE /", b"PATCH /")
 
 
 class Front(asyncio.Protocol):
@@ -131,7 +133,7 @@ class Front(asyncio.Protocol):
             return
         end = held.find(b"\r\n\r\n") + 4
         if end < 4:
-            if len(held) < HEAD_BYTES and held.startswith(_BEGINS[: len(held)]):
+            if len(held) < HEAD_BYTES and any(held.startswith(begin[: len(held)]) for begin in _BEGINS):
                 self._wait_for_rest()
             else:
                 self._give()
@@ -141,7 +143,7 @@ class Front(asyncio.Protocol):
             self._give()
             return
         whole = end + head.length
-        if head.place is None or not desk.answers(head.place["topic"]):
+        if head.place is None or not desk.answers(head):
             self._pass(whole)
         elif len(held) >= whole:
             self._answer(head, self._taken(whole)[end:])
@@ -232,6 +234,8 @@ class Front(asyncio.Protocol):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
+        if DELIVERED in request:
+            self._desk.steps.sent(request[DELIVERED])
         self._done(keep)
         return True
 

@@ -10,13 +10,23 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from turtlemq.server.auth import AUTH
-from turtlemq.server.forward import leads
-from turtlemq.server.hot_heads import Heads, hot_routes
+from turtlemq.server.forward import answers
+from turtlemq.server.hot_heads import Head, Heads, hot_routes
+from turtlemq.server.proxy import PARTITION
 from turtlemq.server.request import SERVICE
 
 _TOPIC = "/v1/topics/{topic}"
 _GROUP = f"{_TOPIC}/groups/{{group}}"
-HOT = (f"{_TOPIC}/messages", *(f"{place}/{name}" for place in (_TOPIC, _GROUP) for name in ("fetch", "ack", "extend")))
+_MESSAGE = f"{_TOPIC}/messages/{{id}}"
+HOT = frozenset(
+    {
+        f"POST {_TOPIC}/messages",
+        *(f"POST {place}/{name}" for place in (_TOPIC, _GROUP) for name in ("fetch", "ack", "extend")),
+        f"POST {_TOPIC}/cancel",
+        f"DELETE {_MESSAGE}",
+        f"PATCH {_MESSAGE}",
+    }
+)
 
 
 class Connection(Protocol):
@@ -39,13 +49,14 @@ class Desk:
         self.open: set[Connection] = set()
         self.is_ending = False
         self._service = app[SERVICE]
+        self.steps = app[SERVICE].meter.steps
 
-    def answers(self, topic: str) -> bool:
-        """Whether this process itself answers requests about a topic; else they go on to the leader, or to its shard."""
-        service, siblings = self._service, self._service.siblings
-        if siblings is not None and not siblings.has(topic):
+    def answers(self, head: Head) -> bool:
+        """Whether this process itself answers a request about a topic; else it goes on to the leader, or to its shard."""
+        service, router = self._service, self._service.router
+        if router is not None and not router.has(head.place["topic"], head.headers.get(PARTITION)):
             return False
-        return service.cluster is None or leads(service)
+        return service.cluster is None or answers(service, head.place["topic"])
 
     async def end(self, timeout_s: float) -> None:
         """Close all connections, those with a request under way when it is answered, or at the end of the time."""
@@ -60,13 +71,13 @@ class Desk:
 
 
 def _hot_handlers(app: web.Application) -> dict[str, Callable[[Any], Any]]:
-    """The handlers of hot routes by path, with the middleware around them."""
+    """The handlers of hot routes by method and path, with the middleware around them."""
     found: dict[str, Callable[[Any], Any]] = {}
     for route in app.router.routes():
-        resource = route.resource
-        if route.method == "POST" and resource is not None and resource.canonical in HOT:
+        operation = f"{route.method} {route.resource and route.resource.canonical}"
+        if operation in HOT:
             handler: Callable[..., Any] = route.handler
             for middleware in reversed(app.middlewares):
                 handler = partial(middleware, handler=handler)
-            found[resource.canonical] = handler
+            found[operation] = handler
     return found

@@ -15,15 +15,12 @@ T = TypeVar("T")
 
 HEAD_BYTES = 8 << 10  # of a head; a longer one is for aiohttp
 HEADERS_MAX = 64
-_KNOWN_MAX, _KNOWN_BYTES = 1_000, 1 << 10  # heads that are remembered, and how long each may be
-_HEAD = re.compile(
-    rb"([A-Z]{3,7}) (/[!-~]*) HTTP/1\.1\r\n"  # method and target
-    rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ -~]*\r\n)+)"
-    rb"\r\n"
-)
+_KNOWN_MAX, _KNOWN_BYTES = 1_000, 1 << 10  # heads that are remembered, and how long each may be; of headers the same
+_LINE = re.compile(rb"([A-Z]{3,7}) (/[!-~]*) HTTP/1\.1")  # method and target
+_LINES = re.compile(rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ -~]*\r\n)+)\r\n")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _NOT_HERE = frozenset({"transfer-encoding", "upgrade", "expect", "trailer", "te", "proxy-connection", "http2-settings"})
-_NAME = "[A-Za-z0-9_.-]{1,200}"  # of a topic or group in a path without escapes; which are valid, is checked behind
+_NAME = "[A-Za-z0-9_.:-]{1,200}"  # a variable of a path without escapes; the valid ones are checked behind
 
 
 class Headers(dict[str, str]):
@@ -55,51 +52,79 @@ class Head:
 
 
 class Heads:
-    """Knows plain heads; those that were seen before by their bytes, since clients send the same ones again and again."""
+    """Knows plain heads. Those of a hot route without an id are remembered by their bytes, of others the headers alone: clients
+    send the same ones again and again."""
 
     def __init__(self, place_of: Callable[[str, str], Any]) -> None:
         self._place_of = place_of
-        self._known: dict[bytes, Head] = {}
+        self._heads: dict[bytes, Head] = {}
+        self._headers: dict[bytes, tuple[Headers, int]] = {}
 
     def read(self, data: bytes) -> Head | None:
         """The head in these bytes, which end with its empty line; None if it is not plain."""
-        head = self._known.get(data)
+        head = self._heads.get(data)
         if head is None:
-            head = plain(data, self._place_of)
-            if head is not None and len(data) <= _KNOWN_BYTES:
-                if len(self._known) >= _KNOWN_MAX:
-                    self._known.clear()
-                self._known[data] = head
+            head = plain(data, self._place_of, self._known_headers)
+            if head is not None and head.place is not None and "id" not in head.place:
+                _remember(self._heads, data, head)
         return head
 
+    def _known_headers(self, lines: bytes) -> tuple[Headers, int] | None:
+        known = self._headers.get(lines)
+        if known is None and (known := plain_headers(lines)) is not None:
+            _remember(self._headers, lines, known)
+        return known
 
-def plain(data: bytes, place_of: Callable[[str, str], Any] = lambda method, path: None) -> Head | None:
+
+def _remember(known: dict[bytes, T], data: bytes, value: T) -> None:
+    if len(data) <= _KNOWN_BYTES:
+        if len(known) >= _KNOWN_MAX:
+            known.clear()
+        known[data] = value
+
+
+def plain_headers(lines: bytes) -> tuple[Headers, int] | None:
+    """The plain headers in these bytes, which end with an empty line, and the length of the body; None of any others."""
+    found = _LINES.fullmatch(lines)
+    if found is None:
+        return None
+    texts = found[1].decode().split("\r\n")
+    headers = Headers()
+    for text in texts[:-1]:
+        name, _, value = text.partition(":")
+        headers[name.lower()] = value.strip(" ")
+    length = headers.get("content-length", "0")
+    if (
+        len(headers) != len(texts) - 1  # a header stands there twice
+        or len(headers) > HEADERS_MAX
+        or "host" not in headers
+        or not _LENGTH.fullmatch(length)
+        or headers.get("connection", "keep-alive").lower() != "keep-alive"
+        or not _NOT_HERE.isdisjoint(headers)
+    ):
+        return None
+    return headers, int(length)
+
+
+def plain(
+    data: bytes,
+    place_of: Callable[[str, str], Any] = lambda method, path: None,
+    headers_of: Callable[[bytes], tuple[Headers, int] | None] = plain_headers,
+) -> Head | None:
     r"""A plain head; None of any other.
 
     >>> plain(b"POST /v1/topics HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n").length
     2
     >>> plain(b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     """
-    found = _HEAD.fullmatch(data) if len(data) <= HEAD_BYTES else None
-    if found is None:
+    if len(data) > HEAD_BYTES:
         return None
-    method, path, lines = found[1].decode(), found[2].decode(), found[3].decode().split("\r\n")
-    headers = Headers()
-    for line in lines[:-1]:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip(" ")
-    length = headers.get("content-length", "0")
-    if (
-        len(headers) != len(lines) - 1  # a header stands there twice
-        or len(headers) > HEADERS_MAX
-        or "host" not in headers
-        or not _LENGTH.fullmatch(length)
-        or headers.get("connection", "keep-alive").lower() != "keep-alive"
-        or method == "CONNECT"
-        or not _NOT_HERE.isdisjoint(headers)
-    ):
+    line, _, lines = data.partition(b"\r\n")
+    found, headers = _LINE.fullmatch(line), headers_of(lines)
+    if found is None or headers is None or found[1] == b"CONNECT":
         return None
-    return Head(method, path, headers, int(length), place_of(method, path))
+    method, path = found[1].decode(), found[2].decode()
+    return Head(method, path, *headers, place_of(method, path))
 
 
 class Place:
@@ -112,6 +137,9 @@ class Place:
 
     def __getitem__(self, name: str) -> str:
         return self.values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, default)
@@ -127,22 +155,22 @@ class Route:
 
 
 def hot_routes(handlers: Mapping[str, Any]) -> Callable[[str, str], Place | None]:
-    """A function that finds the place of a POST among these handlers by path; None where there is none.
+    """A function that finds the place of a request among these handlers by method and path; None where there is none.
 
-    >>> find = hot_routes({"/v1/topics/{topic}/fetch": print})
+    >>> find = hot_routes({"POST /v1/topics/{topic}/fetch": print})
     >>> find("POST", "/v1/topics/orders/fetch")["topic"], find("POST", "/v1/topics/a%62/fetch"), find("GET", "/v1/topics/a/fetch")
     ('orders', None, None)
     """
-    routes = [
-        (re.compile(re.sub(r"\\{(\w+)\\}", rf"(?P<\1>{_NAME})", re.escape(path))), Route(path), handler)
-        for path, handler in handlers.items()
-    ]
+    routes: dict[str, list[tuple[re.Pattern[str], Route, Any]]] = {}
+    for operation, handler in handlers.items():
+        method, _, path = operation.partition(" ")
+        pattern = re.compile(re.sub(r"\\{(\w+)\\}", rf"(?P<\1>{_NAME})", re.escape(path)))
+        routes.setdefault(method, []).append((pattern, Route(path), handler))
 
     def find(method: str, path: str) -> Place | None:
-        if method == "POST":
-            for pattern, route, handler in routes:
-                if found := pattern.fullmatch(path):
-                    return Place(found.groupdict(), route, handler)
+        for pattern, route, handler in routes.get(method, ()):
+            if found := pattern.fullmatch(path):
+                return Place(found.groupdict(), route, handler)
         return None
 
     return find

@@ -8,6 +8,7 @@ import asyncio
 from typing import Any
 
 from aiohttp import HttpVersion11, web
+from yarl import URL
 
 from turtlemq.server.hot_heads import Head
 
@@ -26,6 +27,12 @@ class HotRequest(dict[str, Any]):
     @property
     def raw_path(self) -> str:
         return self.path
+
+    @property
+    def url(self) -> URL:
+        """The address that the client has asked."""
+        is_tls = self.transport.get_extra_info("sslcontext") is not None
+        return URL(f"http{'s' if is_tls else ''}://{self.host}{self.path}", encoded=True)
 
     @property
     def host(self) -> str:

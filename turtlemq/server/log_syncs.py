@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from time import perf_counter
 
 from turtlemq.broker.save import LogSync
 from turtlemq.errors import TurtleError
@@ -31,6 +32,16 @@ class LogSyncs:
     def is_needed(self, topic: Topic) -> bool:
         """Whether an event that was promised to be durable is not yet."""
         return topic.owes_sync or topic in self._under_way
+
+    def sync_here(self, topic: Topic) -> float | None:
+        """Make all events of a topic so far durable on the event loop, which serves nothing meanwhile. Returns how many seconds
+        it took; None if a sync is under way on a thread. Raises if it failed."""
+        if topic in self._under_way:
+            return None
+        start, sync = perf_counter(), topic.begin_sync()
+        sync.run(self._door)
+        topic.end_sync(sync)
+        return perf_counter() - start
 
     async def sync(self, topic: Topic) -> None:
         """Return when all events of a topic so far are durable. Raises if a sync failed: the topic accepts no more writes."""

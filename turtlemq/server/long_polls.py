@@ -27,6 +27,7 @@ class FetchRequest:
     auto: bool = False
     share: Callable[[], float] | None = field(default=None, compare=False)  # of registered clients: the largest free share
     low: Callable[[], int] | None = field(default=None, compare=False)  # how many of low priority it may get
+    names: Callable[[], str] | None = field(default=None, compare=False)  # the consumer, where clients come and go meanwhile
 
 
 class Future(Protocol):

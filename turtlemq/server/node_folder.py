@@ -25,6 +25,32 @@ def shard_folder(data: Path, shard: int) -> Path:
     return data / names.SHARDS / f"{shard:02}"
 
 
+def has_copy(folder: Path) -> bool:
+    """Whether there is a copy of a shard in a folder, or the rest of one that was being removed."""
+    door = Door()
+    return door.exists(folder) or bool(_leftovers(door, folder))
+
+
+def _leftovers(door: Door, folder: Path) -> list[Path]:
+    """Folders of copies whose removal was interrupted."""
+    found = door.names(folder.parent) if door.exists(folder.parent) else []
+    return [folder.parent / name for name in found if names.is_dropped(name) and name.startswith(f".{folder.name}.")]
+
+
+def remove_copy(folder: Path) -> None:
+    """Remove the copy of a shard, as a whole or not at all: a crash leaves a folder with a name of its own, which the next call
+    removes. Raises `Locked` if a process uses it, or `OSError`."""
+    door = Door()
+    if door.exists(folder):
+        lock = door.lock(folder / names.LOCK)
+        try:
+            door.set_aside(folder)
+        finally:
+            os.close(lock)
+    for leftover in _leftovers(door, folder):
+        door.remove_folder(leftover)
+
+
 def refuse_cluster_folder(data: Path) -> None:
     """Raise `InvalidArgument` for the folder of a cluster's node, in which a single server would not find the messages, and for a
     copy of a shard: changes that the cluster does not know of would make it differ from the others without a sign."""

@@ -195,7 +195,7 @@ class Office:
         return Attendance(True, lag_ms=round(1000 * self._lead.lag_s(member)), silent_ms=round(1000 * silent_s))
 
     def _take_in(self) -> Change | None:
-        for member in self._lead.standbys.keys() - self.book.required():
+        for member in self._lead.standbys.keys() - self.book.isr:  # also those of a transaction in doubt
             if self._lead.lag_bytes(member) < NEAR_BYTES:
                 self.book.want(member, self._lead.stream.lsn)
         return self.book.take_in()

@@ -16,6 +16,7 @@ import msgspec
 from turtlemq import __version__, errors, settings
 from turtlemq.lifecycle import STATES
 from turtlemq.model import BATCH_MESSAGES_MAX, ID_BYTES_MAX
+from turtlemq.schedules import NAME_BYTES_MAX
 from turtlemq.server import errors as server_errors
 from turtlemq.server.forward import is_for_leader
 from turtlemq.server.incoming.bson_messages import BsonMessage
@@ -29,6 +30,7 @@ from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.messages import Delivered
 from turtlemq.server.outgoing.reply import LEASE_HEADER, encode
 from turtlemq.server.request import BUDGET
+from turtlemq.server.topic_settings import section_title
 from turtlemq.server.trace import HEADER
 
 LICENSE = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
@@ -48,20 +50,22 @@ NAMES = {  # published names of schemas whose Python class has another name
 }
 OPTIONAL = {"Delivered": ("body", "body_base64")}  # fields that msgspec calls required, but that an answer may leave out
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"}
+ID = {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX, "pattern": r"^[^/\-\x00-\x1f\x7f][^/\x00-\x1f\x7f]*$"}
 PARTS: dict[str, dict[str, Any]] = {
     "topic": {"schema": NAME, "example": "orders", "description": "1 to 200 of A-Z a-z 0-9 . _ -, a letter or digit first."},
     "group": {"schema": NAME, "example": "default", "description": "As a topic. Groups see every message, each for itself."},
     "id": {
-        "schema": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": ID_BYTES_MAX,
-            "pattern": r"^[^/\-\x00-\x1f\x7f][^/\x00-\x1f\x7f]*$",
-        },
+        "schema": ID,
         "example": "order-17",
         "description": "1 to 200 bytes of printable text, no `/`, no `-` at the beginning.",
     },
+    "name": {
+        "schema": ID | {"maxLength": NAME_BYTES_MAX},
+        "example": "report",
+        "description": "1 to 186 bytes of printable text, no `/`, no `-` at the beginning.",
+    },
     "client": {"schema": NAME, "example": "worker-1", "description": "The name of a registered client, or the key of a stream."},
+    "replay": {"schema": {"type": "string", "pattern": "^[0-9a-f]{12}$"}, "example": "5f0c2a91d3e4"},
     "shard": {"schema": {"type": "string", "pattern": "^[0-9]{1,4}$"}, "example": "0", "description": "The number of a shard."},
     "node": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "example": "a"},
 }
@@ -69,6 +73,7 @@ _STORED = {"id": "$response.body#/ids/0"}
 _FIRST = {"id": "$response.body#/messages/0/id"}
 _PAGE = {"cursor": "$response.body#/cursor"}
 LINKS: dict[str, dict[str, dict[str, str]]] = {  # operations that may follow a good answer; variables of the path are passed on
+    "beginReplay": {"getReplay": {"replay": "$response.body#/id"}, "cancelReplay": {"replay": "$response.body#/id"}},
     "putTopic": {"getTopic": {}, "produce": {}, "fetch": {}, "putGroup": {}, "dropTopic": {}},
     "listTopics": {"getTopic": {"topic": "$response.body#/topics/0/topic"}},
     "produce": {"getMessage": _STORED, "changeMessage": _STORED, "cancelMessage": _STORED, "fetch": {}, "forecast": {}},
@@ -78,6 +83,9 @@ LINKS: dict[str, dict[str, dict[str, str]]] = {  # operations that may follow a 
     "fetchInGroup": {"getMessage": _FIRST, "ackInGroup": {}, "extendInGroup": {}},
     "listMessages": {"listMessages": _PAGE, "getMessage": _FIRST},
     "listDead": {"listDead": _PAGE, "requeueDead": {}, "deleteDead": {}, "exportDead": {}},
+    "putSchedule": {"getSchedule": {}, "nextOfSchedule": {}, "triggerSchedule": {}, "pauseSchedule": {}, "dropSchedule": {}},
+    "listSchedules": {"listSchedules": _PAGE},
+    "triggerSchedule": {"getMessage": {"id": "$response.body#/id"}},
     "pinBackup": {"unpinBackup": {}},
 }
 
@@ -136,7 +144,7 @@ class _Schemas:
             self.components[name]["required"] = [field for field in self.components[name]["required"] if field not in optional]
         for row in settings.TABLE:
             if row.path:
-                section = row.path[0].capitalize() if len(row.path) > 1 else "Settings"
+                section = section_title(row.path[0]) if len(row.path) > 1 else "Settings"
                 self.components[section]["properties"][row.path[-1]] |= {"description": _sentence(row.text)} | _limits(row)
         self._queries["BrowseQuery"]["properties"]["state"]["enum"] = list(STATES)
         self.components["JsonMessage"] |= {"if": {"not": _with("body")}, "then": _with("body_base64")}  # anyOf makes more models

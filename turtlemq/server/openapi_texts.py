@@ -17,6 +17,7 @@ TAGS = {
     "Consume": "Fetch due messages under a lease, and acknowledge them.",
     "Look": "Messages by state and by due time.",
     "Topics": "Topics, their settings, and groups of consumers.",
+    "Schedules": "Recurring messages: by cron expressions in time zones, at intervals, or after growing delays.",
     "Dead letters": "Messages that failed for the last time, or expired.",
     "Clients": "Consumers that the server calls by itself, at a URL.",
     "Operate": "Health, figures, backups, and this document.",
@@ -59,10 +60,20 @@ SCHEMAS = {
     "InState": "A message must be in this state; `unknown`: the topic does not know the id.",
     "Done": "Everything was done, in one commit.",
     "WhatIf": "The same messages, each with the spread that was asked for: expected counts.",
+    "CapacityAnswer": "How late messages will be at the end of each bucket, if consumers handle `per_s`. Times are null if the "
+    "goal of the topic will be kept; `group` is the one that will be the latest, null if the rate was given.",
     "ForecastAnswer": "How much comes due when: counts[i] are due in [from_ms + i * bucket_ms, from_ms + (i + 1) * bucket_ms).",
     "AuditAnswer": "Changes that were asked for, the newest last.",
     "AuditEvent": "A change: by which token (its name; empty where none is needed), from which address, of how many messages. "
-    "`target`: a group, message, node or shard of the path.",
+    "`target`: a group, message, schedule, node or shard of the path.",
+    "TenantsAnswer": "All tenants.",
+    "TenantFigures": "A tenant: its part of the configuration (0: no limit), and its figures since the start. `in_flight`: "
+    "messages under a lease; `held_bytes`: of its requests under way.",
+    "Replay": "Which delivered messages go into which topic: those that became ready from `from_ms` on and before `to_ms`. "
+    "`per_s`: copies a second; `delay`: of the copies.",
+    "ReplayFilter": "Which messages are copied: all conditions that are given must hold.",
+    "ReplayList": "The newest replays of a topic, oldest first.",
+    "Job": "A replay: `scanned` of `total` documents of its range were looked at; `duplicates` were in the other topic already.",
     "Events": "Events in the order of time; `cursor` asks for the next ones. `missed`: others before these are in no file any "
     "more, or the cursor is of another topic.",
     "TopicEvent": "Something that happened to a message, or without an `id` to a group; only fields that the event has.",
@@ -73,16 +84,30 @@ SCHEMAS = {
     "has `seconds` so far. `sleep`, `ready`, `reserve` and `dead` are counts at its end `at_ms`; `produced`, `delivered`, "
     "`acked`, `failed` and `refused` (429 and 507, of the whole server only) happened in it. "
     "Quantiles are null if nothing came due.",
+    "NewSchedule": "When to fire: one of `cron`, `every` and `delays`; and the message to put each time.",
+    "SchedulePut": "The schedule is durable. `created`: there was none of its name.",
+    "ScheduleAnswer": "A schedule, its place in time, and its message.",
+    "ScheduleList": "A page of schedules; `cursor` asks for the next one.",
+    "Upcoming": "The next times of a schedule, in epoch milliseconds.",
+    "Triggered": "The message that was put.",
     "Topics": "All topics.",
     "TopicAnswer": "A topic.",
     "Settings": "The body of PUT /v1/topics/{topic}: what is left out stays as it is.",
     "Backoff": "How long a failed message waits: base × factor^n seconds, up to max.",
     "Retention": "How long, and in how much room, settled messages are kept.",
     "Dead": "How long, and how many, dead letters are kept.",
-    "Rate": "Messages a second: taken in (with a burst that was saved up), and given to each group. 0: no limit.",
+    "Priority": "Shares of priorities in each fetch, 0 to 1,000; leftovers of one go to the others.",
+    "Preempt": "When low and normal priority give way to high priority that waits too long.",
+    "Rate": "Messages a second: taken in (with a burst that was saved up), and given to each group, also in bytes. 0: no limit.",
+    "LatenessSlo": "A goal for lateness: this share of messages is delivered at most so many milliseconds after it is due.",
+    "SloAnswer": "A goal for lateness: first deliveries since the start in time and late, messages that are late and still wait "
+    "(`overdue`), and burn rates by window: 1 spends the error budget exactly.",
+    "SloForecast": "Lateness in the next six hours, if consumers go on as they have lately, in the group that will be the "
+    "latest. Times are null if it will keep the goal.",
     "TopicStats": "Figures of a topic. ready, reserve and history are summed over groups; without any, "
     "what is ready waits for the first.",
-    "GroupStats": "Figures of a group. `offset`: everything before it is settled.",
+    "GroupStats": "Figures of a group. `offset`: everything before it is settled. `high_weight`: the weight of high priority "
+    "now; `preempting`: low and normal priority give way to it.",
     "Compacted": 'What compaction freed; "running": it goes on by itself.',
     "GroupStart": "Where a group starts. Nothing: a new one at the oldest message, one that is there stays where it is.",
     "GroupStartAt": "A group's start by time.",
@@ -104,7 +129,8 @@ SCHEMAS = {
     "Alive": "The process lives.",
     "Ready": "It serves; topics that are not well are counted.",
     "Status": "The whole server. `topics` are those asked for; `states`, `totals` (since the start) and `bytes` are sums over "
-    "all that match and the token may see; `damage` names the first few; `shards` are those of a server with several.",
+    "all that match and the token may see; `damage` names the first few; `tenants` is how many there are, 0 for a "
+    "token that may not list them; `shards` are those of a server with several.",
     "Lateness": "Counts by bucket since the start: of at most bounds_ms[i] each, and one more for what is above. "
     "Differences of two looks\n    give the lateness of the time between.",
     "TopicStatus": "A topic: messages in each state, totals since the start, its groups and how late it is.",
@@ -138,6 +164,31 @@ FIELDS = {
     "Register.capacity": "The most deliveries under way.",
     "at_most_once": "Messages are settled before they are sent.",
     "beat_s": "A heartbeat is due so often, in seconds; null: never.",
+    "cron": "Minute, hour, day of month, month and day of week, with seconds before them if there are six: `0 9 * * MON-FRI`, "
+    "`0,30 8-18 * * *`, `0 8 L * *`, `@daily`.",
+    "zone": "Of `cron`: a time zone of the IANA database, such as `Europe/Berlin`; by default UTC.",
+    "every": "Seconds between two firings.",
+    "delays": "Seconds from the start to the first firing, from there to the second, and so on.",
+    "jitter": "Seconds: each firing is later by up to so much, but before the next one.",
+    "catch_up": "Times that passed while the server did not run: leave them out (`skip`), fire `one` for all of them, or fire "
+    "`all`.",
+    "NewSchedule.start_ms": "No firing before this time, in epoch milliseconds; `every` counts from it.",
+    "ScheduleAnswer.start_ms": "No firing before this time, in epoch milliseconds; `every` counts from it.",
+    "NewSchedule.end_ms": "No firing after this time, in epoch milliseconds.",
+    "ScheduleAnswer.end_ms": "No firing after this time, in epoch milliseconds.",
+    "NewSchedule.count": "So many firings in all.",
+    "ScheduleAnswer.count": "So many firings in all.",
+    "NewSchedule.overlap": "`skip`: leave a time out while the message of the last firing sleeps, is ready or reserved.",
+    "ScheduleAnswer.overlap": "`skip`: leave a time out while the message of the last firing sleeps, is ready or reserved.",
+    "NewSchedule.paused": "Do not fire; left out, it stays as it is.",
+    "ScheduleAnswer.paused": "It does not fire.",
+    "ScheduleAnswer.next_ms": "Its next firing; null if it is paused or has ended.",
+    "SchedulePut.next_ms": "Its next firing; null if it is paused or has ended.",
+    "Upcoming.next_ms": "The earliest first.",
+    "ScheduleAnswer.last_ms": "Its newest firing; one that is put ahead of its time lies up to 3 s in the future.",
+    "ScheduleAnswer.ended_ms": "When the last of its times was over; null: there are more.",
+    "fired": "Firings so far.",
+    "NextQuery.count": "How many times.",
     "free": "How many more deliveries it could begin.",
     "overlap": "Seconds for which the old secret signs as well.",
     "paused": "Whether deliveries are to stop.",
@@ -193,7 +244,7 @@ FIELDS = {
     "newest": "The newest first; for ready, reserve, history and cancelled.",
     "per_s": "So many a second.",
     "prefix": "Only ids that begin with this.",
-    "priority": "`high` comes first, but never alone.",
+    "priority": "`high` comes first, but never alone: see the topic's `priority` and `preempt`.",
     "replaced": "Messages stored in the place of another one of the same id.",
     "replaced_indexes": "Positions of these messages in the request, if there are any.",
     "rescheduled": "Sleepers whose due time was changed; their bodies stayed.",
@@ -203,6 +254,9 @@ FIELDS = {
     "to_ms": "Up to this time, in epoch milliseconds.",
     "ttr": "Seconds that a consumer may take.",
     "spread": "Seconds: it is due between its due time and so much later, an id always at the same place.",
+    "low": "How many of them may be of low priority; by default any number.",
+    "capacity": "Also show how late messages will be, at the rate that consumers have shown; the topic needs `lateness_slo`.",
+    "capacity_per_s": "Likewise, if consumers handled so many messages a second.",
     "what_if_spread": "Seconds: also show the counts as they would be with this spread.",
     "wait": "Seconds to wait for the first message.",
 }

@@ -1,37 +1,28 @@
 """The table of HTTP operations: route, handler, access right, types of request and answer, texts and examples, each written once.
 
 Everything else is derived from it: `app` makes the routes, `auth` looks up the right that a request needs (`ACCESS`), `openapi`
-writes the document. To add an operation, write its handler and one entry here; `tests/test_operations.py` and
-`tests/test_openapi.py` check the rest. Entries stand in the order of the document; the router tries routes in the same order, so
-daily work comes first.
+writes the document. To add an operation, write its handler and one entry here; tests check the rest. Entries stand in the order
+of the document; the router tries routes in the same order, so daily work comes first.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from turtlemq.server.audit import Action
 from turtlemq.server.auth import ADMIN, ALL, ANY, CHANGE, CONSUME, GROUP, OPEN, OPERATE, PRODUCE, READ, TOKEN, Access
 from turtlemq.server.client_operations import CLIENTS
 from turtlemq.server.cluster_operations import CLUSTER
 from turtlemq.server.dead_operations import dead_operations
-from turtlemq.server.handlers import (
-    backup,
-    command,
-    consume,
-    find,
-    history,
-    messages,
-    metrics,
-    pages,
-    produce,
-    status,
-    topics,
-)
+from turtlemq.server.handlers import backup, command, consume, find, history, messages, metrics, pages, produce, status, topics
 from turtlemq.server.media_types import HTML, JSON, TEXT
 from turtlemq.server.metrics.exposition import OPENMETRICS
 from turtlemq.server.operation import MESSAGES, Handler, Operation, tagged
-from turtlemq.server.operator_operations import AUDITS, CLOCKS, EVENTS, PAUSES
+from turtlemq.server.operator_operations import AUDITS, CLOCKS, EVENTS, PAUSES, TENANTS
 from turtlemq.server.outgoing import answers
 from turtlemq.server.outgoing.reply import LEASE_HEADER, PAUSED_HEADER
+from turtlemq.server.replay_operations import REPLAYS
+from turtlemq.server.schedule_operations import SCHEDULES
 from turtlemq.server.topic_settings import TopicSettings
 from turtlemq.server.transaction_operations import TRANSACT
 
@@ -54,8 +45,10 @@ _COUNTS |= {
     "oldest_ready_ms": _NOW,
     "next_due_ms": _NOW + 1_800_000,
     "damaged": 0,
+    "schedules": 0,
 }
-_GROUP_COUNTS = {"ready": 1, "reserve": 0, "history": 5, "dead": 0, "offset": 5, "lag": 1, "changed_ms": _NOW, "paused": False}
+_GROUP_COUNTS: dict[str, Any] = {"ready": 1, "reserve": 0, "history": 5, "dead": 0, "offset": 5, "lag": 1, "changed_ms": _NOW}
+_GROUP_COUNTS |= {"paused": False, "high_weight": 6.0, "preempting": False}
 _ORDERS = {
     "topic": "orders",
     "settings": {"ttr": 60, "max_attempts": 16},
@@ -158,7 +151,10 @@ OPERATIONS: list[Operation] = [
             "getMessage",
             "Everything about one message",
             answers.MessageAnswer,
-            errors=(404,),
+            "With `at_ms`: as it was at that moment, as far as files that retention has left tell; `410 NOT_KEPT` with "
+            "`known_from_ms` for a moment whose journals are gone.",
+            query=messages.MessageQuery,
+            errors=(404, 410, 413),
             answer_example=_VIEW,
         ),
         Operation(
@@ -239,7 +235,7 @@ OPERATIONS: list[Operation] = [
             answers.Found,
             "In all topics that the token may read; an empty list if none knows the id.",
             query=find.FindQuery,
-            answer_example={"found": [{"topic": "orders", "id": "order-17", "state": "sleep", "due_ms": _NOW}]},
+            answer_example={"found": [{"topic": "orders", "id": "order-17", "state": "sleep", "due_ms": _NOW, "next_ms": None}]},
         ),
         Operation(
             f"GET {_TOPIC}/forecast",
@@ -248,7 +244,7 @@ OPERATIONS: list[Operation] = [
             "forecast",
             "How much comes due when",
             messages.ForecastAnswer,
-            "Answered from the index alone. `what_if_spread` adds the counts as they would be if each message had that spread.",
+            "From the index alone. `what_if_spread` adds counts as if each message had it, `capacity` how late they will be.",
             query=messages.ForecastQuery,
             errors=(404,),
             answer_example={"from_ms": _NOW, "bucket_ms": 60_000, "counts": [0, 12, 7], "overdue": 0, "beyond": 3},
@@ -265,6 +261,7 @@ OPERATIONS: list[Operation] = [
             errors=(404,),
         ),
         *EVENTS,
+        *REPLAYS,
     ),
     *tagged(
         "Topics",
@@ -359,6 +356,7 @@ OPERATIONS: list[Operation] = [
         ),
         *PAUSES,
     ),
+    *tagged("Schedules", *SCHEDULES),
     *tagged("Dead letters", *dead_operations(_LETTER)),
     *tagged("Clients", *CLIENTS),
     *tagged(
@@ -413,7 +411,7 @@ OPERATIONS: list[Operation] = [
         Operation("GET /openapi.json", pages.openapi, OPEN, "openapi", "This document", JSON),
         Operation("DELETE /v1/backup", backup.unpin, ADMIN, "unpinBackup", "The copy is made, or given up", answers.Outcome),
     ),
-    *tagged("Operate", *AUDITS, *CLOCKS),
+    *tagged("Operate", *AUDITS, *CLOCKS, *TENANTS),
     *tagged("Cluster", *CLUSTER),
     *tagged(
         PAGES,

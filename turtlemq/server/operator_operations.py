@@ -5,8 +5,8 @@ Its entries belong to the table in `operations`.
 
 from __future__ import annotations
 
-from turtlemq.server.auth import ADMIN, OPERATE, READ, TOKEN
-from turtlemq.server.handlers import audit, clock, events, topics
+from turtlemq.server.auth import ADMIN, ALL, OPERATE, READ, TOKEN
+from turtlemq.server.handlers import audit, clock, events, tenants, topics
 from turtlemq.server.operation import Operation
 from turtlemq.server.outgoing import answers
 
@@ -86,6 +86,23 @@ AUDITS = [
         "on all. Puts, fetches, acks and extends are not in it. In a cluster each node has its own.",
         query=audit.AuditQuery,
         answer_example={"events": [_CHANGE | {"count": 33, "request_id": "7f3a-41", "target": ""}]},
+    )
+]
+_LIMITS = {"produce_per_s": 5000, "bytes_per_s": 0, "max_in_flight": 10_000, "max_bytes": 0}
+_COUNTS = {"in_flight": 120, "held_bytes": 0, "produced": 81_000, "produced_bytes": 9_100_000, "delivered": 80_990}
+TENANTS = [
+    Operation(
+        "GET /v1/tenants",
+        tenants.tenants,
+        ALL,
+        "tenants",
+        "The tenants of the configuration, with their limits and figures",
+        tenants.TenantsAnswer,
+        "In the order of the configuration; see docs/FLOW.md. Figures count from the start. `refused`: requests, by the limit "
+        "that refused them: `messages` and `bytes` a second, and `held` bytes.",
+        answer_example={
+            "tenants": [{"name": "shop", "topics": ["shop.*"], "weight": 2, **_LIMITS, **_COUNTS, "refused": {"messages": 3}}]
+        },
     )
 ]
 _FAILED = {"at_ms": 1_790_000_000_000, "event": "failed", "id": "order-17", "group": "default", "consumer": "w1", "attempt": 1}

@@ -28,15 +28,21 @@ Tell = Callable[[bool], Node]  # the value of the node's key; takes whether the 
 class Presence:
     """The key of a node, and its place among the nodes of a shard."""
 
-    def __init__(self, etcd: Etcd, cluster: str, node: str, shard: int, folder: NodeFolder, replace_after_s: float) -> None:
+    def __init__(self, etcd: Etcd, cluster: str, node: str, folder: NodeFolder, replace_after_s: float, shard: int = 0) -> None:
         self._etcd, self._keys = etcd, Keys(cluster)
         self._absences = Absences(replace_after_s)
-        self._cluster, self._node, self._shard, self._folder = cluster, node, shard, folder
+        self._cluster, self._node, self._shard, self.folder = cluster, node, shard, folder
         self._key = self._keys.node(node)
         self._lease = self._created = 0  # the lease of the key, and the revision that made it; 0: the key is not ours
         self._was_wanted = False  # once wanted, a node that is wanted no more was removed: it does not join again by itself
         self._is_away = False
+        self.shards = 0  # of the cluster, once it is found
         self._reminded_s: dict[str, float] = {}  # by event
+
+    @property
+    def lease(self) -> int:
+        """The lease of the node's key; 0: it has none now."""
+        return self._lease
 
     # Start
 
@@ -62,7 +68,7 @@ class Presence:
                 self._note_back()
                 if holder is None:
                     return
-                if self._folder.facts is not None and holder.lease == self._folder.facts.lease:
+                if self.folder.facts is not None and holder.lease == self.folder.facts.lease:
                     await self._etcd.revoke(holder.lease)  # of the last supervisor on this folder, which has ended
                     continue
                 if seen not in (0, holder.mod_revision) or time.monotonic() > end_s:
@@ -108,7 +114,7 @@ class Presence:
         is_drained = self._keys.drain(self._node) in values
         if (holder := await self._put(tell(is_drained))) is not None:
             raise InvalidArgument(self._taken(holder))
-        if not is_drained:
+        if not is_drained and config.shards == 1:  # the controller places several
             await self._join(config, values.get(self._keys.want(self._shard)))
 
     # Keys
@@ -121,7 +127,7 @@ class Presence:
     def _config(self, values: dict[str, KeyValue]) -> Config | None:
         """The shape of the cluster, which is noted in the folder; None if there is none yet. Raises `InvalidArgument` if the
         folder belongs to another one."""
-        found, facts = values.get(self._keys.config), self._folder.facts
+        found, facts = values.get(self._keys.config), self.folder.facts
         if found is None:
             hint = (
                 f"etcd has no {self._keys.config}. Run `turtlemq cluster init` once, with the configuration of any node"
@@ -131,10 +137,11 @@ class Presence:
             self._remind("cluster_not_found", cluster=self._cluster, hint=hint)
             return None
         config = decode(found.key, found.value, Config)
+        self.shards = config.shards
         if facts is None:
-            self._folder.note(NodeFacts(self._cluster, config.id, self._node))
+            self.folder.note(NodeFacts(self._cluster, config.id, self._node))
         else:
-            check_facts(facts, self._cluster, self._node, config, str(self._folder.root))
+            check_facts(facts, self._cluster, self._node, config, str(self.folder.root))
         return config
 
     async def _put(self, value: Node) -> KeyValue | None:
@@ -164,11 +171,11 @@ class Presence:
 
     def _note_put(self, created: int) -> None:
         self._created = created
-        facts = self._folder.facts
+        facts = self.folder.facts
         if facts is None:
             return
         try:
-            self._folder.note(NodeFacts(facts.cluster, facts.id, facts.node, self._lease))
+            self.folder.note(NodeFacts(facts.cluster, facts.id, facts.node, self._lease))
         except (TurtleError, OSError) as error:  # a full disk: after a kill, the next start has to wait for the end of the lease
             self._remind("node_file_not_written", error=describe(error))
 

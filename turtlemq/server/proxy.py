@@ -21,6 +21,7 @@ from yarl import URL
 
 from turtlemq.errors import InvalidArgument, describe
 from turtlemq.server.aiohttp_internals import QuietRequest, send_once
+from turtlemq.server.auth import remote_of
 from turtlemq.server.incoming import body
 from turtlemq.server.request import BUDGET, check_deadline, time_left
 from turtlemq.server.trace import HEADER, REQUEST_ID
@@ -28,6 +29,10 @@ from turtlemq.server.trace import HEADER, REQUEST_ID
 HOP, DIRECT = "X-Turtlemq-Hop", "X-Turtlemq-Direct"
 CLIENT = "X-Turtlemq-Client"  # the address of the client, on the way to another process of the same server
 EMPTY = "X-Turtlemq-Empty"  # the body has no bytes, and an end: nothing is done before that has arrived
+PARTITION = "X-Turtlemq-Partition"  # of a request for one partition of a topic: "2/4" is the third of four
+INTERNAL = (
+    "X-Turtlemq-Internal"  # a request of another process of this server itself, which needs no right; also a key of requests
+)
 CHANGES_NOTHING = ("GET", "HEAD")
 CONNECT_S = 1.0  # a machine that is gone does not refuse connections
 GRACE_S = 1.0  # beyond the caller's own time: the other node tells better what became of the request
@@ -39,16 +44,19 @@ PIECE_BYTES = 256 << 10
 _OF_CONNECTION = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
-_SET_ANEW = frozenset({"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, EMPTY, CLIENT, HEADER))})
+_SET_ANEW = frozenset(
+    {"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, EMPTY, CLIENT, INTERNAL, HEADER))}
+)
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp adds if there are none
 
 
 class NotSent(Exception):
-    """The other node has done nothing: it cannot be reached, or does not lead. `leader_url`: the leader that it names."""
+    """The other node has done nothing: it cannot be reached, or does not lead. `leader_url`: the leader that it names.
+    `is_misrouted`: it was asked about a partition that it has not got."""
 
-    def __init__(self, why: str, leader_url: str | None = None, revision: int = 0) -> None:
+    def __init__(self, why: str, leader_url: str | None = None, revision: int = 0, is_misrouted: bool = False) -> None:
         super().__init__(why)
-        self.leader_url, self.revision = leader_url, revision
+        self.leader_url, self.revision, self.is_misrouted = leader_url, revision, is_misrouted
 
 
 class Lost(Exception):
@@ -61,7 +69,7 @@ class Payload:
     def __init__(self, request: web.Request) -> None:
         self._request, self._begun = request, False
         length = 0 if EMPTY in request.headers else request.content_length
-        self._is_small = not request.body_exists or (length is not None and length <= KEPT_BYTES)
+        self._is_small = not request.body_exists or body.KEPT in request or (length is not None and length <= KEPT_BYTES)
         self.is_under_way = True  # the other node may have all that it needs to carry out the request
 
     @property
@@ -128,7 +136,11 @@ class Proxy:
         total_s = left_s + GRACE_S if left_s < float("inf") else None
         headers = forwarded_headers(request, left_s)
         if self._path:
-            headers[CLIENT] = request.remote or ""
+            headers[CLIENT] = remote_of(request)
+            if INTERNAL in request:
+                headers[INTERNAL] = "1"
+            if PARTITION in request:
+                headers[PARTITION] = request[PARTITION]
         try:
             response = await self._opened().request(
                 request.method,
@@ -158,7 +170,8 @@ async def _not_leading(url: str, response: aiohttp.ClientResponse) -> NotSent:
     try:
         details = msgspec.json.decode(await response.read())["error"]
         leader_url, revision = details["leader_url"], details["revision"]
-        return NotSent(why, leader_url if isinstance(leader_url, str) else None, int(revision))
+        is_misrouted = details.get("partitions") is not None
+        return NotSent(why, leader_url if isinstance(leader_url, str) else None, int(revision), is_misrouted)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError, ValueError):
         return NotSent(why)
     finally:

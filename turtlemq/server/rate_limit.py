@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from turtlemq.server.errors import Overloaded, RateLimited
+from turtlemq.server.pace import Pace
 from turtlemq.settings import Settings
 
 DRIP_S = 0.1  # unused deliveries of so many seconds are saved up: a consumer that fetches ten times a second gets its full rate
+KEPT_FROM_LOW, KEPT_BURST_MIN = 0.2, 10  # the part of a bucket that is not for low priority, and the least burst that has it
 CLIENTS_MAX = 10_000  # buckets; beyond it, the least recently used one is dropped, and starts full when its client comes again
 TOPICS_MAX = 100_000
 
@@ -43,9 +45,9 @@ class Bucket:
             self._at = now
         return self._level
 
-    def wait(self, count: float, now: float) -> float:
-        """Seconds until `count` may pass; 0: now. More than a burst may pass when the bucket is full."""
-        short = min(count, self.burst) - self._fill(now)
+    def wait(self, count: float, now: float, kept: float = 0) -> float:
+        """Seconds until `count` may pass and leave `kept`; 0: now. More than a burst may pass when the bucket is full."""
+        short = min(count + kept, self.burst) - self._fill(now)
         return short / self.rate if short > 1e-9 else 0.0
 
     def spend(self, count: float, now: float) -> None:
@@ -130,51 +132,89 @@ class ByteBudget:
 
 
 class FlowControl:
-    """All rates and byte budgets of a server."""
+    """All rates and byte budgets of a server, and the pace of storing."""
 
     def __init__(self, client_per_s: float = 0, client_burst: int = 0, held_bytes_max: int = 512 << 20) -> None:
+        self.pace = Pace()
         self.request_bytes = ByteBudget(held_bytes_max)
         self.answer_bytes = ByteBudget(held_bytes_max, "answers")  # apart: unread answers must not block acks
         self.client_rate, self._client_burst = client_per_s, burst_of(client_per_s, client_burst)
-        self._topics, self._clients, self._groups = BucketTable(TOPICS_MAX), BucketTable(CLIENTS_MAX), BucketTable(TOPICS_MAX)
+        self._topics, self._clients = BucketTable(TOPICS_MAX), BucketTable(CLIENTS_MAX)
+        self._groups, self._group_bytes = BucketTable(TOPICS_MAX), BucketTable(TOPICS_MAX)
 
-    def admit_produced(self, topic: str, settings: Settings, client: str, count: int, now: float) -> None:
-        """Admit `count` messages of a client into a topic, or raise `RateLimited` and admit none."""
+    def admit_produced(
+        self,
+        topic: str,
+        settings: Settings,
+        client: str,
+        count: int,
+        now: float,
+        first: Callable[[], object] = int,
+        is_low: bool = False,
+    ) -> None:
+        """Admit `count` messages of a client into a topic, or raise `RateLimited` and admit none. `first`: called before anything
+        is taken out of a bucket; it may raise, too. Low priority leaves a part of each bucket to others."""
         buckets: list[tuple[str, Bucket]] = []
-        rate = settings.rate_produce_per_s
+        rate = settings.rate_produce_per_s / settings.partitions
         if rate:
-            bucket = self._topics.get(topic, rate, burst_of(rate, settings.rate_burst), now)
+            bucket = self._topics.get(topic, rate, burst_of(rate, -(-settings.rate_burst // settings.partitions)), now)
             buckets.append((f"topic {topic!r} takes", bucket))
         if self.client_rate:
             bucket = self._clients.get(client, self.client_rate, self._client_burst, now)
             buckets.append(("a client may send", bucket))
         for subject, bucket in buckets:
-            if wait := bucket.wait(count, now):
+            if wait := bucket.wait(count, now, _kept(bucket) if is_low else 0):
                 raise RateLimited(
                     f"{subject} {bucket.rate:g} messages a second, and {bucket.burst:g} at once; nothing was stored",
                     retry_after_ms=math.ceil(wait * 1000),
                 )
+        first()
         for _, bucket in buckets:
             bucket.spend(count, now)
 
     def deliverable(self, topic: str, group: str, settings: Settings, count: int, now: float) -> int:
-        """How many of `count` messages a group may be given now."""
-        rate = settings.rate_deliver_per_s
+        """How many of `count` messages a group may be given now. One answer may bring more bytes than the rate allows, and leaves
+        a debt."""
+        rate = settings.rate_deliver_per_s / settings.partitions
+        if settings.rate_deliver_bytes_per_s and not self._byte_drip(topic, group, settings, now).room(now):
+            return 0
         return count if not rate else min(count, self._drip(topic, group, rate, now).room(now))
 
-    def delivered(self, topic: str, group: str, settings: Settings, count: int, now: float) -> None:
-        """Count messages that a group was given."""
-        rate = settings.rate_deliver_per_s
+    def deliverable_low(self, topic: str, group: str, settings: Settings, now: float) -> int | None:
+        """How many of low priority a group may be given now, so that a part of the bucket is left to others; None: any number."""
+        rate = settings.rate_deliver_per_s / settings.partitions
+        if not rate:
+            return None
+        bucket = self._drip(topic, group, rate, now)
+        return max(0, bucket.room(now) - math.ceil(_kept(bucket)))
+
+    def delivered(self, topic: str, group: str, settings: Settings, count: int, now: float, size: int = 0) -> None:
+        """Count messages that a group was given, of `size` bytes."""
+        rate = settings.rate_deliver_per_s / settings.partitions
         if rate and count:
             self._drip(topic, group, rate, now).spend(count, now)
+        if settings.rate_deliver_bytes_per_s and size:
+            self._byte_drip(topic, group, settings, now).spend(size, now)
 
     def delivery_pause(self, topic: str, group: str, settings: Settings, now: float) -> float:
         """Seconds until a group may be given its next message; 0: now."""
-        rate = settings.rate_deliver_per_s
-        return self._drip(topic, group, rate, now).wait(1, now) if rate else 0.0
+        rate = settings.rate_deliver_per_s / settings.partitions
+        pause = self._drip(topic, group, rate, now).wait(1, now) if rate else 0.0
+        if settings.rate_deliver_bytes_per_s:
+            pause = max(pause, self._byte_drip(topic, group, settings, now).wait(1, now))
+        return pause
 
     def _drip(self, topic: str, group: str, rate: float, now: float) -> Bucket:
         return self._groups.get((topic, group), rate, max(1.0, rate * DRIP_S), now)
+
+    def _byte_drip(self, topic: str, group: str, settings: Settings, now: float) -> Bucket:
+        rate = settings.rate_deliver_bytes_per_s / settings.partitions
+        return self._group_bytes.get((topic, group), rate, max(1.0, rate * DRIP_S), now)
+
+
+def _kept(bucket: Bucket) -> float:
+    """The part of a bucket that is not for low priority; a small bucket has none, or low priority would never pass."""
+    return bucket.burst * KEPT_FROM_LOW if bucket.burst >= KEPT_BURST_MIN else 0.0
 
 
 def burst_of(rate: float, burst: int) -> float:

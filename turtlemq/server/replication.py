@@ -29,7 +29,7 @@ from turtlemq.replica.stream import Stream
 from turtlemq.segment.format import VERSION
 from turtlemq.server import logs
 from turtlemq.server.clock import now_ms
-from turtlemq.server.cluster_config import parse_address, read_secret, warn_if_readable
+from turtlemq.server.cluster_config import parse_address, read_secret, timing_hints, warn_if_readable
 from turtlemq.server.config import Config
 from turtlemq.server.peer_port import PeerPort
 from turtlemq.server.peer_tls import peer_tls
@@ -62,6 +62,8 @@ def identity_of(config: Config, shard: int = 0) -> Identity:
     cluster = config.cluster
     secret = read_secret(cluster.secret_file)
     warn_if_readable(cluster.secret_file)
+    for hint in timing_hints(cluster):
+        logs.warning("cluster_timing", hint=hint)
     return Identity(cluster.name, shard, cluster.node, secret, peer_tls(cluster))
 
 

@@ -134,11 +134,11 @@ def rules_for(config: Config, settings: Settings) -> DueRules:
     return DueRules(config.reject_past, min(own_ms, server_ms) if own_ms and server_ms else own_ms or server_ms)
 
 
-def throttle(request: web.Request, topic: str, count: int) -> None:
-    """Admit `count` messages of this client into a topic, or raise `RateLimited`. Costs nothing where no rate is set."""
-    flow, settings = request.app[SERVICE].flow, settings_of(request, topic)
-    if settings.rate_produce_per_s or flow.client_rate:
-        flow.admit_produced(topic, settings, client_name(request), count, asyncio.get_running_loop().time())
+def throttle(request: web.Request, topic: str, count: int, size: int, is_low: bool = False) -> None:
+    """Admit `count` messages of this client, `size` bytes, into a topic, or raise `RateLimited`. Costs nothing without rates."""
+    service, settings = request.app[SERVICE], settings_of(request, topic)
+    if settings.rate_produce_per_s or service.flow.client_rate or service.tenants is not None:
+        service.throttle(topic, settings, client_name(request), count, size, is_low)
 
 
 def group_of(request: web.Request, may_create: bool = False) -> str:

@@ -12,9 +12,11 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from msgspec import structs
 
 from turtlemq.errors import InvalidArgument, TurtleError
 from turtlemq.server import logs
@@ -27,6 +29,7 @@ from turtlemq.server.engine_life import EngineLife
 from turtlemq.server.listen import Site, runner_for, tls_of, warn_if_open
 from turtlemq.server.reload import Reloader, Source
 from turtlemq.server.service import Service
+from turtlemq.server.supervisor_line import shard_count
 
 if TYPE_CHECKING:
     from turtlemq.replica.link import Identity
@@ -43,6 +46,10 @@ def serve(config: Config, source: Source, shard: int | None = None, local: int |
     process's exit code."""
     if local is not None:
         logs.name_shard(local)
+    if shard is not None and (count := shard_count()) > 1:
+        logs.name_shard(shard)
+        held = max(2 * config.max_body_bytes, config.max_held_bytes // count)
+        config = structs.replace(config, max_held_bytes=held)
     logs.set_up(config.log_format, config.log_level)
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     _keep_memory()
@@ -96,7 +103,7 @@ async def _serve(config: Config, source: Source, service: Service, shard: int | 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service.on_failure = stop.set
-    runner = runner_for(make_app(service, config), DRAIN_S)
+    runner = runner_for(make_app(service, config, _audit_folder(config, shard)), DRAIN_S)
     service.stop_listening = runner.cleanup
     await runner.setup()
     site = Site(runner, config, tls)
@@ -135,6 +142,15 @@ async def _serve(config: Config, source: Source, service: Service, shard: int | 
     finally:
         reloading.cancel()
         await service.stop_listening()
+
+
+def _audit_folder(config: Config, shard: int | None) -> Path:
+    """The folder of the audit log. The processes of a node with several shards have one each."""
+    if shard is None or shard_count() == 1:
+        return Path(config.data)
+    folder = Path(config.data) / "audit" / f"{shard:02}"
+    folder.mkdir(mode=int(config.data_mode, 8), parents=True, exist_ok=True)
+    return folder
 
 
 async def _both(one: Awaitable[None], other: Awaitable[None]) -> None:

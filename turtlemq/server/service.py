@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turtlemq.broker.results import Reserved
@@ -24,14 +25,16 @@ from turtlemq.server.clients import Clients
 from turtlemq.server.clock import VirtualClock, now_ms
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
-from turtlemq.server.fair_turns import FairTurns
+from turtlemq.server.fair_turns import SMALL_BYTES, FairTurns, TenantTurns
 from turtlemq.server.fetches import Fetches
 from turtlemq.server.log_syncs import LogSyncs
 from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.metrics.meter import Meter
 from turtlemq.server.rate_limit import FlowControl
 from turtlemq.server.singles import Singles
+from turtlemq.server.tenants import Tenants
 from turtlemq.server.timerfd import WallClockTimer
+from turtlemq.settings import Settings
 from turtlemq.topic.topic import Topic
 
 if TYPE_CHECKING:  # a single node loads nothing of replication
@@ -50,14 +53,15 @@ INLINE_BYTES, INLINE_S = 16 << 10, 0.005
 BEHIND_S = 0.05  # the pause of ticks and producers while required copies are far behind
 
 
-async def _stop_nothing() -> None:
-    return
+async def _stop_nothing() -> None: ...
 
 
 class Router(Protocol):
     """The way to the other processes of a server with several shards (`shards.router`). Requests are aiohttp's."""
 
-    def receive(self, request: Any) -> None: ...
+    def receive(self, request: Any) -> bool: ...
+
+    def has(self, topic: str, named: str | None) -> bool: ...
 
     async def elsewhere(self, request: Any) -> Any: ...
 
@@ -71,9 +75,11 @@ class Service:
         self.meter = Meter()
         self.flow = FlowControl()
         self.turns = FairTurns()
+        self.tenants: Tenants | None = None  # None: the configuration has none
         self.clients = Clients()  # streams and callbacks
         self.polls, self.polls_max = 0, 15_000  # long polls, those included whose answer is about to be sent
         self.connections: Callable[[], int] = int  # the number of open connections; set by `listen`
+        self.streams: Callable[[], int] = int  # the number of open connections of gRPC; set by `grpc.site`
         self.failed: LockLost | None = None  # why the process must end
         self.on_failure: Callable[[], object] = int  # called then; set by `run`
         self.on_topic_stopped: Callable[[], object] = int  # called when a sync has failed
@@ -138,11 +144,18 @@ class Service:
         self.clock = VirtualClock(engine.door, engine.root, begin_ms)
         self.clock.use()
 
+    def use_tenants(self, tenants: Tenants) -> None:
+        """Share decoding, commits, ticks and deliveries among tenants. Call it before `start`."""
+        self.tenants, self.turns = tenants, TenantTurns(tenants)
+
     def start(self, engine: Engine) -> None:
         """Serve with an open engine."""
-        self._engine, self.opened = engine, frozenset(engine.topics)
-        self._fetches = Fetches(engine, self.flow)
-        self._committer = Committer(self._committed, self._observe_commit, self._singles.stage)
+        self._engine, self.opened, tenants = engine, frozenset(engine.topics), self.tenants
+        self._fetches = Fetches(engine, self.flow, tenants)
+        self._committer = Committer(self._committed, self._observe_commit, self._singles.stage, tenants)
+        if tenants is not None:
+            engine.share_ticks(tenants.owner, tenants.weight)
+            tenants.count_with(partial(_in_flight, engine), engine.topics)
         self._syncs = LogSyncs(engine.door)
         self._timer = WallClockTimer(self._tick)
         self.answer_polls_soon()
@@ -194,6 +207,18 @@ class Service:
             text = "required copies are far behind; nothing was stored. Try again in a moment."
             raise Overloaded(text, retry_after_ms=round(1000 * BEHIND_S))
 
+    def throttle(self, topic: str, settings: Settings, client: str, count: int, size: int, is_low: bool = False) -> None:
+        """Admit `count` messages of a client, `size` bytes, into a topic, or raise `RateLimited` and admit none."""
+        tenants, now = self.tenants, asyncio.get_running_loop().time()
+        first = int if tenants is None else partial(tenants.admit, topic, count, size, now)
+        self.flow.admit_produced(topic, settings, client, count, now, first, is_low)
+
+    def stored(self, topic: str, count: int, size: int) -> None:
+        """Count a request whose messages were stored."""
+        self.meter.produce_batch.add(count)
+        if self.tenants is not None:
+            self.tenants.stored(topic, count, size)
+
     async def commit(self, topic: Topic, size: int = 0) -> None:
         """Return when all documents staged in a topic so far are durable and visible; raise if they were not stored."""
         assert self._committer is not None, "it serves"
@@ -226,13 +251,20 @@ class Service:
 
     def _is_alone(self) -> bool:
         """Whether a small commit on the event loop delays no other client."""
-        return self._commit_s < INLINE_S and self.connections() == 1 and self.lead is None
+        if self.connections() != 1 or self._commit_s >= INLINE_S or self.lead is not None:
+            return False
+        return not self.streams() and not self.clients  # whose deliveries would wait for the disk
 
     async def synced(self, topic: Topic) -> None:
-        """Return when the syncs that requests left out in `Topic.deferring_syncs` are done, on a thread. Raises if one failed."""
+        """Return when the syncs that requests left out in `Topic.deferring_syncs` are done: on a thread, or on the event loop
+        where that delays no other client, as for commits. Raises if one failed."""
         assert self._syncs is not None, "it serves"
         if self._syncs.is_needed(topic):
-            await self._syncs.sync(topic)
+            seconds = self._syncs.sync_here(topic) if self._is_alone() else None
+            if seconds is None:
+                await self._syncs.sync(topic)
+            else:
+                self._note_sync(seconds)
 
     def _committed(self, topic: Topic) -> None:
         if topic.stopped is not None and topic.name not in self._reported_stopped:
@@ -242,11 +274,16 @@ class Service:
         if self._engine is not None and self._engine.topics.get(topic.name) is topic:
             self._engine.changed(topic, now_ms())
             self._fresh.add(topic.name)
-            self._tick_if_sooner(self._engine)
+            self.tick_if_sooner()
 
     def _observe_commit(self, seconds: float, size: int) -> None:
         self.meter.commit.add(seconds)
         self.meter.commit_bytes.add(size)
+        self.flow.pace.committed(seconds)
+        self._note_sync(seconds)
+
+    def _note_sync(self, seconds: float) -> None:
+        """Note how long the disk took, for `_is_alone`."""
         self._commit_s += (seconds - self._commit_s) / 16
 
     # Ticks
@@ -262,9 +299,9 @@ class Service:
         if self._next_tick is None and not self.stopping:
             self._next_tick = asyncio.get_running_loop().call_soon(self._tick)
 
-    def _tick_if_sooner(self, engine: Engine) -> None:
-        """Tick if the engine wants it before the timer rings. Requires: nothing but its next due time has changed."""
-        when = engine.next_wake()
+    def tick_if_sooner(self) -> None:
+        """Tick if the engine wants it before the timer rings. Requires: no message became ready."""
+        when = None if self._engine is None else self._engine.next_wake()
         if when is not None and (when < self._wake_ms or when <= now_ms()):
             self.tick_soon()
 
@@ -278,6 +315,7 @@ class Service:
             return
         now = now_ms()
         begun = time.perf_counter()
+        late_s = time.time() - self._wake_ms / 1000 if self._wake_ms and self.clock is None else 0.0
         try:
             engine, fetches = self.engine, self.fetches
         except LockLost as error:
@@ -288,6 +326,7 @@ class Service:
             self._report_trouble()
             answered = time.perf_counter()
             fetches.answer_polls(now_ms(), time.monotonic(), lambda: time.perf_counter() < answered + POLLS_S)
+            self.meter.steps.ticked(late_s, begun, answered)
         except Exception as error:  # noqa: BLE001 - logged; the next tick may do better
             logs.error("tick_failed", error)
         self.meter.tick.add(time.perf_counter() - begun)
@@ -315,7 +354,7 @@ class Service:
         if self.clock is not None and when is not None:
             when = 0 if when <= self.clock.now_ms else None  # anything later waits for a move of the clock
         exact = time.time_ns() / 1e6
-        at = exact + TIMER_MS_MAX
+        at = exact - exact % TIMER_MS_MAX + TIMER_MS_MAX  # the same for all ticks until then: the timer need not be set anew
         self._wake_ms = at if when is None else min(at, when)
         if when is not None:
             at = min(at, max(when, exact + self._tick_ms))
@@ -327,14 +366,15 @@ class Service:
             self._timer.at(at)
 
     def _report_trouble(self) -> None:
-        trouble = self.engine.trouble
+        trouble, leftovers = self.engine.trouble, self.engine.folder.leftovers
+        if not (trouble or leftovers or self._reported_trouble or self._reported_leftovers):
+            return  # nearly always
         for name in trouble.keys() - self._reported_trouble:
             foreseen = isinstance(trouble[name], TurtleError | OSError)
             logs.error("topic_in_trouble", None if foreseen else trouble[name], topic=name, error=describe(trouble[name]))
         for name in self._reported_trouble - trouble.keys():
             logs.info("topic_recovered", topic=name)
         self._reported_trouble = set(trouble)
-        leftovers = self.engine.folder.leftovers
         for path in leftovers.keys() - self._reported_leftovers:
             logs.warning("leftover", path=path, reason=leftovers[path])
         self._reported_leftovers = set(leftovers)
@@ -348,12 +388,16 @@ class Service:
         if self._next_tick is not None and fetch.topic in self._fresh:  # a put that was answered is seen by the next fetch
             self._next_tick.cancel()
             self._tick()
+        if self.tenants is not None:
+            await self.turns.turn(fetch.topic, SMALL_BYTES)
         messages = self.fetches.fetch(fetch, now_ms(), time.monotonic())
         while messages.more:  # so many documents were skipped that others get their turn first
-            await self.turns.turn()
+            await self.turns.turn(fetch.topic)
             messages = self.fetches.fetch(fetch, now_ms(), time.monotonic())
         if not messages.idle:
-            self._tick_if_sooner(self.engine)
+            self.tick_if_sooner()
+        if self.tenants is not None:
+            self.turns.charge(fetch.topic, messages.bytes)
         if len(messages) or wait_s <= 0:
             return messages
         if self.polls >= self.polls_max:
@@ -370,6 +414,8 @@ class Service:
         timer = loop.call_later(wait_s, poll.end)
         try:
             messages: Reserved = await future
+            if len(messages):
+                self.meter.steps.woken()
             return messages
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
@@ -396,3 +442,9 @@ class Service:
         if budget.full:
             self.answer_polls_soon()
         budget.give(size)
+
+
+def _in_flight(engine: Engine, topic: str) -> int:
+    """Messages of a topic under a lease; 0 for one that was deleted."""
+    found = engine.topics.get(topic)
+    return 0 if found is None else found.view.in_flight

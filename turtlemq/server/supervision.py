@@ -20,6 +20,7 @@ from turtlemq.errors import InvalidArgument
 if TYPE_CHECKING:  # a supervisor of local shards loads nothing of replication
     from turtlemq.replica.cluster_state import Config, ShardState, Want
 
+SHARD_COUNT = "TURTLEMQ_SHARD_COUNT"  # variable of a replica process, in a cluster of several shards: how many there are
 SUPERVISOR = "TURTLEMQ_SUPERVISOR"  # variable of a replica process: the descriptor of its line to the supervisor
 RESTARTING = "exec"  # state of a replica process that is about to replace itself
 QUIET_BEATS_MAX = 5  # heartbeats without a sign of life; then a replica process is killed

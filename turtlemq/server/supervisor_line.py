@@ -9,7 +9,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from turtlemq.server.supervision import SUPERVISOR, Report
+from turtlemq.server.supervision import SHARD_COUNT, SUPERVISOR, Report
+
+
+def shard_count() -> int:
+    """How many shards the cluster of this replica process has, as its supervisor says."""
+    return int(os.environ.get(SHARD_COUNT, "1"))
 
 
 class SupervisorLine:

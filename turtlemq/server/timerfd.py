@@ -35,6 +35,7 @@ class WallClockTimer:
         self._ring, self._loop = ring, asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._fd = -1
+        self._at_ns = 0  # the time that was set last; 0 once it has rung
         try:
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._fd = self._libc.timerfd_create(_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,8 +48,11 @@ class WallClockTimer:
         """Ring at this time, in epoch milliseconds, and not earlier."""
         if self._fd >= 0:
             at_ns = max(1, math.ceil(when_ms * 1e6))  # 0 would switch it off
+            if at_ns == self._at_ns:
+                return
             spec = _Spec(0, 0, at_ns // 10**9, at_ns % 10**9)
             if self._libc.timerfd_settime(self._fd, _ABSOLUTE | _CANCEL_ON_SET, ctypes.byref(spec), None) == 0:
+                self._at_ns = at_ns
                 return
         if self._timer is not None:
             self._timer.cancel()
@@ -56,6 +60,7 @@ class WallClockTimer:
         self._timer = self._loop.call_later(max(0, wait_ms) / 1000, self._ring)
 
     def _read(self) -> None:
+        self._at_ns = 0
         try:
             os.read(self._fd, 8)
         except _MISSED:

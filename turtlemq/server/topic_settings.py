@@ -18,7 +18,10 @@ SECTIONS = {  # descriptions in the OpenAPI document
     "backoff": "How long a failed message waits: base × factor^n seconds, up to max.",
     "retention": "How long, and in how much room, settled messages are kept.",
     "dead": "How long, and how many, dead letters are kept.",
-    "rate": "Messages a second: taken in (with a burst that was saved up), and given to each group. 0: no limit.",
+    "priority": "Shares of priorities in each fetch, 0 to 1,000; leftovers of one go to the others.",
+    "preempt": "When low and normal priority give way to high priority that waits too long.",
+    "lateness_slo": "A goal for lateness: this share of messages is delivered at most so many milliseconds after it is due.",
+    "rate": "Messages a second: taken in (with a burst that was saved up), and given to each group, also in bytes. 0: no limit.",
 }
 _OFFERED = [row for row in TABLE if row.path]
 
@@ -31,9 +34,18 @@ def _struct(name: str, doc: str, fields: list[tuple[str, Any, Any]], **options: 
     return defstruct(name, fields, namespace={"__doc__": doc}, forbid_unknown_fields=True, module=__name__, **options)
 
 
+def section_title(name: str) -> str:
+    """The name of a section's type.
+
+    >>> section_title("backoff"), section_title("lateness_slo")
+    ('Backoff', 'LatenessSlo')
+    """
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
 def _section(name: str, rows: list[Setting]) -> tuple[str, Any, Any]:
     """The field for a section such as `backoff`, whose type has the section's settings as fields."""
-    kind = _struct(name.capitalize(), SECTIONS[name], [_field(row) for row in rows], frozen=True)
+    kind = _struct(section_title(name), SECTIONS[name], [_field(row) for row in rows], frozen=True)
     return name, kind, kind()
 
 

@@ -24,6 +24,7 @@ T = TypeVar("T")
 HEADER = "X-Request-Id"
 CLUSTER_HEADER = "X-Turtlemq-Cluster"  # of answers in a cluster: there are other nodes to ask
 OWNER_HEADER, OWNER = "X-Turtlemq-Owner", "owner"  # of an answer that came from another process: the address of that process
+PLACES_HEADER, PLACES = "X-Turtlemq-Partitions", "places"  # the addresses of the processes with a topic's partitions, in order
 REQUEST_ID, STARTED, _BEGUN, _WAITED = "request_id", "started", "begun", "waited"
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 _PREFIX, _NUMBERS = secrets.token_hex(4), count(1)
@@ -90,6 +91,8 @@ async def stamp(request: web.Request, response: web.StreamResponse) -> None:
     """A signal handler of aiohttp: put the request id into the head of an answer, also of a stream, and the cluster's name."""
     request[STARTED] = True
     response.headers[HEADER] = request.get(REQUEST_ID) or new_id()
+    if PLACES in request:
+        response.headers[PLACES_HEADER] = request[PLACES]
     if OWNER in request:
         response.headers[OWNER_HEADER] = request[OWNER]
     if (cluster := request.app[SERVICE].cluster) is not None:

@@ -18,7 +18,8 @@ from turtlemq.storage import lock, names
 from turtlemq.storage.door import Door
 
 _COPY = ".own"
-_ENTERED = re.compile(r"topic|topic/[^/.][^/]*|topic/[^/]+/dead")  # folders that may be links to other disks
+_INNER = "|".join(names.INNER)
+_ENTERED = re.compile(rf"topic|topic/[^/.][^/]*|topic/[^/]+/({_INNER})")  # folders that may be links to other disks
 
 
 class CopyOnWriteDoor(Door):

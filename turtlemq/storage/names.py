@@ -41,7 +41,10 @@ LOCAL = frozenset(  # of one machine alone
 SETTINGS = "topic.toml"
 PAUSED = "paused.toml"  # whether a topic and its groups are paused
 ENDPOINTS = "endpoints.json"  # registered URLs of a topic, with their secrets
+REPLAYS = "replays.json"  # copies of a topic's messages into other topics, as jobs
 OFFSET = "offset"  # the checkpoint of a Broker
+DEAD, SCHEDULES = "dead", "schedules"  # folders of a topic, each with an Index of its own
+INNER = (DEAD, SCHEDULES)
 TMP = ".tmp"
 DELETED = ".deleted"
 

@@ -15,6 +15,8 @@ def check_topic(stores: Stores) -> list[str]:
     """Every broken invariant, a line each. Costs a scan of all files."""
     found = stores.index.check()
     found += [f"dead letters of {line}" for line in stores.dead_letters.index.check()]
+    if stores.schedules is not None:
+        found += [f"schedules of {line}" for line in stores.schedules.check()]
     found += [f"{stores.name}/{line}" for line in stores.broker.check()]
     return found + [f"{stores.name}: {line}" for line in _check_together(stores)]
 

@@ -192,8 +192,8 @@ class Checkpoints:
         finally:
             self._give_slot()
         stores.index.release(stores.broker.durable_progress)
-        stores.index.rest()
-        stores.dead_letters.index.rest()
+        for index in stores.indexes:
+            index.rest()
 
     def leave_queue(self) -> None:
         """Wait for no slot any more."""

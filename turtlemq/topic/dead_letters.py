@@ -22,6 +22,7 @@ from turtlemq.index.recover import open_index
 from turtlemq.model import DUE_MS_MAX, Progress
 from turtlemq.segment import format as f
 from turtlemq.settings import Settings
+from turtlemq.storage import names
 from turtlemq.storage.door import Door
 from turtlemq.topic.group_documents import letter_columns
 
@@ -73,7 +74,7 @@ class DeadLetters:
         self, door: Door, folder: Path, topic: str, settings: Settings, clean_end: int | None = None, seed: int = 0
     ) -> None:
         self._settings, self._door = settings, door
-        self.index: Index = open_index(door, folder / "dead", topic, settings, Progress(), clean_end, seed=seed)
+        self.index: Index = open_index(door, folder / names.DEAD, topic, settings, Progress(), clean_end, seed=seed)
         self.dropped = 0  # by age or number, since the topic was opened
         self.requeued = 0  # since the topic was opened
 
@@ -114,12 +115,14 @@ class DeadLetters:
         document = self.index.find(f"{group}/{id_}")
         return None if document is None else read_letter(document)
 
-    def page(self, asked: Filter, limit: int = 100, cursor: str | None = None) -> tuple[list[DeadLetter], str | None]:
-        """Dead letters by time of death, a page at a time. If few match, a page may be short, or empty, and still have a cursor:
-        None means that there is no more."""
+    def page(
+        self, asked: Filter, limit: int = 100, cursor: str | None = None, newest: bool = False
+    ) -> tuple[list[DeadLetter], str | None]:
+        """Dead letters by time of death, a page at a time, the last ones first if `newest`. If few match, a page may be short, or
+        empty, and still have a cursor: None means that there is no more."""
         letters: list[DeadLetter] = []
         for _ in range(_PAGES_MAX):
-            documents, cursor = self.index.browse_documents(asked.from_ms, asked.to_ms, max(limit, 100), cursor)
+            documents, cursor = self.index.browse_documents(asked.from_ms, asked.to_ms, max(limit, 100), cursor, newest)
             for document in documents:
                 letter = read_letter(document)
                 if asked.matches(letter):

@@ -59,7 +59,9 @@ class Handoff:
         keep = np.array([i for i in range(len(due)) if i not in known or heads["flags"][i] & f.META], np.int64)
         lengths = heads["len"][keep].astype(np.int64)
         raw = bytes(gather(due.raw, due.starts[keep], lengths))
-        return replace(due, raw=raw, starts=np.cumsum(lengths) - lengths, due_ms=due.due_ms[keep], seq=due.seq[keep], hashes=None)
+        flags = int(np.bitwise_or.reduce(heads["flags"][keep]))
+        starts, due_ms, seq = np.cumsum(lengths) - lengths, due.due_ms[keep], due.seq[keep]
+        return replace(due, raw=raw, starts=starts, due_ms=due_ms, seq=seq, flags=flags, hashes=None)
 
     def _is_at(self, offset: int, seq: int) -> bool:
         """Does the ready log have the document with this seq there?"""

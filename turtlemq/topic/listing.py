@@ -41,16 +41,16 @@ def browse(
     """Messages in one state whose ids begin with `prefix`, a page at a time, without their timelines, and a cursor for the next
     page. A page may be short, or empty, although there are more messages: as long as there is a cursor.
 
-    `newest`: in the reverse order of the ready log, for states that are listed in it. Another order needs another cursor.
+    `newest`: in the reverse order. Another order needs another cursor.
     `places`: an empty table for the first page, and the same for those that follow at once: it keeps results of lookups.
     Dead letters are chosen by their time of death, all others by due time. A sleeper that was cancelled is listed where that
     happened."""
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"limit is 1 to {LIMIT_MAX}, not {limit}")
     if state == "sleep":
-        return _browse_sleepers(stores, from_ms, to_ms, limit, cursor, prefix)
+        return _browse_sleepers(stores, from_ms, to_ms, limit, cursor, prefix, newest)
     if state == "dead":
-        letters, following = stores.dead_letters.page(Filter(from_ms=from_ms, to_ms=to_ms, prefix=prefix), limit, cursor)
+        letters, following = stores.dead_letters.page(Filter(from_ms=from_ms, to_ms=to_ms, prefix=prefix), limit, cursor, newest)
         return [_dead(letter) for letter in letters], following
     if state not in STATES:
         raise InvalidArgument(f"state is one of {', '.join(STATES)}, not {state!r}")
@@ -63,10 +63,11 @@ def browse(
 
 
 def _browse_sleepers(
-    stores: Stores, from_ms: int, to_ms: int, limit: int, cursor: str | None, prefix: str
+    stores: Stores, from_ms: int, to_ms: int, limit: int, cursor: str | None, prefix: str, newest: bool
 ) -> tuple[list[MessageView], str | None]:
     """A page of sleepers. A prefix is compared with the ids of up to `_READ_MAX` documents."""
-    documents, following = stores.index.browse_documents(from_ms, to_ms, max(limit, _READ_MAX) if prefix else limit, cursor)
+    count = max(limit, _READ_MAX) if prefix else limit
+    documents, following = stores.index.browse_documents(from_ms, to_ms, count, cursor, newest)
     chosen = [document for document in documents if _id_of(document).startswith(prefix)] if prefix else documents
     if len(chosen) > limit:
         chosen = chosen[:limit]

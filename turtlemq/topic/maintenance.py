@@ -60,13 +60,13 @@ class IndexUpkeep:
 
 
 class Maintenance:
-    """The maintenance of sleepers and of dead letters, and the time of the next step. Called by one thread."""
+    """The maintenance of sleepers, dead letters and schedules, and the time of the next step. Called by one thread."""
 
     def __init__(self, stores: Stores, worker: Worker) -> None:
-        self._stores = stores
+        self._stores, self._worker = stores, worker
         self.due_ms: int | None = 0  # None: nothing to do
         self._sleepers = IndexUpkeep(stores.index, stores.door, worker)
-        self._letters = IndexUpkeep(stores.dead_letters.index, stores.door, worker)
+        self._others = [IndexUpkeep(stores.dead_letters.index, stores.door, worker)]
 
     @property
     def unsealable(self) -> dict[int, str]:
@@ -84,18 +84,21 @@ class Maintenance:
             self.due_ms = now_ms + MAINTENANCE_MS if self.step() else None
 
     def step(self) -> bool:
-        """Do one step for sleepers and one for dead letters. Returns whether there is more to do."""
-        more = self._sleepers.step()
-        return self._letters.step() or more
+        """Do one step for sleepers, one for dead letters and one for schedules. Returns whether there is more to do."""
+        schedules = self._stores.schedules
+        if schedules is not None and len(self._others) == 1:
+            self._others.append(IndexUpkeep(schedules.index, self._stores.door, self._worker))
+        more = [upkeep.step() for upkeep in (self._sleepers, *self._others)]
+        return any(more)
 
     def run(self) -> None:
         """Take steps until one changes nothing."""
         before: object = None
-        while before != (before := [self._progress(index) for index in (self._stores.index, self._stores.dead_letters.index)]):
+        while before != (before := [self._progress(index) for index in self._stores.indexes]):
             self.step()
 
     def _progress(self, index: Index) -> object:
-        return index.stats(), index.counters.moved, self._sleepers.sealing, self._letters.sealing
+        return index.stats(), index.counters.moved, [upkeep.sealing for upkeep in (self._sleepers, *self._others)]
 
 
 class Retention:

@@ -55,6 +55,12 @@ class MessageView:
     timeline: list[Moment] = field(default_factory=list)
     attempts: list[tuple[str, Attempt]] = field(default_factory=list)  # the last ones of each group, oldest first
 
+    @property
+    def next_ms(self) -> int | None:
+        """When its next attempt is due, the earliest of all groups; None where none waits for one."""
+        waits = [int(str(group["due_ms"])) for group in self.groups.values() if "due_ms" in group]
+        return min(waits, default=None)
+
 
 def view_of(document: f.Document, state: str) -> MessageView:
     """A message as its document tells it, in a given state. The id and due time of a retry or a dead letter are the message's."""
@@ -128,11 +134,11 @@ def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int
     read.find_settlements(standings)
     for name, standing in standings.items():
         details = read.details(name, standing)
-        view.groups[name] = {"state": shown(standing), **details, "summary": _summary(standing, details)}
+        view.groups[name] = {"state": shown(standing), **details, "summary": summary_of(standing, details)}
     by_group = {name: read.attempts(name, standing) for name, standing in standings.items()}
     rows = ([(name, one) for one in own] for name, own in by_group.items())
     view.attempts = list(merge(*rows, key=lambda row: row[1].reserved_ms))
-    view.timeline += _moments(view.attempts)
+    view.timeline += moments(view.attempts)
     view.timeline += [moment for name in by_group for moment in read.ends(name, by_group[name])]
     if cancelled and offset is not None:
         cancelled_ms = stores.broker.find_cancellation(offset)
@@ -143,17 +149,17 @@ def _complete(stores: Stores, view: MessageView, gathered: Gathered, offset: int
     return view
 
 
-def _moments(attempts: list[tuple[str, Attempt]]) -> list[Moment]:
+def moments(attempts: list[tuple[str, Attempt]]) -> list[Moment]:
     """Beginnings and ends of attempts."""
-    moments = []
+    found = []
     for name, one in attempts:
-        moments.append(Moment(one.reserved_ms, "reserved", name, one.consumer))
+        found.append(Moment(one.reserved_ms, "reserved", name, one.consumer))
         if one.ended_ms is not None:
-            moments.append(Moment(one.ended_ms, str(one.outcome), name, one.error))
-    return moments
+            found.append(Moment(one.ended_ms, str(one.outcome), name, one.error))
+    return found
 
 
-def _summary(standing: str, details: Mapping[str, object]) -> str:
+def summary_of(standing: str, details: Mapping[str, object]) -> str:
     """A state in a group in words, without the times that the details have."""
     attempt = int(str(details.get("attempt", 0)))
     if standing == NEVER_HAD:
@@ -238,7 +244,7 @@ class _Read:
         """Details of a message that is ready: it waits in memory, or its document or a retry of it was not fetched yet."""
         at = self._gathered.located.retries.get((name, self._id))
         for offset in (at, self._offset):
-            retry = None if offset is None else self._stores.broker.groups[name].retry_at(offset)
+            retry = None if offset is None else self._stores.broker.groups[name].retries.get(offset)
             if retry is not None:
                 return {"attempt": retry.attempt - 1, "due_ms": retry.when_ms, "error": retry.error}
         if at not in self._retries:

@@ -7,7 +7,7 @@ although they have come due are returned; they end when the commit lands (`super
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,7 +38,7 @@ class Awake:
 class Plan:
     """The documents that a batch becomes, and the outcome of each message."""
 
-    sleepers: dict[str, Place]
+    sleepers: Mapping[str, Place]
     awake: dict[str, Awake]
     versions: list[Version] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -108,10 +108,12 @@ def stage_with(
     now_ms: int,
     moved: Sequence[Version] = (),
     cancelled: Sequence[Place] = (),
+    sleepers: Mapping[str, Place] | None = None,
 ) -> tuple[Receipt, list[str], list[CancelledSleeper]]:
     """Stage a checked batch together with other versions of sleepers and with cancels: all or none. Also returns the ids of
-    messages that have come due and give way, and the notices of the cancelled. Requires: no id stands in two of the three."""
-    plan = _plan(stores, batch, ids)
+    messages that have come due and give way, and the notices of the cancelled. Requires: no id stands in two of the three.
+    `sleepers`: the places of all sleepers among the ids, if the caller has them."""
+    plan = _plan(stores, batch, ids, sleepers)
     _check_moved(batch, plan.versions, now_ms)
     versions = sorted((*plan.versions, *moved), key=lambda version: (version.content == KEPT, version.content))
     counts = plan.counts
@@ -127,9 +129,9 @@ def stage_with(
     return receipt, plan.superseded, noted
 
 
-def _plan(stores: Stores, batch: Batch, ids: Sequence[str | None]) -> Plan:
+def _plan(stores: Stores, batch: Batch, ids: Sequence[str | None], sleepers: Mapping[str, Place] | None) -> Plan:
     own = dict.fromkeys(id_ for id_ in ids if id_ is not None)
-    sleepers = stores.index.sleepers(own)
+    sleepers = stores.index.sleepers(own) if sleepers is None else sleepers
     plan = Plan(sleepers, _awake(stores, [id_ for id_ in own if id_ not in sleepers]))
     given = batch.if_exists
     modes = [IfExists.KEEP if given is None else given] * len(batch) if given is None or isinstance(given, int) else given

@@ -57,7 +57,7 @@ def _waiting(stores: Stores, name: str, id_: str, gathered: facts.Gathered, now_
     """The ready offset of a message whose back-off in memory is not over."""
     group = stores.broker.groups.get(name)
     for offset in (gathered.located.retries.get((name, id_)), gathered.located.documents.get(id_)):
-        retry = None if group is None or offset is None else group.retry_at(offset)
+        retry = None if group is None or offset is None else group.retries.get(offset)
         if retry is not None and retry.when_ms > now_ms:
             return offset
     return None

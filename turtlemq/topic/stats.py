@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turtlemq.broker.priorities import HIGH, weights_of
 from turtlemq.topic.stores import Stores
 
 
@@ -27,6 +28,7 @@ class TopicStats:
     oldest_ready_ms: int | None
     next_due_ms: int | None
     damaged: int
+    schedules: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,14 @@ class TopicTotals:
     bytes_dropped: int
     dead_requeued: int
     dead_dropped: int  # by age or number
+    fired: int  # by schedules
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
     """Figures of a group. `history` counts acknowledged deliveries; everything before `offset` is settled. `paused`: the group
-    itself; the groups of a paused topic are given no messages either."""
+    itself; the groups of a paused topic are given no messages either. `high_weight`: the weight of high priority now;
+    `preempting`: low and normal priority give way to it."""
 
     ready: int
     reserve: int
@@ -61,6 +65,8 @@ class GroupStats:
     lag: int  # offsets between there and the end of the ready log
     changed_ms: int
     paused: bool
+    high_weight: float
+    preempting: bool
 
 
 def topic_stats(stores: Stores, oldest: bool = True) -> TopicStats:
@@ -74,17 +80,18 @@ def topic_stats(stores: Stores, oldest: bool = True) -> TopicStats:
         history=broker.history,
         dead=dead.sleep,
         cancelled=broker.cancelled,
-        bytes=index.bytes + broker.bytes + dead.bytes,
+        bytes=broker.bytes + sum(one.stats().bytes for one in stores.indexes),
         segments=index.segments + broker.segments,
         live_ratio=index.live_ratio,
         oldest_ready_ms=stores.broker.oldest_ready_ms() if oldest and broker.ready else None,
         next_due_ms=index.next_due_ms,
         damaged=len(stores.damage()),
+        schedules=0 if stores.schedules is None else len(stores.schedules),
     )
 
 
 def topic_totals(stores: Stores) -> TopicTotals:
-    """Counters of Index, Broker and dead letters, since the topic was opened."""
+    """Counters of the stores, since the topic was opened."""
     counters, dead_letters = stores.index.counters, stores.dead_letters
     return TopicTotals(
         produced=counters.appended,
@@ -100,6 +107,7 @@ def topic_totals(stores: Stores) -> TopicTotals:
         bytes_dropped=counters.bytes_dropped,
         dead_requeued=dead_letters.requeued,
         dead_dropped=dead_letters.dropped,
+        fired=0 if stores.schedules is None else stores.schedules.fired,
     )
 
 
@@ -109,7 +117,16 @@ def group_stats(stores: Stores) -> dict[str, GroupStats]:
     dead, paused = stores.broker.dead_counts, stores.pauses.groups
     return {
         name: GroupStats(
-            group.ready, group.in_flight, group.settled, dead[name], done, end - done, group.changed_ms, name in paused
+            group.ready,
+            group.in_flight,
+            group.settled,
+            dead[name],
+            done,
+            end - done,
+            group.changed_ms,
+            name in paused,
+            weights_of(stores.broker.settings, group.weight)[HIGH],
+            group.preemption.active,
         )
         for name, group in stores.broker.groups.items()
         for done in [group.committed]

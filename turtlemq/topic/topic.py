@@ -26,6 +26,7 @@ from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
 from turtlemq.settings import Settings
+from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast
 from turtlemq.storage.door import Door
 from turtlemq.storage.workers import Worker
@@ -35,6 +36,8 @@ from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance, Retention
 from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.punctuality import Punctuality
+from turtlemq.topic.scheduler import Scheduler
 from turtlemq.topic.spread import Spreader
 from turtlemq.topic.staging import Staging
 from turtlemq.topic.stores import Stores
@@ -69,7 +72,9 @@ class Topic:
         self._maintenance = Maintenance(self.stores, worker)
         self._retention = Retention(self.stores, self._checkpoints, self._maintenance, ballast)
         self._spreader, self._staging = Spreader(), Staging(self.stores, self._checkpoints)
-        self.view = TopicView(self.stores, self._handoff, self._maintenance)
+        self.scheduler = Scheduler(self.stores, self._staging, ballast)
+        self._punctuality = Punctuality()
+        self.view = TopicView(self.stores, self._handoff, self._maintenance, self._punctuality)
         odd = recover.resolve(self.stores, opened)
         if odd or opened.behind:
             self._checkpoints.save_recovered(odd)
@@ -182,7 +187,15 @@ class Topic:
             count = 0
         if self.stores.replacing:
             self.stores.land_replacements()
-        return self._broker.reserve(group, count, now_ms, **terms)
+        known, most = self._broker.groups.get(group), self.stores.settings.max_in_flight
+        room = most - most // 4 - (0 if known is None else known.in_flight)
+        if count > room:  # the last quarter is not for low priority
+            low = terms.get("low")
+            terms["low"] = max(0, room if low is None else min(low, room))
+        messages = self._broker.reserve(group, count, now_ms, **terms)
+        if goal_ms := self.stores.settings.lateness_slo_ms:
+            self._punctuality.count(messages, goal_ms, now_ms)
+        return messages
 
     def ack(
         self,
@@ -289,7 +302,7 @@ class Topic:
         self.stores.refuse_if_stopped()
         full = self._hand_off(now_ms)
         retain = partial(self._retention.run_if_due, waiting=self._unforgettable(waiting))
-        for work in (self._end_leases, self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
+        for work in (self._schedule, self._end_leases, self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
             try:
                 work(now_ms)
             except Exhausted as error:
@@ -297,6 +310,10 @@ class Topic:
         if full is not None:
             raise full
         return self.next_wake(now_ms)
+
+    def _schedule(self, now_ms: int) -> None:
+        if self.scheduler.run_if_due(now_ms):
+            self._maintenance.due_soon(now_ms)
 
     def _end_leases(self, now_ms: int) -> None:
         before = self._broker.event_count
@@ -312,6 +329,7 @@ class Topic:
         try:
             self.stores.remove_superseded()
             self._checkpoints.retry_recovered()
+            self.scheduler.begin(now_ms)
             handed = self._handoff.run(now_ms)
         except Exhausted as error:
             return error
@@ -322,12 +340,12 @@ class Topic:
         return None
 
     def next_due(self) -> int | None:
-        """When the next sleeper comes due. O(1)."""
-        return self._index.next_due()
+        """When the next sleeper comes due, or a schedule has something to do. O(1)."""
+        return _earlier(self._index.next_due(), self.scheduler.wake_ms)
 
     def next_event(self, now_ms: int) -> int | None:
         """When the next message changes its state by itself: it comes due, its lease ends or its back-off is over."""
-        return min((at for at in (self._index.next_due(), self._broker.next_wake(now_ms)) if at is not None), default=None)
+        return _earlier(self.next_due(), self._broker.next_wake(now_ms))
 
     def next_wake(self, now_ms: int, name: str | None = None) -> int | None:
         """When `tick` may have something to do: due messages, checkpoints, maintenance, ends of leases and back-offs; with
@@ -337,7 +355,7 @@ class Topic:
     def _wake(self, first: int | None) -> int | None:
         """The earliest of `first`, at which a group has something to do, and all other times. Called a thousand times a second:
         no lists."""
-        for at in (self._index.next_due(), self._checkpoints.wake_ms, self._maintenance.due_ms):
+        for at in (self._index.next_due(), self._checkpoints.wake_ms, self._maintenance.due_ms, self.scheduler.wake_ms):
             if at is not None and (first is None or at < first):
                 first = at
         retain_ms = self._retention.due_ms
@@ -394,7 +412,8 @@ class Topic:
         are staged already, and their requests hear how that ended."""
         self._checkpoints.abandon()
         self._broker.close()
-        for close in (self._index.commit, self._index.close, self.stores.dead_letters.close):
+        closing: list[Callable[[], object]] = [index.close for index in self.stores.indexes]
+        for close in (self._index.commit, *closing):
             try:
                 close()
             except (TurtleError, OSError):
@@ -410,9 +429,15 @@ class Topic:
             self._checkpoints.write_last()
         else:
             self._checkpoints.abandon()
-        ends, dead, end = broker.close(), self.stores.dead_letters.close(), self._index.close()
-        mark = {"base": Int64(self._index.active_base), "end": Int64(end), "dead": Int64(dead)}
+        ends, (end, *others) = broker.close(), [index.close() for index in self.stores.indexes]
+        mark = {"base": Int64(self._index.active_base), "end": Int64(end)}
+        mark |= {name: Int64(at) for name, at in zip(names.INNER, others, strict=False)}
         return {**mark, "broker": ends, "files": logs(self.stores.door, self.stores.folder)}
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    """The earlier of two times; None is never."""
+    return other if one is None else one if other is None else min(one, other)
 
 
 def _unchangeable(message: MessageView) -> str:

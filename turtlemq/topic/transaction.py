@@ -78,7 +78,7 @@ def stage(stores: Stores, given: Transaction, now_ms: int) -> tuple[TransactionR
         Version(one.id, KEPT, one.due_ms, i, _sleeper(stores, sleepers, one.id, "reschedule", i))
         for i, one in enumerate(given.reschedule)
     ]
-    receipt, superseded, cancelled = put.stage_with(stores, batch, ids, now_ms, moved, ended)
+    receipt, superseded, cancelled = put.stage_with(stores, batch, ids, now_ms, moved, ended, sleepers)
     return TransactionReceipt(receipt, len(ended), len(moved)), superseded, cancelled
 
 

@@ -5,16 +5,20 @@ The questions are answered by the modules of this package that read the stores: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
+from turtlemq.broker.priorities import HIGH, weights_of
 from turtlemq.histogram import GroupTally, Histogram
+from turtlemq.lateness_slo import Deliveries
 from turtlemq.model import DUE_MS_MAX, Damage, Forecast, StoredMessage
-from turtlemq.topic import event_feed, listing, message_view, stats
+from turtlemq.topic import copies, event_feed, listing, message_view, past, stats
 from turtlemq.topic.check import check_topic
 from turtlemq.topic.dead_letters import DeadLetter, DeadLetters, read_letter
 from turtlemq.topic.handoff import Handoff
 from turtlemq.topic.maintenance import Maintenance
 from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.past import PastView
+from turtlemq.topic.punctuality import Punctuality, overdue
 from turtlemq.topic.stats import GroupStats, TopicStats, TopicTotals
 from turtlemq.topic.stores import Stores
 
@@ -22,15 +26,19 @@ from turtlemq.topic.stores import Stores
 class TopicView:
     """Everything that can be asked about one topic. Same thread as the topic."""
 
-    def __init__(self, stores: Stores, handoff: Handoff, maintenance: Maintenance) -> None:
+    def __init__(self, stores: Stores, handoff: Handoff, maintenance: Maintenance, punctuality: Punctuality) -> None:
         self._stores, self._index, self._broker = stores, stores.index, stores.broker
-        self._handoff, self._maintenance = handoff, maintenance
+        self._handoff, self._maintenance, self._punctuality = handoff, maintenance, punctuality
 
     # Messages
 
     def message(self, id_: str) -> MessageView | None:
         """One message, in whatever state: its state in every group, and its timeline. None if it is unknown."""
         return message_view.message(self._stores, id_)
+
+    def message_at(self, id_: str, at_ms: int) -> Generator[None, None, PastView]:
+        """One message as it was at a past moment; yields between steps. Raises `UnknownMessage` or `NotKept`."""
+        return past.message_at(self._stores, id_, at_ms)
 
     def messages(
         self,
@@ -54,6 +62,14 @@ class TopicView:
     def sleepers(self, from_ms: int, to_ms: int, limit: int, cursor: str | None = None) -> tuple[list[StoredMessage], str | None]:
         """Sleepers by due time, a page at a time."""
         return self._index.browse(from_ms, to_ms, limit=limit, cursor=cursor)
+
+    def offsets_between(self, from_ms: int, to_ms: int) -> tuple[int, int]:
+        """The ready offsets of the messages that became ready in [from_ms, to_ms)."""
+        return copies.offsets_between(self._stores, from_ms, to_ms)
+
+    def copies(self, first: int, end: int, wanted: copies.Wanted, due_ms: int) -> copies.Page:
+        """The next page of copies of delivered messages, for another topic."""
+        return copies.page(self._stores, first, end, wanted, due_ms)
 
     def events(self, cursor: str | None = None, since_ms: int | None = None) -> event_feed.Feed:
         """The events behind a cursor, or from about a time on."""
@@ -90,6 +106,19 @@ class TopicView:
         """Whether a group is given no messages, since it or the topic is paused; without a name, whether the topic is."""
         pauses = self._stores.pauses
         return pauses.topic if name is None else pauses.holds(name)
+
+    @property
+    def high_weight(self) -> float | None:
+        """The highest weight that high priority has in a group now; None unless the topic has a goal for its waits. O(groups)."""
+        settings, groups = self._broker.settings, self._broker.groups.values()
+        if not settings.priority_high_p95_ms:
+            return None
+        return max((weights_of(settings, group.weight)[HIGH] for group in groups), default=float(settings.priority_high))
+
+    @property
+    def in_flight(self) -> int:
+        """Messages under a lease, over all groups. O(groups)."""
+        return sum(group.in_flight for group in self._broker.groups.values())
 
     # Dead letters
 
@@ -150,6 +179,15 @@ class TopicView:
     def wait(self) -> Histogram:
         """Times from ready to the first delivery, in ms, over all groups."""
         return self._broker.wait
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """First deliveries, in time and late by `lateness_slo`, since the topic was opened."""
+        return self._punctuality.deliveries
+
+    def overdue(self, goal_ms: int, now_ms: int) -> int:
+        """How many messages wait for a consumer and are late already. O(groups)."""
+        return overdue(self._stores, goal_ms, now_ms)
 
     @property
     def unsynced_handoffs(self) -> int:

@@ -3,12 +3,27 @@
 A bug is a piece of text in one file and its replacement. `tests` are those that should find it, fastest first; where
 they do not, everything that is fast is run before a bug counts as a survivor. A survivor is a test that is missing.
 
-One module a package of the code; the bugs of `replica` stand in two, `replica` and `membership`.
+One module a package of the code; the bugs of `replica` stand in two, `replica` and `membership`; those of priorities and of
+schedules in modules of their own.
 """
 
 from __future__ import annotations
 
-from tests.trust.bugs import broker, client, engine, index, membership, replica, segment, server, spark, storage, topic
+from tests.trust.bugs import (
+    broker,
+    client,
+    engine,
+    index,
+    membership,
+    priorities,
+    replica,
+    schedules,
+    segment,
+    server,
+    spark,
+    storage,
+    topic,
+)
 from tests.trust.bugs.bug import Bug
 
 __all__ = ["BUGS", "Bug"]
@@ -19,7 +34,9 @@ BUGS = (
     *engine.BUGS,
     *index.BUGS,
     *membership.BUGS,
+    *priorities.BUGS,
     *replica.BUGS,
+    *schedules.BUGS,
     *segment.BUGS,
     *server.BUGS,
     *spark.BUGS,

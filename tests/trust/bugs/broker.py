@@ -238,8 +238,8 @@ BUGS = (
     Bug(
         "settled messages come back when replay begins without a checkpoint",
         "broker/replay.py",
-        "            for offset in offsets[there].tolist():\n                mark.open.pop(offset, None)\n            lost +=",
-        "            lost +=",
+        "                mark.open.pop(offset, None)\n            unpassed =",
+        "                pass\n            unpassed =",
         f"{SIM} server_kill",
     ),
     # At edges and in moments that only chance would meet

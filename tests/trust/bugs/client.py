@@ -9,8 +9,8 @@ BUGS = (
     Bug(
         "the client does not learn from a node that does not lead",
         "client/topology.py",
-        "        elif answer.status == 421:\n            self._leader, self._wanted_at = self._named(answer), now_s\n",
-        "        elif answer.status == 421:\n            pass\n",
+        "            self._set_leader(shard, self._named(answer))\n",
+        "            pass\n",
         "client_topology",
     ),
     Bug(

@@ -15,8 +15,8 @@ BUGS = (
     Bug(
         "the audit log does not name the token",
         "server/audit.py",
-        '        token="" if token is None else token.name,\n        client=request.remote',
-        '        token="",\n        client=request.remote',
+        '        token="" if token is None else token.name,\n        client=remote_of(request)',
+        '        token="",\n        client=remote_of(request)',
         "audit",
     ),
     Bug(
@@ -59,7 +59,7 @@ BUGS = (
     Bug(
         "a head with a header twice is answered by the front",
         "server/hot_heads.py",
-        "        len(headers) != len(lines) - 1  # a header stands there twice\n        or len",
+        "        len(headers) != len(texts) - 1  # a header stands there twice\n        or len",
         "        len",
         "front",
     ),
@@ -111,7 +111,7 @@ BUGS = (
         "server/incoming/decompress.py",
         "            if size > limit:\n",
         "            if size > limit << 20:\n",
-        "server_bad server_encodings hostile trust:hostile",
+        "server_bad server_encodings hostile_bodies trust:hostile",
     ),
     # At edges and in moments that only chance would meet
     Bug(
@@ -136,8 +136,8 @@ BUGS = (
     Bug(
         "long polls that a step did not come to are forgotten",
         "server/fetches.py",
-        "        return bool(self._changed or self._unasked)\n",
-        "        return bool(self._changed)\n",
+        "        return bool(self._changed or self._unasked or self._turns)\n",
+        "        return bool(self._changed or self._turns)\n",
         "fetches trust:simulation",
     ),
     Bug(
@@ -185,8 +185,8 @@ BUGS = (
     Bug(
         "messages in BSON that could not be sent are not given back",
         "server/handlers/consume.py",
-        "        return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, undo, messages.lease)\n",
-        "        return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, None, messages.lease)\n",
+        "    return Reply(body, 200, BSON, undo, messages.lease) if as_bson",
+        "    return Reply(body, 200, BSON, None, messages.lease) if as_bson",
         "server_time",
     ),
     Bug(
@@ -406,7 +406,7 @@ BUGS = (
     Bug(
         "a scheduled message is acknowledged before it is synced",
         "server/grpc/storing.py",
-        "        await self._service.commit(staged_in, sum(map(len, batch.bodies)))\n",
+        "        await self._service.commit(staged_in, size)\n",
         "",
         "grpc_stream",
     ),

@@ -79,6 +79,27 @@ BUGS = (
         "if_exists",
     ),
     Bug(
+        "a transaction counts sleepers as cancelled that go on",
+        "topic/transaction.py",
+        "now_ms, moved, ended, sleepers)",
+        "now_ms, moved, [], sleepers)",
+        "transaction trust:simulation",
+    ),
+    Bug(
+        "a spread message is early",
+        "topic/spread.py",
+        "later: I64 = due + offsets(",
+        "later: I64 = due - offsets(",
+        "spread trust:simulation",
+    ),
+    Bug(
+        "retries of before a move of their group count in the past",
+        "broker/past.py",
+        "        if then.left is not None and offset <= then.left:\n            then.left = None\n",
+        "",
+        "past",
+    ),
+    Bug(
         "a crash leaves half of a transaction",
         "index/versions.py",
         "f.TOMBSTONE | f.CONTINUES, elements",
@@ -170,9 +191,9 @@ BUGS = (
     Bug(
         "dead letters are sealed by the thread of the engine",
         "topic/maintenance.py",
-        "        self._letters = IndexUpkeep(stores.dead_letters.index, stores.door, worker)\n",
+        "        self._others = [IndexUpkeep(stores.dead_letters.index, stores.door, worker)]\n",
         "        from turtlemq.storage.workers import Inline\n\n"
-        "        self._letters = IndexUpkeep(stores.dead_letters.index, stores.door, Inline())\n",
+        "        self._others = [IndexUpkeep(stores.dead_letters.index, stores.door, Inline())]\n",
         "dead",
     ),
 )

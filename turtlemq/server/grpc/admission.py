@@ -19,9 +19,9 @@ def admit(context: Context, call: Call, topic: str, count: int, size: int) -> No
     """Admit messages of a call into a topic. Raises `RateLimited`, `Overloaded` or `NotEnoughReplicas`."""
     context.check_writable()
     context.service.admit(size)
-    flow, settings = context.service.flow, context.settings(topic)
-    if settings.rate_produce_per_s or flow.client_rate:
-        flow.admit_produced(topic, settings, context.client_of(call), count, asyncio.get_running_loop().time())
+    service, settings = context.service, context.settings(topic)
+    if settings.rate_produce_per_s or service.flow.client_rate or service.tenants is not None:
+        service.throttle(topic, settings, context.client_of(call), count, size)
 
 
 async def admitted(

@@ -97,6 +97,10 @@ class Call:
         self._connection.service.flow.answer_bytes.add(len(data))
         self._connection.send(self._stream, data)
 
+    def flush(self) -> None:
+        """Write now, as far as the client lets; without this, at the end of this round of the event loop."""
+        self._connection.flush()
+
     async def sendable(self) -> None:
         """Return when few bytes wait for the client. Raises `CallEnded`."""
         while self.unsent > UNSENT_MAX // 4 and not self.ended and self._error is None:
@@ -263,7 +267,7 @@ class GrpcConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(self._pause_s, self._review)
         if not self.is_allowed:
             self._loop.call_later(REFUSE_S, self._transport.close)
-        self._flush()
+        self.flush()
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = now = self._loop.time()
@@ -273,7 +277,7 @@ class GrpcConnection(asyncio.Protocol):
             if (partial := self._machine.held(stream)) or call.is_holding:
                 call.count_held(partial)
         self._machine.resume()
-        self._flush()
+        self.flush()
 
     def _handle(self, event: Happened) -> None:
         if isinstance(event, Began):
@@ -306,7 +310,7 @@ class GrpcConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_paused = False
         self._machine.resume()
-        self._flush()
+        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -352,7 +356,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection, once its output was sent."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     # Output
@@ -360,9 +364,10 @@ class GrpcConnection(asyncio.Protocol):
     def _soon(self) -> None:
         """Write in the next round of the event loop: answers of one round share a write."""
         if self._flush_soon is None:
-            self._flush_soon = self._loop.call_soon(self._flush)
+            self._flush_soon = self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write all that the client and the socket take now."""
         if self._flush_soon is not None:
             self._flush_soon.cancel()
             self._flush_soon = None
@@ -405,4 +410,4 @@ class GrpcConnection(asyncio.Protocol):
             self._machine.ping()
         for stream, call in list(self.calls.items()):
             call.review(now, self._machine.held(stream))
-        self._flush()
+        self.flush()

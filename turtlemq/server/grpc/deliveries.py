@@ -14,6 +14,7 @@ from typing import Protocol
 
 from turtlemq.errors import TurtleError, Unavailable, UnknownTopic
 from turtlemq.server import logs
+from turtlemq.server.clients import shared_name
 from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.connection import UNSENT_MAX, Call, CallEnded
 from turtlemq.server.grpc.context import Context
@@ -208,13 +209,12 @@ class Pools:
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _Pool(self._context, key, lambda: self._pools.pop(key, None))
-        pool.members[member] = None
-        pool.wake()
+        pool.add(member)
 
     def leave(self, member: Member) -> None:
         """Deliver no more to a member. The fetch of a pool without members is given back."""
         pool = self._pools.get(_key(member))
-        if pool is not None and pool.members.pop(member, 0) is None and not pool.members:
+        if pool is not None and pool.drop(member) and not pool.members:
             pool.end()
 
     def wake(self, member: Member) -> None:
@@ -245,10 +245,20 @@ class _Pool:
 
     def __init__(self, context: Context, key: Key, ended: Callable[[], object]) -> None:
         self.members: dict[Member, None] = {}
+        self._name: str | None = None  # the consumer of its fetches; None: members have changed
         self._context, self._key, self._ended = context, key, ended
         self._room = asyncio.Event()
         self._settled: list[Delivered] = []  # by their topic, before they were delivered, and without a place so far
         self._task = asyncio.create_task(self._run())
+
+    def add(self, member: Member) -> None:
+        self.members[member], self._name = None, None
+        self.wake()
+
+    def drop(self, member: Member) -> bool:
+        """Returns whether it was a member."""
+        self._name = None
+        return self.members.pop(member, 0) is None
 
     def wake(self) -> None:
         self._room.set()
@@ -289,11 +299,10 @@ class _Pool:
     async def _fetch(self, room: int) -> None:
         topic, group, ttr_ms, is_auto = self._key
         service = self._context.service
-        names = {member.name for member in self.members}
-        name = names.pop() if len(names) == 1 else f"{len(self.members)} gRPC streams"
         self._context.check_writable()
         # Settled only when it is known which messages are sent: no other could be given back.
-        wanted = FetchRequest(topic, group, room, ttr_ms, name, share=self._largest_share, low=self._low_room)
+        share, low = self._largest_share, self._low_room
+        wanted = FetchRequest(topic, group, room, ttr_ms, share=share, low=low, names=self._names)
         reserved = await service.fetch(wanted, WAIT_S)
         if not len(reserved):
             if topic not in service.engine.topics:
@@ -314,6 +323,11 @@ class _Pool:
         self._deliver(shares, reserved.lease)
         if not shares:
             await asyncio.sleep(NO_PLACE_S)
+
+    def _names(self) -> str:
+        if self._name is None:
+            self._name = shared_name(member.name for member in self.members)
+        return self._name
 
     def _low_room(self) -> int:
         return sum(member.low_room for member in self.members)
@@ -347,6 +361,8 @@ class _Pool:
         now = asyncio.get_running_loop().time()
         for member, part in shares:
             member.take(part, lease, now)
+        for member, _ in shares:
+            member.call.flush()
 
     def _share(self, messages: list[Delivered]) -> tuple[list[Share], list[Delivered]]:
         """Share messages out. Returns the members with their messages, and those for which no member has room any more."""

@@ -83,12 +83,12 @@ class Publishing:
         context, service, topic = self._context, self._service, asked.topic
         check = partial(context.topic, self._call, topic, PRODUCE, may_create=True)
         check()
-        if size > HEAVY_BYTES:
+        if size > HEAVY_BYTES or service.turns.by_tenant:
             self._begin_commits(self._staged)
-            await service.turns.turn()
+            await service.turns.turn(topic, size)
         steps = decode_slices(asked.batch, now := now_ms(), rules_for(context.config, context.settings(topic)))
         if size > HEAVY_BYTES:
-            batch = await service.turns.finish(steps)
+            batch = await service.turns.finish(steps, topic=topic)
         else:
             batch = _finished(steps)
         if may_wait:
@@ -146,10 +146,10 @@ class Publishing:
             return Reply(number=staged.number, error=told(staged.error, staged.topic))
         receipt = staged.receipt
         assert receipt is not None, "it was staged"
-        self._service.meter.produce_batch.add(len(receipt))
+        self._service.stored(staged.topic, len(receipt), staged.size)
         reply = Reply(number=staged.number, ids=receipt.ids_of(0, IDS_MAX))
         for at in range(IDS_MAX, len(receipt), IDS_MAX):
-            await self._service.turns.turn()
+            await self._service.turns.turn(staged.topic)
             reply.ids.extend(receipt.ids_of(at, at + IDS_MAX))
         if receipt.duplicates:
             reply.duplicates.extend([i for i, created in enumerate(receipt.created) if not created])

@@ -28,13 +28,13 @@ from turtlemq.server.grpc.registered import StreamClient, registered
 from turtlemq.server.grpc.statuses import Garbage
 from turtlemq.server.grpc.storing import COMPRESSION, Storing, mark_of, refusal
 from turtlemq.server.grpc.window import Window
-from turtlemq.server.outgoing.messages import Delivered
+from turtlemq.server.outgoing.messages import Delivered, budget_ms
 
 SERVICE = "delay.DelayScheduler"
 REVIEW_S = 1.0
 ERROR_CHARS_MAX, NAME_CHARS_MAX = 4_000, 200
 PRIORITIES = {"normal": 0, "high": 1, "low": 2}
-ClientMessage, ServerMessage, Delivery = (message(f"delay.{name}") for name in ("ClientMessage", "ServerMessage", "Delivery"))
+ClientMessage, ServerMessage = message("delay.ClientMessage"), message("delay.ServerMessage")
 
 
 async def connect(context: Context, pools: Pools, call: Call) -> None:
@@ -229,20 +229,18 @@ class Session:
         body, mark, headers = one.body, mark_of(one.headers), one.headers
         if mark:
             headers = {name: value for name, value in headers.items() if name != COMPRESSION}
-        delivery = Delivery(
-            id=one.id,
-            fire_at_epoch_ms=one.due_ms,
-            payload=one.body_base64 if isinstance(body, UnsetType) else bytes(body),
-            compression=mark,
-            route_key=member.topic.removeprefix(self._prefix),
-            attempt=one.attempt,
-            lease_until_epoch_ms=one.lease_until_ms,
-            priority=PRIORITIES[one.priority],
-            headers=headers,
-            group=member.group,
-            budget_ms=max(0, one.lease_until_ms - now_ms()),
-        )
-        encoded: bytes = ServerMessage(delivery=delivery).SerializeToString()
+        told = ServerMessage()
+        delivery = told.delivery  # field by field: half the time of keywords
+        delivery.id, delivery.fire_at_epoch_ms = one.id, one.due_ms
+        delivery.payload = one.body_base64 if isinstance(body, UnsetType) else bytes(body)
+        delivery.compression = mark
+        delivery.route_key, delivery.group = member.topic.removeprefix(self._prefix), member.group
+        delivery.attempt, delivery.lease_until_epoch_ms = one.attempt, one.lease_until_ms
+        delivery.priority = PRIORITIES[one.priority]
+        delivery.budget_ms = budget_ms(one, one.lease_until_ms, now_ms())
+        if headers:
+            delivery.headers.update(headers)
+        encoded: bytes = told.SerializeToString()
         return encoded
 
     async def _ack(self, acks: Sequence[Any]) -> None:

@@ -52,6 +52,7 @@ class GrpcSite:
         self._calls: set[Call] = set()  # under way, without health and reflection
         self._most = connections
         self._listener: Listener | None = None
+        service.streams = self._connections.__len__
         service.meter.grpc = self._context.figures
         self._context.figures.gauges = self._pools.gauges
         if self._tunnels is not None:

@@ -81,8 +81,8 @@ class Storing:
         """Return when rate and budgets admit these messages. Raises if they do not in time."""
         size = sum(len(request.payload) for request in requests)
         await admitted(self._context, self._call, topic, len(requests), size)
-        if size > HEAVY_BYTES:
-            await self._service.turns.turn()
+        if size > HEAVY_BYTES or self._service.turns.by_tenant:
+            await self._service.turns.turn(topic, size)
 
     async def _store(self, topic: str, route_key: str, requests: Sequence[Any], answers: dict[int, bytes]) -> None:
         now, rows, due = now_ms(), list[int](), list[int]()
@@ -110,8 +110,9 @@ class Storing:
             if not rows:
                 return
             staged_in, receipt = self._service.engine.stage(topic, _batch([requests[i] for i in rows], due), now)
-        await self._service.commit(staged_in, sum(map(len, batch.bodies)))
-        self._service.meter.produce_batch.add(len(receipt))
+        size = sum(map(len, batch.bodies))
+        await self._service.commit(staged_in, size)
+        self._service.stored(topic, len(receipt), size)
         for i, at_ms, id_, created in zip(rows, due, receipt.ids, receipt.created, strict=True):
             answers[i] = _acknowledged(id_, at_ms, not created, route_key)
 

@@ -16,7 +16,7 @@ from turtlemq.broker.results import Acked
 from turtlemq.engine import GROUP
 from turtlemq.errors import InvalidArgument, TooLarge, TurtleError, UnknownGroup, UnknownTopic
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, TTR_MS_MAX
-from turtlemq.server.auth import CONSUME, pattern_of
+from turtlemq.server.auth import CONSUME
 from turtlemq.server.clock import now_ms
 from turtlemq.server.grpc.connection import UNSENT_MAX, Call
 from turtlemq.server.grpc.context import Context
@@ -31,6 +31,7 @@ from turtlemq.server.grpc.unary import decoded
 from turtlemq.server.grpc.window import Window
 from turtlemq.server.list_slices import ack_slices
 from turtlemq.server.outgoing.messages import Delivered
+from turtlemq.server.topic_patterns import pattern_of
 
 TOPICS_MAX = 1_000  # of one subscription
 REVIEW_S = 1.0
@@ -314,7 +315,7 @@ class Subscription:
         out = Acked(0, 0, 0, unknown)
         for part, _ in slices:
             if len(slices) > 1:
-                await self._service.turns.turn()
+                await self._service.turns.turn(acks.topic)
             topic, options = engine.topic(acks.topic), {"retry_delay_ms": delay_ms, "error": acks.error[:ERROR_CHARS_MAX]}
             with topic.deferring_syncs():
                 done = engine.ack(topic.name, group or GROUP, part, now_ms(), **options)

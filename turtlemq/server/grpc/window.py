@@ -6,7 +6,8 @@ It adapts to the client: a client with one slow handler must not hold messages t
 from __future__ import annotations
 
 FIRST = 16
-FAST_S = 1.0  # a full window that was acknowledged so fast is doubled
+FAST_S = 1.0  # a full window that was acknowledged so fast grows to the acks of this time, by the pace of the last ones,
+GROWTH = 2, 8  # but at least and at most by these factors
 SLOW_S = 5.0  # a window whose oldest delivery is so old is halved
 
 
@@ -16,8 +17,12 @@ class Window:
     >>> window = Window(100)
     >>> window.fill(16, now=0.0), window.acknowledge(16, now=0.5), window.size
     (None, None, 32)
+    >>> window.fill(32, now=1.0), window.acknowledge(32, now=1.4), window.size
+    (None, None, 80)
+    >>> window.fill(80, now=2.0), window.acknowledge(80, now=2.0), window.size
+    (None, None, 100)
     >>> window.review(oldest_s=6.0, now=7.0), window.size
-    (None, 16)
+    (None, 50)
     """
 
     def __init__(self, most: int) -> None:
@@ -41,8 +46,11 @@ class Window:
         """Note acknowledged deliveries."""
         self._acknowledged += count
         if self._full is not None and self._acknowledged >= self._full[1]:
-            if now - self._full[0] <= FAST_S:
-                self.size = min(2 * self.size, self.most)
+            taken = now - self._full[0]
+            if taken <= FAST_S:
+                least, most = GROWTH
+                factor = most if taken * most <= FAST_S else max(least, FAST_S / taken)
+                self.size = min(int(factor * self.size), self.most)
             self._full = None
 
     def review(self, oldest_s: float, now: float) -> None:

@@ -94,7 +94,7 @@ async def _run(request: web.Request, asked: Command) -> CommandAnswer:
         case "add":
             assert asked.topic is not None
             check_due(due_time(asked.delay, None, now := now_ms()), now, due_rules(request, asked.topic))
-            throttle(request, asked.topic, 1)
+            throttle(request, asked.topic, 1, len(asked.body or ""))
             service.admit(0)
             return await _add(service, asked)
         case "pop":

@@ -24,6 +24,7 @@ from turtlemq.server.incoming.times import DELAY_S_MAX
 from turtlemq.server.list_slices import HANDLED_MAX, Slice, ack_slices, extend_slices
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import BSON, JSON
+from turtlemq.server.metrics.delivery_steps import DELIVERED
 from turtlemq.server.outgoing.answers import Acked, Extended
 from turtlemq.server.outgoing.fetch import count_odd, fetched_bson, fetched_json
 from turtlemq.server.outgoing.reply import Reply, answer
@@ -37,6 +38,9 @@ Token = Annotated[str, Meta(min_length=1, max_length=64)]
 Seconds = Annotated[float, Meta(gt=0, le=TTR_MS_MAX / 1000)]
 
 
+POLL = "poll"  # a key of requests: notes how to give back the messages of a fetch that another process may end
+
+
 class Fetch(Struct, forbid_unknown_fields=True):
     """The body of a fetch."""
 
@@ -45,6 +49,7 @@ class Fetch(Struct, forbid_unknown_fields=True):
     ttr: Seconds | None = None
     consumer: Annotated[str, Meta(max_length=200)] = ""
     ack: Literal["manual", "auto"] = "manual"
+    low: Annotated[int, Meta(ge=0, le=10_000)] | None = None
 
 
 class Ack(Struct, forbid_unknown_fields=True):
@@ -72,16 +77,27 @@ async def fetch(request: web.Request) -> Reply:
     service = request.app[SERVICE]
     service.engine.topic(topic, create=True)
     ttr_ms = None if asked.ttr is None else max(1, round(asked.ttr * 1000))
-    wanted = FetchRequest(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto")
-    messages = await trace.waited(request, service.fetch(wanted, min(asked.wait, time_left(request))))
+    low = None if asked.low is None else partial(int, asked.low)
+    wanted = FetchRequest(topic, group, asked.max, ttr_ms, asked.consumer, asked.ack == "auto", low=low)
+    note, cannot_wait = request.get(POLL), False  # of a process that asks all partitions of the topic
+    if note is not None:
+        cannot_wait = wanted.auto or engine_of(request).topic(topic).settings.delivery == "at-most-once"
+    wait_s = 0.0 if cannot_wait else min(asked.wait, time_left(request))
+    messages = await trace.waited(request, service.fetch(wanted, wait_s))
+    woken_s = service.meter.steps.take_woken()
     service.meter.fetch_batch.add(len(messages))
     undo = partial(service.give_back, wanted, messages)
-    as_bson = _prefers_bson(request.headers.get("Accept", ""))
+    if note is not None and len(messages) and not note(undo):
+        messages = Reserved()
+    as_bson = prefers_bson(request.headers.get("Accept", ""))
     if not len(messages) and service.is_paused(wanted):
         return Reply(b"", 200, BSON, paused=True) if as_bson else Reply(PAUSED)
-    if as_bson:
-        return Reply(await _encoded(fetched_bson, messages, undo), 200, BSON, undo, messages.lease)
-    return Reply(await _encoded(fetched_json, messages, undo), 200, JSON, undo)
+    if cannot_wait and not len(messages):
+        return Reply(b'{"messages":[]}', no_wait=True)
+    body = await _encoded(fetched_bson if as_bson else fetched_json, messages, undo)
+    if woken_s is not None:
+        request[DELIVERED] = service.meter.steps.encoded(woken_s)
+    return Reply(body, 200, BSON, undo, messages.lease) if as_bson else Reply(body, 200, JSON, undo)
 
 
 async def _encoded(encode: Callable[[Reserved], list[Buffer]], messages: Reserved, undo: Callable[[], None]) -> list[Buffer]:
@@ -96,11 +112,11 @@ async def _encoded(encode: Callable[[Reserved], list[Buffer]], messages: Reserve
 
 
 @lru_cache(64)  # clients send the same few headers again and again
-def _prefers_bson(accept: str) -> bool:
+def prefers_bson(accept: str) -> bool:
     """Whether an Accept header names BSON with at least the quality of JSON.
 
     >>> accepts = "application/BSON", "application/bson;q=0", "application/json, application/bson;q=0.1", "*/*"
-    >>> [_prefers_bson(accept) for accept in accepts]
+    >>> [prefers_bson(accept) for accept in accepts]
     [True, False, False, False]
     """
     quality = {BSON: 0.0, JSON: 0.0}
@@ -125,12 +141,15 @@ async def ack(request: web.Request) -> Reply:
     service, done = request.app[SERVICE], list[results.Acked]()
     for acks, lease in slices:
         if len(slices) > 1:
-            await service.turns.turn()
+            await service.turns.turn(topic)
         engine = engine_of(request)
         opened = engine.topic(topic)
         with opened.deferring_syncs():
             done.append(engine.ack(topic, group, acks, now_ms(), leases=lease, retry_delay_ms=delay_ms, error=asked.error))
-        service.answer_polls_soon(topic)
+        if service.fetches.needs_ends(topic):
+            service.answer_polls_soon(topic)
+        else:
+            service.tick_if_sooner()
         if opened.settings.ack_durability == "fsync":
             await service.synced(opened)
     service.meter.ack_batch.add(len(asked.acks))
@@ -176,7 +195,7 @@ async def extend(request: web.Request) -> web.Response:
     slices, repeated = cut() if len(asked.ids) <= HANDLED_MAX else await asyncio.to_thread(cut)
     for ids, lease in slices:
         if len(slices) > 1:
-            await service.turns.turn()
+            await service.turns.turn(topic)
         done.append(engine_of(request).extend(topic, group, ids, ttr_ms, now_ms(), lease))
         service.tick_soon()
     extended = sum(part.extended for part in done)

@@ -42,8 +42,9 @@ class DeadFilter(Struct, forbid_unknown_fields=True):
 
 
 class DeadPage(DeadFilter, forbid_unknown_fields=True):
-    """A page of a listing of dead letters."""
+    """A page of a listing of dead letters. `newest`: the last deaths first."""
 
+    newest: bool = False
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
     cursor: str | None = None
 
@@ -88,7 +89,8 @@ async def list_dead(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/dead"""
     topic, asked = topic_of(request), query(request, DeadPage)
     request.app[SERVICE].flow.answer_bytes.refuse_if_full()
-    letters, cursor = engine_of(request).topic(topic).view.dead_letters.page(_filter(asked), asked.limit, asked.cursor)
+    found = engine_of(request).topic(topic).view.dead_letters
+    letters, cursor = found.page(_filter(asked), asked.limit, asked.cursor, asked.newest)
     return answer({"messages": [letter_fields(letter) for letter in letters], "cursor": cursor})
 
 

@@ -29,6 +29,6 @@ async def find(request: web.Request) -> web.Response:
     for name in sorted(engine_of(request).topics):
         topic = engine_of(request).topics.get(name)  # it may have been deleted meanwhile
         if topic is not None and auth.may(request, name, access) and (view := topic.view.message(id_)) is not None:
-            found.append(FoundMessage(name, view.id, view.state, view.due_ms))
+            found.append(FoundMessage(name, view.id, view.state, view.due_ms, view.next_ms))
         await slices.pause()
     return answer(Found(found))

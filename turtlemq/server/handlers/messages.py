@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from turtlemq.broker.cancel import CANCELLED
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.browse import PAGE_BYTES
-from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, State
+from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, Forecast, State
 from turtlemq.server.audit import COUNT
 from turtlemq.server.auth import AUTH, READ
 from turtlemq.server.clock import now_ms
@@ -23,8 +24,9 @@ from turtlemq.server.incoming.depth import check_body_depth
 from turtlemq.server.incoming.times import Delay, Due, Spread, due_time
 from turtlemq.server.outgoing import messages
 from turtlemq.server.outgoing.reply import answer
-from turtlemq.server.request import SERVICE, EpochMs, distinct_ids, due_rules, engine_of, id_of, query, topic_of
+from turtlemq.server.request import SERVICE, EpochMs, check_deadline, distinct_ids, due_rules, engine_of, id_of, query, topic_of
 from turtlemq.server.service import Service
+from turtlemq.server.slo_watch import SLO, lateness_of
 from turtlemq.standing import CANCELLED_BEFORE
 from turtlemq.topic.listing import Places
 from turtlemq.topic.message_view import MessageView
@@ -65,8 +67,14 @@ class Retry(Struct, forbid_unknown_fields=True):
     group: str | None = None
 
 
+class MessageQuery(Struct, forbid_unknown_fields=True):
+    """Which state of a message: the present one, or that of a past moment."""
+
+    at_ms: EpochMs | None = None
+
+
 class BrowseQuery(Struct, forbid_unknown_fields=True):
-    """A page of a listing. `prefix`: of ids. `newest`: the newest first, for states that are listed as they came due."""
+    """A page of a listing. `prefix`: of ids. `newest`: in the reverse order, the latest first."""
 
     state: str = "sleep"
     from_ms: EpochMs = 0
@@ -78,11 +86,14 @@ class BrowseQuery(Struct, forbid_unknown_fields=True):
 
 
 class ForecastQuery(Struct, forbid_unknown_fields=True):
-    """Length and resolution of a forecast."""
+    """Length and resolution of a forecast, and where it begins: now, if nothing else is said."""
 
     bucket: Annotated[float, Meta(ge=0.001, le=86_400 * 366)] = 60
     hours: Annotated[float, Meta(gt=0, le=24 * 366 * 90)] = 24
+    from_ms: EpochMs | None = None
     what_if_spread: Spread | None = None
+    capacity: bool = False
+    capacity_per_s: Annotated[float, Meta(ge=0.001, le=1e9)] | None = None
 
 
 class WhatIf(Struct):
@@ -93,8 +104,20 @@ class WhatIf(Struct):
     beyond: int
 
 
+class CapacityAnswer(Struct):
+    """Lateness at the end of each bucket, if consumers handle `per_s`. `group`: the one that will be the latest; None if the rate
+    was given. Times are None if the goal of the topic will be kept."""
+
+    per_s: float
+    late_ms: list[int]
+    late_from_ms: int | None
+    worst_ms: int
+    worst_at_ms: int | None
+    group: str | None = None
+
+
 class ForecastAnswer(Struct, omit_defaults=True):
-    """A forecast; `what_if` if that was asked for."""
+    """A forecast; `what_if` and `capacity` if they were asked for."""
 
     from_ms: int
     bucket_ms: int
@@ -102,6 +125,7 @@ class ForecastAnswer(Struct, omit_defaults=True):
     overdue: int
     beyond: int
     what_if: WhatIf | UnsetType = UNSET
+    capacity: CapacityAnswer | UnsetType = UNSET
 
 
 # One message
@@ -116,11 +140,24 @@ def _view(engine: Engine, topic: str, id_: str) -> MessageView:
 
 async def get_message(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}/messages/{id}"""
-    topic, id_ = topic_of(request), id_of(request)
+    topic, id_, asked = topic_of(request), id_of(request), query(request, MessageQuery)
+    if asked.at_ms is not None:
+        return await _message_at(request, topic, id_, asked.at_ms)
     found = _view(engine_of(request), topic, id_)
     if not request.app[AUTH].may(request, topic, READ):
         messages.hide_errors(found)
     return answer(messages.view(found))
+
+
+async def _message_at(request: web.Request, topic: str, id_: str, at_ms: int) -> web.Response:
+    """A message as it was. The journals are searched a piece at a time, between which other requests get their turn."""
+    if at_ms > (now := now_ms()):
+        raise InvalidArgument(f"at_ms {at_ms} lies in the future: now it is {now}. GET …/forecast tells what comes due")
+    steps = engine_of(request).topic(topic).view.message_at(id_, at_ms)
+    found = await request.app[SERVICE].turns.finish(steps, partial(check_deadline, request), topic)
+    if not request.app[AUTH].may(request, topic, READ):
+        messages.hide_errors(found.view)
+    return answer(messages.past_view(found))
 
 
 async def remove(request: web.Request) -> web.Response:
@@ -178,7 +215,7 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
     at, count = 0, max(1, min(PAGE, PAIRS // max(1, service.engine.topic(topic).view.group_count)))
     while at < len(ids):
         if at:
-            await service.turns.turn()
+            await service.turns.turn(topic)
         engine = service.engine
         staged_in, staged = engine.stage_cancel(topic, ids[at : at + count], now_ms())
         await service.commit(staged_in)
@@ -188,7 +225,7 @@ async def cancel_ids(service: Service, topic: str, ids: list[str]) -> tuple[int,
         await service.synced(staged_in)
     missed = {id_: "cancelled" if state == CANCELLED_BEFORE else state for id_, state in outcome.items() if state != CANCELLED}
     if len(missed) < len(outcome):
-        service.answer_polls_soon(topic)
+        service.tick_if_sooner()
     return len(outcome) - len(missed), missed
 
 
@@ -202,7 +239,7 @@ async def _finish_cancel(service: Service, topic: Topic, staged: dict[str, State
         left = {id_: state for id_, state in left.items() if id_ not in outcome}
         if not left:
             return outcome
-        await service.turns.turn()
+        await service.turns.turn(topic.name)
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -230,7 +267,7 @@ async def _cancel_range(request: web.Request, topic: str, first: int, last: int)
     """Cancel sleepers by due time, in pages, between which other requests get their turn. Sleeping retries are left out."""
     count, cursor = 0, None
     while True:
-        await request.app[SERVICE].turns.turn()  # needed: an inline commit, or a page without sleepers, never waits
+        await request.app[SERVICE].turns.turn(topic)  # needed: an inline commit, or a page without sleepers, never waits
         engine = engine_of(request)
         page, cursor = engine.browse(topic, first, last, PAGE, cursor)
         staged_in, staged = engine.stage_cancel(topic, [message.id for message in page if not message.group], now_ms())
@@ -250,7 +287,7 @@ async def browse(request: web.Request) -> web.Response:
     end, step, places = perf_counter() + LISTING_S, 0, Places()
     while step < LISTING_STEPS or perf_counter() < end:  # a step may be short, too, if its messages have many retries
         step += 1
-        await request.app[SERVICE].turns.turn()
+        await request.app[SERVICE].turns.turn(topic)
         view, limit = engine_of(request).topic(topic).view, min(LISTING_STEP, asked.limit - len(page))
         found, cursor = view.messages(asked.state, asked.from_ms, asked.to_ms, limit, cursor, places, asked.prefix, asked.newest)
         page += [messages.listed(message) for message in found]
@@ -266,10 +303,30 @@ async def forecast(request: web.Request) -> web.Response:
     buckets = max(1, -int(-asked.hours * 3600 // asked.bucket))
     if buckets > FORECAST_BUCKETS_MAX:
         raise InvalidArgument(f"a forecast has at most {FORECAST_BUCKETS_MAX:,} buckets, this one {buckets:,}")
-    found = engine_of(request).forecast(topic, now_ms(), round(asked.bucket * 1000), buckets)
+    start_ms = now_ms() if asked.from_ms is None else asked.from_ms
+    found = engine_of(request).forecast(topic, start_ms, round(asked.bucket * 1000), buckets)
     out = ForecastAnswer(found.from_ms, found.bucket_ms, found.counts, found.overdue, found.beyond)
     if asked.what_if_spread is not None:
         spread_ms = round(asked.what_if_spread * 1000)
         counts, pushed = what_if(found.counts, found.bucket_ms, spread_ms)
         out.what_if = WhatIf(spread_ms, counts, found.beyond + pushed)
+        found = Forecast(found.from_ms, found.bucket_ms, counts, found.overdue, found.beyond + pushed)
+    if asked.capacity or asked.capacity_per_s is not None:
+        out.capacity = _capacity(request, topic, found, asked.capacity_per_s)
     return answer(out)
+
+
+def _capacity(request: web.Request, name: str, found: Forecast, per_s: float | None) -> CapacityAnswer:
+    """The lateness to come, at a given rate or at the one that consumers have shown."""
+    topic, group = engine_of(request).topic(name), None
+    if per_s is not None:
+        late = lateness_of(topic, found, now_ms(), per_s)
+    elif (goal := request.app[SLO].of(topic)) is None:
+        text = f"topic {name!r} has no goal: set lateness_slo.ms, and its consumers are measured; or give capacity_per_s"
+        raise InvalidArgument(text)
+    elif not goal.rates:
+        raise InvalidArgument(f"consumers of {name!r} have not been measured yet: ask again in a minute, or give capacity_per_s")
+    else:
+        group, late = goal.worst(found, now_ms())
+        per_s = goal.rates[group]
+    return CapacityAnswer(round(per_s, 3), late.late_ms, late.late_from_ms, late.worst_ms, late.worst_at_ms, group)

@@ -13,7 +13,9 @@ from turtlemq.server.metrics.collect import collect
 from turtlemq.server.metrics.families import exemplars, server_families, topic_families
 from turtlemq.server.metrics.labels import TopicLabels
 from turtlemq.server.metrics.process import process_families
+from turtlemq.server.metrics.slo_families import slo_families
 from turtlemq.server.request import SERVICE
+from turtlemq.server.slo_watch import SLO
 
 TOPIC_LABELS = web.AppKey("topic_labels", TopicLabels)
 
@@ -34,6 +36,8 @@ async def metrics(request: web.Request) -> web.Response:
         root = str(engine.root)
         figures = await collect(engine, request.app[TOPIC_LABELS], now_ms())
         topics = await in_slices(form(topic_families(figures)))
+        goals = {name: request.app[SLO].of(engine.topics[name]) for name in figures if name in engine.topics}
+        topics += form(slo_families({name: goal.answer(now_ms()) for name, goal in goals.items() if goal is not None}))
     lines = [*form(server_families(service)), *form(process_families(root)), *topics, *(["# EOF"] if as_open_metrics else [])]
     kind = exposition.OPENMETRICS_TYPE if as_open_metrics else exposition.CONTENT_TYPE
     return web.Response(body="\n".join(lines).encode() + b"\n", headers={"Content-Type": kind})

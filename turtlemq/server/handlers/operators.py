@@ -138,6 +138,8 @@ def shard_status(part: ClusterPart, lead: Lead, number: int) -> ShardStatus:
     attached = {**lead.copying, **lead.standbys}
     known |= {replica: each.hello.node for replica, each in attached.items()}
     busy = {each.hello.node for each in attached.values()} | {part.options.node}
+    if part.shards > 1:  # a copy that has moved away is none of the shard any more
+        known = {replica: node for replica, node in known.items() if node in keys.wanted or replica in {*attached, *keys.in_sync}}
     shown = {*attached, *keys.in_sync, *(replica for replica, node in known.items() if node not in busy)} - {own}
     copies = [CopyStatus(replica=own, node=part.options.node, state="leads", in_sync=True, lsn=lead.stream.lsn)]
     copies += [_copy(lead, replica, known[replica], replica in keys.in_sync) for replica in sorted(shown)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Iterator
 from functools import partial
+from time import perf_counter
 from typing import Literal
 
 import numpy as np
@@ -11,18 +14,23 @@ from aiohttp import web
 from msgspec import Struct
 
 from turtlemq.if_exists import MODES, IfExists
-from turtlemq.model import U8, Receipt
+from turtlemq.model import U8, Batch, Priority, Receipt
+from turtlemq.segment.format import PRIORITY
 from turtlemq.server.clock import now_ms
 from turtlemq.server.incoming import large_batches
 from turtlemq.server.incoming.batches import TYPES, decode_slices
 from turtlemq.server.incoming.body import read
 from turtlemq.server.outgoing.reply import Reply, encode
-from turtlemq.server.request import SERVICE, check_deadline, due_rules, query, throttle, topic_of
+from turtlemq.server.pace import work_of
+from turtlemq.server.request import SERVICE, check_deadline, due_rules, query, throttle, time_left, topic_of
+from turtlemq.server.service import Service
 from turtlemq.server.singles import is_plain
 from turtlemq.server.spans import SPANS
 
 HEAVY_BYTES = 16 << 10  # a larger body takes more than a fraction of a millisecond, so its work waits for its turn
 IDS_MAX = 10_000  # of an answer, written at once: 5 ms if they are as long as ids can be
+
+CHECK_IDS = "check_ids"  # a key of requests for one partition of a topic: raises if a message belongs into another one
 
 
 class ProduceQuery(Struct):
@@ -34,36 +42,64 @@ class ProduceQuery(Struct):
 async def produce(request: web.Request) -> Reply:
     """POST /v1/topics/{topic}/messages"""
     topic, service = topic_of(request, may_create=True), request.app[SERVICE]
-    if_exists = MODES.index(query(request, ProduceQuery).if_exists) if request.query_string else IfExists.KEEP
     data = await read(request, TYPES)
+    if (left_s := time_left(request)) < math.inf:
+        service.flow.pace.refuse_late(left_s)
+    if_exists = MODES.index(query(request, ProduceQuery).if_exists) if request.query_string else IfExists.KEEP
+    work = service.flow.pace.begin(len(data), perf_counter())
+    try:
+        return await _store(request, service, topic, data, if_exists)
+    finally:
+        service.flow.pace.end(work, perf_counter())
+
+
+async def _store(request: web.Request, service: Service, topic: str, data: bytes, if_exists: int) -> Reply:
     service.admit(len(data))
-    if len(data) > HEAVY_BYTES:
-        await service.turns.turn()
+    if service.tenants is not None:
+        service.tenants.refuse_bytes(topic, len(data), asyncio.get_running_loop().time())
+    if len(data) > HEAVY_BYTES or service.turns.by_tenant:
+        await service.turns.turn(topic, len(data))
+        check_deadline(request)
     now = now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
     steps = decode_slices(data, kind, now, due_rules(request, topic), if_exists)
-    batch = await service.turns.finish(steps, partial(check_deadline, request))
+    batch = await service.turns.finish(steps, partial(check_deadline, request), topic)
     if (spans := request.app[SPANS]) is not None:
         spans.carry(request, batch)
-    throttle(request, topic, len(batch))
+    if (check_ids := request.get(CHECK_IDS)) is not None:
+        check_ids(batch.ids)
+    is_low = _is_low(batch)
+    if is_low and (left_s := time_left(request)) < math.inf:
+        service.flow.pace.refuse_late(left_s, is_low=True, own=work_of(len(data)))
+    throttle(request, topic, len(batch), len(data), is_low)
     if len(data) > HEAVY_BYTES:
-        await service.turns.turn()
+        await service.turns.turn(topic, len(data))
         check_deadline(request)
     opened = service.engine.topics.get(topic) if len(batch) == 1 and len(data) <= HEAVY_BYTES and is_plain(batch) else None
     if opened is not None:
         receipt = await service.put(opened, batch, len(data))
-        service.meter.produce_batch.add(1)
+        service.stored(topic, 1, len(data))
         return _answer_to_one(receipt)
     check = partial(topic_of, request, may_create=True)  # again: topics may have been created or deleted meanwhile
     staged_in, receipt = await large_batches.staged(service, topic, batch, len(data), now, check)
     await service.commit(staged_in, len(data))
-    service.meter.produce_batch.add(len(receipt))
+    service.stored(topic, len(receipt), len(data))
     pieces = [b'{"ids":[', _ids_json(receipt.given[:IDS_MAX])]
     for at in range(IDS_MAX, len(receipt), IDS_MAX):
-        await service.turns.turn()
+        await service.turns.turn(topic)
         pieces += (b",", _ids_json(receipt.given[at : at + IDS_MAX]))
     pieces += (b"],", *outcomes(receipt), b'"durable":"fsync"}')
     return Reply(b"".join(pieces), 201, counts_copies=True)
+
+
+def _is_low(batch: Batch) -> bool:
+    """Whether all messages are of low priority."""
+    flags = batch.flags
+    if flags is None or isinstance(flags, int):
+        return flags is not None and flags & PRIORITY == Priority.LOW
+    if len(flags) == 1:
+        return flags[0] & PRIORITY == Priority.LOW
+    return bool((np.asarray(flags) & PRIORITY == Priority.LOW).all())
 
 
 def _answer_to_one(receipt: Receipt) -> Reply:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 from aiohttp import web
 from msgspec import Meta, Struct
@@ -19,10 +20,15 @@ from turtlemq.server.fair_turns import Slices, in_slices
 from turtlemq.server.forward import leads
 from turtlemq.server.metrics.collect import figures_of
 from turtlemq.server.metrics.labels import busiest
+from turtlemq.server.metrics.memory import memory_usage
 from turtlemq.server.metrics.process import disk_usage, resident_bytes
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, engine_of, query
+from turtlemq.server.service import Service
 from turtlemq.topic.view import TopicView
+
+if TYPE_CHECKING:
+    from turtlemq.server.cluster_part import ClusterPart
 
 _STARTED = time.monotonic()
 DAMAGE_MAX = 20
@@ -107,6 +113,8 @@ class Status(Struct):
     commit_p99_ms: float | None
     loop_lag_p99_ms: float | None
     memory_bytes: int | None
+    memory_free_bytes: int | None
+    memory_total_bytes: int | None
     disk_free_bytes: int | None
     disk_bytes: int | None
     states: dict[str, int]
@@ -115,6 +123,7 @@ class Status(Struct):
     lateness: Lateness
     topics: list[TopicStatus]
     damage: list[DamageFound]
+    tenants: int = 0
     shards: list[ShardState] = []
 
 
@@ -128,7 +137,9 @@ async def healthz(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """GET /readyz"""
     asked, service = query(request, ReadyQuery), request.app[SERVICE]
-    if (cluster := service.cluster) is not None and not leads(service):
+    if (cluster := service.cluster) is not None and cluster.shards > 1:
+        return _ready_node(cluster, asked.lead)
+    if cluster is not None and not leads(service):
         url = cluster.leader_url()
         if asked.lead or url is None:
             raise Unavailable("this node does not lead" if url else "the cluster has no leader now", leader_url=url)
@@ -136,8 +147,24 @@ async def readyz(request: web.Request) -> web.Response:
     engine = engine_of(request)  # 503 while it starts or stops
     health = await in_slices((bool(topic.view.damage()), topic.stopped is not None) for topic in list(engine.topics.values()))
     damaged, stopped, trouble = sum(d for d, _ in health), sum(s for _, s in health), len(engine.trouble)
-    figures = {"topics": len(engine.topics), "damaged": damaged, "stopped": stopped, "trouble": trouble}
+    figures = {"topics": len(owned(service, engine.topics)), "damaged": damaged, "stopped": stopped, "trouble": trouble}
     return answer({"status": "ready", "was_clean": engine.was_clean, **figures})
+
+
+def _ready_node(cluster: ClusterPart, must_lead: bool) -> web.Response:
+    """A node of a cluster with several shards is ready while there are leaders to which it can forward."""
+    led = [place for place in cluster.topology().leaders if place.node is not None]
+    if must_lead:
+        led = [place for place in led if place.node == cluster.options.node]
+    if not led:
+        raise Unavailable("this node leads no shard" if must_lead else "no shard has a leader now")
+    return answer({"status": "ready", "role": cluster.role, "shards": len(led)})
+
+
+def owned(service: Service, names: Iterable[str]) -> list[str]:
+    """Topics that this process counts: a topic with partitions is counted where its first one is."""
+    siblings = service.siblings
+    return [name for name in names if siblings is None or siblings.has(name)]
 
 
 def uptime_s() -> float:
@@ -155,7 +182,7 @@ async def status(request: web.Request) -> web.Response:
     rows = await in_slices(_topic(engine, name, now) for name in names if name in engine.topics)
     meter, views = service.meter, [engine.topics[name].view for name in visible if name in engine.topics]
     sums = await in_slices(view.stats() for view in views)
-    disk = disk_usage(str(engine.root))
+    disk, memory = disk_usage(str(engine.root)), memory_usage()
     late, wait = await _merged([view.lateness for view in views]), await _merged([view.wait for view in views])
     return answer(
         Status(
@@ -163,7 +190,7 @@ async def status(request: web.Request) -> web.Response:
             now_ms=now,
             uptime_s=uptime_s(),
             was_clean=engine.was_clean,
-            topics_total=len(visible),
+            topics_total=len(owned(service, visible)),
             long_polls=service.polls,
             requests_in_flight=meter.in_flight,
             requests=meter.requests.total(),
@@ -172,6 +199,8 @@ async def status(request: web.Request) -> web.Response:
             commit_p99_ms=_ms(meter.commit.quantile(0.99)),
             loop_lag_p99_ms=_ms(meter.loop.lag.quantile(0.99)),
             memory_bytes=resident_bytes(),
+            memory_free_bytes=memory and memory.free,
+            memory_total_bytes=memory and memory.total,
             disk_free_bytes=disk and disk.free,
             disk_bytes=disk and disk.total,
             states={state: sum(getattr(stats, state) for stats in sums) for state in STATES},
@@ -180,6 +209,7 @@ async def status(request: web.Request) -> web.Response:
             lateness=_lateness(late, wait),
             topics=rows,
             damage=await _damage(engine, visible),
+            tenants=len(service.tenants.accounts) if service.tenants is not None and auth.may(request, "*") else 0,
         )
     )
 

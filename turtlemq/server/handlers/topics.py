@@ -9,6 +9,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from turtlemq.engine import Engine
+from turtlemq.errors import InvalidArgument
 from turtlemq.server.audit import ACTION, COUNT
 from turtlemq.server.auth import AUTH
 from turtlemq.server.clock import now_ms
@@ -17,6 +18,7 @@ from turtlemq.server.incoming.body import read_as
 from turtlemq.server.media_types import JSON
 from turtlemq.server.outgoing.reply import answer, encode
 from turtlemq.server.request import SERVICE, EpochMs, check_topic_limit, engine_of, group_of, topic_and_group, topic_of
+from turtlemq.server.slo_watch import SLO, SloWatch
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.storage import names
 from turtlemq.topic.maintenance import IN_FLIGHT_MAX
@@ -37,22 +39,24 @@ class GroupStart(Struct, forbid_unknown_fields=True):
     start: Literal["earliest", "latest"] | GroupStartAt | None = None
 
 
-def describe(engine: Engine, topic: str) -> dict[str, Any]:
+def describe(engine: Engine, name: str, slo: SloWatch) -> dict[str, Any]:
     """A topic with its settings and figures, as answers show it."""
+    topic, goal = engine.topic(name), slo.of(engine.topic(name))
     return {
-        "topic": topic,
-        "settings": to_nested(engine.topic(topic).settings),
-        "stats": engine.stats(topic),
-        "groups": engine.groups(topic),
-        "paused": engine.topic(topic).view.is_paused(),
+        "topic": name,
+        "settings": to_nested(topic.settings),
+        "stats": engine.stats(name),
+        "groups": engine.groups(name),
+        "paused": topic.view.is_paused(),
+        **({} if goal is None else {"slo": goal.answer(now_ms())}),
     }
 
 
 async def list_topics(request: web.Request) -> web.Response:
     """GET /v1/topics: topics on which the token has any right."""
-    engine, auth = engine_of(request), request.app[AUTH]
+    engine, auth, slo = engine_of(request), request.app[AUTH], request.app[SLO]
     names = await in_slices(name for name in sorted(engine.topics) if auth.may(request, name))
-    topics = await in_slices(encode(describe(engine, name)) for name in names if name in engine.topics)
+    topics = await in_slices(encode(describe(engine, name, slo)) for name in names if name in engine.topics)
     return web.Response(body=b'{"topics":[' + b",".join(topics) + b"]}", content_type=JSON)
 
 
@@ -60,18 +64,22 @@ async def put_topic(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}"""
     topic = names.check_topic(request.match_info["topic"])
     changes = to_flat(await read_as(request, TopicSettings))
-    engine = engine_of(request)
+    engine, siblings = engine_of(request), request.app[SERVICE].siblings
+    if changes.get("partitions", 1) > (1 if siblings is None else siblings.count):
+        raise InvalidArgument(
+            "partitions is at most the number of shards of a server: start it with --shards (a cluster has none so far)"
+        )
     check_topic_limit(request, topic)
     if topic not in engine.topics:
         request[ACTION] = "topic_created"
     engine.configure(topic, **changes)
     request.app[SERVICE].answer_polls_soon()
-    return answer(describe(engine, topic))
+    return answer(describe(engine, topic, request.app[SLO]))
 
 
 async def get_topic(request: web.Request) -> web.Response:
     """GET /v1/topics/{topic}"""
-    return answer(describe(engine_of(request), topic_of(request)))
+    return answer(describe(engine_of(request), topic_of(request), request.app[SLO]))
 
 
 async def drop_topic(request: web.Request) -> web.Response:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from aiohttp import web
 from msgspec import Struct, UnsetType, field
 
-from turtlemq.errors import InvalidArgument
+from turtlemq.errors import InvalidArgument, InvalidMessage
 from turtlemq.model import Batch
 from turtlemq.server.audit import COUNT
 from turtlemq.server.clock import now_ms
@@ -60,7 +62,9 @@ class Done(Struct):
 async def transact(request: web.Request) -> Reply:
     """POST /v1/topics/{topic}/transaction"""
     topic_of(request, may_create=True)
-    asked, service = await read_as(request, Operations), request.app[SERVICE]
+    with _explaining():
+        asked = await read_as(request, Operations)
+    service = request.app[SERVICE]
     size = 0
     for message in asked.put:
         if not isinstance(message.body, UnsetType):
@@ -68,7 +72,9 @@ async def transact(request: web.Request) -> Reply:
             size += len(bytes(message.body))
     service.admit(size)
     topic, now = topic_of(request, may_create=True), now_ms()  # again: it may have been created or deleted meanwhile
-    throttle(request, topic, len(asked.put))
+    throttle(request, topic, len(asked.put), size)
+    if service.turns.by_tenant:
+        await service.turns.turn(topic, size)
     given = _transaction(asked, now, due_rules(request, topic))
     engine = service.engine
     if topic not in engine.topics:
@@ -81,6 +87,18 @@ async def transact(request: web.Request) -> Reply:
     put = (b'{"ids":', encode(receipt.put.ids), b",", *outcomes(receipt.put), b'"durable":"fsync"}')
     counts = b',"cancelled":%d,"rescheduled":%d}' % (receipt.cancelled, receipt.rescheduled)
     return Reply(b"".join((b'{"put":', *put, counts)))
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Say of a body that names topics why it must not."""
+    try:
+        yield
+    except (InvalidMessage, InvalidArgument) as error:
+        if "`topic`" not in str(error):
+            raise
+        text = "all operations of a transaction are about the topic of its path, since files of two topics cannot change in one "
+        raise InvalidArgument(f"{text}write ({error}). Nothing was done: send a request for each topic") from None
 
 
 def _transaction(asked: Operations, now: int, rules: DueRules) -> Transaction:

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from turtlemq.errors import InvalidArgument, TooLarge
+from turtlemq.errors import InvalidArgument, TooLarge, TurtleError
 from turtlemq.server.config import Config
-from turtlemq.server.errors import DeadlineExceeded, RequestTimeout, UnsupportedMediaType
+from turtlemq.server.errors import DeadlineExceeded, Overloaded, RequestTimeout, UnsupportedMediaType
 from turtlemq.server.incoming.decode import decode
 from turtlemq.server.incoming.decompress import ENCODINGS, decompressed
 from turtlemq.server.media_types import JSON
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 JSON_TYPES = (JSON, "")
 HELD = "held"  # bytes of a request that count against the byte budget
-_KEPT = "kept"  # the body of a request that was read before its handler runs
+KEPT = "kept"  # the body of a request that was read before its handler runs
 _LARGE_BYTES = 256 << 10  # of a body that is decoded on a thread
 _LARGE_BODY = 4 << 20  # of a body whose pieces are joined on a thread
 SLOWEST = 64 << 10  # bytes a second: a body may take body_timeout_s, and a second more for each SLOWEST bytes
@@ -44,15 +44,15 @@ async def read(request: web.Request, types: tuple[str, ...] = JSON_TYPES) -> byt
 
 async def keep(request: web.Request) -> bytes:
     """The bytes of the body as they were sent, read before the handler runs: `read` gives them again."""
-    if _KEPT not in request:
-        request[_KEPT] = await _received(request)
-    return bytes(request[_KEPT])
+    if KEPT not in request:
+        request[KEPT] = await _received(request)
+    return bytes(request[KEPT])
 
 
 async def _received(request: web.Request) -> bytes:
     """The bytes of the body as they were sent. Small bodies have arrived together with the head."""
-    if _KEPT in request:
-        return bytes(request[_KEPT])
+    if KEPT in request:
+        return bytes(request[KEPT])
     content, config = request.content, request.app[CONFIG]
     if (request.content_length or 0) > config.max_body_bytes:
         raise TooLarge(f"a request body has at most {config.max_body_bytes:,} bytes")
@@ -73,13 +73,24 @@ async def _received(request: web.Request) -> bytes:
 
 def _hold(request: web.Request, count: int) -> None:
     """Count bytes of this request against the byte budget, until it is answered."""
-    request.app[SERVICE].flow.request_bytes.take(count)
-    request[HELD] = request.get(HELD, 0) + count
+    service, own = request.app[SERVICE], request.get(HELD, 0)
+    tenants, budget = service.tenants, service.flow.request_bytes
+    budget.take(count)
+    if tenants is not None:
+        try:
+            tenants.hold(request.match_info.get("topic", ""), count, own, budget.bytes - count)
+        except Overloaded:
+            budget.give(count)
+            raise
+    request[HELD] = own + count
 
 
 def release(request: web.Request) -> None:
     """Release the counted bytes of a request that was answered."""
-    request.app[SERVICE].flow.request_bytes.give(request.get(HELD, 0))
+    service, own = request.app[SERVICE], request.get(HELD, 0)
+    service.flow.request_bytes.give(own)
+    if own and service.tenants is not None:
+        service.tenants.release(request.match_info.get("topic", ""), own)
 
 
 async def _arriving(request: web.Request, config: Config) -> bytes:
@@ -103,7 +114,7 @@ async def _arriving(request: web.Request, config: Config) -> bytes:
     return b"".join(parts) if size < _LARGE_BODY else await asyncio.to_thread(b"".join, parts)  # 64 MiB: 50 ms
 
 
-async def read_as(request: web.Request, kind: type[T]) -> T:
-    """The body as a type. A large one is decoded on a thread: 100,000 ids take 50 ms."""
+async def read_as(request: web.Request, kind: type[T], error: type[TurtleError] = InvalidArgument) -> T:
+    """The body as a type; raises `error` if it does not fit. A large one is decoded on a thread: 100,000 ids take 50 ms."""
     data = await read(request)
-    return decode(data, kind) if len(data) < _LARGE_BYTES else await asyncio.to_thread(decode, data, kind)
+    return decode(data, kind, error) if len(data) < _LARGE_BYTES else await asyncio.to_thread(decode, data, kind, error)

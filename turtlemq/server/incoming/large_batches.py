@@ -89,7 +89,7 @@ def _picked(whole: CheckedBatch, is_new: list[bool]) -> CheckedBatch:
 async def _look_up(service: Service, prepared: Prepared, topic: Topic, now_ms: int) -> None:
     ids = prepared.batch.ids or ()
     for at in range(0, len(ids), SLICE):
-        await service.turns.turn()
+        await service.turns.turn(topic.name)
         group = topic.pending_commit
         if group is not None and (not prepared.commits or prepared.commits[-1] is not group):
             prepared.commits.append(group)

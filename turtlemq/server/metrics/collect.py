@@ -52,6 +52,7 @@ def _stats(engine: Engine, topic: Topic, brief: bool = False) -> dict[str, float
         "stopped": int(topic.stopped is not None),
         "ready_unsynced": topic.view.unsynced_handoffs,
         "paused": int(topic.view.is_paused()),
+        "high_weight": topic.view.high_weight,
     }
 
 

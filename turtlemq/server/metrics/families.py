@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from turtlemq import __version__
 from turtlemq.lifecycle import STATES
+from turtlemq.segment import kernel
 from turtlemq.server import logs
 from turtlemq.server.metrics import exposition
 from turtlemq.server.metrics.cluster_families import cluster_families
@@ -18,12 +19,14 @@ from turtlemq.server.metrics.exposition import Labels
 from turtlemq.server.metrics.grpc_families import grpc_families
 from turtlemq.server.metrics.meter import SECONDS
 from turtlemq.server.metrics.push_families import push_families
+from turtlemq.server.metrics.tenant_families import tenant_families
 from turtlemq.server.service import Service
 
 # Name, help text, key of `TopicFigures.stats`. Figures that do not add up over topics are left out for `other`.
 GAUGES = (
     ("turtlemq_bytes", "Bytes on disk.", "bytes"),
     ("turtlemq_segments", "Segment files.", "segments"),
+    ("turtlemq_schedules", "Recurring schedules, paused and ended ones included.", "schedules"),
     ("turtlemq_live_ratio", "Sleeping documents among all in the delay segments.", "live_ratio"),
     ("turtlemq_damaged", "Stretches of files that are not what was written.", "damaged"),
     ("turtlemq_trouble", "1 for a topic whose last tick failed.", "trouble"),
@@ -35,7 +38,13 @@ GAUGES = (
         "oldest_ready",
     ),
     ("turtlemq_next_due_timestamp_seconds", "When the next message is due.", "next_due"),
+    (
+        "turtlemq_priority_weight",
+        "The highest weight of high priority in a group, of topics with a goal for its waits.",
+        "high_weight",
+    ),
 )
+_ABOUT: Labels = {"version": __version__, "kernel": kernel.status}
 TOTALS = (
     ("turtlemq_produced_total", "Messages stored.", "produced"),
     ("turtlemq_duplicates_total", "Messages that were known already and not stored again.", "duplicates"),
@@ -49,6 +58,7 @@ TOTALS = (
     ("turtlemq_compaction_moved_total", "Sleepers moved out of segments that were mostly empty.", "moved"),
     ("turtlemq_compaction_dropped_bytes_total", "Bytes of segments dropped.", "bytes_dropped"),
     ("turtlemq_compaction_dropped_segments_total", "Segments dropped.", "segments_dropped"),
+    ("turtlemq_schedules_fired_total", "Messages put by recurring schedules.", "fired"),
     ("turtlemq_seals_total", "Segments rewritten in due order.", "seals"),
 )
 GROUP_TOTALS = (
@@ -103,7 +113,7 @@ def server_families(service: Service) -> Iterator[str]:
     meter, family, histogram = service.meter, exposition.family, exposition.histogram
     none: Labels = {}
     engine = service.engine if service.serving else None
-    yield from family("turtlemq_info", "gauge", "The version.", [({"version": __version__}, 1)])
+    yield from family("turtlemq_info", "gauge", "The version, and whether the kernel is compiled.", [(_ABOUT, 1)])
     yield from family("turtlemq_up", "gauge", "1 while it serves.", [(none, int(engine is not None))])
     yield from family("turtlemq_topics", "gauge", "Topics.", [(none, len(engine.topics) if engine else None)])
     yield from family("turtlemq_long_polls", "gauge", "Fetches that wait.", [(none, service.polls)])
@@ -126,6 +136,8 @@ def server_families(service: Service) -> Iterator[str]:
             "How often accepting was paused, at the limit or without a descriptor.",
             sockets.pauses,
         ),
+        ("replays_running", "gauge", "Replays into other topics that run.", meter.replays),
+        ("replayed_messages_total", "counter", "Copies that replays have made.", meter.replayed),
         ("log_lines_dropped_total", "counter", "Lines of the log that standard error did not take in time.", logs.dropped()),
     ):
         yield from family(f"turtlemq_{name}", kind, text, [(none, value)])
@@ -141,11 +153,14 @@ def server_families(service: Service) -> Iterator[str]:
     yield from histogram("turtlemq_commit_seconds", "A group commit: one write and one fdatasync.", [(none, meter.commit)])
     yield from histogram("turtlemq_commit_bytes", "Bytes of a group commit.", [(none, meter.commit_bytes)])
     yield from histogram("turtlemq_tick_seconds", "One tick of the engine.", [(none, meter.tick)])
+    steps = [({"step": step}, seconds) for step, seconds in meter.steps.seconds.items()]
+    yield from histogram("turtlemq_delivery_step_seconds", "Of deliveries to fetches that wait, by step.", steps)
     yield from histogram("turtlemq_loop_lag_seconds", "How late a timer of the event loop rings.", [(none, meter.loop.lag)])
     stalls = [(none, meter.loop.stalls)]
     about = "Times that something held the event loop above 50 ms, waits for a processor left out."
     yield from family("turtlemq_loop_stalls_total", "counter", about, stalls)
     yield from push_families(service)
+    yield from tenant_families(service)
     yield from cluster_families(service)
     if meter.grpc is not None:
         yield from grpc_families(meter.grpc)

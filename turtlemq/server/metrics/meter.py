@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from turtlemq.histogram import FINE_SECONDS, Histogram
+from turtlemq.server.metrics.delivery_steps import DeliverySteps
 from turtlemq.server.metrics.loop_lag import LoopLag
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -75,6 +76,7 @@ class Meter:
         self.commit = Histogram(FINE_SECONDS)  # one write and one fdatasync
         self.commit_bytes = Histogram(BYTES)
         self.tick = Histogram(FINE_SECONDS)
+        self.steps = DeliverySteps()
         self.answer_wait = Histogram(FINE_SECONDS)  # of an answer for the copies of a cluster
         self.proxied: Counter[str] = Counter()  # requests for another node's ears, by outcome
         self.etcd = Histogram(FINE_SECONDS)  # requests to the name server
@@ -82,6 +84,7 @@ class Meter:
         self.copies: CopyFigures | None = None  # None: a single node
         self.push: PushFigures | None = None  # None: callbacks are off
         self.grpc: GrpcFigures | None = None  # None: gRPC is off
+        self.replays = self.replayed = 0  # replays that run, and copies that they have made
         self.loop = LoopLag()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:

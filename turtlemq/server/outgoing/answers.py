@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from turtlemq.message_fields import FIELDS
 from turtlemq.server.optional_fields import FOR_CONSUMERS, with_fields
 from turtlemq.server.outgoing.messages import Delivered
+from turtlemq.server.outgoing.slo import SloAnswer
 from turtlemq.server.topic_settings import TopicSettings
 from turtlemq.topic.message_view import Moment
 from turtlemq.topic.stats import GroupStats, TopicStats
@@ -34,6 +35,7 @@ class Stored(Struct):
     replaced_indexes: list[int] | UnsetType = UNSET
     rescheduled_indexes: list[int] | UnsetType = UNSET
     copies: int | UnsetType = UNSET
+    partitions: int | UnsetType = UNSET
 
 
 class Messages(Struct):
@@ -98,6 +100,9 @@ class MessageAnswer(Body, kw_only=True):
     groups: dict[str, dict[str, Any]]
     attempts: list[AttemptAnswer]
     timeline: list[Moment]
+    at_ms: int | UnsetType = UNSET  # these three: only of a past moment
+    known_from_ms: int | UnsetType = UNSET
+    due_known: bool | UnsetType = UNSET
 
 
 @with_fields(FIELDS, None)
@@ -122,12 +127,13 @@ class Listing(Struct):
 
 
 class FoundMessage(Struct):
-    """A message of some topic."""
+    """A message of some topic. `next_ms`: its next attempt, the earliest of all groups; null where none waits for one."""
 
     topic: str
     id: str
     state: str
     due_ms: int
+    next_ms: int | None
 
 
 class Found(Struct):
@@ -279,6 +285,7 @@ class TopicAnswer(Struct):
     stats: TopicStats
     groups: dict[str, GroupStats]
     paused: bool
+    slo: SloAnswer | UnsetType = UNSET
 
 
 class Topics(Struct):

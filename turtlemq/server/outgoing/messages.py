@@ -24,6 +24,7 @@ from turtlemq.segment.buffers import Buffer
 from turtlemq.server.optional_fields import FOR_CONSUMERS, with_fields
 from turtlemq.topic.dead_letters import DeadLetter
 from turtlemq.topic.message_view import MessageView
+from turtlemq.topic.past import PastView
 
 PRIORITY_NAMES = {0: "normal", 1: "high", 2: "low", 3: "normal"}
 _NO_HEADERS: dict[str, str] = {}
@@ -43,6 +44,12 @@ class Delivered(Struct, gc=False):
     attempt: int
     priority: str
     lease_until_ms: int
+
+
+def budget_ms(message: Delivered, end_ms: int, now: int) -> int:
+    """The time that a consumer has: until `end_ms`, or until the message expires if that is sooner; 0: it is over."""
+    expires_ms: int | UnsetType = getattr(message, "expires_ms", UNSET)
+    return max(0, (end_ms if isinstance(expires_ms, UnsetType) else min(end_ms, expires_ms)) - now)
 
 
 _MORE = tuple(row.name for row in FOR_CONSUMERS if row.name != "headers")  # optional fields that only few messages have
@@ -170,6 +177,12 @@ def view(message: MessageView) -> dict[str, Any]:
         "attempts": [attempt_fields(name, one) for name, one in message.attempts],
         "timeline": message.timeline,
     }
+
+
+def past_view(found: PastView) -> dict[str, Any]:
+    """The fields of a message as it was."""
+    more = {"at_ms": found.at_ms, "known_from_ms": found.known_from_ms, "due_known": found.due_known}
+    return view(found.view) | more
 
 
 def attempt_fields(group: str, one: Attempt) -> dict[str, Any]:

@@ -20,10 +20,11 @@ from turtlemq.server.errors import RequestTimeout, Unauthenticated
 from turtlemq.server.media_types import JSON
 from turtlemq.server.outgoing.http_date import http_date
 from turtlemq.server.outgoing.pieces import PIECE_BYTES, cut
-from turtlemq.server.trace import CLUSTER_HEADER, HEADER, REQUEST_ID
+from turtlemq.server.trace import CLUSTER_HEADER, HEADER, PLACES, PLACES_HEADER, REQUEST_ID
 
 # Of a fetch that is answered with BSON documents: they have no place for these.
 LEASE_HEADER, PAUSED_HEADER = "X-Turtlemq-Lease", "X-Turtlemq-Paused"
+NO_WAIT_HEADER = "X-Turtlemq-No-Wait"  # for another process of this server: the fetch has not waited, see `shards.fan_fetch`
 encode = msgspec.json.Encoder().encode
 _STATUS = {status: f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: " for status in (200, 201)}
 
@@ -33,7 +34,7 @@ class Reply:
     `paused`: for headers of their own. `counts_copies`: a JSON object that says in a cluster how many copies have the stored
     messages. `cluster`: the name of the cluster, for a header; set behind the handler."""
 
-    __slots__ = ("pieces", "size", "status", "kind", "undo", "lease", "counts_copies", "paused", "cluster")
+    __slots__ = ("pieces", "size", "status", "kind", "undo", "lease", "counts_copies", "paused", "cluster", "no_wait")
     keep_alive = True
 
     def __init__(
@@ -45,11 +46,12 @@ class Reply:
         lease: str = "",
         counts_copies: bool = False,
         paused: bool = False,
+        no_wait: bool = False,
     ) -> None:
         self.pieces = body if isinstance(body, list) else [body]
         self.size = len(self.pieces[0]) if len(self.pieces) == 1 else sum(map(len, self.pieces))
         self.status, self.kind, self.undo, self.lease, self.counts_copies = status, kind, undo, lease, counts_copies
-        self.paused, self.cluster = paused, ""
+        self.paused, self.cluster, self.no_wait = paused, "", no_wait
 
     @classmethod
     def of(cls, value: Any, status: int = 200) -> Reply:
@@ -68,6 +70,10 @@ class Reply:
         more = f"{LEASE_HEADER}: {self.lease}\r\n" if self.lease else ""
         if self.paused:
             more += f"{PAUSED_HEADER}: true\r\n"
+        if self.no_wait:
+            more += f"{NO_WAIT_HEADER}: true\r\n"
+        if PLACES in request:
+            more += f"{PLACES_HEADER}: {request[PLACES]}\r\n"
         if self.cluster:
             more += f"{CLUSTER_HEADER}: {self.cluster}\r\n"
         return (

@@ -15,6 +15,7 @@ import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.model import I64, U8
+from turtlemq.segment import kernel
 from turtlemq.segment.buffers import Buffer, windows
 
 
@@ -55,6 +56,10 @@ def listed(texts: list[bytes]) -> Spans:
 
 def join(parts: Sequence[Spans]) -> tuple[Buffer, I64]:
     """All parts of the first message, then all of the second, …; and the position where each message ends."""
+    if kernel.compiled is not None:
+        made = kernel.compiled.interleave([(part.buffer, part.at, part.sizes) for part in parts])
+        if made is not None:
+            return made[0], np.frombuffer(made[1], np.int64)
     many = [_has_many_widths(part.sizes) for part in parts]
     if not any(many):
         out = _copy(parts)

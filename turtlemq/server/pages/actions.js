@@ -1,7 +1,7 @@
 // Everything that changes something on the server. Each action asks first, and tells the outcome in the server's own words.
 
 import { call, count } from "./common.js";
-import { act, ask, at, clock, fromLocal, html, operations, serverNow, toLocal } from "./ui.js";
+import { act, ask, at, clock, fromLocal, html, operations, parsed, serverNow, toLocal } from "./ui.js";
 
 // Messages of a topic
 
@@ -19,14 +19,6 @@ export async function putMessage(topic, given, done) {
   if (values.delay.trim()) message.delay = isNaN(values.delay) ? values.delay.trim() : Number(values.delay);
   const told = (answer) => (answer.created ? [`${answer.ids[0]} was put`, "It is on disk."] : [`${answer.ids[0]} was not stored again`, "The topic knows this id already; the first message stays."]);
   if (await act("Put", told, () => call(at(topic, "messages"), message))) done();
-}
-
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
 }
 
 // A range of due times is cancelled without listing its messages.

@@ -104,6 +104,15 @@ function label(ms, hours) {
   return hours <= 24 ? then.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }) : then.toLocaleDateString("en-GB", { month: "short", day: "numeric" });
 }
 
+// The last round time of this length, in the zone of the reader.
+function roundStart(length) {
+  const ahead = -new Date(serverNow()).getTimezoneOffset() * 60e3;
+  return Math.floor((serverNow() + ahead) / length) * length - ahead;
+}
+
+// Four columns, at equal distances, below which their time is written: it is a round one there.
+const marksOf = (columns) => [0, 1, 2, 3].map((n) => n * Math.ceil(columns / 4 - 0.5));
+
 const SPREADS = { none: 0, "1 min": 60, "10 min": 600, "1 h": 3600 };
 
 // How much comes due when, as it is, or as it would be with a spread. Columns begin on round times of the chosen length, and each is a link to its messages.
@@ -111,7 +120,7 @@ export function Forecast({ topic }) {
   const [name, setName] = useState("24 h");
   const [hours, bucket] = SPANS[name];
   const [spread, setSpread] = useState("none");
-  const [answer] = usePoll(() => call(`${at(topic, "forecast")}?bucket=${bucket}&hours=${hours}&what_if_spread=${SPREADS[spread]}`), [topic, name, spread], 10000);
+  const [answer] = usePoll(() => call(`${at(topic, "forecast")}?bucket=${bucket}&hours=${hours + bucket / 3600}&from_ms=${roundStart(bucket * 1000)}&what_if_spread=${SPREADS[spread]}`), [topic, name, spread], 10000);
   const found = answer && { ...answer, ...answer.what_if };
   const before = answer ? Math.max(0, ...answer.counts) : 0;
   const top = found ? Math.max(1, ...found.counts) : 1;
@@ -127,7 +136,7 @@ export function Forecast({ topic }) {
           return n ? html`<a key=${i} href=${to(i)} title=${text} aria-label=${text} data-count=${n}>${bar}</a>` : html`<span key=${i} title=${text} data-count="0">${bar}</span>`;
         })}
       </div>
-      <div class="marks quiet">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${label(found.from_ms + part * found.counts.length * found.bucket_ms, hours)}</span>`)}</div>
+      <div class="marks quiet">${marksOf(found.counts.length).map((i) => html`<span style=${{ left: `${(100 * i) / found.counts.length}%` }}>${label(found.from_ms + i * found.bucket_ms, hours)}</span>`)}</div>
       <p class="quiet">${count(total)} in this time, at most ${count(total ? top : 0)} in ${span(found.bucket_ms)}${spread === "none" ? "" : ` instead of ${count(before)}`}; ${count(found.overdue)} overdue, ${count(found.beyond)} later. A column leads to its messages.</p>`}
   </section>`;
 }

@@ -1,10 +1,10 @@
 // The dashboard: its frame. It looks at /v1/status every two seconds, shows the view that the address names, and asks for a token
 // if the server does.
 
-import { call, count, otherTheme, token, useStoredTheme } from "./common.js";
+import { call, count, otherTheme, span, token, useStoredTheme } from "./common.js";
 import { render, useEffect, useRef, useState } from "./standalone.module.js";
 import { Question, Toasts, failed, html, learnClock, learnOperations, link, replaceQuery, route, session, usePoll } from "./ui.js";
-import { Overview, remember } from "./overview.js";
+import { Overview, entered, remember } from "./overview.js";
 import { TopicPage } from "./topic_page.js";
 
 const EVERY_MS = 2000;
@@ -44,16 +44,27 @@ function Search({ query }) {
   }, []);
   const typed = (event) => {
     const wanted = event.target.value.trim();
+    entered.set("");
     setText(event.target.value);
     if (route.get().topic === null) replaceQuery({ q: wanted });
     else location.hash = link(null, null, { q: wanted });
   };
+  // What is shown may be the answer to an earlier text.
+  const open = (wanted) => {
+    const messages = [...document.querySelectorAll("#found a")].filter((one) => one.querySelector("strong").textContent === wanted);
+    const topics = [...document.querySelectorAll("#topics tbody th a")].filter((one) => one.textContent.includes(wanted));
+    if (messages.length) messages[0].click();
+    else if (topics.length === 1 && wanted) topics[0].click();
+    else entered.set(wanted);
+  };
   const keys = (event) => {
-    if (event.key === "ArrowDown" || event.key === "Enter") {
+    if (event.key === "ArrowDown") {
       const first = document.querySelector("#found a, #topics tbody a");
-      if (first && event.key === "ArrowDown") first.focus();
-      else if (first && document.querySelector("#found a")) first.click();
-      else if (first && document.querySelectorAll("#topics tbody a").length === 1) first.click();
+      if (first) first.focus();
+      event.preventDefault();
+    }
+    if (event.key === "Enter") {
+      open(text.trim());
       event.preventDefault();
     }
     if (event.key === "Escape" && text) typed({ target: { value: "" } });
@@ -117,7 +128,7 @@ function App() {
     <${Header} status=${status} where=${where} />
     ${trouble && html`<p class="banner" role="alert">${trouble} The figures below are old; the page tries again.</p>`}
     ${view}
-    <footer class="quiet">${status && !needed && `Version ${status.version}, ${count(status.requests)} requests, commit p99 ${status.commit_p99_ms ?? "–"} ms. Figures since the server started, rates of the last seconds.`}</footer>
+    <footer class="quiet">${status && !needed && `Version ${status.version}, up ${span(status.uptime_s * 1000)}, ${count(status.requests)} requests, commit p99 ${status.commit_p99_ms ?? "–"} ms. Figures since the server started, rates of the last seconds.`}</footer>
     <${Toasts} /><${Question} />`;
 }
 

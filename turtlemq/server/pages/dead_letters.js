@@ -3,7 +3,7 @@
 import { call, count } from "./common.js";
 import { When, at, headline, html, link, plural, replaceQuery, usePoll } from "./ui.js";
 import { deleteLetters, requeue } from "./actions.js";
-import { Filters, Pager, Table, preview, usePages, useSelection } from "./message_list.js";
+import { Filters, Order, Pager, Table, preview, usePages, useSelection } from "./message_list.js";
 
 function Causes({ topic, query, changed }) {
   const filter = Object.fromEntries(Object.entries({ group: query.group, from_ms: query.from, to_ms: query.to, prefix: query.prefix }).filter(([, value]) => value));
@@ -22,7 +22,7 @@ function Causes({ topic, query, changed }) {
 }
 
 export function DeadLetters({ topic, query, groups, reload, total }) {
-  const pages = usePages(at(topic, "dead"), { from_ms: query.from, to_ms: query.to, prefix: query.prefix, error: query.error, group: query.group });
+  const pages = usePages(at(topic, "dead"), { from_ms: query.from, to_ms: query.to, prefix: query.prefix, error: query.error, group: query.group, newest: query.order === "oldest" ? undefined : "true" });
   const rows = pages.page ? pages.page.messages : [];
   const keyOf = (row) => `${row.group}/${row.id}`;
   const selection = useSelection(rows, keyOf);
@@ -35,17 +35,17 @@ export function DeadLetters({ topic, query, groups, reload, total }) {
   };
   const columns = [
     ["Id"],
-    ["Error", (row) => html`<span class="error">${headline(row.error) || "(no reason given)"}</span>`, "cause"],
+    ["Error", (row) => html`<span class="error" title=${headline(row.error)}>${headline(row.error) || "(no reason given)"}</span>`, "cause"],
     ["Died", (row) => html`<${When} ms=${row.dropped_ms} />`],
     ["Attempts", (row) => count(row.attempts), "n wide"],
     ["Group", (row) => row.group, "wide"],
-    ["Body", (row) => html`<code class="preview">${preview(row)}</code>`, "wide body"],
+    ["Body", (row) => html`<code class="preview">${preview(row)}</code>`, "wide body brief"],
   ];
   const filtered = query.prefix || query.from || query.to || query.error !== undefined || query.group;
   const one = (row) => html`<button type="button" onclick=${() => requeue(topic, { ids: [row.id], group: row.group }, `Requeue ${row.id}?`, changed)}>Requeue</button>`;
   return html`<${Causes} topic=${topic} query=${query} changed=${changed} />
     <section class="panel list">
-      <${Filters} query=${query} about="Died">${groups.length > 1 && html`<label>Group <select name="group" value=${query.group || ""} onchange=${(event) => replaceQuery({ ...query, group: event.target.value })}><option value="">all</option>${groups.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>`}<//>
+      <${Filters} query=${query} about="Died">${groups.length > 1 && html`<label>Group <select name="group" value=${query.group || ""} onchange=${(event) => replaceQuery({ ...query, group: event.target.value })}><option value="">all</option>${groups.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>`}<${Order} query=${query} /><//>
       ${chosen.length > 0 && html`<div class="row selected"><strong>${plural(chosen.length, "dead letter")} selected</strong>
         <button type="button" class="primary" onclick=${() => requeue(topic, choice(), `Requeue ${plural(chosen.length, "dead letter")}?`, changed)}>Requeue selected</button>
         <button type="button" class="danger" onclick=${() => deleteLetters(topic, choice(), `Delete ${plural(chosen.length, "dead letter")}?`, changed)}>Delete selected</button>
@@ -53,6 +53,6 @@ export function DeadLetters({ topic, query, groups, reload, total }) {
       ${pages.error && html`<p class="warning">${pages.error.message}</p>`}
       ${pages.page && html`<${Table} rows=${rows} columns=${[...columns, ["", one, "wide"]]} selection=${selection} opened=${query.message} keyOf=${keyOf} to=${(row) => link(topic, "dead", { ...query, message: row.id })} empty=${filtered ? "No dead letter matches." : "No dead letters. Good."} />`}
       <${Pager} pages=${pages} />
-      ${!filtered && html`<p class="quiet">${count(total)} in all, oldest first.</p>`}
+      ${!filtered && html`<p class="quiet">${count(total)} in all.</p>`}
     </section>`;
 }

@@ -1,8 +1,9 @@
-// One message in a drawer: body, headers, attempts, timeline and groups, and what can be done with it.
+// One message in a drawer: body, headers, attempts, timeline and groups, and what can be done with it. A click on an entry of the
+// timeline shows the message as it was then.
 
 import { bytes, call, count, span } from "./common.js";
 import { useLayoutEffect, useRef, useState } from "./standalone.module.js";
-import { Copy, State, When, at, headline, html, operations, usePoll } from "./ui.js";
+import { Copy, State, When, at, headline, html, operations, serverNow, usePoll } from "./ui.js";
 import { cancelMessage, deleteLetters, editBody, putMessage, requeue, reschedule, retryNow } from "./actions.js";
 import { bytesOf } from "./message_list.js";
 
@@ -41,8 +42,8 @@ function Attempts({ attempts }) {
     ${one.error && html`<pre class="error">${one.error}</pre>`}</li>`)}</ol></section>`;
 }
 
-const Timeline = ({ moments }) =>
-  html`<section id="timeline"><h3>Timeline</h3><ol class="timeline">${moments.map((one) => html`<li class=${one.event}><strong>${one.event}</strong>${one.group && html` <span class="quiet">${one.group}</span>`}<div class="quiet"><${When} ms=${one.at_ms} /></div>${one.detail && html`<div class="detail">${headline(one.detail)}</div>`}</li>`)}</ol></section>`;
+const Timeline = ({ moments, lookAt }) =>
+  html`<section id="timeline"><h3>Timeline</h3><ol class="timeline">${moments.map((one) => html`<li class=${one.event}>${one.at_ms > serverNow() ? html`<strong>${one.event}</strong>` : html`<button type="button" title="Show the message as it was then" onclick=${() => lookAt(one.at_ms)}>${one.event}</button>`}${one.group && html` <span class="quiet">${one.group}</span>`}<div class="quiet"><${When} ms=${one.at_ms} /></div>${one.detail && html`<div class="detail">${headline(one.detail)}</div>`}</li>`)}</ol></section>`;
 
 const LABELS = { attempt: "attempts", consumer: "consumer", lease_until_ms: "lease until", due_ms: "due", next_ms: "next attempt", settled_ms: "done", dropped_ms: "died", error: "error" };
 
@@ -77,7 +78,8 @@ function Facts({ message }) {
 }
 
 export function MessageDrawer({ topic, id, close, changed }) {
-  const [message, error, reload] = usePoll(() => call(at(topic, "messages", id)), [topic, id], 3000);
+  const [moment, lookAt] = useState(null);
+  const [message, error, reload] = usePoll(() => call(at(topic, "messages", id) + (moment === null ? "" : `?at_ms=${moment}`)), [topic, id, moment], moment === null ? 3000 : 600_000);
   const known = operations.use();
   const heading = useRef(null);
   const [opener] = useState(() => document.activeElement);
@@ -93,7 +95,7 @@ export function MessageDrawer({ topic, id, close, changed }) {
   });
   const done = () => (reload(), changed());
   const canRetry = known.has("POST /v1/topics/{topic}/messages/{id}/retry");
-  const buttons = (group, state, rest) => [
+  const buttons = (group, state, rest) => moment === null && [
     canRetry && (state === "dead" || ((state === "sleep" || state === "ready") && rest.attempt > 0)) && html`<button type="button" class="primary" onclick=${() => retryNow(topic, id, group, done)}>Retry now</button>`,
     state === "dead" && html`<button type="button" class=${canRetry ? "" : "primary"} onclick=${() => requeue(topic, { ids: [id], group }, `Requeue ${id}?`, done)}>Requeue</button>`,
     state === "dead" && html`<button type="button" class="danger" onclick=${() => deleteLetters(topic, { ids: [id], group }, `Delete the dead letter ${id}?`, done)}>Delete</button>`,
@@ -103,18 +105,19 @@ export function MessageDrawer({ topic, id, close, changed }) {
   return html`<aside class="drawer" aria-labelledby="drawer-title">
     <div class="drawer-head"><div><p class="crumbs">${topic}</p><h2 id="drawer-title" tabindex="-1" ref=${heading}>${id} <${Copy} text=${id} label="the id" /></h2></div>
       ${message && html`<${States} message=${message} />`}<button type="button" class="icon" aria-label="Close" title="Close (Escape)" onclick=${leave}>✕</button></div>
+    ${moment !== null && html`<p class="moment row" role="status">As it was at <${When} ms=${moment} plain /> <button type="button" onclick=${() => lookAt(null)}>Back to now</button></p>`}
     ${error && html`<p class="warning">${error.message}</p>`}
     ${message && html`<div class="drawer-body">
-      <div class="row actions-of-message">
+      ${moment === null && html`<div class="row actions-of-message">
         ${asleep && html`<button type="button" onclick=${() => reschedule(topic, id, message.due_ms, done)}>Reschedule</button>`}
         ${asleep && message.body !== undefined && html`<button type="button" onclick=${() => editBody(topic, id, message.body, done)}>Edit body</button>`}
         ${message.body !== undefined && html`<button type="button" onclick=${copy}>Put a copy</button>`}
         ${["sleep", "ready"].includes(message.state) && html`<button type="button" class="danger" onclick=${() => cancelMessage(topic, id, done)}>Cancel</button>`}
-      </div>
+      </div>`}
       <${Facts} message=${message} />
       <${GroupStates} groups=${message.groups} buttons=${buttons} />
       <${Attempts} attempts=${message.attempts} />
-      <${Body} message=${message} /><${Headers} headers=${message.headers} /><${Timeline} moments=${message.timeline} />
+      <${Body} message=${message} /><${Headers} headers=${message.headers} /><${Timeline} moments=${message.timeline} lookAt=${lookAt} />
     </div>`}
   </aside>`;
 }

@@ -40,7 +40,7 @@ export function Filters({ query, about, children }) {
 }
 
 // Pages of a listing: the present one is looked at again every few seconds, under the same cursor.
-export function usePages(path, filters) {
+export function usePages(path, filters, items = "messages") {
   const key = JSON.stringify([path, filters]);
   const [place, setPlace] = useState({ key, cursors: [""] });
   const cursors = place.key === key ? place.cursors : [""];
@@ -50,7 +50,7 @@ export function usePages(path, filters) {
     for (let step = 0; step < STEPS; step++) {
       const given = Object.entries({ ...filters, limit: PAGE - messages.length, cursor }).filter(([, value]) => value !== undefined && value !== "");
       const page = await call(`${path}?${new URLSearchParams(given)}`);
-      messages.push(...page.messages);
+      messages.push(...page[items]);
       cursor = page.cursor;
       if (cursor === null || messages.length >= PAGE) break;
     }
@@ -103,8 +103,13 @@ function columnsOf(state) {
   return [["Id"], [state === "sleep" ? "Due" : "Was due", (row) => html`<${When} ms=${row.due_ms} />`], ["Created", (row) => html`<${When} ms=${row.created_ms} plain />`, "wide"], ["", note, "wide"], ["Body", (row) => html`<code class="preview">${preview(row)}</code>`, "wide body"]];
 }
 
+export function Order({ query }) {
+  const change = (event) => replaceQuery({ ...query, order: event.target.value === "oldest" ? "oldest" : undefined });
+  return html`<label>Order <select name="order" value=${query.order === "oldest" ? "oldest" : "newest"} onchange=${change}><option value="newest">newest first</option><option value="oldest">oldest first</option></select></label>`;
+}
+
 export function MessageList({ topic, state, query, reload, total }) {
-  const newest = ["ready", "reserve", "history", "cancelled"].includes(state) && query.order !== "oldest";
+  const newest = state !== "sleep" && query.order !== "oldest";
   const filters = { state, from_ms: query.from, to_ms: query.to, prefix: query.prefix, newest: newest ? "true" : undefined };
   const pages = usePages(at(topic, "messages"), filters);
   const rows = pages.page ? pages.page.messages : [];
@@ -121,9 +126,8 @@ export function MessageList({ topic, state, query, reload, total }) {
   };
   const filtered = query.prefix || query.from || query.to;
   const none = pages.next ? "None so far: there is more to look through." : filtered ? "No message matches." : EMPTY[state];
-  const order = html`<label>Order <select name="order" value=${newest ? "newest" : "oldest"} onchange=${(event) => replaceQuery({ ...query, order: event.target.value === "oldest" ? "oldest" : undefined })}><option value="newest">newest first</option><option value="oldest">oldest first</option></select></label>`;
   return html`<section class="panel list">
-    <${Filters} query=${query} about="Due">${["sleep", "dead"].includes(state) ? null : order}<//>
+    <${Filters} query=${query} about="Due">${state !== "sleep" && html`<${Order} query=${query} />`}<//>
     ${canCancel && selection.kept.length > 0 && html`<div class="row selected"><strong>${plural(selection.kept.length, "message")} selected</strong><button type="button" class="danger" onclick=${cancel}>Cancel selected</button><button type="button" onclick=${selection.clear}>Clear</button></div>`}
     ${pages.error && html`<p class="warning">${pages.error.message}</p>`}
     ${pages.page && html`<${Table} rows=${rows} columns=${columnsOf(state)} selection=${canCancel ? selection : null} opened=${query.message} keyOf=${keyOf} to=${(row) => link(topic, state, { ...query, message: row.id })} empty=${none} />`}

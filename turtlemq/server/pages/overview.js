@@ -3,7 +3,7 @@
 
 import { bytes, call, count, short, span } from "./common.js";
 import { useEffect, useState } from "./standalone.module.js";
-import { State, When, html, link, plural, usePoll } from "./ui.js";
+import { State, When, html, link, plural, store, usePoll } from "./ui.js";
 import { History, Meter } from "./charts.js";
 
 const KEEP = 30; // looks: a minute
@@ -53,6 +53,7 @@ function refusals() {
   return Object.keys(REFUSALS).map((code) => [code, (last[code] || 0) - (first[code] || 0)]).filter(([, n]) => n > 0);
 }
 
+const memoryIsLow = (status) => status.memory_total_bytes !== null && status.memory_free_bytes < 0.05 * status.memory_total_bytes;
 export const diskIsLow = (status) => status.disk_bytes !== null && (status.disk_free_bytes < 0.05 * status.disk_bytes || status.disk_free_bytes < 1 << 30);
 
 const Card = ({ name, value, more, kind }) => html`<div class=${`card ${kind || ""}`}><div class="name">${name}</div><div class="value">${value}</div><div class="quiet">${more || "\u00a0"}</div></div>`;
@@ -63,6 +64,7 @@ function Cards({ status }) {
   const [w50, w99] = lateness("consumer_wait");
   const low = diskIsLow(status);
   const disk = status.disk_bytes === null ? "" : html`<${Meter} used=${status.disk_bytes - status.disk_free_bytes} of=${status.disk_bytes} bad=${low} />`;
+  const memory = status.memory_total_bytes === null ? "" : html`<${Meter} used=${status.memory_total_bytes - status.memory_free_bytes} of=${status.memory_total_bytes} bad=${memoryIsLow(status)} />`;
   return html`<section id="cards" class="cards" aria-label="The whole server">
     <${Card} name="Sleeping" value=${short(states.sleep)} more="not due yet" />
     <${Card} name="Ready" value=${short(states.ready)} more=${`${plural(status.long_polls, "consumer waits", "consumers wait")}`} />
@@ -73,7 +75,7 @@ function Cards({ status }) {
     <${Card} name="Scheduler lateness" value=${span(p99)} more=${`p99; p50 ${span(p50)}`} kind=${p99 > 1000 ? "bad" : ""} />
     <${Card} name="Consumers' wait" value=${span(w99)} more=${`p99; p50 ${span(w50)}`} />
     <${Card} name="Free disk" value=${bytes(status.disk_free_bytes)} more=${html`${disk} ${bytes(status.bytes)} here`} kind=${low ? "bad" : ""} />
-    <${Card} name="Memory" value=${bytes(status.memory_bytes)} more=${`up ${span(status.uptime_s * 1000)}`} />
+    <${Card} name="Memory" value=${bytes(status.memory_bytes)} more=${html`${memory} ${bytes(status.memory_free_bytes)} free`} kind=${memoryIsLow(status) ? "bad" : ""} />
   </section>`;
 }
 
@@ -81,6 +83,7 @@ function Warnings({ status }) {
   const said = status.damage.map((one) => [`Damage in ${one.topic}`, `${one.file}, ${count(one.length)} bytes at ${count(one.position)}: ${one.reason}. They are left out; the rest is served.`]);
   for (const topic of status.topics) if (topic.trouble) said.push([topic.topic, topic.trouble]);
   if (diskIsLow(status)) said.push(["The disk is nearly full", `${bytes(status.disk_free_bytes)} of ${bytes(status.disk_bytes)} are free. When nothing is left, puts are refused (507); consumers go on.`]);
+  if (memoryIsLow(status)) said.push(["The memory is nearly used up", `${bytes(status.memory_free_bytes)} of ${bytes(status.memory_total_bytes)} are free on the server's machine, or in its container; the server has ${bytes(status.memory_bytes)}. When nothing is left, the system ends programs.`]);
   for (const [code, n] of refusals()) said.push([`${plural(n, "request")} refused in the last minute`, `${REFUSALS[code]} (${code})`]);
   return html`<section id="warnings" aria-live="polite">${said.map(([title, text]) => html`<p class="warning"><strong>${title}:</strong> ${text}</p>`)}</section>`;
 }
@@ -125,13 +128,42 @@ function Topics({ shown, query }) {
   </section>`;
 }
 
+function Tenants() {
+  const [found] = usePoll(() => call("v1/tenants"), [], 4000);
+  if (!found) return null;
+  const columns = ["Weight", "In", "Out", "In flight", "Held", "Refused"];
+  const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
+  const most = (n, limit) => (limit ? `${short(n)} of ${short(limit)}` : short(n));
+  return html`<section class="panel">
+    <div class="row"><h2>Tenants</h2><span class="quiet">shares of the server, since its start</span></div>
+    <div class="scroll"><table id="tenants">
+      <thead><tr><th scope="col">Tenant</th>${columns.map((name) => html`<th scope="col" class="n">${name}</th>`)}</tr></thead>
+      <tbody>${found.tenants.map((one) => html`<tr key=${one.name}>
+        <th scope="row" title=${one.topics.join(", ")}>${one.name}</th><td class="n">${one.weight}</td>
+        <${Number_} n=${one.produced} /><${Number_} n=${one.delivered} />
+        <td class="n">${most(one.in_flight, one.max_in_flight)}</td><td class="n">${bytes(one.held_bytes)}</td>
+        <td class=${`n ${sum(one.refused) ? "bad" : "zero"}`} title=${Object.entries(one.refused).map(([limit, n]) => `${limit}: ${n}`).join(", ")}>${short(sum(one.refused))}</td>
+      </tr>`)}</tbody>
+    </table></div>
+  </section>`;
+}
+
+// The text for which Enter was pressed before it was found: if it is the id of one message, that opens.
+export const entered = store("");
+
 function Found({ id }) {
   const [found, error] = usePoll(() => call(`v1/find?id=${encodeURIComponent(id)}`), [id], 5000);
+  const only = found && found.found.length === 1 && entered.get() === id ? found.found[0] : null;
+  useEffect(() => {
+    if (!only) return;
+    entered.set("");
+    location.hash = link(only.topic, "overview", { message: only.id });
+  }, [only]);
   if (!found && !error) return html`<section id="found" class="panel"><p class="quiet">Looking for a message “${id}” in all topics …</p></section>`;
   if (error || !found.found.length) return html`<section id="found" class="panel"><p class="quiet">${error && error.status !== 400 ? error.message : `No message has the id “${id}”.`}</p></section>`;
   return html`<section id="found" class="panel" onkeydown=${moveInList}>
     <div class="row"><h2>${plural(found.found.length, "message")} with this id</h2></div>
-    <ul class="results">${found.found.map((one) => html`<li key=${one.topic}><a href=${link(one.topic, "overview", { message: one.id })}><strong>${one.id}</strong> in ${one.topic}</a> <${State} of=${one.state} /> <${When} ms=${one.due_ms} /></li>`)}</ul>
+    <ul class="results">${found.found.map((one) => html`<li key=${one.topic}><a href=${link(one.topic, "overview", { message: one.id })}><strong>${one.id}</strong> in ${one.topic}</a> <${State} of=${one.state} /> ${one.next_ms === null ? html`<${When} ms=${one.due_ms} />` : html`next attempt <${When} ms=${one.next_ms} />`}</li>`)}</ul>
   </section>`;
 }
 
@@ -155,6 +187,7 @@ export function Overview({ status, query }) {
     ${query && wanted && html`<${Found} id=${wanted} />`}
     <${Cards} status=${status} />
     ${shown && html`<${Topics} shown=${shown} query=${query && wanted} />`}
+    ${!query && status.tenants > 0 && html`<${Tenants} />`}
     ${!query && html`<${History} topic=${null} />`}
   </main>`;
 }

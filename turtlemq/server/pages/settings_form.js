@@ -5,7 +5,7 @@ import { useEffect, useState } from "./standalone.module.js";
 import { act, ask, at, html } from "./ui.js";
 
 const isSection = (value) => value !== null && typeof value === "object";
-const titles = { backoff: "Back-off", retention: "Retention", dead: "Dead letters", rate: "Rates" };
+const titles = { backoff: "Back-off", retention: "Retention", dead: "Dead letters", rate: "Rates", priority: "Priorities", preempt: "Pre-emption", lateness_slo: "Goal for lateness" };
 
 function flat(settings) {
   return Object.fromEntries(Object.entries(settings).flatMap(([name, value]) => (isSection(value) ? Object.entries(value).map(([key, one]) => [`${name}.${key}`, one]) : [[name, value]])));

@@ -2,7 +2,7 @@
 
 import { bytes, call, count, short, span } from "./common.js";
 import { useLayoutEffect, useRef } from "./standalone.module.js";
-import { WORDS, at, html, link, replaceQuery, serverNow, usePoll } from "./ui.js";
+import { WORDS, at, clock, html, link, replaceQuery, serverNow, usePoll } from "./ui.js";
 import { PauseButtons, cancelRange, putMessage } from "./actions.js";
 import { Forecast, History } from "./charts.js";
 import { Clients } from "./clients.js";
@@ -10,6 +10,8 @@ import { DeadLetters } from "./dead_letters.js";
 import { Groups } from "./groups.js";
 import { MessageDrawer } from "./message_drawer.js";
 import { MessageList } from "./message_list.js";
+import { Replays } from "./replays.js";
+import { Schedules } from "./schedules.js";
 import { SettingsForm } from "./settings_form.js";
 
 const LISTS = ["sleep", "ready", "reserve", "history", "dead", "cancelled"];
@@ -20,7 +22,7 @@ function Tabs({ topic, tab, stats, groups }) {
     const [here, frame] = [bar.current.querySelector("[aria-current]"), bar.current]; // on a phone the bar is wider than the screen
     if (here) frame.scrollLeft = here.offsetLeft - frame.offsetLeft - (frame.clientWidth - here.offsetWidth) / 2;
   }, [tab]);
-  const tabs = [["overview", "Overview"], ...LISTS.filter((state) => state !== "cancelled" || stats.cancelled).map((state) => [state, WORDS[state], stats[state]]), ["groups", "Groups", Object.keys(groups).length], ["clients", "Clients"], ["settings", "Settings"]];
+  const tabs = [["overview", "Overview"], ...LISTS.filter((state) => state !== "cancelled" || stats.cancelled).map((state) => [state, WORDS[state], stats[state]]), ["groups", "Groups", Object.keys(groups).length], ["schedules", "Schedules", stats.schedules], ["clients", "Clients"], ["settings", "Settings"]];
   const keys = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -34,12 +36,27 @@ function Tabs({ topic, tab, stats, groups }) {
   </nav>`;
 }
 
-function Figures({ stats }) {
+function Figures({ stats, partitions }) {
   const waits = stats.oldest_ready_ms === null ? null : span(Math.max(0, serverNow() - stats.oldest_ready_ms));
   const next = stats.next_due_ms === null ? "–" : stats.next_due_ms <= serverNow() ? "now" : `in ${span(stats.next_due_ms - serverNow())}`;
   const facts = [["Next due", next], ["Oldest ready", waits || "–"], ["On disk", bytes(stats.bytes)], ["Segments", count(stats.segments)], ["Live", `${Math.round(stats.live_ratio * 100)} %`], ["Cancelled", count(stats.cancelled)]];
+  if (partitions > 1) facts.push(["Partitions", count(partitions)]);
   if (stats.damaged) facts.push(["Damaged places", count(stats.damaged)]);
   return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+// The goal for lateness: the share in time, how fast the error budget is spent, and what will be late.
+function Goal({ slo }) {
+  const all = slo.on_time + slo.late;
+  const fast = Object.values(slo.burn).some((rate) => rate > 1);
+  const burn = Object.entries(slo.burn).map(([window, rate]) => [`Burn rate ${window}`, rate.toFixed(rate < 10 ? 2 : 0)]);
+  const facts = [["Goal", `${+(slo.share * 100).toFixed(3)} % within ${span(slo.ms)}`], ["In time", all ? `${((100 * slo.on_time) / all).toFixed(2)} %` : "–"], ["Late and waiting", count(slo.overdue)], ...burn];
+  const next = slo.forecast;
+  const text = next && (next.late_from_ms === null ? "in time for the next six hours" : `will be late from ${clock(next.late_from_ms)} on, by ${span(next.worst_ms)} at ${clock(next.worst_at_ms)}`);
+  return html`<section class="panel" id="goal"><h3>Lateness</h3>
+    <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd class=${fast && name.startsWith("Burn") ? "bad" : ""}>${value}</dd></div>`)}</dl>
+    ${next ? html`<p class=${next.late_from_ms === null ? "quiet" : "warning"}>Group ${next.group} handles ${+next.per_s.toPrecision(3)} a second: ${text}.</p>` : html`<p class="quiet">The forecast begins once consumers have been seen at work for a minute.</p>`}
+  </section>`;
 }
 
 export function TopicPage({ status, where }) {
@@ -56,8 +73,9 @@ export function TopicPage({ status, where }) {
   if (!found) return html`<main>${crumbs}${error && html`<section class="panel"><h2>${topic}</h2><p class="warning">${error.message}</p></section>`}</main>`;
   const common = { topic, query, groups: Object.keys(found.groups), reload, total: found.stats[tab] };
   const views = {
-    overview: () => html`<${Figures} stats=${found.stats} /><${Forecast} topic=${topic} /><${History} topic=${topic} />`,
-    groups: () => html`<${Groups} ...${common} stats=${found.groups} row=${row} />`,
+    overview: () => html`<${Figures} stats=${found.stats} partitions=${found.settings.partitions} /><${Replays} topic=${topic} />${found.slo && html`<${Goal} slo=${found.slo} />`}<${Forecast} topic=${topic} /><${History} topic=${topic} />`,
+    groups: () => html`<${Groups} ...${common} stats=${found.groups} row=${row} goal=${found.settings.priority.high_p95_ms} />`,
+    schedules: () => html`<${Schedules} ...${common} />`,
     clients: () => html`<${Clients} topic=${topic} />`,
     settings: () => html`<${SettingsForm} topic=${topic} settings=${found.settings} reload=${reload} />`,
     dead: () => html`<${DeadLetters} ...${common} />`,

@@ -12,7 +12,7 @@ export const State = ({ of, note }) => html`<span class=${`state ${of}`}>${word(
 
 // A value that several components look at.
 
-function store(value) {
+export function store(value) {
   const listeners = new Set();
   return {
     get: () => value,
@@ -178,6 +178,15 @@ export function Question() {
       </div>
     </form>
   </dialog>`;
+}
+
+// A body as it was typed: JSON, or else text.
+export function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 // Times

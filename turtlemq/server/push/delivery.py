@@ -20,10 +20,11 @@ from turtlemq.broker.failures import NO_RETRY
 from turtlemq.engine import Engine
 from turtlemq.errors import TurtleError, UnknownTopic
 from turtlemq.server import logs
+from turtlemq.server.clients import shared_name
 from turtlemq.server.clock import now_ms
 from turtlemq.server.long_polls import FetchRequest
 from turtlemq.server.media_types import JSON
-from turtlemq.server.outgoing.messages import Delivered, delivered
+from turtlemq.server.outgoing.messages import Delivered, budget_ms, delivered
 from turtlemq.server.push.endpoint import Endpoint
 from turtlemq.server.push.hosts import Refused
 from turtlemq.server.push.policy import Verdict, choose, classify, error_of
@@ -168,10 +169,9 @@ class GroupDelivery:
     async def _round(self, key: Key, count: int) -> None:
         """One fetch, and the beginning of its deliveries."""
         at_most_once, timeout_s = key
-        names = [endpoint.client for endpoint in self.endpoints if _key(endpoint) == key]
-        consumer = names[0] if len(names) == 1 else "callbacks"
         lease_ms = round(1000 * (timeout_s + LEASE_S))
-        wanted = FetchRequest(self.topic, self.group, count, lease_ms, consumer, at_most_once, partial(self._share, key))
+        share, names = partial(self._share, key), partial(self._names, key)
+        wanted = FetchRequest(self.topic, self.group, count, lease_ms, auto=at_most_once, share=share, names=names)
         try:
             if self._service.lead is not None:
                 self._service.lead.check_writable()
@@ -199,6 +199,10 @@ class GroupDelivery:
         """The largest free share of the endpoints with the same terms."""
         now = time.monotonic()
         return max((endpoint.share(now) for endpoint in self.endpoints if _key(endpoint) == key), default=0.0)
+
+    def _names(self, key: Key) -> str:
+        """The consumer of a fetch: the endpoints that share it."""
+        return shared_name(endpoint.client for endpoint in self.endpoints if _key(endpoint) == key)
 
     async def _covered(self) -> None:
         """In a cluster, wait until the required copies know of the delivery, as the answer to a fetch does."""
@@ -338,7 +342,7 @@ def body_of(message: Delivered) -> bytes:
 
 
 def headers_of(endpoint: Endpoint, message: Delivered, body: bytes, now: int) -> dict[str, str]:
-    """The header fields of a callback. The lease lasts longer than the time for an answer, which is the budget."""
+    """The header fields of a callback. The lease outlasts the time for an answer, so that or the expiry is the budget."""
     mark = message.headers.get("compression")
     return {
         **header_fields(message.headers),
@@ -348,6 +352,6 @@ def headers_of(endpoint: Endpoint, message: Delivered, body: bytes, now: int) ->
         "turtlemq-group": endpoint.group,
         "turtlemq-attempt": str(message.attempt),
         "turtlemq-due-ms": str(message.due_ms),
-        "turtlemq-budget-ms": str(round(1000 * endpoint.terms.timeout)),
+        "turtlemq-budget-ms": str(budget_ms(message, now + round(1000 * endpoint.terms.timeout), now)),
         **signed_fields(endpoint.secrets(now), webhook_id(endpoint.topic, message.id), now // 1000, body),
     }

@@ -18,11 +18,13 @@ import aiohttp
 import yarl
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from turtlemq import __version__
 from turtlemq.server.push.hosts import Address, PushHosts, Refused, Target, literal
 
 CONNECT_S = 5.0  # for a connection: its name, TCP and TLS
 BODY_BYTES = 64 << 10  # of an answer that are read
 KEPT_S = 1.5  # that a connection without a request is kept: shorter than common servers do, which close it without a word
+_HEADERS = {"User-Agent": f"TurtleMQ/{__version__}", "Accept-Encoding": "identity"}  # answers are read as they come
 BODY_S = 1.0  # for the rest of an answer, once its status is known
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -124,7 +126,11 @@ class Sender:
                 limit=0, ssl=tls, use_dns_cache=False, resolver=resolver, socket_factory=self._socket, keepalive_timeout=KEPT_S
             )
             self._sessions[scheme] = aiohttp.ClientSession(
-                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+                connector=connector,
+                headers=_HEADERS,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
             )
         return self._sessions[scheme]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from aiohttp import web
 
@@ -18,6 +17,7 @@ from turtlemq.server.handlers.status import DAMAGE_MAX, StatusQuery
 from turtlemq.server.media_types import JSON
 from turtlemq.server.request import query
 from turtlemq.server.shards import merge
+from turtlemq.server.shards.calls import READ_S, Part
 
 OWN = frozenset(  # operations without a topic that the process answers which gets them
     [
@@ -30,16 +30,7 @@ OWN = frozenset(  # operations without a topic that the process answers which ge
 )
 
 
-READ_S = 60.0  # for the head of the answer to a read: a process may have much to look through
 GLANCE_S = 4.0  # for a part of an answer that programs ask for every few seconds, and do not wait for long
-
-
-class Part(NamedTuple):
-    """The answer of one process."""
-
-    status: int
-    kind: str
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +66,7 @@ GATHERED = {
     "GET /v1/find": _whole(merge.found),
     "GET /v1/audit": Gathered(_events),
     "GET /v1/status": Gathered(_status, is_partial=True, wait_s=GLANCE_S),
+    "GET /v1/tenants": _whole(merge.tenants),
     "GET /v1/status/history": _whole(merge.history),
     "POST /v1/backup": _whole(merge.pins),
     "DELETE /v1/backup": _whole(lambda parts: parts[0]),

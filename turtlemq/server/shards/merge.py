@@ -5,13 +5,15 @@ Counts are summed, times and quantiles are those of the worst shard, rows are pu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from turtlemq.histogram import LATENESS_MS, Histogram
+from turtlemq.server.shards.unite import json_of, united
 
 Row = dict[str, Any]
 LEFT_OUT = "down"  # state of a shard that does not answer
@@ -27,10 +29,12 @@ class _Topics(Struct):
 
 
 def topics(parts: Sequence[bytes]) -> bytes:
-    """Listings of topics: ordered by name, each as its shard wrote it."""
-    rows = [row for part in parts for row in msgspec.json.decode(part, type=_Topics).topics]
-    named = sorted((msgspec.json.decode(row, type=_Topic).topic, bytes(row)) for row in rows)
-    return b'{"topics":[' + b",".join(row for _, row in named) + b"]}"
+    """Listings of topics: ordered by name, each as its shard wrote it. The rows of one topic's partitions become one."""
+    rows: dict[str, list[bytes]] = {}
+    for part in parts:
+        for row in msgspec.json.decode(part, type=_Topics).topics:
+            rows.setdefault(msgspec.json.decode(row, type=_Topic).topic, []).append(bytes(row))
+    return b'{"topics":[' + b",".join(same[0] if len(same) == 1 else json_of(same) for _, same in sorted(rows.items())) + b"]}"
 
 
 def found(parts: Sequence[bytes]) -> bytes:
@@ -44,9 +48,39 @@ def found(parts: Sequence[bytes]) -> bytes:
 
 
 def events(parts: Sequence[bytes], limit: int) -> bytes:
-    """Events of audit logs: the newest, the newest last."""
-    rows = [row for part in parts for row in msgspec.json.decode(part)["events"]]
-    return msgspec.json.encode({"events": sorted(rows, key=lambda row: int(row["at_ms"]))[-limit:]})
+    """Events of audit logs: the newest, the newest last. Those of one request to all partitions of a topic become one."""
+    rows: dict[tuple[object, ...], Row] = {}
+    for part in parts:
+        met = Counter[tuple[object, ...]]()
+        for row in msgspec.json.decode(part)["events"]:
+            key = (row["request_id"], row["action"], row["topic"], row.get("target", ""))
+            same = rows.setdefault((*key, met[key]), row)
+            met[key] += 1
+            if same is not row:
+                same["count"] += row["count"]
+    return msgspec.json.encode({"events": sorted(rows.values(), key=lambda row: int(row["at_ms"]))[-limit:]})
+
+
+_LIMITS = ("name", "topics", "weight", "produce_per_s", "bytes_per_s", "max_in_flight", "max_bytes")  # of a tenant
+
+
+def tenants(parts: Sequence[bytes]) -> bytes:
+    """Tenants: the limits of each process, and the sums of figures.
+
+    >>> tenants([b'{"tenants":[{"name":"a","held_bytes":1,"refused":{"held":1}}]}'] * 2)
+    b'{"tenants":[{"name":"a","held_bytes":2,"refused":{"held":2}}]}'
+    """
+    out: list[Row] = []
+    for rows in zip(*(msgspec.json.decode(part)["tenants"] for part in parts), strict=True):
+        sums: Row = {name: value for name, value in rows[0].items() if name in _LIMITS}
+        for name in rows[0].keys() - {*_LIMITS, "refused"}:
+            sums[name] = sum(row[name] for row in rows)
+        refused: dict[str, int] = {}
+        for row in rows:
+            for limit, count in row["refused"].items():
+                refused[limit] = refused.get(limit, 0) + count
+        out.append({name: sums[name] for name in rows[0] if name in sums} | {"refused": refused})
+    return msgspec.json.encode({"tenants": out})
 
 
 def ready(parts: Sequence[bytes]) -> bytes:
@@ -68,8 +102,8 @@ def pins(parts: Sequence[bytes]) -> bytes:
 # The state of the server
 
 _SUMS = ("topics_total", "long_polls", "requests_in_flight", "requests", "memory_bytes", "bytes")
-_WORST = ("now_ms", "commit_p50_ms", "commit_p99_ms", "loop_lag_p99_ms", "disk_bytes")
-_LEAST = ("uptime_s", "disk_free_bytes")
+_WORST = ("now_ms", "commit_p50_ms", "commit_p99_ms", "loop_lag_p99_ms", "disk_bytes", "memory_total_bytes")
+_LEAST = ("uptime_s", "disk_free_bytes", "memory_free_bytes")
 _COUNTS = ("rejected", "states", "totals")
 
 
@@ -82,7 +116,7 @@ def status(parts: Sequence[bytes | None], limit: int, damage_max: int) -> bytes:
     out |= {name: _summed([row[name] for row in rows]) for name in _COUNTS}
     out["was_clean"] = all(row["was_clean"] for row in rows)
     out["lateness"] = _lateness([row["lateness"] for row in rows])
-    out["topics"] = sorted((topic for row in rows for topic in row["topics"]), key=_busy)[:limit]
+    out["topics"] = sorted(_by_name(topic for row in rows for topic in row["topics"]), key=_busy)[:limit]
     out["damage"] = [hit for row in rows for hit in row["damage"]][:damage_max]
     out["shards"] = [{"shard": n, "state": LEFT_OUT if part is None else "serving"} for n, part in enumerate(parts)]
     return msgspec.json.encode(out)
@@ -95,6 +129,17 @@ def _of(chosen: Callable[[list[Any]], Any], values: list[Any]) -> Any:
 
 def _summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return {name: sum(count.get(name, 0) for count in counts) for name in dict.fromkeys(n for count in counts for n in count)}
+
+
+def _by_name(rows: Iterable[Row]) -> list[Row]:
+    """The rows of topics, those of one topic's partitions as one."""
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        named.setdefault(row["topic"], []).append(row)
+    return [
+        same[0] if len(same) == 1 else united(same) | {"lateness": _lateness([row["lateness"] for row in same])}
+        for same in named.values()
+    ]
 
 
 def _busy(topic: Row) -> tuple[int, str]:
@@ -139,8 +184,9 @@ def _row(rows: Sequence[Row]) -> Row:
 # Metrics
 
 
-def metrics(parts: Sequence[str | None]) -> str:
+def metrics(parts: Sequence[str | None], shards: Sequence[int] | None = None) -> str:
     """The text format of Prometheus, or OpenMetrics: each sample gets the label `shard`. One that does not answer is not up.
+    `shards`: their numbers; by default all from 0 on.
 
     >>> print(metrics(['# HELP turtlemq_up 1 while it serves.\\n# TYPE turtlemq_up gauge\\nturtlemq_up 1\\n', None]), end="")
     # HELP turtlemq_up 1 while it serves.
@@ -150,7 +196,7 @@ def metrics(parts: Sequence[str | None]) -> str:
     """
     families: dict[str, list[str]] = {}  # by the line that begins them; its other lines
     is_open = False
-    for shard, part in enumerate(parts):
+    for shard, part in zip(range(len(parts)) if shards is None else shards, parts, strict=True):
         lines: list[str] = []
         for line in (part or "# HELP turtlemq_up 1 while it serves.\n# TYPE turtlemq_up gauge\nturtlemq_up 0").splitlines():
             if line == "# EOF":

@@ -27,6 +27,14 @@ class Siblings(Struct, frozen=True):
         """Whether a topic lives in the shard that is told."""
         return shard_of(topic, self.count) == self.shard
 
+    def path_of(self, topic: str) -> str:
+        """The Unix socket of the process with a topic, or with its first partition.
+
+        >>> Siblings(0, (1, 2, 3, 4), ("a", "b", "c", "d"), 7).path_of("orders")
+        'd'
+        """
+        return self.paths[shard_of(topic, self.count)]
+
 
 def to_text(told: Siblings) -> str:
     """The value of the variable.
