@@ -16,10 +16,13 @@ from tests.harness.spark_session import need_packages
 
 need_packages()
 
-from pyspark_turtlemq import pin_owners, pins  # noqa: E402 - only where pyarrow is
+from pyspark_turtlemq import moments, pin_owners, pins  # noqa: E402 - only where pyarrow is
 from pyspark_turtlemq.snapshot_files import LOGS, Vanished  # noqa: E402
 from tests.harness.spark_data import NOW, messages, rows  # noqa: E402
 from turtlemq.engine import Engine  # noqa: E402
+from turtlemq.errors import Unavailable  # noqa: E402
+from turtlemq.replica import replica_file  # noqa: E402
+from turtlemq.storage.door import Door  # noqa: E402
 
 
 @pytest.fixture
@@ -111,3 +114,30 @@ def test_only_snapshots_are_swept(root: Path) -> None:
         os.utime(root / pin_owners.FOLDER / name, (0, 0))
     assert len(rows(root)) == 3
     assert os.listdir(root / pin_owners.FOLDER) == ["notes"]
+
+
+def mark(root: Path, complete: bool) -> None:
+    replica_file.write(Door(), root, replica_file.ReplicaFacts("prod", 0, "r1", complete, 1))
+
+
+def test_copy_that_is_not_complete_is_refused(root: Path) -> None:
+    mark(root, complete=False)
+    with pytest.raises(Unavailable, match="not complete"):
+        rows(root)
+    assert not (root / pin_owners.FOLDER).exists()
+    mark(root, complete=True)
+    assert len(rows(root)) == 3
+
+
+def test_copy_that_is_replaced_while_it_is_pinned_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark(root, complete=True)
+    pin_topic = moments.pin_topic
+
+    def replaced(*arguments: Any) -> Any:
+        mark(root, complete=False)
+        return pin_topic(*arguments)
+
+    monkeypatch.setattr(pins, "pin_topic", replaced)
+    with pytest.raises(Unavailable, match="not complete"):
+        pins.take_snapshot(root, ["t"], LOGS)
+    assert not (root / pin_owners.FOLDER).exists()

@@ -51,18 +51,21 @@ class Snapshot:
 
 
 def take_snapshot(root: Path, topics: list[str], logs: tuple[str, ...], *, pin: bool = True) -> Snapshot:
-    """Pin these logs of these topics, by the names of their folders; with `pin=False` only note the files. 20 µs a file.
+    """Pin these logs of these topics, by the names of their folders; with `pin=False` only note the files. 20 µs a file. Raises
+    `Unavailable` for a copy that is not complete, also if it began to be replaced meanwhile.
 
     A server removes the clean-shutdown mark before it writes, so a mark that is there before and after belongs to these files."""
+    layout = ShardLayout.of(root)
+    layout.check_complete()
     pin_owners.remove_stale(root)
     name = pin_owners.new_name()
     snapshot = Snapshot(root, name, _make_folder(root, name) if pin else None)
-    layout = ShardLayout.of(root)
     marks = {data: _read_clean_mark(data) for data in layout.folders}
     try:
         for name_ in topics:
             folder = None if snapshot.folder is None else snapshot.folder / names.TOPICS / name_
             snapshot.topics[name_] = pin_topic(layout.topic_folder(name_), folder, topic_of(name_), logs)
+        layout.check_complete()
     except BaseException:
         snapshot.release()
         raise

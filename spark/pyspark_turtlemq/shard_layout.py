@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turtlemq.backup import check_format
+from turtlemq.errors import Unavailable
+from turtlemq.replica import replica_file
 from turtlemq.shard_folders import data_folders
 from turtlemq.shards import shard_of
 from turtlemq.storage import names
@@ -34,6 +36,16 @@ class ShardLayout:
         """Raise `TurtleError` if a folder is no data folder, or of a newer format."""
         for folder in self.folders:
             check_format(Door(), folder)
+
+    def check_complete(self) -> None:
+        """Raise `Unavailable` if a folder is a copy in a cluster whose files are not those of one moment of its leader."""
+        for folder in self.folders:
+            facts = replica_file.read(Door(), folder)
+            if facts is not None and not facts.complete:
+                raise Unavailable(
+                    f"{folder} is a copy that is not complete: it is being made equal to its leader's, or its disk has failed. "
+                    "Read it when `turtlemq cluster status` shows its node in sync, or read another copy or a backup."
+                )
 
     def topic_folder(self, name: str) -> Path:
         """The folder of this name."""
