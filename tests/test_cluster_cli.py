@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -312,6 +313,20 @@ def test_remove_takes_a_node_out_of_the_wanted_ones(cluster: Cluster) -> None:
     assert cluster.get(cluster.keys.want(0), Want).nodes == ("a",)
     assert cluster.get(cluster.keys.drain("b"), Audit).action == "remove"
     assert [line.rpartition("  ")[2] for line in cluster("audit").splitlines()] == ["node: c", "node: b"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ahead_ms", "order"), [(30_000, ["b", "c"]), (3_600_000, ["c", "b"])])
+def test_a_note_stands_behind_those_before_it_whatever_the_clocks_say(cluster: Cluster, ahead_ms: int, order: list[str]) -> None:
+    """The note about b was written by a machine whose clock is ahead; a clock that is an hour ahead is not followed."""
+    cluster("init", "--replicas", "3", "--min-isr", "1")
+    cluster.shard("a", leads="a", a="http://h:1", b="", c="")
+    noted_ms = time.time_ns() // 1_000_000 + ahead_ms
+    before = Audit(at_ms=noted_ms, node="fast", user="me", action="remove", details={"node": "b"})
+    cluster.put(cluster.keys.audit(noted_ms, 0), before)
+    said = cluster("remove", "c", "--yes")
+    assert ("was not written by the clock of this machine" in said) == (order[0] == "c")
+    assert [line.rpartition("  ")[2] for line in cluster("audit").splitlines()] == [f"node: {name}" for name in order]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from turtlemq.cli.call import URL, CallFailed, asked, call
-from turtlemq.cli.cluster_names import Endpoints, File, Name, Names, signed
+from turtlemq.cli.cluster_names import Endpoints, File, Name, Names, signed, time_of_note
 from turtlemq.cli.cluster_status import Picture, is_healthy, look, print_picture, shards_text
 from turtlemq.cli.output import confirm, console, fail, format_bytes, new_table, print_json, print_table, printable
 from turtlemq.cli.parameters import AsJson, Url, Yes, duration_option
@@ -227,7 +227,7 @@ def remove(
 
     names = Names(config, etcd, name)
     confirm(f"Take the node {node!r} out of cluster {names.options.name!r}? Its copy no longer counts.", yes)
-    by = signed("remove", node=node)
+    by = signed("remove", time_of_note(names), node=node)
     done = names.run(lambda server: intervene(server, names.keys, plan_of))
     moves = done.view.config is not None and done.view.config.shards > 1
     outcome = "not part of it" if done.plan is None else "leaves" if moves else "removed"
@@ -334,7 +334,7 @@ def force_leader(
 
     names = Names(config, etcd, name)
     view = names.run(lambda server: read_view(server, names.keys))
-    by, copies = signed("force-leader", shard=str(shard), node=node), _copies(view, shard)
+    by, copies = signed("force-leader", time_of_note(names), shard=str(shard), node=node), _copies(view, shard)
     try:
         forced = plan_force(view, shard, node, copies, by)
     except TurtleError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from turtlemq.cli.output import fail
+from turtlemq.cli.output import console, fail, printable
 from turtlemq.cli.start import CONFIG
 
 if TYPE_CHECKING:
@@ -90,12 +90,29 @@ def _load(file: Path | None) -> Config:
     return config
 
 
-def signed(action: str, **details: str) -> Audit:
-    """A note about an intervention, with user, machine and time."""
+def signed(action: str, at_ms: int | None = None, **details: str) -> Audit:
+    """A note about an intervention, with user, machine and time; `at_ms`: by default the present."""
     from turtlemq.replica.cluster_state import Audit
 
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
         user = str(os.getuid())
-    return Audit(at_ms=time.time_ns() // 1_000_000, node=socket.gethostname(), user=user, action=action, details=details)
+    at_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+    return Audit(at_ms=at_ms, node=socket.gethostname(), user=user, action=action, details=details)
+
+
+def time_of_note(names: Names) -> int:
+    """The present, but behind the newest note: notes are listed by time, and the machine that wrote it may have another clock."""
+    from turtlemq.logical_clock import LogicalClock, PeerAhead, number_at, time_of
+
+    found = names.run(lambda server: server.get(names.keys.audits, prefix=True)).keys
+    noted = [one.key.removeprefix(names.keys.audits).partition("-")[0] for one in found]
+    newest_ms = max(map(int, filter(str.isdecimal, noted)), default=-1)
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        return time_of(LogicalClock().merge(number_at(newest_ms + 1) - 1, now_ms))
+    except PeerAhead as error:
+        text = f"the newest note about an intervention was not written by the clock of this machine: {error}"
+        console(stderr=True).print(printable(text), style="yellow")
+        return now_ms

@@ -28,7 +28,8 @@ from turtlemq.index.memtable import Memtable
 from turtlemq.index.repair import repairing, retire
 from turtlemq.index.segments import KIND, Segment, Segments
 from turtlemq.index.staged_ids import StagedIds
-from turtlemq.model import I64, SEQ_COUNTER_BITS
+from turtlemq.logical_clock import next_number
+from turtlemq.model import I64
 from turtlemq.segment import format as f
 from turtlemq.segment import log
 from turtlemq.segment.buffers import Buffer
@@ -121,7 +122,7 @@ class Writer(log.OpenLog):
 
     def next_seq(self, now_ms: int) -> int:
         """The next number of a hybrid logical clock: wall time in the high bits, a counter below, never a number twice."""
-        return max(self.last_seq + 1, now_ms << SEQ_COUNTER_BITS)
+        return next_number(self.last_seq, now_ms)
 
     def stage(self, columns: Columns, first_seq: int) -> CommitGroup:
         """Encode documents and hold them for the next commit. Returns their commit group.

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from turtlemq.errors import describe
+from turtlemq.logical_clock import PeerTime
 from turtlemq.replica import member_events
 from turtlemq.replica.cluster_state import Lead
 from turtlemq.replica.frames import BadPeer, Beat, Ready, Welcome
@@ -16,6 +17,7 @@ from turtlemq.replica.link import Turned
 from turtlemq.replica.member_events import Drained, Event, Failed, HandoverOffered, Lost, Refused, Welcomed
 from turtlemq.replica.shard_view import lead_of
 from turtlemq.replica.standby import NotTrusted, Standby
+from turtlemq.server.clock import now_ms
 from turtlemq.server.cluster_config import parse_address
 from turtlemq.server.cluster_part import ClusterPart
 from turtlemq.server.replica_names import ReplicaNames
@@ -33,6 +35,7 @@ class Following:
         self._turn = asyncio.Lock()
         self._logged = ""
         self._stopped = False
+        self.leader_time = PeerTime()  # of the last leader
         standby.decide, standby.saw_beat = self._decide, self._saw_beat
         standby.offered = lambda epoch, equal: tell(HandoverOffered(epoch, equal))
 
@@ -76,7 +79,7 @@ class Following:
         if self._called != self._hung_up:
             return False
         self._decision, self._logged = asyncio.get_running_loop().create_future(), ""
-        self._part.refusal = ""
+        self._part.refusal, self.leader_time = "", PeerTime()
         self._tell(Welcomed(welcome.epoch, welcome.mode == "resume"))
         return await self._decision
 
@@ -119,4 +122,5 @@ class Following:
             self._standby.link.send(Ready(epoch, lease, self._names.url, self._names.peer))
 
     def _saw_beat(self, beat: Beat) -> None:
+        self.leader_time.heard(beat.clock_ms, now_ms())
         self._tell(member_events.Beat(beat.epoch, beat.promise))

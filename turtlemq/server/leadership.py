@@ -24,6 +24,7 @@ from turtlemq.server.cluster_part import ClusterPart
 from turtlemq.server.config import Config
 from turtlemq.server.engine_life import EngineLife
 from turtlemq.server.errors import NoLeader, NotLeader
+from turtlemq.server.following import Following
 from turtlemq.server.office import Office
 from turtlemq.server.offset_notes import OffsetNotes
 from turtlemq.server.peer_port import PeerPort
@@ -43,6 +44,7 @@ class Process(Protocol):
     part: ClusterPart
     service: Service
     names: ReplicaNames
+    following: Following
     port: PeerPort
     member: Member
     lock: int
@@ -83,7 +85,15 @@ class Leadership:
         shape = config_of(part.view.keys, part.keys)
         min_isr = 1 if shape is None else shape.min_isr
         copy = file, epoch, stream
-        leader = self._leader = Leader(config, self._me, process.lock, *copy, required=self._required, min_isr=min_isr)
+        leader = self._leader = Leader(
+            config,
+            self._me,
+            process.lock,
+            *copy,
+            required=self._required,
+            min_isr=min_isr,
+            before=process.following.leader_time,
+        )
         self._life = EngineLife(config, process.files, worker=leader.worker, door=leader.door, lock=leader.lock())
         await leader.note()
         await self._life.open()

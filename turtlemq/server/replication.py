@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from turtlemq import backup
-from turtlemq.model import SEQ_COUNTER_BITS
+from turtlemq.logical_clock import LogicalClock, PeerAhead, PeerTime, number_at, time_of
 from turtlemq.replica import arrivals, replica_file, ring_file
 from turtlemq.replica.copy_source import CopySource
 from turtlemq.replica.examiner import Examiner
@@ -41,7 +41,7 @@ from turtlemq.storage.process_worker import ProcessWorker
 FINISH_S = 2.0  # time for standbys to get the last records, once the server stops
 LOCK_CHECK_S = 1.0
 SWITCH_S = 0.001  # of the interpreter: the thread that applies records must soon get its turn
-AHEAD_MS = 1_000  # ids that a lost leader gave, and no copy has, are not given again: its clock is ahead by less than that
+AHEAD_MS = 1_000  # added to the clock of a lost leader: its heartbeats were under way for a while, and clocks drift
 _UNKNOWN_SHIFT = 40  # a stream whose beginning is not known begins far behind all records of earlier epochs
 
 
@@ -91,6 +91,18 @@ def take(config: Config, shard: int = 0) -> tuple[int, ReplicaFacts]:
         raise
 
 
+def first_number(before: PeerTime, at_ms: int) -> int:
+    """A number above all that the leader before has given, by its clock as this node has heard it: perhaps no copy has its last
+    ones. Where that clock was too far ahead, this node's own counts."""
+    clock = LogicalClock()
+    clock.tick(at_ms)
+    try:
+        clock.merge(number_at(before.at(at_ms)), at_ms)
+    except PeerAhead as error:
+        logs.error("leader_clock_refused", error=str(error))
+    return number_at(time_of(clock.now()) + AHEAD_MS)
+
+
 class Leader:
     """The leader's part of a server process, from `begin` to `end`.
 
@@ -108,10 +120,11 @@ class Leader:
         *,
         required: Callable[[], Collection[str]],
         min_isr: int,
+        before: PeerTime,
     ) -> None:
-        """`required`: replicas whose copies an answer needs."""
+        """`required`: replicas whose copies an answer needs. `before`: the clock of the leader before this one."""
         self._config, self._lock, self._root = config, lock, Path(config.data)
-        self._file = file
+        self._file, self._before = file, before
         cluster = config.cluster
         self.stream = stream or _unknown_stream(epoch, cluster.ring_bytes)
         self.stream.epoch = epoch
@@ -149,7 +162,7 @@ class Leader:
         mode = int(self._config.data_mode, 8)
         door = ShippingDoor(budget, stream=self.stream, root=self._root, folder_mode=mode)
         if self._config.cluster.acks == "local":
-            door.seq_floor = (now_ms() + AHEAD_MS) << SEQ_COUNTER_BITS
+            door.seq_floor = first_number(self._before, now_ms())
         return door
 
     def lock(self) -> int:

@@ -73,9 +73,9 @@ BUGS = (
     ),
     Bug(
         "sequence numbers follow the clock when it goes back",
-        "index/writer.py",
-        "return max(self.last_seq + 1, now_ms << SEQ_COUNTER_BITS)",
-        "return (now_ms << SEQ_COUNTER_BITS) or self.last_seq + 1",
+        "logical_clock.py",
+        "return max(last + 1, now_ms << SEQ_COUNTER_BITS)",
+        "return (now_ms << SEQ_COUNTER_BITS) or last + 1",
         f"index server_time trust:clocks {SIM}",
     ),
     # Cancel, replace, move
