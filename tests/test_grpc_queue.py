@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.committer import Slow
-from tests.harness.grpc_peer import Peer, Site, run_site, soon
+from tests.harness.grpc_peer import CONNECT, ClientMessage, Peer, ServerMessage, Site, run_site, soon
 from turtlemq.message_fields import NAMES
 from turtlemq.model import Batch
 from turtlemq.segment import format as f
@@ -24,6 +24,7 @@ from turtlemq.server.grpc.messages import message
 from turtlemq.server.handlers.produce import HEAVY_BYTES
 from turtlemq.server.incoming import large_batches
 from turtlemq.server.incoming.batches import DueRules
+from turtlemq.server.pace import RATE_MIN
 
 QUEUE, FAR, NOW = "/turtlemq.v1.Queue", 4 * 10**12, 1_800_000_000_000
 Columns, Request, Reply, Named, Cancelled, When = (
@@ -294,6 +295,55 @@ def test_a_rate_slows_a_stream_and_refuses_a_call(tmp_path: Path) -> None:
         refused = await publish(peer, "t", bodies=[b"x"] * 10)
         assert (refused["turtlemq-code"], refused["grpc-status"]) == ("RATE_LIMITED", str(statuses.RESOURCE_EXHAUSTED))
         assert int(refused["grpc-retry-pushback-ms"]) > 0
+
+    run_site(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "flags", "is_late"), [("900m", 0, True), ("1500m", 2, True), ("1500m", 1, False), ("", 2, False)]
+)
+def test_a_call_whose_answer_would_come_too_late_is_refused(timeout: str, flags: int, is_late: bool, tmp_path: Path) -> None:
+    """A second of work waits. Low priority may use half of a call's time."""
+
+    async def story(made: Site) -> None:
+        peer, pace = await made.peer(), made.service.flow.pace
+        work = pace.begin(int(RATE_MIN), 0.0)
+        metadata = {"grpc-timeout": timeout} if timeout else {}
+        found = await publish(peer, "t", metadata=metadata, bodies=[b"x"], ids=["a"], due_ms=[FAR], flags=[flags])
+        assert pace.waiting == work
+        if is_late:
+            assert (found["turtlemq-code"], int(found["grpc-retry-pushback-ms"]) > 900) == ("OVERLOADED", True)
+            assert "t" not in made.engine.topics
+            pace.end(work, 0.01)
+            found = await publish(peer, "t", metadata=metadata, bodies=[b"x"], ids=["a"], due_ms=[FAR], flags=[flags])
+        assert list(found.ids) == ["a"]
+
+    run_site(tmp_path, story)
+
+
+@pytest.mark.parametrize("over", ["call", "stream", "scheduler"])
+def test_low_priority_leaves_a_fifth_of_a_rate_to_others(over: str, tmp_path: Path) -> None:
+    async def story(made: Site) -> None:
+        made.engine.configure("t", rate_produce_per_s=0.02, rate_burst=10)
+        peer = await made.peer()
+        stream = peer.begin(CONNECT if over == "scheduler" else f"{QUEUE}/PublishStream")
+
+        async def put(count: int, low: bool) -> str:
+            """The code of the refusal, if it was refused."""
+            columns: Any = {"bodies": [b"x"] * count, "due_ms": [FAR], "flags": [2 * low]}
+            if over == "call":
+                found = await publish(peer, "t", **columns)
+                return str(found["turtlemq-code"]) if isinstance(found, dict) else ""
+            if over == "stream":
+                peer.send_raw(stream, frame([Request(topic="t", batch=columns).SerializeToString()]))
+                return str((await replies(peer, stream, len(peer.messages[stream]) + 1))[-1].error.code)
+            before = len(peer.messages[stream])
+            one = {"route_key": "t", "fire_at_epoch_ms": FAR, "priority": 2 * low}
+            peer.send_raw(stream, frame([ClientMessage(schedule=one).SerializeToString()] * count))
+            await soon(lambda: len(peer.messages[stream]) >= before + count)
+            return str(ServerMessage.FromString(peer.messages[stream][-1]).error.code)
+
+        assert [await put(8, True), await put(1, True), await put(2, False)] == ["", "RATE_LIMITED", ""]
 
     run_site(tmp_path, story)
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tests.harness.server_process import running
 from turtlemq.engine import Engine
 from turtlemq.model import Message, Priority
+from turtlemq.server import listen
+from turtlemq.server.app import make_app
+from turtlemq.server.config import Config
 from turtlemq.server.errors import Overloaded, RateLimited
 from turtlemq.server.fetches import Fetches
 from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.pace import INTERVAL_S, RATE_MIN, SMALL_BYTES, Pace
 from turtlemq.server.rate_limit import FlowControl
+from turtlemq.server.service import Service
 from turtlemq.settings import Settings
 
 steady = hypothesis_settings(derandomize=True, deadline=None, max_examples=200, database=None)
@@ -82,14 +87,39 @@ def test_a_slow_disk_is_asked_again() -> None:
     pace.refuse_late(0.2)
 
 
-def test_a_server_refuses_only_short_budgets(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as server:
-        for budget in ("30000", "600000"):
-            found = server.call(
-                "POST", "/v1/topics/t/messages", {"body": 1, "priority": "low"}, headers={"X-Turtlemq-Budget-Ms": budget}
-            )
-            assert found.status == 201
-        assert server.call("POST", "/v1/topics/t/messages", {"body": 1}).status == 201
+@pytest.mark.parametrize(
+    ("budget_ms", "priority", "is_late"), [(900, "normal", True), (1_500, "low", True), (1_500, "high", False), (0, "low", False)]
+)
+def test_a_put_whose_answer_would_come_too_late_is_refused(tmp_path: Path, budget_ms: int, priority: str, is_late: bool) -> None:
+    """A second of work waits. Low priority may use half of a request's time."""
+
+    async def story() -> None:
+        engine, service, config = Engine.open(tmp_path / "data"), Service(), Config(port=0)
+        runner = listen.runner_for(make_app(service, config), 1)
+        await runner.setup()
+        try:
+            await listen.Site(runner, config, None).start()
+            service.start(engine)
+            work = service.flow.pace.begin(int(RATE_MIN), 0.0)
+            headers = {"X-Turtlemq-Budget-Ms": str(budget_ms)} if budget_ms else {}
+            messages = {"messages": [{"body": n, "priority": priority} for n in range(3)]}
+            url = "http://{}:{}/v1/topics/t/messages".format(*runner.addresses[0][:2])
+            async with ClientSession() as session:
+                found = await session.post(url, json=messages, headers=headers)
+                assert found.status == (429 if is_late else 201)
+                if is_late:
+                    error = (await found.json())["error"]
+                    assert (error["code"], error["retry_after_ms"] > 900) == ("OVERLOADED", True)
+                    assert "t" not in engine.topics
+                    service.flow.pace.end(work, 0.01)
+                    assert (await session.post(url, json=messages, headers=headers)).status == 201
+            service.drain()
+        finally:
+            await runner.cleanup()
+            service.close()
+            engine.close()
+
+    asyncio.run(story())
 
 
 # Rates

@@ -15,24 +15,31 @@ from turtlemq.server.grpc.context import PAUSE_S, Context
 from turtlemq.server.grpc.statuses import retry_after_ms
 
 
-def admit(context: Context, call: Call, topic: str, count: int, size: int) -> None:
-    """Admit messages of a call into a topic. Raises `RateLimited`, `Overloaded` or `NotEnoughReplicas`."""
+def admit(context: Context, call: Call, topic: str, count: int, size: int, is_low: bool = False) -> None:
+    """Admit messages of a call into a topic; `is_low`: all are of low priority. Raises `RateLimited`, `Overloaded` or
+    `NotEnoughReplicas`."""
     context.check_writable()
     context.service.admit(size)
     service, settings = context.service, context.settings(topic)
     if settings.rate_produce_per_s or service.flow.client_rate or service.tenants is not None:
-        service.throttle(topic, settings, context.client_of(call), count, size)
+        service.throttle(topic, settings, context.client_of(call), count, size, is_low)
 
 
 async def admitted(
-    context: Context, call: Call, topic: str, count: int, size: int, before_pause: Callable[[], Awaitable[object]] | None = None
+    context: Context,
+    call: Call,
+    topic: str,
+    count: int,
+    size: int,
+    is_low: bool,
+    before_pause: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
     """Return when rate and budgets admit these messages. Raises if they do not within PAUSE_S."""
     await context.until_writable()
     begun = perf_counter()
     while True:
         try:
-            admit(context, call, topic, count, size)
+            admit(context, call, topic, count, size, is_low)
             return
         except (RateLimited, Overloaded) as error:
             pause_s = max(0.001, retry_after_ms(error) / 1000)

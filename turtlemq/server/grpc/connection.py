@@ -7,6 +7,7 @@ send more only when the handler has taken the messages before. Unsent answers co
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -21,10 +22,7 @@ from turtlemq.server.service import Service
 
 UNSENT_MAX = 4 << 20  # bytes of a stream that wait for the client; beyond it nothing is delivered on it
 STALLED_S = 30.0  # without progress of unsent bytes: the stream is reset
-HALF_MESSAGE_S, HALF_MESSAGE_BYTES_S = (
-    30.0,
-    64 << 10,
-)  # time for a message to be complete, and 1 s more for so many bytes
+HALF_MESSAGE_S, HALF_MESSAGE_BYTES_S = 30.0, 64 << 10  # time for a message to be complete, and 1 s more for so many bytes
 WRITE_BYTES = 256 << 10  # given to the socket at once
 CONTROL_BYTES_MAX = 1 << 20  # control frames that the socket does not take: the connection is cut
 UNPACKED_BYTES = 4 << 20  # compressed messages that are unpacked at once
@@ -114,6 +112,11 @@ class Call:
     def unsent(self) -> int:
         """Bytes of messages that the socket does not have."""
         return self.queued - self.written
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline of the call; infinite without one."""
+        return math.inf if self._deadline is None else self._deadline.when() - self._loop.time()
 
     @property
     def silent_s(self) -> float:

@@ -7,9 +7,11 @@ of a stream that were read together share one group commit; they are answered in
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from turtlemq.errors import TurtleError
@@ -23,8 +25,9 @@ from turtlemq.server.grpc.context import Context
 from turtlemq.server.grpc.messages import message
 from turtlemq.server.grpc.statuses import retry_after_ms
 from turtlemq.server.grpc.unary import decoded
-from turtlemq.server.handlers.produce import HEAVY_BYTES, IDS_MAX
+from turtlemq.server.handlers.produce import HEAVY_BYTES, IDS_MAX, is_low_alone
 from turtlemq.server.incoming import large_batches
+from turtlemq.server.pace import work_of
 from turtlemq.server.request import rules_for
 from turtlemq.topic.topic import Topic
 
@@ -54,10 +57,16 @@ class Publishing:
 
     async def one(self, asked: Any) -> Any:
         """The reply to the only request of a call. Raises where its messages were not stored."""
-        size = asked.ByteSize()
+        size, left_s, pace = asked.ByteSize(), self._call.left_s, self._service.flow.pace
+        if left_s < math.inf:
+            pace.refuse_late(left_s)
         staged = _Staged(asked.number, asked.topic)
-        await self._stage(asked, size, staged, may_wait=False)
-        await self._commit([staged])
+        work = pace.begin(size, perf_counter())
+        try:
+            await self._stage(asked, size, staged, may_wait=False)
+            await self._commit([staged])
+        finally:
+            pace.end(work, perf_counter())
         if staged.error is not None:
             raise staged.error
         return await self._reply(staged)
@@ -91,10 +100,13 @@ class Publishing:
             batch = await service.turns.finish(steps, topic=topic)
         else:
             batch = _finished(steps)
+        is_low = is_low_alone(batch)
         if may_wait:
-            await admitted(context, self._call, topic, len(batch), size, self._flush)
+            await admitted(context, self._call, topic, len(batch), size, is_low, self._flush)
         else:
-            admit(context, self._call, topic, len(batch), size)
+            if is_low and (left_s := self._call.left_s) < math.inf:
+                service.flow.pace.refuse_late(left_s, is_low=True, own=work_of(size))
+            admit(context, self._call, topic, len(batch), size, is_low)
         if len(batch) >= large_batches.LARGE:
             self._begin_commits(self._staged)
         into.staged_in, into.receipt = await large_batches.staged(service, topic, batch, size, now, check)

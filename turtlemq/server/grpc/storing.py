@@ -80,7 +80,8 @@ class Storing:
     async def _admitted(self, topic: str, requests: Sequence[Any]) -> None:
         """Return when rate and budgets admit these messages. Raises if they do not in time."""
         size = sum(len(request.payload) for request in requests)
-        await admitted(self._context, self._call, topic, len(requests), size)
+        is_low = all(request.priority == Priority.LOW for request in requests)
+        await admitted(self._context, self._call, topic, len(requests), size, is_low)
         if size > HEAVY_BYTES or self._service.turns.by_tenant:
             await self._service.turns.turn(topic, size)
 

@@ -68,7 +68,7 @@ async def _store(request: web.Request, service: Service, topic: str, data: bytes
         spans.carry(request, batch)
     if (check_ids := request.get(CHECK_IDS)) is not None:
         check_ids(batch.ids)
-    is_low = _is_low(batch)
+    is_low = is_low_alone(batch)
     if is_low and (left_s := time_left(request)) < math.inf:
         service.flow.pace.refuse_late(left_s, is_low=True, own=work_of(len(data)))
     throttle(request, topic, len(batch), len(data), is_low)
@@ -92,7 +92,7 @@ async def _store(request: web.Request, service: Service, topic: str, data: bytes
     return Reply(b"".join(pieces), 201, counts_copies=True)
 
 
-def _is_low(batch: Batch) -> bool:
+def is_low_alone(batch: Batch) -> bool:
     """Whether all messages are of low priority."""
     flags = batch.flags
     if flags is None or isinstance(flags, int):
