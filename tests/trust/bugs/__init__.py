@@ -3,8 +3,8 @@
 A bug is a piece of text in one file and its replacement. `tests` are those that should find it, fastest first; where
 they do not, everything that is fast is run before a bug counts as a survivor. A survivor is a test that is missing.
 
-One module a package of the code; the bugs of `replica` stand in two, `replica` and `membership`; those of priorities and of
-schedules in modules of their own.
+One module a package of the code; the bugs of `replica` stand in two, `replica` and `membership`; those of priorities, of
+schedules and of flow control in modules of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tests.trust.bugs import (
     broker,
     client,
     engine,
+    flow,
     index,
     membership,
     priorities,
@@ -32,6 +33,7 @@ BUGS = (
     *broker.BUGS,
     *client.BUGS,
     *engine.BUGS,
+    *flow.BUGS,
     *index.BUGS,
     *membership.BUGS,
     *priorities.BUGS,
