@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import child, comparison, flow, machine, report
+from benchmarks import child, comparison, flow, machine, quiet, report
 from benchmarks.catalogue import ALL, LONG
 from benchmarks.model import FULL, QUICK, TINY, Size, format_number
 from benchmarks.run import Benchmark, Run
@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if size is FULL and not options.names:
         report.write(results)
         print(f"Written: {os.path.relpath(report.RESULTS)}.")
+    if size is FULL and options.names == [FLOW]:
+        report.write_flow(results)
+        print(f"Written: the section about flow control in {os.path.relpath(report.RESULTS)}.")
     return 0
 
 
@@ -123,7 +126,7 @@ def measure(
     chosen: Sequence[Benchmark], size: Size, folder: Path, console: Console, *, versus: bool = False, minutes: float = 41
 ) -> report.Report:
     """Run the comparison with the peers, then the benchmarks one by one, and print each figure at once."""
-    began, begin = datetime.now(UTC), time.monotonic()
+    began, begin, busy = datetime.now(UTC), time.monotonic(), list[str]()
     description = machine.describe(folder)
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True)
     with bar:
@@ -143,6 +146,8 @@ def measure(
             if time.monotonic() - begin > 60 * minutes:
                 results.skipped.append(benchmark.name)
                 continue
+            busy.append(f"{quiet.busy_share(1.0 if size is FULL else 0.05):.0%}")
+            description[report.OTHERS] = ", ".join(busy)
             for figure in benchmark.run(run):
                 results.figures.append((benchmark.name, figure))
                 _, name, value, goal, met, *_ = report.cells(benchmark.name, figure)

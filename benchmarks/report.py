@@ -24,6 +24,8 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS_FOLDER = FOLDER / "results"
 RESULTS = FOLDER / "RESULTS.md"
 CLUSTER, PUSHED, FLOW = ("cluster", "failover"), ("grpc", "push"), "flow-"  # benchmarks with sections of their own
+FLOW_TITLE = "Flow control"
+OTHERS = "used by others before each benchmark"
 _COLUMNS = ("benchmark", "figure", "value", "goal", "met", "of the limit", "note")
 
 CAVEATS = """\
@@ -160,10 +162,45 @@ def _figure(fields: dict[str, Any]) -> Figure:
 
 
 def write(report: Report, path: Path | None = None) -> None:
-    """Write RESULTS.md and its plots."""
+    """Write RESULTS.md and its plots. A run without flow control keeps the section of an earlier one."""
     path = path or RESULTS
     pictures = {} if report.comparison is None else plots.draw(report.comparison, report.size.name, path.parent / "plots")
-    path.write_text(markdown(report, pictures), encoding="utf-8")
+    text = markdown(report, pictures)
+    if not any(name.startswith(FLOW) for name, _ in report.figures) and path.exists():
+        text = with_section(text, section_of(path.read_text(encoding="utf-8"), FLOW_TITLE))
+    path.write_text(text, encoding="utf-8")
+
+
+def write_flow(report: Report, path: Path | None = None) -> None:
+    """Write the section about flow control of RESULTS.md, from a run of its own."""
+    path = path or RESULTS
+    lines = figure_lines(FLOW_TITLE, [each for each in report.figures if each[0].startswith(FLOW)])
+    run = f"A run of `python -m benchmarks flow`, {report.began:%d %B %Y}, {report.seconds / 60:.0f} minutes."
+    if others := report.machine.get(OTHERS):
+        run += f" Share of the machine {OTHERS}: {others}."
+    section = "\n".join([*lines[:2], run, "", *lines[2:]])
+    path.write_text(with_section(path.read_text(encoding="utf-8"), section), encoding="utf-8")
+
+
+def section_of(text: str, title: str) -> str:
+    """A section of a Markdown text, up to the next one; empty: it has none.
+
+    >>> section_of("# T\\n\\n## A\\n\\na\\n\\n## B\\n\\nb\\n", "A")
+    '## A\\n\\na\\n\\n'
+    """
+    begin, end = text.find(f"## {title}\n"), text.find("\n## ", text.find(f"## {title}\n") + 1)
+    return "" if begin < 0 else text[begin : end + 1 if end >= 0 else len(text)]
+
+
+def with_section(text: str, section: str) -> str:
+    """A text with this section in place of the one with the same title, or as its last but one."""
+    if not section:
+        return text
+    section = section.rstrip("\n") + "\n\n"
+    if old := section_of(text, section.partition("\n")[0].removeprefix("## ")):
+        return text.replace(old, section)
+    begin = text.rfind("\n## ") + 1
+    return text[:begin] + section + text[begin:]
 
 
 def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
@@ -184,7 +221,7 @@ def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
         ),
         ("A cluster", [each for each in report.figures if each[0] in CLUSTER]),
         ("Streams and callbacks", [each for each in report.figures if each[0] in PUSHED]),
-        ("Flow control", [each for each in report.figures if each[0].startswith(FLOW)]),
+        (FLOW_TITLE, [each for each in report.figures if each[0].startswith(FLOW)]),
     ):
         lines += figure_lines(title, figures) if figures else []
     if report.skipped:

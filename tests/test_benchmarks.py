@@ -209,6 +209,24 @@ def test_figures_of_a_cluster_have_their_own_section(some_report: report.Report)
     assert "| failover | leader killed, p50 | 0.100 s |" in cluster
 
 
+def test_flow_control_has_a_section_of_its_own_run(some_report: report.Report, tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    report.write(some_report, path)
+    before = path.read_text("utf-8")
+    machine_ = {report.OTHERS: "3%, 40%"}
+    flowed = replace(some_report, machine=machine_, figures=[("flow-flood", Figure("low", 0.9, "×", Goal("≥", 0.05)))])
+    report.write_flow(flowed, path)
+    first = path.read_text("utf-8")
+    report.write_flow(flowed, path)  # replaces the section of the first run
+    assert path.read_text("utf-8") == first
+    section = report.section_of(first, report.FLOW_TITLE)
+    assert first.replace(section, "") == before
+    assert section.count("| flow-flood | low | 0.900 × | ≥ 0.05 | yes |") == 1
+    assert "used by others before each benchmark: 3%, 40%" in section
+    report.write(some_report, path)
+    assert report.section_of(path.read_text("utf-8"), report.FLOW_TITLE) == section
+
+
 def test_the_json_is_kept_by_date(some_report: report.Report, tmp_path: Path) -> None:
     path = report.save(some_report, tmp_path)
     assert path.name == "2026-01-02T00-00-00Z-tiny.json"

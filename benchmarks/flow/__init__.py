@@ -9,8 +9,9 @@ from benchmarks.flow.alpha import alpha
 from benchmarks.flow.backlog import backlog
 from benchmarks.flow.flood import flood
 from benchmarks.flow.overload import overload
+from benchmarks.flow.rates import rates
 from benchmarks.flow.step import step
 from benchmarks.flow.tenants import tenants
 from benchmarks.run import Benchmark
 
-SCENARIOS: tuple[Benchmark, ...] = (backlog, flood, step, tenants, overload, alpha)
+SCENARIOS: tuple[Benchmark, ...] = (backlog, flood, step, tenants, rates, overload, alpha)

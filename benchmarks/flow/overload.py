@@ -1,8 +1,9 @@
 """Scenario: twice the load that a server can take, from callers that wait for 200 ms. With early refusal, the server answers
 nearly as many in time as at its best; without, it works for callers that have gone.
 
-Open loop: a request is begun when it is due, whatever became of those before, and its time counts from then. A refused request is
-tried again if the client's retry budget allows it, as the clients of TurtleMQ do; without it, three times.
+Open loop: a request is begun when it is due, whatever became of those before, and its time counts from then. Callers follow the
+rules of the Python client (`turtlemq.client.sending`): budgets that are sent along, a part of the time for each try, and a budget
+of retries. Without these rules, a call is tried again as long as its time lasts, and the server is told of no budget.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvloop
@@ -22,23 +23,27 @@ from benchmarks.flow import pictures
 from benchmarks.http_client import Connection, ServerProcess, produce_request, repeat_for
 from benchmarks.model import Figure, Goal
 from benchmarks.run import Benchmark, Run
+from turtlemq.client.errors import ClientError, ConnectionFailed
 from turtlemq.client.retry_budget import RetryBudget
+from turtlemq.client.sending import Flow, Pause, RetryPolicy, Send, send_with_retries
+from turtlemq.client.wire import Answer, Request
 
 IN_TIME, TRIES, RECOVERED = "answered in time, of the peak", "tries a call", "back to normal after"
 GOALS = {IN_TIME: Goal("≥", 0.9), TRIES: Goal("≤", 1.25), RECOVERED: Goal("≤", 5.0)}
 BUDGET_S, BATCH, CLIENTS = 0.2, 500, 32
 CONNECTIONS_MAX = 600  # of the callers; those without one give up, as a client with a limit does
+REQUEST = Request("POST", "/")  # in place of the encoded one
 CALM_S = 0.05  # a call that takes no longer is normal again
 Found = dict[str, dict[str, float]]
 
 
 @dataclass(slots=True)
 class Load:
-    """Calls at a constant rate."""
+    """Calls at a constant rate. `policy`: the rules of the callers; without a budget of retries they tell the server nothing."""
 
     server: ServerProcess
     request: bytes
-    retries: RetryBudget | None
+    policy: RetryPolicy
     free: deque[Connection] = field(default_factory=deque)
     opened: int = 0
     calls: int = 0
@@ -60,42 +65,50 @@ class Load:
 
     async def _call(self, due: float) -> None:
         self.calls += 1
-        if self.retries is not None:
-            self.retries.call(time.perf_counter())
-        for attempt in range(4):
-            now = time.perf_counter()
-            if now >= due + BUDGET_S or (attempt and self.retries is not None and not self.retries.take(now)):
-                return
-            self.tries += 1
-            if await self._try(due):
-                self.in_time += time.perf_counter() <= due + BUDGET_S
-                return
-            await asyncio.sleep(random.random() * 0.05 * 2**attempt)
+        flow = send_with_retries(lambda _: REQUEST, self.policy, due + BUDGET_S)
+        try:
+            step = next(flow)
+            while True:
+                step = await self._carry_out(step, flow)
+        except StopIteration:
+            self.in_time += time.perf_counter() <= due + BUDGET_S
+        except ClientError:
+            pass  # it was given up
 
-    async def _try(self, due: float) -> bool:
+    async def _carry_out(self, step: Send | Pause, flow: Flow[Answer]) -> Send | Pause:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return flow.send(None)
+        self.tries += 1
+        try:
+            answer = await self._try(step)
+        except ConnectionFailed as failed:
+            return flow.throw(failed)
+        return flow.send(answer)
+
+    async def _try(self, step: Send) -> Answer:
         """Send it once. A caller that gives up closes its connection."""
         if not self.free and self.opened >= CONNECTIONS_MAX:
-            return False
+            raise ConnectionFailed("no connection is free")
         connection = self.free.popleft() if self.free else await self._open()
-        left = due + BUDGET_S - time.perf_counter()
         try:
-            status, _ = await asyncio.wait_for(connection.call(self._timed(left)), max(0.001, left))
-        except (TimeoutError, OSError, EOFError):
+            status, body = await asyncio.wait_for(connection.call(self._timed(step)), step.timeout_s)
+        except (TimeoutError, OSError, EOFError) as error:
             connection.close()
             self.opened -= 1
-            return False
+            raise ConnectionFailed("no answer in time") from error
         self.free.append(connection)
-        return status < 300
+        return Answer(status, {}, body)
 
     async def _open(self) -> Connection:
         self.opened += 1
         return await self.server.connect()
 
-    def _timed(self, left: float) -> bytes:
+    def _timed(self, step: Send) -> bytes:
         """The request with its budget, where budgets are sent."""
-        if self.retries is None:
+        if self.policy.retries is None:
             return self.request
-        return self.request.replace(b"\r\n", b"\r\nX-Turtlemq-Budget-Ms: %d\r\n" % max(1, int(left * 1000)), 1)
+        return self.request.replace(b"\r\n", b"\r\nX-Turtlemq-Budget-Ms: %d\r\n" % (step.budget_ms or 1), 1)
 
 
 def _run(run: Run) -> Iterator[Figure]:
@@ -117,7 +130,9 @@ def _run(run: Run) -> Iterator[Figure]:
 def _bars(axes: Any, found: Found) -> None:
     peak = found["peak"]["per_s"]
     shares = [found[kind]["in_time"] / peak for kind in ("without", "with")]
-    bars = axes.barh(["no budgets, three retries", "budgets, early refusal, retry budget"], shares, color=pictures.COLOURS[1::-1])
+    bars = axes.barh(
+        ["no budgets, retries without limit", "budgets, early refusal, retry budget"], shares, color=pictures.COLOURS[1::-1]
+    )
     axes.bar_label(bars, [f"{share:.2f}" for share in shares], padding=4, color=pictures.GREY, fontsize=9)
 
 
@@ -133,8 +148,9 @@ async def _measuring(server: ServerProcess, seconds: float) -> Found:
     peak = len(await repeat_for(connections, request, seconds)) / seconds
     child.report_progress(0.3)
     found = {"peak": {"per_s": peak}}
-    for kind, retries in (("with", RetryBudget()), ("without", None)):
-        load = Load(server, request, retries)
+    rules = RetryPolicy(time.perf_counter, random.random, budget_s=BUDGET_S, retries=RetryBudget())
+    for kind, policy in (("with", rules), ("without", replace(rules, alpha=1.0, retries=None))):
+        load = Load(server, request, policy)
         await load.run(2 * peak, seconds)
         recovered_s = await _recovered(connections[0], request)
         figures = {"in_time": load.in_time / seconds, "offered": 2 * peak, "tries": load.tries / max(1, load.calls)}
