@@ -222,3 +222,10 @@ def test_a_request_without_an_end_has_no_budget() -> None:
     world = World(lambda _: GOOD)
     world.play(sending.send_with_retries(lambda _: Request("GET", "/"), world.rules, sending.FOREVER))
     assert world.sent[0].budget_ms is None
+
+
+def test_an_outer_limit_of_time_stays_in_force() -> None:
+    for outer, inner in ((10.0, 20.0), (20.0, 10.0)):
+        with limited(lambda: outer), limited(lambda: inner):  # noqa: B023 - asked inside
+            assert time_limit() == 10.0
+    assert time_limit() == float("inf")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.harness.committer import Slow
 from tests.harness.grpc_peer import Peer, Site, run_site, soon
+from turtlemq.engine import Engine
 from turtlemq.model import Message, Priority
 from turtlemq.server.auth import Token, hash_of, new_token
 from turtlemq.server.clock import now_ms
@@ -307,6 +308,28 @@ def test_at_most_once_settles_before_it_sends(tmp_path: Path) -> None:
         run_site(tmp_path, story, door=door)
     finally:
         door.gate.set()
+
+
+def test_messages_that_could_not_be_settled_give_their_credit_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = Engine.ack, list[str]()
+
+    def ack(engine: Engine, topic: str, group: str, ids: list[str], now: int, leases: str) -> Any:
+        if not refused:  # their lease is lost meanwhile
+            refused.extend(ids)
+            engine.give_back(topic, group, ids, now, leases)
+        return real(engine, topic, group, ids, now, leases=leases)
+
+    monkeypatch.setattr(Engine, "ack", ack)
+
+    async def story(made: Site) -> None:
+        made.put(["a", "b", "c"])
+        one = await subscribed(made, {"open": {"topics": ["t"], "at_most_once": True}}, credit(3))
+        await soon(lambda: refused)
+        made.service.answer_polls_soon("t")
+        await one.until(3)
+        assert sorted(one.ids) == ["a", "b", "c"]
+
+    run_site(tmp_path, story)
 
 
 def test_messages_settled_by_their_topic_wait_for_credit(tmp_path: Path) -> None:

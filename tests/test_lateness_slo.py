@@ -70,6 +70,14 @@ def test_capacity_lies_between_the_least_and_the_most_measured(measured: list[tu
     assert min(rate for rate, _ in measured) - 1e-9 <= known <= max(rate for rate, _ in measured) + 1e-9
 
 
+def test_messages_that_wait_and_are_late_burn_the_budget() -> None:
+    windows = BurnWindows()
+    windows.add(0, Deliveries())
+    now = Deliveries(on_time=90)
+    assert windows.rates(60_000, now, 0.9)["5m"] == 0
+    assert windows.rates(60_000, now, 0.9, overdue=10)["5m"] == 1.0
+
+
 @steady
 @given(Rates, Rates)
 def test_capacity_follows_busy_consumers_and_not_idle_ones(before: float, now: float) -> None:

@@ -115,6 +115,16 @@ def test_idle_time_saves_nothing_up(idle: int, cost: int) -> None:
     assert got.count("r") <= 32
 
 
+def test_an_owner_that_comes_back_goes_first_again() -> None:
+    queue = FairQueue[str](lambda _: 1, 10)
+    for n in range(200):
+        queue.push(f"flood {n % 5}", "f", 10)
+    for _ in range(3):
+        assert {_text(queue) for _ in range(20)} == {"f"}
+        queue.push("quiet", "q", 10)
+        assert _text(queue) == "q"
+
+
 def _text(queue: FairQueue[str]) -> str:
     found = queue.pop()
     assert found is not None
@@ -251,6 +261,31 @@ def test_in_a_full_server_a_tenant_above_its_share_is_refused() -> None:
         tenants.hold("n", 1, 0, 60)
     tenants.hold("q", 30, 0, 60)
     assert not may_hold(50, 1, 0, 0, 50, 90, 100)
+
+
+def test_the_only_request_of_a_tenant_may_be_of_any_size() -> None:
+    tenants = Tenants([Tenant("n", ("n",), max_bytes=10)], 100)
+    tenants.hold("n", 8, 0, 0)
+    tenants.hold("n", 80, 8, 8)  # more of the same request
+    with pytest.raises(Overloaded):
+        tenants.hold("n", 1, 0, 88)
+    tenants.release("n", 88)
+    tenants.hold("n", 11, 0, 0)
+
+
+def test_messages_in_flight_are_counted_again_when_there_is_no_room(tmp_path: Path) -> None:
+    engine = Engine.open(tmp_path / "d")
+    engine.submit("t", [Message(b"0", 0) for _ in range(20)], 0)
+    engine.tick(1)
+    tenants = Tenants([Tenant("t", ("t",), max_in_flight=5)], 1 << 20)
+    tenants.count_with(lambda topic: engine.topics[topic].view.in_flight, engine.topics)
+    fetches = Fetches(engine, FlowControl(), tenants)
+    for clock in (1.0, 2.0, 3.0):
+        found = fetches.fetch(FetchRequest("t", "g", 10), 1, clock)
+        assert len(found) == 5
+        assert len(fetches.fetch(FetchRequest("t", "g", 10), 1, clock + 0.5)) == 0
+        engine.ack("t", "g", found.ids, 1)
+    engine.close()
 
 
 def test_messages_in_flight_of_all_topics_count_together(tmp_path: Path) -> None:

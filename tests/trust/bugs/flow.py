@@ -15,7 +15,7 @@ BUGS = (
         "tenants",
     ),
     Bug(
-        "an owner without work saves up its share",
+        "an owner that comes back waits for a round of all others",
         "fair_queue.py",
         "        if not owner.items and owner.deficit >= 0 and not fresh:\n",
         "        if not owner.items and owner.deficit > owner.quantum:\n",
