@@ -278,6 +278,26 @@ def test_the_async_client_does_the_same(turtle: Turtle, client: Client) -> None:
     assert asyncio.run(story()) == 1
 
 
+def test_metrics_tell_transactions_their_conflicts_and_messages(turtle: Turtle, client: Client) -> None:
+    def figures() -> list[float]:
+        with urllib.request.urlopen(f"{turtle.url}/metrics") as answer:
+            lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+        names = (
+            'transactions_total{outcome="done"}',
+            'transactions_total{outcome="conflict"}',
+            'batch_messages_sum{kind="produce"}',
+        )
+        return [float(lines[f"turtlemq_{name}"]) for name in names]
+
+    before = figures()
+    client.transaction("t", [NewMessage(body=b"", id="a", delay=60), b"more"])
+    for topic in ("t", "new"):
+        with pytest.raises(errors.Conflict):
+            client.transaction(topic, [b"never"], conditions={"b": "sleep"})
+    client.transaction("t", cancel=["a"])
+    assert [now - then for now, then in zip(figures(), before, strict=True)] == [2, 2, 2]
+
+
 def test_the_command_line_takes_a_file(turtle: Turtle, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "operations.json"
     file.write_text(json.dumps({"put": [{"id": "b", "body": 1, "delay": "3d"}], "if": [{"id": "b", "state": "unknown"}]}))

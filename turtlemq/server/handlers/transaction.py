@@ -9,7 +9,7 @@ from typing import Literal
 from aiohttp import web
 from msgspec import Struct, UnsetType, field
 
-from turtlemq.errors import InvalidArgument, InvalidMessage
+from turtlemq.errors import Conflict, InvalidArgument, InvalidMessage
 from turtlemq.model import Batch
 from turtlemq.server.audit import COUNT
 from turtlemq.server.clock import now_ms
@@ -23,7 +23,9 @@ from turtlemq.server.incoming.times import Delay, Due, due_time
 from turtlemq.server.outgoing.answers import Stored
 from turtlemq.server.outgoing.reply import Reply, encode
 from turtlemq.server.request import SERVICE, due_rules, throttle, topic_of
-from turtlemq.topic.transaction import Condition, Reschedule, Transaction, check, check_new_topic
+from turtlemq.server.service import Service
+from turtlemq.topic.topic import Topic
+from turtlemq.topic.transaction import Condition, Reschedule, Transaction, TransactionReceipt, check, check_new_topic
 
 
 class NewDue(Struct, forbid_unknown_fields=True):
@@ -76,17 +78,29 @@ async def transact(request: web.Request) -> Reply:
     if service.turns.by_tenant:
         await service.turns.turn(topic, size)
     given = _transaction(asked, now, due_rules(request, topic))
-    engine = service.engine
-    if topic not in engine.topics:
-        check_new_topic(given)
-    engine.ballast.refuse_producers()
-    opened = engine.topic(topic, create=True)
-    receipt = opened.stage_transaction(given, now)
+    opened, receipt = _staged(service, topic, given, now)
     await service.commit(opened, size)
+    service.meter.transactions["done"] += 1
+    if len(given.put):
+        service.stored(topic, len(given.put), size)
     request[COUNT] = receipt.cancelled + receipt.rescheduled
     put = (b'{"ids":', encode(receipt.put.ids), b",", *outcomes(receipt.put), b'"durable":"fsync"}')
     counts = b',"cancelled":%d,"rescheduled":%d}' % (receipt.cancelled, receipt.rescheduled)
     return Reply(b"".join((b'{"put":', *put, counts)))
+
+
+def _staged(service: Service, topic: str, given: Transaction, now: int) -> tuple[Topic, TransactionReceipt]:
+    """Stage a transaction. Raises, and counts, a conflict; a topic is created by one that can be done alone."""
+    engine = service.engine
+    try:
+        if topic not in engine.topics:
+            check_new_topic(given)
+        engine.ballast.refuse_producers()
+        opened = engine.topic(topic, create=True)
+        return opened, opened.stage_transaction(given, now)
+    except Conflict:
+        service.meter.transactions["conflict"] += 1
+        raise
 
 
 @contextmanager

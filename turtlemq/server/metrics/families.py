@@ -144,6 +144,8 @@ def server_families(service: Service) -> Iterator[str]:
     counted = sorted(meter.requests.items())
     samples = [({"method": m, "route": r, "status": str(s)}, n) for (m, r, s), n in counted]
     yield from family("turtlemq_requests_total", "counter", "Answered requests.", samples)
+    outcomes = [({"outcome": outcome}, count) for outcome, count in meter.transactions.items()]
+    yield from family("turtlemq_transactions_total", "counter", "Transactions that were done, or not for a conflict.", outcomes)
     refused = [({"code": code}, count) for code, count in sorted(meter.rejected.items())]
     yield from family("turtlemq_rejected_total", "counter", "Refused requests, by error code.", refused)
     routes = [({"route": route}, durations) for route, durations in sorted(meter.durations.items())]

@@ -84,6 +84,7 @@ class Meter:
         self.copies: CopyFigures | None = None  # None: a single node
         self.push: PushFigures | None = None  # None: callbacks are off
         self.grpc: GrpcFigures | None = None  # None: gRPC is off
+        self.transactions = Counter(done=0, conflict=0)  # by outcome
         self.replays = self.replayed = 0  # replays that run, and copies that they have made
         self.loop = LoopLag()
 
