@@ -21,6 +21,7 @@ from tests.harness.cli_reference import verbs
 from tests.harness.client_network import canned, proxied
 from tests.harness.command_line import Line, on_a_terminal
 from tests.harness.server_process import PROGRAM, Server, environment, run, running
+from turtlemq.server.auth import hash_of, new_token
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +204,11 @@ def test_help_has_placeholders_and_no_types() -> None:
         assert re.findall(r"<[a-z\[\]]+>|Usage: .*[{}]", told) == [], verb
 
 
-def completed(server: Server, words: str) -> list[str]:
+def completed(server: Server | None, words: str) -> list[str]:
+    """The words that the shell offers to go on with. `server`: of the environment; without, the words name it."""
     number = str(len(words.split()) - 1 + words.endswith(" "))
-    told = {"_TURTLEMQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number, "TURTLEMQ_URL": server.url}
+    told = {"_TURTLEMQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    told |= {"TURTLEMQ_URL": "http://127.0.0.1:9" if server is None else server.url}
     program = Path(sys.executable).with_name("turtlemq")
     return subprocess.run([program], env=environment(**told), capture_output=True, text=True, timeout=30).stdout.split()
 
@@ -222,6 +225,29 @@ def test_the_shell_completes_groups_settings_and_values(server: Server) -> None:
     assert completed(server, "turtlemq put shell x --priority ") == ["high", "normal", "low"]
     assert completed(server, "turtlemq list shell --state r") == ["ready", "reserve"]
     assert completed(server, "turtlemq groups place shell g --start l") == ["latest"]
+
+
+@pytest.mark.slow
+def test_completion_asks_the_server_of_the_line(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    secret = new_token()
+    tokens = json.dumps([{"name": "me", "hash": hash_of(secret), "rights": ["admin"]}])
+    files: dict[str, Any] = {"TURTLEMQ_TLS_CERT": str(cert), "TURTLEMQ_TLS_KEY": str(key), "TURTLEMQ_TOKENS": tokens}
+    with running(tmp_path / "data", tls=ssl.create_default_context(cafile=str(cert)), **files) as secure:
+        bearer = {"Authorization": f"Bearer {secret}"}
+        secure.ok("PUT", "/v1/topics/shell.tls/groups/mirror", {}, headers=bearer)
+        secure.ok("PUT", "/v1/topics/shell.tls/schedules/nightly", {"every": 3600, "body": 1}, headers=bearer)
+        line = f"--url {secure.url} --cacert {cert} --token {secret}"
+        for words, found in (
+            (f"turtlemq {line} stats shell", "shell.tls"),
+            (f"turtlemq stats {line} shell", "shell.tls"),
+            (f"turtlemq {line} groups replay shell.tls m", "mirror"),
+            (f"turtlemq groups replay {line} shell.tls m", "mirror"),
+            (f"turtlemq fetch shell.tls {line} --group m", "mirror"),
+            (f"turtlemq schedules trigger {line} shell.tls n", "nightly"),
+        ):
+            assert completed(None, words) == [found], words
+        assert completed(None, f"turtlemq stats {line.replace(str(cert), '/none')} shell") == []
 
 
 def test_only_a_429_makes_a_request_go_again(server: Server) -> None:

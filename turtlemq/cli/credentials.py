@@ -42,7 +42,7 @@ Cacert = Annotated[
     ),
 ]
 _OPTIONS = {"token": Token, "cacert": Cacert}
-_VARIABLES = {"token": TOKEN, "cacert": CACERT}
+VARIABLES = {"token": TOKEN, "cacert": CACERT}
 
 
 def add_options(app: typer.Typer) -> None:
@@ -67,7 +67,7 @@ def _with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(verb)
     def with_options(*args: Any, **given: Any) -> Any:
-        variables = {_VARIABLES[name]: given.pop(name) for name in missing}
+        variables = {VARIABLES[name]: given.pop(name) for name in missing}
         restore = set_variables(variables)
         try:
             return verb(*args, **given)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from turtlemq.cli.call import URL, path, request
-from turtlemq.cli.credentials import CONNECTION
+from turtlemq.cli.credentials import CONNECTION, VARIABLES, set_variables
 from turtlemq.cli.times import parse_duration, parse_time
 
 STATES = ("sleep", "ready", "reserve", "history", "dead", "cancelled")
@@ -34,18 +34,36 @@ def time_option(help_text: str, *names: str) -> Any:
 # Completion by the shell: from the server, if one answers within a second
 
 
-def asked(*parts: str) -> Any:
-    """An answer of the server for the shell to complete from; None if there is none."""
-    url = os.environ.get("TURTLEMQ_URL", URL)
+def asked(context: typer.Context, *parts: str) -> Any:
+    """An answer of the server for the shell to complete from; None if there is none. The line that is completed, or else the
+    environment, says which server it is, and has its token and certificates."""
+    given = _connection(context)
+    url = given.pop("TURTLEMQ_URL", "") or os.environ.get("TURTLEMQ_URL", URL)
+    restore = set_variables(dict(given))
     try:
         with redirect_stderr(io.StringIO()):
             return json.loads(request(url, "GET", path(*parts), timeout_s=1))
     except typer.Exit:
         return None
+    finally:
+        restore()
 
 
-def complete_topic(incomplete: str) -> list[str]:
-    answer = asked() or {"topics": []}
+def _connection(context: Any) -> dict[str, str]:
+    """Values of `--url`, `--token` and `--cacert` on a line, by variables of the environment. Those behind the verb win."""
+    found: dict[str, str] = {}
+    while context is not None:
+        for name, variable in (("url", "TURTLEMQ_URL"), *VARIABLES.items()):
+            is_given = str(getattr(context.get_parameter_source(name), "name", "")) == "COMMANDLINE"
+            if is_given and context.params.get(name):
+                found.setdefault(variable, str(context.params[name]))
+        context = context.parent
+    return found
+
+
+def complete_topic(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of topics."""
+    answer = asked(context) or {"topics": []}
     return [topic["topic"] for topic in answer["topics"] if topic["topic"].startswith(incomplete)]
 
 
@@ -53,7 +71,7 @@ def _complete_group(context: typer.Context, incomplete: str) -> list[str]:
     """Groups of the topic that the line names already."""
     words = [word for word in context.args if not word.startswith("-")]  # of a line that is not parsed: an option has no value
     topic = context.params.get("topic") or (words[0] if words else None)
-    answer = asked(topic) if topic else None
+    answer = asked(context, topic) if topic else None
     return [group for group in answer["groups"] if group.startswith(incomplete)] if answer else []
 
 

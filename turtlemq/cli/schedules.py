@@ -23,7 +23,7 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
     """Names of schedules of the topic that the line names already."""
     words = [word for word in context.args if not word.startswith("-")]
     topic = context.params.get("topic") or (words[0] if words else None)
-    answer = asked(topic, "schedules") if topic else None
+    answer = asked(context, topic, "schedules") if topic else None
     return [one["name"] for one in answer["schedules"] if one["name"].startswith(incomplete)] if answer else []
 
 
