@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Page
 from typer.testing import CliRunner
 
 from tests.harness.spark_session import HURRY, MARKS, need_spark, spark
@@ -26,6 +27,7 @@ from pyspark_turtlemq import pin_owners, pins  # noqa: E402 - only where Spark i
 from pyspark_turtlemq.parts import TopicLogs  # noqa: E402
 from pyspark_turtlemq.session import environment  # noqa: E402
 from pyspark_turtlemq.snapshot_files import LOGS  # noqa: E402
+from tests.harness.browser import running_browser, watched_page, window  # noqa: E402
 from tests.harness.report_data import DAY, HOUR, NOW, T, first_half, opened, second_half  # noqa: E402
 from tests.harness.server_process import PROGRAM, running  # noqa: E402
 from turtlemq.cli import report as verb  # noqa: E402
@@ -39,7 +41,6 @@ from turtlemq_report.run import NoData, report  # noqa: E402
 
 __all__ = ["spark"]
 pytestmark = MARKS
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="module")
@@ -319,46 +320,39 @@ def test_what_is_no_data_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_in_a_browser(made: Report) -> None:
-    from playwright.sync_api import sync_playwright
-
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.skip("no Chromium here: `make browser` installs it where that is allowed (Debian: apt-get install chromium)")
     address = (made.options.out / "report.html").resolve().as_uri()
-    wrong: list[str] = []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+    with running_browser() as browser:
         for scheme, width in (("light", 1280), ("dark", 420)):
-            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-            page = context.new_page()
-            page.on("console", lambda said: wrong.append(said.text))
-            page.on("pageerror", lambda error: wrong.append(str(error)))
-            page.on("request", lambda asked: None if asked.url in (address, "data:,") else wrong.append(asked.url))
-            page.goto(address)
-            cards = {card.split("\n")[1]: card.split("\n")[0] for card in page.locator(".card").all_inner_texts()}
-            assert cards == {
-                "asleep": "3",
-                "due within the hour": "0",
-                "came due": "7",
-                "handled": "5",
-                "scheduler p99": "20 ms",
-                "consumers p99": "1 s",
-                "dead letters": "1",
-                "on disk": cards["on disk"],
-                "damaged": "0",
-            }
-            assert page.locator("svg.chart").count() == 10
-            assert all(box["width"] > 200 for one in page.locator("svg.chart").all() if (box := one.bounding_box()))
-            assert page.locator("#forecast rect.s0").count() == 1 + 2
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            page.locator("#failures summary").click()
-            cells = page.locator("#table-failures tbody tr").first.locator("td").all_inner_texts()
-            assert cells == ["KeyError: '…'", "shop", "default", "1", "1", "1"]
-            colours = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert (colours == "rgb(16, 22, 19)") == (scheme == "dark")
-            context.close()
-        browser.close()
-    assert wrong == []
+            with (
+                window(browser, width, color_scheme=scheme) as context,
+                watched_page(context, ours=(address, "data:,")) as page,
+            ):
+                page.goto(address)
+                _look_at(page, scheme)
+
+
+def _look_at(page: Page, scheme: str) -> None:
+    cards = {card.split("\n")[1]: card.split("\n")[0] for card in page.locator(".card").all_inner_texts()}
+    assert cards == {
+        "asleep": "3",
+        "due within the hour": "0",
+        "came due": "7",
+        "handled": "5",
+        "scheduler p99": "20 ms",
+        "consumers p99": "1 s",
+        "dead letters": "1",
+        "on disk": cards["on disk"],
+        "damaged": "0",
+    }
+    assert page.locator("svg.chart").count() == 10
+    assert all(box["width"] > 200 for one in page.locator("svg.chart").all() if (box := one.bounding_box()))
+    assert page.locator("#forecast rect.s0").count() == 1 + 2
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#failures summary").click()
+    cells = page.locator("#table-failures tbody tr").first.locator("td").all_inner_texts()
+    assert cells == ["KeyError: '…'", "shop", "default", "1", "1", "1"]
+    colours = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (colours == "rgb(16, 22, 19)") == (scheme == "dark")
 
 
 # The command

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tests.harness.server_process import PATIENCE_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SERVERS = ("http://127.0.0.1:",)
 NASTY = "<img src=x onerror=\"document.title='pwned'\">"  # text of a producer that must stay text
 
 
@@ -39,13 +40,14 @@ def window(browser: Browser, width: int = 1280, height: int = 900, **more: Any) 
 
 
 @contextmanager
-def watched_page(context: BrowserContext, expected: str = "") -> Iterator[Page]:
-    """Fails the test for any error on the console, unless its text has `expected`, and any request to another host."""
+def watched_page(context: BrowserContext, expected: str = "", ours: tuple[str, ...] = SERVERS) -> Iterator[Page]:
+    """Fails the test for any error on the console, unless its text has `expected`, and any request to an address that does not
+    begin as one of `ours`."""
     found = context.new_page()
     wrong: list[str] = []
     found.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
     found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.on("request", lambda asked: None if asked.url.startswith("http://127.0.0.1:") else wrong.append(asked.url))
+    found.on("request", lambda asked: None if asked.url.startswith(ours) else wrong.append(asked.url))
     yield found
     found.unroute_all(behavior="ignoreErrors")  # a handler may be at work
     assert [text for text in wrong if not expected or expected not in text] == []
