@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 
+from turtlemq import cron as module
 from turtlemq.cron import parse, zone_of
 from turtlemq.errors import InvalidSchedule
 
@@ -133,10 +134,22 @@ def test_bad_expressions_are_refused(expression: str) -> None:
         parse(expression)
 
 
-@pytest.mark.parametrize("zone", ["", "Mars/Olympus", "../etc/passwd", "/etc/localtime", "Europe", "europe/berlin\0", "x" * 300])
+@pytest.mark.parametrize(
+    "zone", ["", "Mars/Olympus", "../etc/passwd", "/etc/localtime", "localtime", "Europe", "europe/berlin\0", "x" * 300]
+)
 def test_bad_zones_are_refused(zone: str) -> None:
     with pytest.raises(InvalidSchedule, match="no time zone"):
         zone_of(zone)
+
+
+def test_a_machine_without_zones_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str) -> ZoneInfo:
+        raise ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(module, "ZoneInfo", nothing)
+    zone_of.cache_clear()
+    with pytest.raises(InvalidSchedule, match="'UTC': the server finds no time zones at all; install tzdata"):
+        zone_of("UTC")
 
 
 def test_no_time_after_the_last_due_time() -> None:

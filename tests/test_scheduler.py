@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.harness.engine_disk import Disk, abandon, cut_power
 from tests.harness.schedule_runs import DAY, HOUR, NOW, SECOND, Stop, Stopping, fetched, opened, put, run
+from turtlemq import cron
 from turtlemq.engine import Engine
-from turtlemq.errors import DiskFull, InvalidId, InvalidSchedule, UnknownSchedule
+from turtlemq.errors import Conflict, DiskFull, InvalidId, InvalidSchedule, UnknownSchedule
+from turtlemq.model import Message
 from turtlemq.schedules import AT_ONCE, LEAD_MS, CatchUp, firing_id
-from turtlemq.topic.scheduler import FIRINGS
+from turtlemq.topic.scheduler import FIRINGS, RETRY_MS, TRIGGERS_MAX
 
 
 def grid(name: str, every_ms: int, count: int, start_ms: int = NOW) -> list[str]:
@@ -165,6 +168,70 @@ def test_a_full_disk_only_delays_firings(tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("catch_up", ["skip", "one"])
+def test_a_disk_that_is_full_for_long_loses_no_time(tmp_path: Path, catch_up: CatchUp) -> None:
+    door = Disk()
+    engine = opened(tmp_path / "data", door)  # type: ignore[arg-type]
+    put(engine, "s", every_ms=10 * SECOND, catch_up=catch_up)
+    run(engine, NOW, NOW + 10 * SECOND)
+    door.full = True
+    for now in range(NOW + 20 * SECOND, NOW + 300 * SECOND, 20 * SECOND):
+        engine.tick(now)
+        assert isinstance(engine.trouble["t"], DiskFull)
+    door.full = False
+    run(engine, NOW + 300 * SECOND, NOW + 300 * SECOND)
+    assert fetched(engine, NOW + 300 * SECOND) == grid("s", 10 * SECOND, 30)
+    leapt = NOW + DAY
+    run(engine, leapt, leapt)
+    assert len(fetched(engine, leapt)) < 9, "a leap after that is one"
+    engine.close()
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "one", "all"])
+@pytest.mark.parametrize("asleep", [False, True], ids=["none ahead", "one ahead"])
+def test_a_kill_and_a_quick_start_lose_no_time(tmp_path: Path, catch_up: CatchUp, asleep: bool) -> None:
+    engine = opened(tmp_path)
+    put(engine, "s", every_ms=10 * SECOND, catch_up=catch_up)
+    run(engine, NOW, NOW + 20 * SECOND - (100 if asleep else 5 * SECOND))
+    assert engine.stats("t").sleep == int(asleep)
+    abandon(engine)
+    engine, back = opened(tmp_path), NOW + 45 * SECOND
+    run(engine, back, back)
+    assert fetched(engine, back) == grid("s", 10 * SECOND, 4)
+    engine.close()
+
+
+def test_a_zone_that_has_gone_stops_that_schedule_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(tmp_path, ttr_ms=30 * SECOND, backoff_jitter="none", backoff_base_ms=SECOND)
+    put(engine, "lost", cron="* * * * *", zone="Europe/Berlin")
+    put(engine, "kept", every_ms=60 * SECOND, start_ms=NOW + SECOND)
+    first = NOW - NOW % (60 * SECOND) + 60 * SECOND
+
+    def gone(name: str) -> NoReturn:
+        raise InvalidSchedule(f"{name!r} is no time zone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cron, "zone_of", gone)
+        engine.tick(first)
+        assert "schedule 'lost' cannot fire: 'Europe/Berlin' is no time zone" in str(engine.trouble["t"])
+        engine.tick(first + SECOND)
+        assert engine.trouble == {}, "it is tried again later"
+        assert engine.reserve("t", "g", 9, first + SECOND).ids == [f"kept@{NOW + SECOND}"]
+        run(engine, first + SECOND, first + 40 * SECOND)
+        assert engine.reserve("t", "g", 9, first + 40 * SECOND).ids == [f"kept@{NOW + SECOND}"], "leases end"
+        with pytest.raises(InvalidSchedule):
+            engine.topic("t").scheduler.get("lost").schedule.upcoming(first + HOUR, 1)
+    later = first + RETRY_MS
+    for now in range(first + 60 * SECOND, later, 60 * SECOND):
+        run(engine, now, now)
+    assert not [id_ for id_ in fetched(engine, later - 1) if id_.startswith("lost")]
+    run(engine, later, later)
+    late = [id_ for id_ in fetched(engine, later) if id_.startswith("lost")]
+    assert late == [f"lost@{at}" for at in (first, later - 60 * SECOND, later)], "one for all that it missed, and the last minute"
+    assert engine.check() == []
+    engine.close()
+
+
 def test_a_clock_that_steps_fires_no_time_twice(tmp_path: Path) -> None:
     engine = opened(tmp_path)
     put(engine, "s", every_ms=10 * SECOND)
@@ -237,6 +304,18 @@ def test_a_trigger_fires_now_and_moves_nothing(tmp_path: Path) -> None:
     assert scheduler.get("s").schedule.fired == 0
     with pytest.raises(UnknownSchedule):
         scheduler.trigger("other", NOW)
+    engine.close()
+
+
+def test_a_trigger_looks_back_one_second_at_most(tmp_path: Path) -> None:
+    engine = opened(tmp_path, run_messages=10_000)
+    put(engine, "s", every_ms=HOUR)
+    taken = [Message(b"", NOW + DAY, firing_id("s", NOW - n)) for n in range(TRIGGERS_MAX - 1)]
+    engine.submit("t", taken, NOW)
+    scheduler = engine.topic("t").scheduler
+    assert scheduler.trigger("s", NOW)[1] == NOW - TRIGGERS_MAX + 1
+    with pytest.raises(Conflict, match="last 1,000 ms"):
+        scheduler.trigger("s", NOW)
     engine.close()
 
 

@@ -169,6 +169,9 @@ def test_pages_hold_every_schedule_once(turtle: Turtle, client: Client) -> None:
         ({"every": 60, "zone": "UTC"}, "INVALID_SCHEDULE", "zone goes with cron"),
         ({"every": 0}, "INVALID_SCHEDULE", "every: 0.0 makes no times"),
         ({"every": 0.01}, "INVALID_SCHEDULE", "every: give 0.1 to"),
+        ({"every": 1e-9}, "INVALID_SCHEDULE", "every: give 0.1 to"),
+        ({"cron": "@daily", "zone": ""}, "INVALID_SCHEDULE", "'' is no time zone"),
+        ({"cron": "@daily", "zone": "localtime"}, "INVALID_SCHEDULE", "'localtime' is no time zone"),
         ({"every": -5}, "INVALID_SCHEDULE", "every: give seconds"),
         ({"every": "soon"}, "INVALID_SCHEDULE", "every: "),
         ({"delays": []}, "INVALID_SCHEDULE", "delays: [] makes no times"),
@@ -194,7 +197,7 @@ def test_a_refusal_says_why_and_creates_no_topic(
 
 def test_names_and_unknown_schedules_are_refused(turtle: Turtle, client: Client) -> None:
     given = {"every": 60, "body": 1}
-    for name in ("-a", "a%2Fb", "x" * 187, "a%0Ab"):
+    for name in ("-a", "%2E%2E", "a%2Fb", "x" * 187, "a%0Ab"):
         assert call(turtle, "PUT", f"/v1/topics/t/schedules/{name}", given)["code"] == "INVALID_ID", name
     assert call(turtle, "PUT", "/v1/topics/t/schedules/none", {"every": 60})["code"] == "INVALID_MESSAGE"
     call(turtle, "PUT", "/v1/topics/t/schedules/a%20%C3%BC@", given)

@@ -42,6 +42,7 @@ _MACROS = {
     "@YEARLY": "0 0 1 1 *",
     "@ANNUALLY": "0 0 1 1 *",
 }
+_LOCAL = ("localtime", "posixrules")
 _Time = tuple[int, int, int]  # hour, minute, second
 
 
@@ -244,12 +245,25 @@ def _bad(expression: str, i: int, term: str) -> InvalidSchedule:
 
 @lru_cache(1024)
 def zone_of(name: str) -> ZoneInfo:
-    """A time zone of the IANA database. Raises `InvalidSchedule`."""
+    """A time zone of the IANA database. Raises `InvalidSchedule`, also for the local zone, which differs by machine."""
     try:
-        return ZoneInfo(name)
+        if name not in _LOCAL:
+            return ZoneInfo(name)
+        raise KeyError(name)
     except (KeyError, ValueError, OSError):  # unknown; no name at all; a folder of zones
         text = f"{name!r:.80} is no time zone; give a name of the IANA database, such as Europe/Berlin or UTC"
+        if not _has_zones():
+            text = f"{name!r:.80}: the server finds no time zones at all; install tzdata there, of the system or of Python"
         raise InvalidSchedule(text) from None
+
+
+def _has_zones() -> bool:
+    """Is there a database of time zones?"""
+    try:
+        ZoneInfo("UTC")
+    except KeyError:
+        return False
+    return True
 
 
 def _seconds(local: datetime) -> int:

@@ -3,9 +3,9 @@
 A schedule has a timing (a cron expression in a zone, a fixed interval, or a list of growing delays) and a place in it: the next
 time, and the last one that was fired. A firing is a message whose id is `name@due_ms`, so that one time is never stored twice.
 
-Times that passed while the server did not run, or while its clock leapt by more than a minute, are *missed*: `catch_up` says
-whether they are left out (`skip`), made up for by one firing (`one`), or all fired, late (`all`). In a server that runs, a time
-is fired however busy the server is.
+Times that passed while the server did not run, or while its clock leapt, are *missed* once a schedule is more than a minute
+late: `catch_up` says whether they are left out (`skip`), made up for by one firing (`one`), or all fired, late (`all`). So a
+restart or a failover within a minute misses none. In a server that runs, a time is fired however busy the server is.
 
 A firing is put `LEAD_MS` ahead, and sleeps like a message with that due time until then, so it is as punctual as one. With
 `overlap: skip`, it is decided at the time itself whether the firing before is done with.
@@ -26,8 +26,8 @@ from turtlemq.model import DUE_MS_MAX, ID_BYTES_MAX
 CatchUp = Literal["skip", "one", "all"]
 Overlap = Literal["allow", "skip"]
 LEAD_MS = 3_000  # 10,000 schedules of one moment are put within a second
-LATE_MS = 60_000  # a time that is reached later than this was missed: the clock has leapt, or the machine slept
-AT_ONCE = 100  # times of one schedule that are fired or left out in one step
+LATE_MS = 60_000  # a time that is reached later than this was missed: in an outage, or the clock has leapt
+AT_ONCE = 500  # times of one schedule that are fired or left out in one step: 5 ms, and syncs are few in a long backlog
 NAME_BYTES_MAX = ID_BYTES_MAX - len("@1770000000000")
 EVERY_MS_MIN, EVERY_MS_MAX = 100, 3_660 * 86_400_000
 DELAYS_MAX = 1_000
@@ -160,12 +160,16 @@ class Schedule:
         taken_back = replace(self, last_ms=None, fired=self.fired - 1, ended_ms=None, time_ms=now_ms - self.timing.jitter_ms)
         return taken_back._from(now_ms)
 
-    def step(self, now_ms: int, since_ms: int, made_up: bool = False, busy: bool = False) -> tuple[list[int], Schedule]:
-        """The times to fire now, and the schedule after them. `since_ms`: since when the server has run. `made_up`: a firing that
-        slept over the outage is late already, and counts as the one of `catch_up: one`. `busy`: the last firing is not done
-        with, so `overlap: skip` leaves these times out."""
+    def step(
+        self, now_ms: int, since_ms: int, late_ms: int | None = None, made_up: bool = False, busy: bool = False
+    ) -> tuple[list[int], Schedule]:
+        """The times to fire now, and the schedule after them. `since_ms`: since when the server has run. `late_ms`: a schedule
+        whose next time is before it has missed that; by default LATE_MS ago. `made_up`: a firing that slept over the outage is
+        late already, and counts as the one of `catch_up: one`. `busy`: the last firing is not done with, so `overlap: skip`
+        leaves these times out."""
         times: list[int] = []
-        schedule, boundary_ms = self, max(since_ms, now_ms - LATE_MS)
+        late_ms = now_ms - LATE_MS if late_ms is None else late_ms
+        schedule, boundary_ms = self, late_ms if (self.next_ms or 0) >= late_ms else max(since_ms, late_ms)
         for _ in range(AT_ONCE):
             next_ms = schedule.next_ms
             if next_ms is None or schedule.wake_ms > now_ms:
@@ -215,10 +219,10 @@ class Schedule:
         if width_ms == 1:
             return time_ms
         following = self.timing.after(time_ms, self.anchor_ms)
-        if following is not None:
-            width_ms = min(width_ms, following - time_ms)
+        end_ms = DUE_MS_MAX if self.timing.end_ms is None else self.timing.end_ms
+        width_ms = min(width_ms, end_ms - time_ms + 1 if following is None else following - time_ms)
         place = xxhash.xxh32_intdigest(f"{self.name}@{time_ms}".encode())
-        return min(time_ms + (place * width_ms >> 32), DUE_MS_MAX)
+        return time_ms + (place * width_ms >> 32)
 
     # As stored
 
@@ -255,10 +259,16 @@ def firing_id(name: str, due_ms: int) -> str:
 
 def check_name(name: str) -> None:
     """Raise `InvalidId` for a name with which firings would have no valid id."""
-    if not name or name[0] == "-" or "/" in name or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
+    if (
+        name in ("", ".", "..")  # clients take dots out of the path of a request, which is another request then
+        or name[0] == "-"
+        or "/" in name
+        or not name.isprintable()
+        or len(name.encode()) > NAME_BYTES_MAX
+    ):
         raise InvalidId(
-            f"{name!r:.220} is no name of a schedule: 1 to {NAME_BYTES_MAX} bytes of printable text that does not start with '-' "
-            "and holds no '/'"
+            f"{name!r:.220} is no name of a schedule: 1 to {NAME_BYTES_MAX} bytes of printable text that does not start with "
+            "'-', holds no '/', and is not '.' or '..'"
         )
 
 

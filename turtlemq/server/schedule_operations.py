@@ -110,8 +110,9 @@ SCHEDULES = [
         "triggerSchedule",
         "Put the message of a schedule now",
         schedules.Triggered,
-        "Also of one that is paused or has ended. Its times stay as they are, and so does `fired`.",
-        errors=(404, 507),
+        "Also of one that is paused or has ended. Its times stay as they are, and so does `fired`. `409 CONFLICT` for the "
+        "thousandth in one second.",
+        errors=(404, 409, 507),
         answer_example={"id": f"report@{_NOW}", "due_ms": _NOW},
         audit="schedule_triggered",
     ),

@@ -86,6 +86,10 @@ class ScheduleStore:
         documents, cursor = self.index.browse_documents(0, DUE_MS_MAX, limit, cursor)
         return [read_schedule(document) for document in documents], cursor
 
+    def has_due(self, now_ms: int) -> bool:
+        """Has a schedule something to do now? O(1)."""
+        return self.wake_ms is not None and self.wake_ms <= now_ms
+
     def due(self, now_ms: int, count_max: int) -> list[StoredSchedule]:
         """Schedules that have something to do now, the earliest first."""
         if self.wake_ms is None or self.wake_ms > now_ms:
@@ -105,11 +109,12 @@ class ScheduleStore:
         """When the newest version was written."""
         return self.index.last_seq >> SEQ_COUNTER_BITS
 
-    def stage(self, given: Sequence[StoredSchedule], now_ms: int) -> None:
-        """Stage new versions. Requires: no version of these schedules is staged."""
+    def stage(self, given: Sequence[StoredSchedule], now_ms: int, wake_ms: int | None = None) -> None:
+        """Stage new versions. `wake_ms`: when they have something to do, if not at their own times. Requires: no version of these
+        schedules is staged."""
         if given:
             first = self.index.next_seq(now_ms)
-            wakes = [self._wake_of(one.schedule) for one in given]
+            wakes = [self._wake_of(one.schedule) if wake_ms is None else wake_ms for one in given]
             self.index.store(_columns(given, wakes), first, commit=False)
             self._staged.update(one.name for one in given)
             self._note_wake(min(wakes))

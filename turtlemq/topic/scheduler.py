@@ -3,6 +3,9 @@
 A firing is durable before the version of its schedule that says so. If a crash comes in between, the same time is fired again
 under the same id, which the topic knows by then. Changes of a schedule go the other way: its new version is durable before a
 firing that sleeps ahead is cancelled.
+
+A schedule whose times cannot be told any more, since its zone has gone from the database of time zones, holds up nothing else: it
+is tried again every RETRY_MS, and the tick fails with its name.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from turtlemq.errors import InvalidSchedule, UnknownSchedule
+from turtlemq.errors import Conflict, InvalidSchedule, UnknownSchedule
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import Batch
-from turtlemq.schedules import LEAD_MS, Schedule, check_name, firing_id
+from turtlemq.schedules import LATE_MS, LEAD_MS, Schedule, check_name, firing_id
 from turtlemq.storage.ballast import Ballast
 from turtlemq.topic import facts, message_view
 from turtlemq.topic.schedule_store import ScheduleStore, StoredSchedule
@@ -23,6 +26,8 @@ from turtlemq.topic.stores import Stores
 
 SLICE = 200  # schedules of one step: 10 ms, and two syncs
 FIRINGS = 1_000  # after which a step comes to no further schedule: each may have many times to make up for
+TRIGGERS_MAX = 1_000  # of one schedule in a second: each looks for a time without a message, 0.1 ms for each that has one
+RETRY_MS = 600_000  # until a schedule is tried again whose times could not be told
 _SLACK_MS = 10_000  # how late a handoff may have been before a crash
 _UNDONE = ("sleep", "ready", "reserve")
 
@@ -33,6 +38,7 @@ class Scheduler:
     def __init__(self, stores: Stores, staging: Staging, ballast: Ballast) -> None:
         self._stores, self._staging, self._ballast = stores, staging, ballast
         self._since_ms: int | None = None  # since when the topic is open; None: nothing was done yet
+        self._late_ms: int | None = None  # times before it were missed, see `Schedule.step`; kept until no schedule waits
         self._made_up: set[str] = set()  # schedules of which a firing slept over an outage, see `Schedule.step`
 
     @property
@@ -58,36 +64,55 @@ class Scheduler:
         late: dict[str, Schedule] = {}
         for one in newest.values():
             schedule = one.schedule
-            if schedule.catch_up != "all" and schedule.last_ms is not None and schedule.last_ms < now_ms:
+            if schedule.catch_up != "all" and schedule.last_ms is not None and schedule.last_ms < now_ms - LATE_MS:
                 late[firing_id(schedule.name, schedule.last_ms)] = schedule
         asleep = self._stores.index.sleepers(late) if late else {}
         self._made_up = {late[id_].name for id_ in asleep if late[id_].catch_up == "one"}
         self._cancel([id_ for id_ in asleep if late[id_].catch_up == "skip"], now_ms)
 
     def run_if_due(self, now_ms: int) -> bool:
-        """Fire a slice of the schedules whose time has come. Returns whether there were any."""
+        """Fire a slice of the schedules whose time has come. Returns whether there were any. Raises `InvalidSchedule` at the end
+        if times of one could not be told."""
         store = self._stores.schedules
-        if store is None or store.wake_ms is None or store.wake_ms > now_ms:
+        if store is None or not store.has_due(now_ms):
+            self._late_ms = None
             return False
         assert self._since_ms is not None, "begin comes first"
+        if self._late_ms is None:  # else others of this moment still waited, or the disk is full: that is no outage
+            self._late_ms = now_ms - LATE_MS
         store.commit()  # a version that is staged replaces one that would be read here
         versions, ended, times = list[StoredSchedule](), list[StoredSchedule](), list[tuple[StoredSchedule, int]]()
+        unknown, why = list[StoredSchedule](), ""
         for one in store.due(now_ms, SLICE):
             if len(times) >= FIRINGS:
                 break
             if one.schedule.has_ended:
                 ended.append(one)
                 continue
-            fired, schedule = one.schedule.step(now_ms, self._since_ms, one.name in self._made_up, self._is_busy(one.schedule))
+            try:
+                fired, schedule = self._step(one.schedule, now_ms, self._since_ms, self._late_ms)
+            except InvalidSchedule as error:
+                unknown.append(one)
+                why = f"schedule {one.name!r} cannot fire: {error}. It is tried again in {RETRY_MS // 60_000} minutes."
+                continue
             times += [(one, at_ms) for at_ms in fired]
             versions.append(one.changed(schedule))
         self._fire(times, now_ms)
         store.stage(versions, now_ms)
+        store.stage(unknown, now_ms, wake_ms=now_ms + RETRY_MS)
         store.stage_removal(ended, now_ms)
         store.commit()
         store.advance(now_ms)
+        if not store.has_due(now_ms):
+            self._late_ms = None
         self._made_up.difference_update(one.name for one in versions)
+        if why:
+            raise InvalidSchedule(why)
         return True
+
+    def _step(self, schedule: Schedule, now_ms: int, since_ms: int, late_ms: int) -> tuple[list[int], Schedule]:
+        """The times of a schedule to fire now, and the schedule after them."""
+        return schedule.step(now_ms, since_ms, late_ms, schedule.name in self._made_up, self._is_busy(schedule))
 
     def _is_busy(self, schedule: Schedule) -> bool:
         """Does the schedule fire only when its last firing is done with, and is that not so?"""
@@ -172,10 +197,12 @@ class Scheduler:
 
     def trigger(self, name: str, now_ms: int) -> tuple[str, int]:
         """Fire a schedule once, now, paused or not; its times stay as they are. Durable. Returns id and due time of the message:
-        the last time up to now that has none yet."""
+        the last time up to now that has none yet. Raises `Conflict` if there is none in the last second."""
         found, at_ms = self.get(name), now_ms
         while message_view.message(self._stores, firing_id(name, at_ms)) is not None:
             at_ms -= 1
+            if at_ms <= now_ms - TRIGGERS_MAX:
+                raise Conflict(f"the topic has a message of each of the last {TRIGGERS_MAX:,} ms of schedule {name!r} already")
         self._fire([(found, at_ms)], now_ms)
         return firing_id(name, at_ms), at_ms
 

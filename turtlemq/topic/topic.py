@@ -21,7 +21,7 @@ from turtlemq.broker.cancel import CANCELLED
 from turtlemq.broker.results import Acked, Extended, Reserved, ReserveTerms
 from turtlemq.broker.save import LogSync
 from turtlemq.data_folder import logs
-from turtlemq.errors import Conflict, Exhausted, InvalidArgument, TurtleError, UnknownGroup, UnknownMessage
+from turtlemq.errors import Conflict, Exhausted, InvalidArgument, InvalidSchedule, TurtleError, UnknownGroup, UnknownMessage
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.writer import CommitGroup
 from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
@@ -298,17 +298,17 @@ class Topic:
         """Hand off a slice of the due messages, end overdue leases, and write a checkpoint, maintain or remove old data if it is
         time. `waiting`: groups for which a fetch waits. Returns when to call again: at once if more is due, None for never.
 
-        Raises the first `Exhausted` at the end: the rest of the work may make room."""
+        Raises the first `Exhausted` at the end: the rest of the work may make room. So with a schedule that cannot fire."""
         self.stores.refuse_if_stopped()
-        full = self._hand_off(now_ms)
+        failed: TurtleError | None = self._hand_off(now_ms)
         retain = partial(self._retention.run_if_due, waiting=self._unforgettable(waiting))
         for work in (self._schedule, self._end_leases, self._checkpoints.write_if_due, self._maintenance.step_if_due, retain):
             try:
                 work(now_ms)
-            except Exhausted as error:
-                full = full or error
-        if full is not None:
-            raise full
+            except (Exhausted, InvalidSchedule) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
         return self.next_wake(now_ms)
 
     def _schedule(self, now_ms: int) -> None:

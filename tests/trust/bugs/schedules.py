@@ -8,10 +8,8 @@ BUGS = (
     Bug(
         "the version of a schedule is written before its firing",
         "topic/scheduler.py",
-        "        self._fire(times, now_ms)\n        store.stage(versions, now_ms)\n        store.stage_removal(ended, now_ms)\n"
-        "        store.commit()\n",
-        "        store.stage(versions, now_ms)\n        store.stage_removal(ended, now_ms)\n        store.commit()\n"
-        "        self._fire(times, now_ms)\n",
+        "        self._fire(times, now_ms)\n        store.stage(versions, now_ms)\n",
+        "        store.stage(versions, now_ms)\n        store.commit()\n        self._fire(times, now_ms)\n",
         "scheduler trust:simulation",
     ),
     Bug(
@@ -91,5 +89,26 @@ BUGS = (
         "    paused = was_paused if asked.paused is None else asked.paused\n",
         "    paused = bool(asked.paused)\n",
         "schedules_server",
+    ),
+    Bug(
+        "a quick restart counts as an outage",
+        "schedules.py",
+        "late_ms if (self.next_ms or 0) >= late_ms else max(since_ms, late_ms)",
+        "max(since_ms, late_ms)",
+        "schedules scheduler",
+    ),
+    Bug(
+        "times that wait for room on the disk are missed",
+        "topic/scheduler.py",
+        "        if self._late_ms is None:  #",
+        "        if True:  #",
+        "scheduler",
+    ),
+    Bug(
+        "one schedule whose zone has gone stops its topic",
+        "topic/scheduler.py",
+        "            except InvalidSchedule as error:\n",
+        "            except ZeroDivisionError as error:\n",
+        "scheduler",
     ),
 )

@@ -466,4 +466,19 @@ BUGS = (
         "            pass\n",
         "grpc_subscribe",
     ),
+    # A virtual clock
+    Bug(
+        "a moved clock does all work at the end of its way",
+        "server/advance.py",
+        "        now_ms = max(now_ms, event_ms)\n",
+        "        now_ms = to_ms\n",
+        "testing schedules_server",
+    ),
+    Bug(
+        "a moved clock forgets its time with the process",
+        "server/clock.py",
+        "            self._write()\n        except BaseException:\n",
+        "            pass\n        except BaseException:\n",
+        "testing",
+    ),
 )

@@ -74,8 +74,8 @@ def _timing(asked: NewSchedule) -> Timing:
         raise InvalidSchedule(f"zone goes with cron; {given[0]} is counted in seconds, whatever the clocks show")
     return Timing(
         cron=asked.cron or "",
-        zone=asked.zone or "UTC",
-        every_ms=_ms("every", asked.every or 0),
+        zone="UTC" if asked.zone is None else asked.zone,
+        every_ms=0 if asked.every is None else max(1, _ms("every", asked.every)),  # 0 would be none
         delays_ms=tuple(_ms("delays", delay) for delay in asked.delays or ()),
         start_ms=asked.start_ms,
         end_ms=asked.end_ms,
