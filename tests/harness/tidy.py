@@ -150,7 +150,6 @@ STORES_ONLY = "turtlemq.topic"  # Index, Broker and dead letters of a topic are 
 
 # Private names of libraries, for which there is no public one. They have tests of their own.
 PRIVATE_OF_LIBRARIES = {
-    "turtlemq.server.aiohttp_internals": {"_cache", "_retry_connection"},
     "turtlemq.storage.process_worker": {"_exit"},
     "pyspark_turtlemq.session": {"_gateway"},
 }

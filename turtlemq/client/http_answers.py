@@ -85,10 +85,11 @@ class AnswerReader:
     (b'c', b'')
     """
 
-    __slots__ = ("has_ended", "_data", "_head", "_left", "_expected")
+    __slots__ = ("has_ended", "interims", "_data", "_head", "_left", "_expected")
 
     def __init__(self) -> None:
         self.has_ended = False  # no more bytes will come
+        self.interims = 0  # answers before the answer, such as 100 Continue, that came so far
         self._data = b""  # that came, and is not read yet
         self._head: Head | None = None  # of the answer that is being read
         self._left = 0  # bytes of the body, or of a chunk
@@ -114,6 +115,7 @@ class AnswerReader:
                 self._head = head = Head(int(found[2]), _headers(lines[1:]), found[1])
                 self._left, self._expected = head.length or 0, "size" if head.is_chunked else ""
                 return head
+            self.interims += 1
         self._check_waiting(len(self._data), "head")
         return None
 

@@ -151,7 +151,7 @@ class Servers:
         """Learn from an answer. A refusal as unavailable lets the next request go to another server."""
         if CLUSTER_HEADER in answer.headers and not self._in_cluster:
             self._in_cluster, self._wanted_at = True, now_s
-        if not self._in_cluster and target.topic:
+        if target.topic:
             self._learn_places(target, answer)
         shard = self._shard_of(target.topic)
         if answer.status in (502, 503):
@@ -186,7 +186,7 @@ class Servers:
                 self.partitions.forget(target.topic)
         elif len(urls) > 1:
             self.partitions.learn(target.topic, urls)
-        else:
+        elif not self._in_cluster:
             self._learn_owner(target, answer)
 
     def _learn_owner(self, target: Target, answer: Answer) -> None:

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import aiohttp
 from aiohttp import web
 
 from turtlemq.errors import NotReplicated
 from turtlemq.server import logs, trace
 from turtlemq.server.errors import NoLeader, NotLeader, Overloaded
-from turtlemq.server.proxy import CHANGES_NOTHING, DIRECT, EMPTY, HOP, Lost, NotSent, Payload, Proxy, pass_back
+from turtlemq.server.outbound import OutboundAnswer
+from turtlemq.server.proxy import CHANGES_NOTHING, DIRECT, EMPTY, HOP, Lost, Misrouted, NotSent, Payload, Proxy, pass_back
 from turtlemq.server.request import time_left
 from turtlemq.server.service import Service
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # a single node loads nothing of replication
     from turtlemq.server.cluster_part import ClusterPart
 
 T = TypeVar("T")
-Use = Callable[[aiohttp.ClientResponse], Awaitable[T]]  # of the head of an answer
+Use = Callable[[OutboundAnswer], Awaitable[T]]  # of the head of an answer
 
 TO_LEADER = ("/v1/topics", "/v1/find", "/v1/command", "/v1/status", "/v1/tenants", "/v1/cluster/shards/")  # beginnings of paths
 WAIT_S = 5.0  # for a leader
@@ -74,7 +74,7 @@ def answers(service: Service, topic: str) -> bool:
     return leads(service) and cluster is not None and cluster.has(topic)
 
 
-def _leads(service: Service, cluster: ClusterPart, shard: int) -> bool:
+def leads_shard(service: Service, cluster: ClusterPart, shard: int) -> bool:
     """Whether this process answers requests about a shard itself."""
     return shard == cluster.shard and leads(service)
 
@@ -94,8 +94,8 @@ def counted(service: Service) -> Iterator[None]:
 class Forwarder:
     """Finds the leader for requests that this process cannot answer itself."""
 
-    def __init__(self, service: Service, cafile: str = "") -> None:
-        self._service, self._proxy = service, Proxy(cafile)
+    def __init__(self, service: Service, cafile: str = "", proof: str = "") -> None:
+        self._service, self._proxy = service, Proxy(cafile, proof=proof)
         self._unreached: dict[int, str] = {}  # why the leader of a shard could not be reached, as long as that is so
         self._watched: ClusterPart | None = None  # whose changes are noticed
         self._seen: object = None  # role and leader at the last look
@@ -115,10 +115,12 @@ class Forwarder:
     def _count(self, outcome: str) -> None:
         self._service.meter.proxied[outcome] += 1
 
-    async def to_shard(self, request: web.Request, cluster: ClusterPart, shard: int) -> web.StreamResponse | None:
+    async def to_shard(
+        self, request: web.Request, cluster: ClusterPart, shard: int, use: Use[web.StreamResponse] | None = None
+    ) -> web.StreamResponse | None:
         """The answer of a shard's leader to a request; None if this process leads it, perhaps after a while, and has to answer
-        itself."""
-        is_here = partial(_leads, self._service, cluster, shard)
+        itself. `use`: how the answer is passed back."""
+        is_here = partial(leads_shard, self._service, cluster, shard)
         if is_here() or EMPTY in request.headers:
             await Payload(request).arrive()  # before it is decided: this process may hand over meanwhile
         if is_here():
@@ -128,10 +130,10 @@ class Forwarder:
             if HOP in request.headers or request.headers.get(DIRECT) == "1":
                 await trace.waited(request, self._until_leading(request, cluster, shard))
                 return None
-            return await trace.waited(request, self._forwarded(request, cluster, shard))
+            return await trace.waited(request, self._forwarded(request, cluster, shard, use or partial(pass_back, request)))
 
     async def part(self, request: web.Request, cluster: ClusterPart, shard: int, use: Use[T]) -> T:
-        """`use` of the answer of a shard's leader, which may be this process itself. Raises `NoLeader`."""
+        """`use` of the answer of a shard's leader, which may be this process itself. Raises `NoLeader`, or `Misrouted`."""
         self._watch(cluster)
         return await self._asked_until(request, cluster, shard, use, lambda: False)
 
@@ -149,7 +151,7 @@ class Forwarder:
     async def _until_leading(self, request: web.Request, cluster: ClusterPart, shard: int) -> None:
         """Return when this process leads, if it is about to. Raises `NotLeader` if it is not."""
         end = _end(request)
-        while not _leads(self._service, cluster, shard):
+        while not leads_shard(self._service, cluster, shard):
             place = self._leader(cluster, shard)
             if not self._is_here(cluster, place):
                 self._count("refused")
@@ -157,11 +159,13 @@ class Forwarder:
                 raise NotLeader(leader_url=url, revision=cluster.topology().revision)
             await self._change(cluster, end, shard)
 
-    async def _forwarded(self, request: web.Request, cluster: ClusterPart, shard: int) -> web.StreamResponse | None:
+    async def _forwarded(
+        self, request: web.Request, cluster: ClusterPart, shard: int, use: Use[web.StreamResponse]
+    ) -> web.StreamResponse | None:
         """The answer of the leader of a shard; None if this process leads it."""
-        is_here = partial(_leads, self._service, cluster, shard)
+        is_here = partial(leads_shard, self._service, cluster, shard)
         try:
-            return await self._asked_until(request, cluster, shard, partial(pass_back, request), is_here)
+            return await self._asked_until(request, cluster, shard, use, is_here)
         except _Here:
             return None
 
@@ -179,6 +183,8 @@ class Forwarder:
                 response = await self._asked(request, cluster, place, hint or place.url, payload)
                 answered = await use(response)
             except NotSent as error:
+                if error.is_misrouted:
+                    raise Misrouted(str(error)) from None
                 hint = "" if hint else self._hint(cluster, error)
                 self._note(shard, str(error))
             except Lost as error:
@@ -199,9 +205,9 @@ class Forwarder:
 
     async def _asked(
         self, request: web.Request, cluster: ClusterPart, place: ShardPlace, url: str, payload: Payload
-    ) -> aiohttp.ClientResponse:
+    ) -> OutboundAnswer:
         """The head of the leader's answer. Raises `Lost` also when another leader is elected: the first may stay silent."""
-        asking: asyncio.Future[aiohttp.ClientResponse] = asyncio.ensure_future(self._proxy.ask(request, url, payload))
+        asking: asyncio.Future[OutboundAnswer] = asyncio.ensure_future(self._proxy.ask(request, url, payload))
         try:
             while True:
                 with self._next_change(cluster) as change:
@@ -314,7 +320,7 @@ def _end(request: web.Request) -> float:
     return asyncio.get_running_loop().time() + min(WAIT_S, WAIT_PART * time_left(request))
 
 
-async def _last_word(asking: asyncio.Future[aiohttp.ClientResponse], payload: Payload, why: str) -> aiohttp.ClientResponse:
+async def _last_word(asking: asyncio.Future[OutboundAnswer], payload: Payload, why: str) -> OutboundAnswer:
     """The answer of a leader that was replaced. Raises `Lost` if none comes, `NotSent` if it has not got the whole request."""
     if payload.is_under_way:
         await asyncio.wait([asking], timeout=LAST_WORD_S)
@@ -323,13 +329,13 @@ async def _last_word(asking: asyncio.Future[aiohttp.ClientResponse], payload: Pa
     raise Lost(why) if payload.is_under_way else NotSent(why)
 
 
-def give_up(asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
+def give_up(asking: asyncio.Future[OutboundAnswer]) -> None:
     """End a request whose answer no caller waits for."""
     asking.cancel()
     asking.add_done_callback(_discard)
 
 
-def _discard(asking: asyncio.Future[aiohttp.ClientResponse]) -> None:
+def _discard(asking: asyncio.Future[OutboundAnswer]) -> None:
     """End the connection of an answer that has come all the same."""
     if not asking.cancelled() and asking.exception() is None:
         asking.result().close()

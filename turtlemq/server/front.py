@@ -34,6 +34,8 @@ from turtlemq.server.request import SERVICE
 
 GRACE_S = 0.05  # for the rest of a small request; after that it is aiohttp's, with its limits of time
 WAITED_BYTES = 16 << 10  # of a body whose rest is waited for
+SIBLING_BYTES = 1 << 20  # the same, of a request of another process, which sends it as soon as it is asked
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 HELD_BYTES = 64 << 10  # behind the request that is answered; with more, nothing is read until it is answered
 READY, HOT, PASSED, GIVEN = range(4)  # waits for a request; answers one; aiohttp answers one; all is aiohttp's
 _MINE = 1  # a bit of `read`, beside AIOHTTPS
@@ -41,12 +43,15 @@ _BEGINS = (b"POST /", b"DELETE /", b"PATCH /")
 
 
 class Front(asyncio.Protocol):
-    """One connection of a client, or of another process of this server, all of whose requests are for aiohttp."""
+    """One connection of a client, or of another process of this server."""
 
     def __init__(self, desk: Desk, lost: Callable[[], None], of_sibling: bool = False) -> None:
         self._desk, self._lost = desk, lost
         self._loop = asyncio.get_running_loop()
-        self._state, self._held, self._left, self._is_answered = GIVEN if of_sibling else READY, b"", 0, False
+        self._state, self._held, self._left, self._is_answered = READY, b"", 0, False
+        self._heads = desk.sibling_heads if of_sibling else desk.heads
+        self._waited_bytes = SIBLING_BYTES if of_sibling else WAITED_BYTES
+        self._has_continued = False  # the body of the next request was asked for
         self._rest_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._passed: PassedConnection | None = None
@@ -63,10 +68,7 @@ class Front(asyncio.Protocol):
         self._desk.open.add(self)
         self._since = self._loop.time()
         self._idle_timer = self._loop.call_later(self._desk.keepalive_s, self._idle)
-        if self._state == GIVEN:
-            self._idle_timer.cancel()
-            self._aiohttp()
-        elif not self._desk.allows(self._remote):
+        if self._heads is self._desk.heads and not self._desk.allows(self._remote):
             self._loop.call_later(REFUSE_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -138,7 +140,7 @@ class Front(asyncio.Protocol):
             else:
                 self._give()
             return
-        head = desk.heads.read(held[:end])
+        head = self._heads.read(held[:end])
         if head is None:
             self._give()
             return
@@ -146,8 +148,12 @@ class Front(asyncio.Protocol):
         if head.place is None or not desk.answers(head):
             self._pass(whole)
         elif len(held) >= whole:
+            self._has_continued = False
             self._answer(head, self._taken(whole)[end:])
-        elif head.length <= WAITED_BYTES:
+        elif head.length <= self._waited_bytes:
+            if head.expects and not self._has_continued:
+                self._has_continued = True
+                self._transport.write(CONTINUE)
             self._wait_for_rest()
         else:
             self._pass(whole)
@@ -173,7 +179,7 @@ class Front(asyncio.Protocol):
     def _late(self) -> None:
         """The rest of a request has not come in time."""
         end = self._held.find(b"\r\n\r\n") + 4
-        head = self._desk.heads.read(self._held[:end]) if end >= 4 else None
+        head = self._heads.read(self._held[:end]) if end >= 4 else None
         if head is None:
             self._give()
         else:
@@ -265,6 +271,7 @@ class Front(asyncio.Protocol):
 
     def _pass(self, whole: int) -> None:
         """Pass on the next request, of `whole` bytes, and wait until it is answered."""
+        self._has_continued = False
         part = self._taken(whole)
         self._left, self._is_answered, self._state = whole - len(part), False, PASSED
         self._aiohttp().data_received(part)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from turtlemq.server.auth import AUTH
-from turtlemq.server.forward import answers
+from turtlemq.server.forward import answers, leads
 from turtlemq.server.hot_heads import Head, Heads, hot_routes
 from turtlemq.server.proxy import PARTITION
 from turtlemq.server.request import SERVICE
@@ -46,6 +46,7 @@ class Desk:
         self.keepalive_s: float = limits["keepalive_timeout"]
         self.allows: Callable[[str], bool] = app[AUTH].allows
         self.heads = Heads(hot_routes(_hot_handlers(app)))
+        self.sibling_heads = Heads(hot_routes(_hot_handlers(app)), of_siblings=True)
         self.open: set[Connection] = set()
         self.is_ending = False
         self._service = app[SERVICE]
@@ -53,10 +54,10 @@ class Desk:
 
     def answers(self, head: Head) -> bool:
         """Whether this process itself answers a request about a topic; else it goes on to the leader, or to its shard."""
-        service, router = self._service, self._service.router
-        if router is not None and not router.has(head.place["topic"], head.headers.get(PARTITION)):
-            return False
-        return service.cluster is None or answers(service, head.place["topic"])
+        service, router, topic = self._service, self._service.router, head.place["topic"]
+        if router is None:
+            return service.cluster is None or answers(service, topic)
+        return router.has(topic, head.headers.get(PARTITION)) and (service.cluster is None or leads(service))
 
     async def end(self, timeout_s: float) -> None:
         """Close all connections, those with a request under way when it is answered, or at the end of the time."""

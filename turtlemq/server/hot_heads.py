@@ -3,6 +3,7 @@
 This is no parser of HTTP: it knows a small part of the language in which a head has one meaning for every reader, and says of
 anything else that it does not know it. No header twice, no line folded, no bare line feed, no byte beyond printable ASCII, the
 body's length in digits or no body at all, HTTP/1.1, a connection that stays open. All other heads are for aiohttp's parser.
+Another process of this server may ask for 100 Continue as well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _KNOWN_MAX, _KNOWN_BYTES = 1_000, 1 << 10  # heads that are remembered, and how 
 _LINE = re.compile(rb"([A-Z]{3,7}) (/[!-~]*) HTTP/1\.1")  # method and target
 _LINES = re.compile(rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ -~]*\r\n)+)\r\n")
 _LENGTH = re.compile(r"[0-9]{1,15}")
-_NOT_HERE = frozenset({"transfer-encoding", "upgrade", "expect", "trailer", "te", "proxy-connection", "http2-settings"})
+_CONTINUE = "100-continue"
+_NOT_HERE = frozenset({"transfer-encoding", "upgrade", "trailer", "te", "proxy-connection", "http2-settings"})
 _NAME = "[A-Za-z0-9_.:-]{1,200}"  # a variable of a path without escapes; the valid ones are checked behind
 
 
@@ -50,13 +52,18 @@ class Head:
     def __init__(self, method: str, path: str, headers: Headers, length: int, place: Any) -> None:
         self.method, self.path, self.headers, self.length, self.place = method, path, headers, length, place
 
+    @property
+    def expects(self) -> bool:
+        """The body comes when it is asked for."""
+        return dict.__contains__(self.headers, "expect")
+
 
 class Heads:
     """Knows plain heads. Those of a hot route without an id are remembered by their bytes, of others the headers alone: clients
     send the same ones again and again."""
 
-    def __init__(self, place_of: Callable[[str, str], Any]) -> None:
-        self._place_of = place_of
+    def __init__(self, place_of: Callable[[str, str], Any], of_siblings: bool = False) -> None:
+        self._place_of, self._of_siblings = place_of, of_siblings
         self._heads: dict[bytes, Head] = {}
         self._headers: dict[bytes, tuple[Headers, int]] = {}
 
@@ -71,7 +78,7 @@ class Heads:
 
     def _known_headers(self, lines: bytes) -> tuple[Headers, int] | None:
         known = self._headers.get(lines)
-        if known is None and (known := plain_headers(lines)) is not None:
+        if known is None and (known := plain_headers(lines, self._of_siblings)) is not None:
             _remember(self._headers, lines, known)
         return known
 
@@ -83,8 +90,9 @@ def _remember(known: dict[bytes, T], data: bytes, value: T) -> None:
         known[data] = value
 
 
-def plain_headers(lines: bytes) -> tuple[Headers, int] | None:
-    """The plain headers in these bytes, which end with an empty line, and the length of the body; None of any others."""
+def plain_headers(lines: bytes, may_expect: bool = False) -> tuple[Headers, int] | None:
+    """The plain headers in these bytes, which end with an empty line, and the length of the body; None of any others.
+    `may_expect`: they may ask for 100 Continue."""
     found = _LINES.fullmatch(lines)
     if found is None:
         return None
@@ -101,6 +109,7 @@ def plain_headers(lines: bytes) -> tuple[Headers, int] | None:
         or not _LENGTH.fullmatch(length)
         or headers.get("connection", "keep-alive").lower() != "keep-alive"
         or not _NOT_HERE.isdisjoint(headers)
+        or ("expect" in headers and not (may_expect and headers["expect"] == _CONTINUE))
     ):
         return None
     return headers, int(length)

@@ -159,8 +159,7 @@ class Site:
         self._runner.site = self
 
     def accept_siblings(self, listening: socket.socket) -> Listener:
-        """Accept connections of other processes of this server: all of them, without TLS, and all for aiohttp. The caller closes
-        the listener."""
+        """Accept connections of other processes of this server: all of them, without TLS. The caller closes the listener."""
         desk = self._desk
         assert desk is not None, "it listens"
 

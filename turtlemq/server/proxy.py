@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
-import aiohttp
 import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
-from yarl import URL
 
 from turtlemq.errors import InvalidArgument, describe
-from turtlemq.server.aiohttp_internals import QuietRequest, send_once
 from turtlemq.server.auth import remote_of
 from turtlemq.server.incoming import body
+from turtlemq.server.outbound import Body, OutboundAnswer, OutboundPool, Unreached
 from turtlemq.server.request import BUDGET, check_deadline, time_left
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
@@ -33,21 +31,21 @@ PARTITION = "X-Turtlemq-Partition"  # of a request for one partition of a topic:
 INTERNAL = (
     "X-Turtlemq-Internal"  # a request of another process of this server itself, which needs no right; also a key of requests
 )
+PROOF = "X-Turtlemq-Proof"  # of another node of the cluster, that it knows the secret
 CHANGES_NOTHING = ("GET", "HEAD")
 CONNECT_S = 1.0  # a machine that is gone does not refuse connections
 GRACE_S = 1.0  # beyond the caller's own time: the other node tells better what became of the request
 STALL_S = 30.0  # for the next piece of a streamed answer, on its way from the other node and to the client
 KEPT_BYTES = 1 << 20  # of a request body that is read first, so that it can be sent twice
 SMALL_BYTES = 64 << 10  # an answer so small is read first: if that fails, the client gets an error instead of a broken answer
-PIECE_BYTES = 256 << 10
 # Headers of one connection, not of the request; those that the sender sets anew; Origin was checked against Host here.
 _OF_CONNECTION = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
 _SET_ANEW = frozenset(
-    {"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, EMPTY, CLIENT, INTERNAL, HEADER))}
+    {"host", "origin", "expect", *(name.lower() for name in (BUDGET, HOP, DIRECT, EMPTY, CLIENT, INTERNAL, PROOF, HEADER))}
 )
-_AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp adds if there are none
+_SPELLED = {"www-authenticate": "WWW-Authenticate", "etag": "ETag"}  # headers that are not written as all others
 
 
 class NotSent(Exception):
@@ -57,6 +55,10 @@ class NotSent(Exception):
     def __init__(self, why: str, leader_url: str | None = None, revision: int = 0, is_misrouted: bool = False) -> None:
         super().__init__(why)
         self.leader_url, self.revision, self.is_misrouted = leader_url, revision, is_misrouted
+
+
+class Misrouted(Exception):
+    """A process has not got that partition: the topic was deleted, or made anew. Nothing was done."""
 
 
 class Lost(Exception):
@@ -82,7 +84,7 @@ class Payload:
         if self._request.body_exists and self._is_small and not self._request.content.is_eof():
             await body.keep(self._request)
 
-    async def data(self) -> AsyncIterator[bytes] | None:
+    async def data(self) -> Body | None:
         """The body for one try. Requires: it can be sent."""
         assert self.can_be_sent, "a streamed body was given away before"
         if not self._request.body_exists and self._request.method in CHANGES_NOTHING:
@@ -92,12 +94,12 @@ class Payload:
             return self._kept(b"")
         return self._kept(await body.keep(self._request)) if self._is_small else self._streamed()
 
-    async def _kept(self, data: bytes) -> AsyncIterator[bytes]:
+    async def _kept(self, data: bytes) -> Body:
         self.is_under_way = True
         if data:
             yield data
 
-    async def _streamed(self) -> AsyncIterator[bytes]:
+    async def _streamed(self) -> Body:
         self.is_under_way = self._begun = True
         while piece := await self._request.content.readany():
             yield piece
@@ -106,57 +108,53 @@ class Payload:
 class Proxy:
     """Connections to other nodes, kept open between requests."""
 
-    def __init__(self, cafile: str = "", path: str = "") -> None:
-        """`path`: of the Unix socket of another process of this server, in place of nodes at URLs."""
-        self._cafile, self._path = cafile, path
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, cafile: str = "", path: str = "", proof: str = "") -> None:
+        """`path`: of the Unix socket of another process of this server, in place of nodes at URLs; `proof`: for these nodes, that
+        requests are from one of them."""
+        self._cafile, self._path, self._proof = cafile, path, proof
+        self._pool: OutboundPool | None = None
 
     async def close(self) -> None:
         """End all connections."""
-        if self._session is not None:
-            await self._session.close()
+        if self._pool is not None:
+            self._pool.close()
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector: aiohttp.BaseConnector
-            if self._path:
-                connector = aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=50)
-            else:
-                tls = ssl.create_default_context(cafile=self._cafile or None)
-                connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=50)
-            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, request_class=QuietRequest)
-            send_once(self._session)
-        return self._session
+    def _opened(self) -> OutboundPool:
+        if self._pool is None:
+            tls = None if self._path else ssl.create_default_context(cafile=self._cafile or None)
+            self._pool = OutboundPool(self._path, tls)
+        return self._pool
 
-    async def ask(self, request: web.Request, url: str, payload: Payload) -> aiohttp.ClientResponse:
+    def _of_process(self, request: web.Request) -> dict[str, str]:
+        """The headers that processes believe each other."""
+        found = {CLIENT: remote_of(request)} if self._path else {PROOF: self._proof}
+        if INTERNAL in request:
+            found[INTERNAL] = "1"
+        if PARTITION in request:
+            found[PARTITION] = request[PARTITION]
+        return found
+
+    async def ask(self, request: web.Request, url: str, payload: Payload) -> OutboundAnswer:
         """Send a request to the node at `url`. Returns when the head of the answer is there. Raises `NotSent` or `Lost`."""
         data = await payload.data()
         check_deadline(request)
+        if not request.raw_path.startswith("/"):
+            raise InvalidArgument("the target of a request is a path")
         left_s = time_left(request)
         total_s = left_s + GRACE_S if left_s < float("inf") else None
         headers = forwarded_headers(request, left_s)
-        if self._path:
-            headers[CLIENT] = remote_of(request)
-            if INTERNAL in request:
-                headers[INTERNAL] = "1"
-            if PARTITION in request:
-                headers[PARTITION] = request[PARTITION]
+        if self._path or self._proof:
+            headers.update(self._of_process(request))
+        target, connect_s = url.rstrip("/") + request.raw_path, min(CONNECT_S, left_s)
         try:
-            response = await self._opened().request(
-                request.method,
-                URL(url.rstrip("/") + request.raw_path, encoded=True),
-                data=data,
-                expect100=data is not None,  # until the other node has said so, it has not got the body, and done nothing
-                headers=headers,
-                skip_auto_headers=_AUTOMATIC,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=min(CONNECT_S, left_s)),
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            response = await self._opened().ask(request.method, target, headers, data, total_s, connect_s)
+        except Unreached as error:
             raise NotSent(f"{url} cannot be reached: {describe(error)}") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except Exception as error:
             if (broken := request.content.exception()) is not None:
                 raise InvalidArgument(f"the body cannot be read: {broken}") from None
+            if not isinstance(error, OSError | TimeoutError):
+                raise
             why = f"{url} did not answer: {describe(error)}"
             raise (Lost(why) if payload.is_under_way else NotSent(why)) from error
         if response.status == 421:
@@ -164,7 +162,7 @@ class Proxy:
         return response
 
 
-async def _not_leading(url: str, response: aiohttp.ClientResponse) -> NotSent:
+async def _not_leading(url: str, response: OutboundAnswer) -> NotSent:
     """The refusal of a node that does not lead."""
     why = f"{url} does not lead"
     try:
@@ -172,7 +170,7 @@ async def _not_leading(url: str, response: aiohttp.ClientResponse) -> NotSent:
         leader_url, revision = details["leader_url"], details["revision"]
         is_misrouted = details.get("partitions") is not None
         return NotSent(why, leader_url if isinstance(leader_url, str) else None, int(revision), is_misrouted)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+    except (OSError, TimeoutError, msgspec.DecodeError, KeyError, TypeError, ValueError):
         return NotSent(why)
     finally:
         response.release()
@@ -197,9 +195,10 @@ def _end_to_end(headers: Mapping[str, str], without: frozenset[str] = frozenset(
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
 
 
-async def pass_back(request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
+async def pass_back(request: web.Request, response: OutboundAnswer) -> web.StreamResponse:
     """Give the answer of another node to the client. Raises `Lost` if it does not arrive whole."""
-    headers = _end_to_end(response.headers, frozenset({HEADER.lower()}))
+    told = _end_to_end(response.headers, frozenset({HEADER.lower()}))
+    headers = CIMultiDict((_SPELLED.get(name) or name.title(), value) for name, value in told.items())
     try:
         if request.method == "HEAD":
             return web.Response(status=response.status, headers=headers)
@@ -209,17 +208,17 @@ async def pass_back(request: web.Request, response: aiohttp.ClientResponse) -> w
         out = web.StreamResponse(status=response.status, headers=headers)
         await _stream_back(request, response, out)
         return out
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise Lost(f"the answer of {response.url.origin()} is not complete: {describe(error)}") from error
+    except (OSError, TimeoutError) as error:
+        raise Lost(f"the answer of {response.origin} is not complete: {describe(error)}") from error
     finally:
         response.release()  # closes the connection, if the answer was not read to its end
 
 
-async def _stream_back(request: web.Request, response: aiohttp.ClientResponse, out: web.StreamResponse) -> None:
+async def _stream_back(request: web.Request, response: OutboundAnswer, out: web.StreamResponse) -> None:
     await out.prepare(request)
     while True:
         async with asyncio.timeout(STALL_S):
-            piece = await response.content.read(PIECE_BYTES)
+            piece = await response.piece()
             if not piece:
                 break
             await out.write(piece)

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from turtlemq.broker.results import Reserved
 from turtlemq.engine import Engine
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # a single node loads nothing of replication
     from turtlemq.replica.lead import Lead
     from turtlemq.replica.standby import Standby
     from turtlemq.server.cluster_part import ClusterPart
+    from turtlemq.server.routing import Router
     from turtlemq.server.shards.siblings import Siblings
 
 TICK_S = 0.01  # after this time a tick begins with no further topic: requests are served before the next tick
@@ -54,16 +55,6 @@ BEHIND_S = 0.05  # the pause of ticks and producers while required copies are fa
 
 
 async def _stop_nothing() -> None: ...
-
-
-class Router(Protocol):
-    """The way to the other processes of a server with several shards (`shards.router`). Requests are aiohttp's."""
-
-    def receive(self, request: Any) -> bool: ...
-
-    def has(self, topic: str, named: str | None) -> bool: ...
-
-    async def elsewhere(self, request: Any) -> Any: ...
 
 
 class Service:

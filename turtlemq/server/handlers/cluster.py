@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from turtlemq import __version__
 from turtlemq.server import trace
+from turtlemq.server.auth import AUTH
 from turtlemq.server.outgoing.answers import ClusterAnswer, ClusterNode, ClusterShard
 from turtlemq.server.outgoing.reply import answer
 from turtlemq.server.request import SERVICE, query, time_left, urls_of
@@ -31,8 +32,11 @@ async def topology(request: web.Request) -> web.Response:
         watch.use(cluster)
     if asked.revision is not None and asked.wait:
         await trace.waited(request, watch.after(asked.revision, min(asked.wait, time_left(request))))
+    router, auth = request.app[SERVICE].router, request.app[AUTH]
+    met = {} if router is None else router.partitioned()
+    topics = {name: count for name, count in sorted(met.items()) if auth.may(request, name)}
     if cluster is not None:
-        return answer(cluster.topology())
+        return answer(structs.replace(cluster.topology(), topics=topics))
     url = str(request.url.origin())
     urls = urls_of(request, request.app[SERVICE].siblings)
     return answer(
@@ -45,7 +49,7 @@ async def topology(request: web.Request) -> web.Response:
             hash="xxh3_64",
             nodes={ALONE: ClusterNode(url, version=__version__)},
             leaders=[ClusterShard(n, node=ALONE, url=own, isr=[ALONE], want=[ALONE]) for n, own in enumerate(urls)],
-            topics={},
+            topics=topics,
             problems=[],
         )
     )

@@ -72,9 +72,9 @@ def _check_target(request: web.Request, into: str) -> None:
     names.check_topic(into)
     request.app[AUTH].require(request, into, PRODUCE)
     service = request.app[SERVICE]
-    if service.cluster is not None and not service.cluster.has(into):
+    if service.cluster is not None and service.router is not None and not service.router.has(into, None):
         raise InvalidArgument(
-            f"into is a topic of the same shard as {request.match_info['topic']!r}, in a cluster of several shards"
+            f"into is a topic without partitions, of the same shard as {request.match_info['topic']!r}, in a cluster of several"
         )
     if service.siblings is not None and not service.siblings.has(into):
         return  # its process decides whether it may be created

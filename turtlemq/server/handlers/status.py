@@ -163,8 +163,8 @@ def _ready_node(cluster: ClusterPart, must_lead: bool) -> web.Response:
 
 def owned(service: Service, names: Iterable[str]) -> list[str]:
     """Topics that this process counts: a topic with partitions is counted where its first one is."""
-    siblings = service.siblings
-    return [name for name in names if siblings is None or siblings.has(name)]
+    sharing = service.siblings or service.cluster
+    return [name for name in names if sharing is None or sharing.has(name)]
 
 
 def uptime_s() -> float:

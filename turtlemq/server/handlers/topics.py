@@ -64,10 +64,10 @@ async def put_topic(request: web.Request) -> web.Response:
     """PUT /v1/topics/{topic}"""
     topic = names.check_topic(request.match_info["topic"])
     changes = to_flat(await read_as(request, TopicSettings))
-    engine, siblings = engine_of(request), request.app[SERVICE].siblings
-    if changes.get("partitions", 1) > (1 if siblings is None else siblings.count):
+    engine, router = engine_of(request), request.app[SERVICE].router
+    if changes.get("partitions", 1) > (1 if router is None else router.shards):
         raise InvalidArgument(
-            "partitions is at most the number of shards of a server: start it with --shards (a cluster has none so far)"
+            "partitions is at most the number of shards: start the server with --shards, or make a cluster with several"
         )
     check_topic_limit(request, topic)
     if topic not in engine.topics:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import aiohttp
 from aiohttp import web
 
 from turtlemq.errors import Unavailable
+from turtlemq.server.outbound import OutboundAnswer
 from turtlemq.server.outgoing.reply import Answered
-from turtlemq.server.proxy import INTERNAL, PARTITION, pass_back
-from turtlemq.server.shards.calls import READ_S, Calls, Misrouted, Part, made_of
+from turtlemq.server.proxy import INTERNAL, PARTITION, Misrouted, pass_back
+from turtlemq.server.shards.calls import READ_S, Calls, Part, made_of
 from turtlemq.server.shards.fan_fetch import FanFetch
 
 
@@ -43,7 +43,7 @@ class Ask:
         """The answer of one partition to the request as it came."""
         self.request[PARTITION] = self.named(partition)
 
-        async def use(response: aiohttp.ClientResponse) -> web.StreamResponse:
+        async def use(response: OutboundAnswer) -> web.StreamResponse:
             return await pass_back(self.request, response)
 
         return await self.calls.asked(self.request, self.places[partition], READ_S, use)

@@ -1,4 +1,5 @@
-"""Requests from one process of a server to another, over Unix sockets: a client's as it came, or one that was made out of it.
+"""Requests from one process to that of another shard: a client's as it came, or one that was made out of it. Here they go to
+processes of the same server, over Unix sockets; those to the leaders of a cluster are in `cluster_calls`.
 
 A process that restarts has its socket all the time, so requests wait there for a second or two. A request that was not carried
 out, or may be carried out twice, is sent again for a while.
@@ -8,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
-import aiohttp
 from aiohttp import web
 
 from turtlemq.errors import Unavailable, describe
@@ -20,8 +20,9 @@ from turtlemq.server.forward import can_be_repeated, give_up
 from turtlemq.server.hot_heads import Head, Headers
 from turtlemq.server.hot_request import HotRequest
 from turtlemq.server.incoming.body import KEPT
-from turtlemq.server.proxy import CHANGES_NOTHING, Lost, NotSent, Payload, Proxy
-from turtlemq.server.request import DEADLINE, time_left
+from turtlemq.server.outbound import OutboundAnswer
+from turtlemq.server.proxy import CHANGES_NOTHING, Lost, Misrouted, NotSent, Payload, Proxy
+from turtlemq.server.request import DEADLINE, time_left, urls_of
 from turtlemq.server.service import Service
 from turtlemq.server.shards.siblings import Siblings
 
@@ -48,10 +49,6 @@ def response_of(part: Part) -> web.Response:
     return web.Response(status=part.status, body=part.body, headers={"Content-Type": part.kind, **kept})
 
 
-class Misrouted(Exception):
-    """A process has not got that partition: the topic was deleted, or made anew. Nothing was done."""
-
-
 def made_of(request: web.Request, path: str, body: bytes, more: Mapping[str, str], method: str = "") -> web.Request:
     """A request about a part of `request`, with the same sender, name and time."""
     headers = Headers({name.lower(): value for name, value in request.headers.items()})
@@ -69,12 +66,49 @@ def made_of(request: web.Request, path: str, body: bytes, more: Mapping[str, str
     return cast(web.Request, made)
 
 
-class Calls:
+Use = Callable[[OutboundAnswer], Awaitable[T]]  # of the head of an answer
+
+
+class Calls(Protocol):
+    """The way from one process to those of all shards, itself included."""
+
+    @property
+    def shards(self) -> int:
+        """How many there are."""
+
+    def has(self, shard: int) -> bool:
+        """Whether this process answers requests about a shard."""
+
+    def urls(self, request: web.Request) -> list[str | None]:
+        """The addresses of the processes of all shards, as far as they are known."""
+
+    def count(self, outcome: str) -> None:
+        """Count a request that was passed on."""
+
+    async def whole(self, request: web.Request, shard: int, read_s: float = READ_S) -> Part:
+        """The whole answer of a shard's process. Raises `Unavailable` if it does not answer, `Misrouted` if it has not got the
+        partition."""
+
+    async def asked(self, request: web.Request, shard: int, read_s: float, use: Use[T]) -> T:
+        """`use` of the answer of a shard's process."""
+
+
+class SiblingCalls:
     """The connections of one process to all processes of its server, itself included."""
 
     def __init__(self, service: Service, siblings: Siblings) -> None:
-        self._service = service
+        self._service, self._siblings = service, siblings
         self._proxies = [Proxy(path=path) for path in siblings.paths]
+
+    @property
+    def shards(self) -> int:
+        return self._siblings.count
+
+    def has(self, shard: int) -> bool:
+        return shard == self._siblings.shard
+
+    def urls(self, request: web.Request) -> list[str | None]:
+        return [*urls_of(request, self._siblings)]
 
     async def close(self) -> None:
         """End the connections."""
@@ -86,12 +120,11 @@ class Calls:
         self._service.meter.proxied[outcome] += 1
 
     async def whole(self, request: web.Request, shard: int, read_s: float = READ_S) -> Part:
-        """The whole answer of a shard's process. Raises `Unavailable` if it does not answer."""
+        """The whole answer of a shard's process. Raises `Unavailable` if it does not answer, `Misrouted` if it has not got the
+        partition."""
         return await self.asked(request, shard, read_s, read_whole)
 
-    async def asked(
-        self, request: web.Request, shard: int, read_s: float, use: Callable[[aiohttp.ClientResponse], Awaitable[T]]
-    ) -> T:
+    async def asked(self, request: web.Request, shard: int, read_s: float, use: Use[T]) -> T:
         """`use` of the answer of a process. A request that was not carried out, or may be twice, is sent again for a while."""
         payload, end = Payload(request), asyncio.get_running_loop().time() + min(WAIT_S, read_s, WAIT_PART * time_left(request))
         while True:
@@ -111,11 +144,9 @@ class Calls:
                 raise Unavailable(text)
             await asyncio.sleep(PAUSE_S)
 
-    async def _head(
-        self, request: web.Request, shard: int, payload: Payload, end: float, read_s: float
-    ) -> aiohttp.ClientResponse:
+    async def _head(self, request: web.Request, shard: int, payload: Payload, end: float, read_s: float) -> OutboundAnswer:
         """The head of a process' answer. Raises `NotSent` if the process does not take the request in time."""
-        asking: asyncio.Future[aiohttp.ClientResponse] = asyncio.ensure_future(
+        asking: asyncio.Future[OutboundAnswer] = asyncio.ensure_future(
             self._proxies[shard].ask(request, f"http://shard-{shard}", payload)
         )
         is_read = request.method in CHANGES_NOTHING
@@ -129,12 +160,12 @@ class Calls:
             raise
 
 
-async def read_whole(response: aiohttp.ClientResponse) -> Part:
+async def read_whole(response: OutboundAnswer) -> Part:
     """The whole answer of a process. Raises `Lost` if it does not come."""
     try:
         kind = response.headers.get("Content-Type", "")
         return Part(response.status, kind, await response.read(), response.headers)
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except (OSError, TimeoutError) as error:
         raise Lost(f"its answer is not complete: {describe(error)}") from error
     finally:
         response.release()

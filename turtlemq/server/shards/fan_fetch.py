@@ -25,9 +25,9 @@ from turtlemq.server.incoming.body import read_as
 from turtlemq.server.incoming.bson_messages import documents
 from turtlemq.server.media_types import BSON, JSON
 from turtlemq.server.outgoing.reply import LEASE_HEADER, NO_WAIT_HEADER, PAUSED_HEADER, Reply, encode
-from turtlemq.server.proxy import PARTITION
+from turtlemq.server.proxy import PARTITION, Misrouted
 from turtlemq.server.request import DEADLINE, time_left
-from turtlemq.server.shards.calls import READ_S, Calls, Misrouted, Part, made_of, response_of
+from turtlemq.server.shards.calls import READ_S, Calls, Part, made_of, response_of
 from turtlemq.server.shards.named_polls import END_POLL, POLL
 from turtlemq.server.shards.split import joined_lease
 

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -25,18 +24,17 @@ from turtlemq.server.handlers.command import Command
 from turtlemq.server.incoming.batches import TYPES, decode_slices
 from turtlemq.server.incoming.body import read
 from turtlemq.server.media_types import JSON
+from turtlemq.server.outbound import OutboundAnswer
 from turtlemq.server.outgoing.reply import Answered, encode
 from turtlemq.server.proxy import PARTITION, STALL_S
-from turtlemq.server.request import SERVICE, check_deadline, due_rules
+from turtlemq.server.request import CONFIG, SERVICE, check_deadline, due_rules, rules_for
 from turtlemq.server.shards import merge, split, unite
 from turtlemq.server.shards.ask import Ask
 from turtlemq.server.shards.calls import READ_S, Part, made_of, response_of
 from turtlemq.server.shards.pages import PAGES
 from turtlemq.server.shards.unite import Piece
+from turtlemq.settings import Settings
 from turtlemq.shards import partition_of
-
-PIECE_BYTES = 256 << 10  # of a streamed answer
-
 
 Way = Callable[[Ask], Awaitable[Answered]]
 
@@ -97,7 +95,8 @@ async def _produce(ask: Ask) -> Answered:
     request, service = ask.request, ask.request.app[SERVICE]
     data, now = await read(request, TYPES), now_ms()
     kind = request.content_type if request.headers.get("Content-Type") else ""
-    steps = decode_slices(data, kind, now, due_rules(request, ask.topic))
+    rules = due_rules(request, ask.topic) if service.serving else rules_for(request.app[CONFIG], Settings())
+    steps = decode_slices(data, kind, now, rules)
     batch = await service.turns.finish(steps, lambda: check_deadline(request), ask.topic)
     check_batch(batch)
     check_expiry(batch, now)
@@ -222,10 +221,10 @@ async def _forecast(ask: Ask) -> Answered:
     return refused or _answer(unite.json_of(part.body for part in parts.values()))
 
 
-async def _copy(response: aiohttp.ClientResponse, out: web.StreamResponse) -> None:
+async def _copy(response: OutboundAnswer, out: web.StreamResponse) -> None:
     while True:
         async with asyncio.timeout(STALL_S):
-            piece = await response.content.read(PIECE_BYTES)
+            piece = await response.piece()
             if not piece:
                 return
             await out.write(piece)
@@ -235,12 +234,12 @@ async def _export(ask: Ask) -> Answered:
     """The lines of all partitions, one partition behind the other."""
     out = web.StreamResponse()
 
-    async def use(response: aiohttp.ClientResponse) -> Part | None:
+    async def use(response: OutboundAnswer) -> Part | None:
         try:
             if response.status >= 300:
                 return Part(response.status, response.headers.get("Content-Type", ""), await response.read(), response.headers)
             if not out.prepared:
-                out.content_type = response.content_type
+                out.content_type = response.headers.get("Content-Type", "").partition(";")[0]
                 await out.prepare(ask.request)
             if ask.request.method != "HEAD":
                 await _copy(response, out)

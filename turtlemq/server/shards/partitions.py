@@ -20,11 +20,10 @@ from turtlemq.errors import Corrupt, InvalidArgument, TurtleError, Unavailable
 from turtlemq.server import logs
 from turtlemq.server.incoming import body
 from turtlemq.server.outgoing.reply import answer, encode
-from turtlemq.server.proxy import INTERNAL, PARTITION
+from turtlemq.server.proxy import INTERNAL, PARTITION, Misrouted
 from turtlemq.server.request import DEADLINE
 from turtlemq.server.service import Service
-from turtlemq.server.shards.calls import Calls, Misrouted, Part, made_of
-from turtlemq.server.shards.siblings import Siblings
+from turtlemq.server.shards.calls import Calls, Part, made_of
 from turtlemq.server.topic_settings import TopicSettings, to_flat, to_nested
 from turtlemq.shards import shard_of, shards_of
 from turtlemq.storage import names
@@ -48,8 +47,8 @@ def parse(text: str) -> tuple[int, int]:
 class Partitions:
     """The topics with partitions, as one process knows them."""
 
-    def __init__(self, service: Service, siblings: Siblings, calls: Calls) -> None:
-        self._service, self._siblings, self._calls = service, siblings, calls
+    def __init__(self, service: Service, calls: Calls) -> None:
+        self._service, self._calls = service, calls
         self._known: dict[str, int] = {}  # topics with partitions of other owners
         self._confirmed: set[str] = set()  # own topics whose other partitions are there, and set as partition 0 is
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,7 +57,16 @@ class Partitions:
     def of(self, topic: str) -> int:
         """How many partitions a topic has, as far as this process knows: 1 at least."""
         own = self._own(topic) if self._service.serving else 0
-        return own or (1 if self._siblings.has(topic) else self._known.get(topic, 1))
+        return own or (1 if self._calls.has(self.owner(topic)) else self._known.get(topic, 1))
+
+    def met(self) -> dict[str, int]:
+        """Topics with partitions that this process has, or has met."""
+        topics = self._service.engine.topics if self._service.serving else {}
+        return self._known | {name: topic.settings.partitions for name, topic in topics.items() if topic.settings.partitions > 1}
+
+    def owner(self, topic: str) -> int:
+        """The shard of a topic, or of its partition 0."""
+        return shard_of(topic, self._calls.shards)
 
     def _own(self, topic: str) -> int:
         """The number of partitions that the settings in this shard tell; 0: the topic is not there, or they cannot be read."""
@@ -81,12 +89,12 @@ class Partitions:
 
     def places(self, topic: str, count: int) -> list[int]:
         """The shards of all partitions."""
-        return shards_of(topic, count, self._siblings.count)
+        return shards_of(topic, count, self._calls.shards)
 
     def has(self, topic: str, number: int, count: int, may_make: bool) -> bool:
         """Whether this process has a partition of a topic. `may_make`: of a request that would make it."""
         own = self._own(topic)
-        return (own == count if own else may_make) and self.places(topic, count)[number] == self._siblings.shard
+        return (own == count if own else may_make) and self._calls.has(self.places(topic, count)[number])
 
     # The owner
 
@@ -98,7 +106,7 @@ class Partitions:
         """Ask the owner how many partitions a topic has, and let it make those that are missing. 0: there is no such topic."""
         question = made_of(request, f"/v1/topics/{topic}", b"", {PARTITION: _AGREE}, "PUT")
         question[INTERNAL] = True
-        told = await self._calls.whole(question, shard_of(topic, self._siblings.count))
+        told = await self._calls.whole(question, self.owner(topic))
         count = int(msgspec.json.decode(told.body)["partitions"]) if told.status == 200 else 0
         if told.status != 200:
             raise Unavailable(f"the partitions of topic {topic!r} do not agree, and their owner cannot help now. Try again.")
@@ -140,10 +148,8 @@ class Partitions:
             return None  # it is refused by the handler
         found = self._service.engine.topics.get(topic)
         count = changes.get("partitions", 1 if found is None else found.settings.partitions)
-        if count > self._siblings.count:
-            raise InvalidArgument(
-                f"partitions is at most {self._siblings.count}, the number of shards of this server, not {count}"
-            )
+        if count > (most := self._calls.shards):
+            raise InvalidArgument(f"partitions is at most {most}, the number of shards, not {count}")
         if count == 1 or (found is not None and found.settings.partitions != count):
             return None
         async with self._lock(topic):
