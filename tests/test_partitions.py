@@ -490,6 +490,16 @@ def test_a_group_is_moved_and_deleted_in_all_partitions(processes: list[Server],
     assert server.call("GET", f"/v1/topics/{topic}/groups/default").status == 404
 
 
+def test_the_first_command_through_a_process_finds_its_partition(server: Server, processes: list[Server]) -> None:
+    name = topic_in(1, SHARDS, "commanded")  # the process of shard 0 has no partition of it
+    processes[1].ok("PUT", f"/v1/topics/{name}", {"partitions": 2})
+    id_ = next(id_ for id_ in IDS if partition_of(id_, 2) == 1)
+    add = {"command": "add", "topic": name, "id": id_, "body": 1, "delay": 3600, "TTR": 30}
+    assert processes[0].ok("POST", "/v1/command", add)["success"]
+    listed = processes[2].ok("GET", f"/v1/topics/{name}/messages", headers={"X-Turtlemq-Partition": "1/2"})["messages"]
+    assert [message["id"] for message in listed] == [id_]
+
+
 def test_commands_about_a_topic_with_partitions(processes: list[Server], topic: str) -> None:
     def command(number: int, **asked: Any) -> Any:
         return processes[number].ok("POST", "/v1/command", asked)

@@ -16,20 +16,42 @@ from urllib.parse import quote
 import bson
 import pytest
 
+from tests.harness.etcd_process import MISSING, is_installed
 from tests.harness.server_process import Server, running
-from tests.harness.shard_process import PartitionedServer, partitioned
+from tests.harness.shard_nodes import shard_nodes
+from tests.harness.shard_process import AnyProcess, PartitionedServer, own_processes, through_any
 
 NDJSON, BSON = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "application/bson"}
 FAR_MS = 4_000_000_000_000
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (4, 1), (4, 4)], ids=["alone", "four-shards", "four-partitions"])
+OF_CLUSTERS = [pytest.mark.skipif(not is_installed(), reason=MISSING), pytest.mark.slow]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((1, 1, False), id="alone"),
+        pytest.param((4, 1, False), id="four-shards"),
+        pytest.param((4, 4, False), id="four-partitions"),
+        pytest.param((4, 1, True), id="cluster", marks=OF_CLUSTERS),
+        pytest.param((4, 4, True), id="cluster-partitions", marks=OF_CLUSTERS),
+    ],
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Every part of the contract holds through any process of a server with several shards, and for topics with partitions, but
-    for the order between messages of different partitions."""
-    shards, partitions = request.param
-    with running(tmp_path_factory.mktemp("server") / "data", "--shards", str(shards)) as found:
-        yield found if partitions == 1 else partitioned(found, partitions)
+    """Every part of the contract holds through any process, of a server with several shards or of a cluster's nodes, and for
+    topics with partitions, but for the order between messages of different partitions."""
+    shards, partitions, is_cluster = request.param
+    folder = tmp_path_factory.mktemp("server")
+    if is_cluster:
+        with shard_nodes(folder, "ab", shards=shards) as nodes:
+            nodes.start()
+            nodes.until_whole("a", "b")
+            yield through_any(nodes.server, nodes.ports, partitions)
+        return
+    with running(folder / "data", "--shards", str(shards)) as found:
+        ports = [found.port, *(own.port for own in own_processes(found))]
+        yield found if shards == 1 else through_any(found, ports, partitions)
 
 
 @pytest.fixture
@@ -137,6 +159,7 @@ def test_an_id_is_stored_once(server: Server, topic: str) -> None:
     again = server.ok("POST", put, {"messages": [{"body": 2, "id": "x"}, {"body": 3, "id": "y"}]})
     counts = {"created": 1, "duplicates": 1, "replaced": 0, "rescheduled": 0}
     assert again.pop("partitions", 2) == 2
+    assert again.pop("copies", 2) == 2  # in a cluster
     assert again == {"ids": ["x", "y"], **counts, "duplicate_indexes": [0], "durable": "fsync"}
     assert [message["body"] for message in server.fetch(topic)] == [1, 3]
     server.ack(topic, "x")
@@ -328,9 +351,9 @@ def test_operating(server: Server, topic: str) -> None:
     server.put(topic, {"body": 1, "delay": 60})
     assert server.ok("GET", "/healthz")["status"] == "alive"
     assert server.ok("GET", "/readyz")["status"] == "ready"
-    page = server.call("GET", "/metrics")
-    assert page.headers["Content-Type"].startswith("text/plain")
-    lines = re.sub(r'shard="\d",', "", page.data.decode()).splitlines()
+    pages = [server.call("GET", "/metrics") for _ in range(len(server.ports) if isinstance(server, AnyProcess) else 1)]
+    assert all(page.headers["Content-Type"].startswith("text/plain") for page in pages)
+    lines = re.sub(r'shard="\d",', "", "".join(page.data.decode() for page in pages)).splitlines()
     assert f'turtlemq_messages{{topic="{topic}",state="sleep"}} 1' in lines
     assert any(line.startswith('turtlemq_requests_total{method="POST",route="/v1/topics/{topic}/messages"') for line in lines)
 

@@ -9,17 +9,18 @@ import random
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from tests.harness.cluster_process import eventually
 from tests.harness.etcd_process import running_etcd
 from tests.harness.node_process import NodeHome, running_node
-from tests.harness.server_process import PATIENCE_S
+from tests.harness.server_process import PATIENCE_S, Server
 from turtlemq.replica.cluster_init import Shape, init_cluster
 from turtlemq.replica.cluster_state import Keys
 from turtlemq.replica.cluster_view import ClusterView
@@ -71,6 +72,17 @@ class ShardNodes:
     def start(self, *names: str) -> None:
         for name in names or self.homes:
             self._stack.enter_context(running_node(self.homes[name], stand_in=False))
+
+    @property
+    def server(self) -> Server:
+        """The first node, as a server of its own."""
+        home = next(iter(self.homes.values()))
+        return Server(cast("subprocess.Popen[str]", home.process), home.port, self.root)
+
+    @property
+    def ports(self) -> list[int]:
+        """Of all processes. Requires: each node has a copy of each shard."""
+        return [home.port + at for home in self.homes.values() for at in range(self.shards + 1)]
 
     # Etcd
 
@@ -128,6 +140,10 @@ class ShardNodes:
             if _is_python(pid):
                 os.kill(pid, signal.SIGKILL)
         home.process.wait(PATIENCE_S)
+
+    def kill_process(self, name: str, shard: int) -> None:
+        """Kill the process of a shard on a node; its supervisor goes on."""
+        os.kill(self.pid_of(name, shard), signal.SIGKILL)
 
     def pid_of(self, name: str, shard: int) -> int:
         """The process of a shard on a node."""

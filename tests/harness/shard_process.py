@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,21 @@ def topic_in(shard: int, shards: int, base: str = "topic") -> str:
 
 
 @dataclass
-class PartitionedServer(Server):
+class AnyProcess(Server):
+    """A server of several processes, each of which gets the next request in turn. `ports`: where they listen."""
+
+    ports: tuple[int, ...] = ()
+    turn: int = 0
+
+    def call(self, method: str, path: str, value: Any = None, **more: Any) -> Answer:
+        """One request to the next process."""
+        self.port = self.ports[self.turn % len(self.ports)]
+        self.turn += 1
+        return super().call(method, path, value, **more)
+
+
+@dataclass
+class PartitionedServer(AnyProcess):
     """A server whose topics for tests have partitions. It gives fetched messages in the order in which they were put: between
     partitions there is none."""
 
@@ -44,9 +59,10 @@ class PartitionedServer(Server):
         return sorted(found, key=lambda message: self.rank.get(message["id"], 0))
 
 
-def partitioned(server: Server, partitions: int) -> PartitionedServer:
-    """A server, for tests of topics with so many partitions."""
-    return PartitionedServer(server.process, server.port, server.data, server.tls, server.grpc_port, partitions)
+def through_any(server: Server, ports: Sequence[int], partitions: int = 1) -> AnyProcess:
+    """A server whose processes at these ports get requests in turn, for tests of topics with so many partitions."""
+    own = server.process, server.port, server.data, server.tls, server.grpc_port, tuple(ports)
+    return AnyProcess(*own) if partitions == 1 else PartitionedServer(*own, partitions=partitions)
 
 
 def own_processes(server: Server) -> list[Server]:
