@@ -231,7 +231,8 @@ def markdown(report: Report, pictures: Mapping[str, Path] | None = None) -> str:
 
 def figure_lines(title: str, figures: Sequence[tuple[str, Figure]]) -> list[str]:
     """A section of RESULTS.md with a table of figures."""
-    about = "What each figure means: [docs/PERFORMANCE.md](../docs/PERFORMANCE.md)."
+    page = "FLOW.md" if title == FLOW_TITLE else "PERFORMANCE.md"
+    about = f"What each figure means: [docs/{page}](../docs/{page})."
     return [f"## {title}", "", about, "", *_markdown_table(_COLUMNS, [cells(name, figure) for name, figure in figures]), ""]
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.harness.client_world import ASK, GOOD, World
 from tests.harness.server_process import Server, running
 from turtlemq.client import AsyncClient, AsyncConsumer, CancelToken, Client, Consumer, Message, errors, sending, topic_calls
-from turtlemq.client.consumer_flows import FULL_WAIT_S, fetch, limit
-from turtlemq.client.consumer_state import ConsumerOptions, ConsumerState
+from turtlemq.client.consumer_flows import fetch, limit
+from turtlemq.client.consumer_state import FULL_WAIT_S, ConsumerOptions, ConsumerState
 from turtlemq.client.desk import AHEAD_MAX, Desk, desk_size, low_most
 from turtlemq.client.time_limit import NO_LIMIT
 from turtlemq.client.wire import Answer, Request
@@ -82,12 +82,31 @@ def test_low_priority_leaves_room_for_others() -> None:
     one = state([0.0], prefetch=40)
     assert one.fetch_low() is None, "a topic without priorities is asked as ever"
     one.add_fetched([message(str(n), "low") for n in range(25)], 0.0)
-    assert one.fetch_low() == 5
-    for _ in range(4):
+    for _ in range(5):
         one.next_job(0.0)
     assert one.fetch_low() == 5, "those that are being handled count"
     one.add_fetched([message("urgent", "high")], 0.0)
     assert one.next_job(0.0)[0].message.id == "urgent"
+
+
+def test_the_quarter_that_is_not_for_low_is_fetched_for_early() -> None:
+    one = state([0.0], prefetch=40)
+    one.add_fetched([message(str(n), "low") for n in range(30)], 0.0)
+    for _ in range(4):
+        one.next_job(0.0)
+    assert (one.fetch_count(), one.fetch_low(), one.full_wait_s()) == (10, 0, FULL_WAIT_S), "26 of 40 are not begun"
+    one.finished(one.next_job(0.0), {}, 0.02)
+    assert one.full_wait_s() == pytest.approx(5 * 0.02 / 4), "then half of them are begun"
+    one.add_fetched([message("urgent", "high")], 0.0)
+    assert (one.fetch_count(), one.full_wait_s()) == (10, pytest.approx(6 * 0.02 / 4))
+    one.add_fetched([message(f"n{n}") for n in range(5)], 0.0)
+    assert one.fetch_count() == 0, "fetches stay large"
+    while one.next_job(0.0)[0].message.id != "9":
+        pass
+    assert (one.fetch_low(), one.full_wait_s()) == (1, FULL_WAIT_S), "29 are in hand"
+    plain = state([0.0], prefetch=40)
+    plain.add_fetched([message(str(n)) for n in range(30)], 0.0)
+    assert plain.fetch_count() == 0, "a topic without low priority is asked as ever"
 
 
 def test_a_fetch_without_room_for_low_is_short() -> None:

@@ -12,8 +12,9 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -30,7 +31,7 @@ from turtlemq.client.wire import Answer, Request
 
 IN_TIME, TRIES, RECOVERED = "answered in time, of the peak", "tries a call", "back to normal after"
 GOALS = {IN_TIME: Goal("≥", 0.9), TRIES: Goal("≤", 1.25), RECOVERED: Goal("≤", 5.0)}
-BUDGET_S, BATCH, CLIENTS = 0.2, 500, 32
+BUDGET_S, BATCH, CLIENTS = 0.2, 2_000, 32  # large requests, so that the callers cost little
 CONNECTIONS_MAX = 600  # of the callers; those without one give up, as a client with a limit does
 REQUEST = Request("POST", "/")  # in place of the encoded one
 CALM_S = 0.05  # a call that takes no longer is normal again
@@ -69,22 +70,22 @@ class Load:
         try:
             step = next(flow)
             while True:
-                step = await self._carry_out(step, flow)
+                step = (await self._carried_out(step, flow))()
         except StopIteration:
             self.in_time += time.perf_counter() <= due + BUDGET_S
         except ClientError:
             pass  # it was given up
 
-    async def _carry_out(self, step: Send | Pause, flow: Flow[Answer]) -> Send | Pause:
+    async def _carried_out(self, step: Send | Pause, flow: Flow[Answer]) -> Callable[[], Send | Pause]:
+        """Carry out a step. Returns how the flow goes on: its end cannot pass through a coroutine."""
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
-            return flow.send(None)
+            return partial(flow.send, None)
         self.tries += 1
         try:
-            answer = await self._try(step)
+            return partial(flow.send, await self._try(step))
         except ConnectionFailed as failed:
-            return flow.throw(failed)
-        return flow.send(answer)
+            return partial(flow.throw, failed)
 
     async def _try(self, step: Send) -> Answer:
         """Send it once. A caller that gives up closes its connection."""

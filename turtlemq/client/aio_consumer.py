@@ -176,7 +176,8 @@ class AsyncConsumer:
             if not count:
                 await self._changed.wait()
                 continue
-            flow = consumer_flows.fetch(self.options, count, self._policy, self._state.fetch_low())
+            low, wait_s = self._state.fetch_low(), self._state.full_wait_s()
+            flow = consumer_flows.fetch(self.options, count, self._policy, low, wait_s)
             messages, arrived_s = await self.client.run(flow)
             self._state.add_fetched(messages, arrived_s)
             self._notify()

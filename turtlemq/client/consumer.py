@@ -191,13 +191,13 @@ class Consumer:
         while True:
             with self._lock:
                 self._room.wait_for(lambda: self._state.stopping or self._state.fetch_count() > 0)
-                count, low = self._state.fetch_count(), self._state.fetch_low()
+                count, low, wait_s = self._state.fetch_count(), self._state.fetch_low(), self._state.full_wait_s()
             if self._stopped.is_set():
                 return
-            self._fetch(count, low)
+            self._fetch(count, low, wait_s)
 
-    def _fetch(self, count: int, low: int | None) -> None:
-        flow = consumer_flows.fetch(self.options, count, self._policy, low)
+    def _fetch(self, count: int, low: int | None, full_wait_s: float) -> None:
+        flow = consumer_flows.fetch(self.options, count, self._policy, low, full_wait_s)
         try:
             messages, arrived_s = self.client.run(flow, sleep=self._sleep, on_connection=self._note_polling)
             with self._lock:

@@ -10,26 +10,27 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from turtlemq.client import calls
-from turtlemq.client.consumer_state import AckList, ConsumerOptions, InHand, Retry, all_failed, error_text
+from turtlemq.client.consumer_state import FULL_WAIT_S, AckList, ConsumerOptions, InHand, Retry, all_failed, error_text
 from turtlemq.client.errors import BodyMismatch, ClientError, TimedOut
 from turtlemq.client.fetched import Message
 from turtlemq.client.sending import FOREVER, Flow, RetryPolicy, send_with_retries
 from turtlemq.client.time_limit import limited
 
 log = logging.getLogger("turtlemq.client")
-FULL_WAIT_S = 0.1  # of a poll that asks for none of low priority
 AT_MOST_ONCE_WAIT_S = 2.0  # a long poll that acks on delivery must not be cut off by a stop, so it is short
 
 
-def fetch(options: ConsumerOptions, count: int, policy: RetryPolicy, low: int | None = None) -> Flow[tuple[list[Message], float]]:
+def fetch(
+    options: ConsumerOptions, count: int, policy: RetryPolicy, low: int | None = None, full_wait_s: float = FULL_WAIT_S
+) -> Flow[tuple[list[Message], float]]:
     """Fetch up to `count` messages by long polling, `low` of low priority at most. Returns them and the time at which the answer
-    arrived. While none of low priority may come, the poll is short: there may soon be room."""
+    arrived. While none of low priority may come, the poll ends after `full_wait_s`: there may be room by then."""
     wait_s = min(options.wait, AT_MOST_ONCE_WAIT_S) if options.at_most_once else options.wait
     call = calls.fetch(
         options.topic,
         group=options.group,
         max=count,
-        wait=min(wait_s, FULL_WAIT_S) if low == 0 else wait_s,
+        wait=min(wait_s, full_wait_s) if low == 0 else wait_s,
         ttr=None if options.at_most_once else options.ttr,
         consumer=options.name,
         ack="auto" if options.at_most_once else "manual",

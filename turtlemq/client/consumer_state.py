@@ -23,6 +23,7 @@ from turtlemq.client.time_limit import NO_LIMIT
 from turtlemq.client.wire import Seconds, as_seconds, seconds_of
 
 FETCH_MAX = 10_000
+FULL_WAIT_S, FULL_WAIT_S_MIN = 0.1, 0.01  # of a poll that asks for none of low priority
 ERROR_CHARS_MAX = 4_000  # the limit of the server
 FRAMES_MAX, FRAMES_CHARS_MAX = 5, 1_500  # of a traceback, in the text of an error
 RETRY_S_MAX = 1e9  # the server refuses a delay beyond its latest due time, and the whole ack list with it
@@ -182,17 +183,34 @@ class ConsumerState:
         return max(desk_size(self.options.concurrency, self._mean_s), self.options.handlers) if given is None else given
 
     def fetch_count(self) -> int:
-        """How many messages to fetch now; 0 until half of the prefetched ones are begun, so that fetches stay large."""
+        """How many messages to fetch now; 0 until half of the prefetched ones are begun, so that fetches stay large. Where there
+        is low priority, the quarter that is not for it is fetched for earlier: it must not wait behind the rest."""
         prefetch, waiting = self.prefetch, len(self.queue)
-        if self.stopping or waiting > prefetch // 2:
+        room = max(0, min(FETCH_MAX, prefetch - waiting - self.handling))
+        if self.stopping or (self._is_early and (not self._has_low or room < prefetch // 4)):
             return 0
-        return max(0, min(FETCH_MAX, prefetch - waiting - self.handling))
+        return room
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether more than half of the prefetched messages are not begun."""
+        return len(self.queue) > self.prefetch // 2
 
     def fetch_low(self) -> int | None:
         """How many of them may be of low priority; None: any number, while no message has had that."""
         if not self._has_low:
             return None
+        if self._is_early:
+            return 0
         return max(0, low_most(self.prefetch, self.options.handlers) - self.queue.count("low") - self._handling_low)
+
+    def full_wait_s(self) -> float:
+        """How long a fetch that takes none of low priority may wait: until half of the messages are begun, for then more of low
+        priority are needed."""
+        left = len(self.queue) - self.prefetch // 2
+        if left <= 0 or self._mean_s is None:
+            return FULL_WAIT_S
+        return min(FULL_WAIT_S, max(FULL_WAIT_S_MIN, left * self._mean_s / self.options.concurrency))
 
     def add_fetched(self, messages: Sequence[Message], arrived_s: float) -> None:
         """Queue the messages of a fetch whose answer arrived at this time."""
