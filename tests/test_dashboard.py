@@ -293,8 +293,12 @@ def test_pages_filters_and_the_forecast_lead_to_messages(server: Server, page: P
     assert 0 < count <= 120
     page.get_by_label("as it would be with a spread of").select_option("1 h")
     expect(page.locator("#forecast")).to_contain_text(re.compile(r"at most \d+ in 30 min instead of \d+"))
+    expect(page.locator("#forecast .bars a i.before").first).to_be_visible()
+    page.get_by_label("as it would be with a spread of").select_option("10 min")
+    expect(page.locator("#forecast")).to_contain_text("This spread is shorter than a column")
     page.get_by_label("as it would be with a spread of").select_option("none")
     expect(page.locator("#forecast")).not_to_contain_text("instead of")
+    expect(page.locator("#forecast .bars i.before")).to_have_count(0)
     column.click()
     expect(rows(page)).to_have_count(min(50, count))
     assert "from=" in page.url
@@ -378,6 +382,7 @@ def test_attempts_and_pauses_are_shown_where_the_server_has_them(server: Server,
     page.goto(server.url + "/#/t/later/sleep?message=m")
     expect(page.locator("#attempts li")).to_have_count(2)
     expect(page.locator("#attempts li").first).to_contain_text("Attempt 1 failed g, w1")
+    expect(page.locator("#attempts li").first).not_to_contain_text("next")  # which has begun
     expect(page.locator("#attempts pre")).to_have_text(NASTY)
     expect(page.locator("#attempts li").last).to_contain_text("under way")
     page.get_by_role("button", name="Retry now").click()
@@ -440,6 +445,7 @@ def test_a_schedule_is_put_triggered_paused_changed_and_deleted(server: Server, 
     detail = page.locator("#schedule")
     expect(detail.locator(".times li")).to_have_count(10)
     expect(detail).to_contain_text("0 9 * * MON-FRI")
+    expect(detail).to_contain_text(f"as clocks show them in {page.evaluate('Intl.DateTimeFormat().resolvedOptions().timeZone')}")
     first = server.ok("GET", "/v1/topics/timed/schedules/report/next")["next_ms"][0]
     expect(detail.locator(".times time").first).to_have_attribute("datetime", page.evaluate(f"new Date({first}).toISOString()"))
     expect(rows(page)).to_have_count(2)

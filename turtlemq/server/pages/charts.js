@@ -120,10 +120,12 @@ export function Forecast({ topic }) {
   const [name, setName] = useState("24 h");
   const [hours, bucket] = SPANS[name];
   const [spread, setSpread] = useState("none");
+  const isSpread = spread !== "none";
   const [answer] = usePoll(() => call(`${at(topic, "forecast")}?bucket=${bucket}&hours=${hours + bucket / 3600}&from_ms=${roundStart(bucket * 1000)}&what_if_spread=${SPREADS[spread]}`), [topic, name, spread], 10000);
   const found = answer && { ...answer, ...answer.what_if };
   const before = answer ? Math.max(0, ...answer.counts) : 0;
-  const top = found ? Math.max(1, ...found.counts) : 1;
+  const top = found ? Math.max(1, before, ...found.counts) : 1;
+  const most = found ? Math.max(0, ...found.counts) : 0;
   const total = found ? found.counts.reduce((a, b) => a + b, 0) : 0;
   const to = (i) => link(topic, "sleep", { from: found.from_ms + i * found.bucket_ms, to: found.from_ms + (i + 1) * found.bucket_ms - 1 });
   return html`<section class="panel" id="forecast">
@@ -132,12 +134,13 @@ export function Forecast({ topic }) {
     ${found && html`<div class="bars" role="group" aria-label=${`${count(total)} messages come due`}>
         ${found.counts.map((n, i) => {
           const text = `${clock(found.from_ms + i * found.bucket_ms)}: ${count(n)}`;
-          const bar = html`<i style=${{ height: `${n ? Math.max(2, (n / top) * 100) : 0}%` }}></i>`;
+          const height = (m) => ({ height: `${m ? Math.max(2, (m / top) * 100) : 0}%` });
+          const bar = html`${isSpread && answer.counts[i] > 0 && html`<i class="before" style=${height(answer.counts[i])}></i>`}<i style=${height(n)}></i>`;
           return n ? html`<a key=${i} href=${to(i)} title=${text} aria-label=${text} data-count=${n}>${bar}</a>` : html`<span key=${i} title=${text} data-count="0">${bar}</span>`;
         })}
       </div>
       <div class="marks quiet">${marksOf(found.counts.length).map((i) => html`<span style=${{ left: `${(100 * i) / found.counts.length}%` }}>${label(found.from_ms + i * found.bucket_ms, hours)}</span>`)}</div>
-      <p class="quiet">${count(total)} in this time, at most ${count(total ? top : 0)} in ${span(found.bucket_ms)}${spread === "none" ? "" : ` instead of ${count(before)}`}; ${count(found.overdue)} overdue, ${count(found.beyond)} later. A column leads to its messages.</p>`}
+      <p class="quiet">${count(total)} in this time, at most ${count(most)} in ${span(found.bucket_ms)}${isSpread ? ` instead of ${count(before)}` : ""}; ${count(found.overdue)} overdue, ${count(found.beyond)} later. A column leads to its messages.${isSpread && SPREADS[spread] < bucket ? " This spread is shorter than a column: a shorter time shows it better." : ""}</p>`}
   </section>`;
 }
 

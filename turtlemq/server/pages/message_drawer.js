@@ -36,9 +36,10 @@ const OUTCOMES = { acked: "good", failed: "bad", dead: "bad", expired: "bad" };
 
 function Attempts({ attempts }) {
   if (!attempts || !attempts.length) return null;
+  const newest = new Map(attempts.map((one) => [one.group, one])); // an earlier one has been followed already
   return html`<section id="attempts"><h3>Attempts</h3><ol class="attempts">${attempts.map((one) => html`<li class=${OUTCOMES[one.outcome] || ""}>
     <div><strong>Attempt ${one.attempt}</strong> <span class=${`pill ${OUTCOMES[one.outcome] || ""}`}>${one.outcome || "under way"}</span> <span class="quiet">${one.group}${one.consumer ? `, ${one.consumer}` : ""}</span></div>
-    <div class="quiet"><${When} ms=${one.reserved_ms} plain />${one.ended_ms && one.reserved_ms ? `, ${span(one.ended_ms - one.reserved_ms)}` : ""}${one.next_ms ? html`; next <${When} ms=${one.next_ms} />` : ""}</div>
+    <div class="quiet"><${When} ms=${one.reserved_ms} plain />${one.ended_ms && one.reserved_ms ? `, ${span(one.ended_ms - one.reserved_ms)}` : ""}${one.next_ms && newest.get(one.group) === one ? html`; next <${When} ms=${one.next_ms} />` : ""}</div>
     ${one.error && html`<pre class="error">${one.error}</pre>`}</li>`)}</ol></section>`;
 }
 

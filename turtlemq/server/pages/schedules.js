@@ -82,7 +82,7 @@ function Details({ topic, name, query, changed }) {
         <button type="button" class="danger" onclick=${() => remove(topic, name, () => (close(), changed()))}>Delete</button>
         <button type="button" class="icon" aria-label="Close" onclick=${close}>✕</button></span></div>
     <dl class="facts">${facts.map(([label, value]) => html`<div><dt>${label}</dt><dd>${value}</dd></div>`)}</dl>
-    <h4>Next times${one.paused && one.ended_ms === null ? ", if it was resumed now" : ""}</h4>
+    <h4>Next times${one.paused && one.ended_ms === null ? ", if it was resumed now" : ""} <span class="quiet">as clocks show them in ${zoneHere()}</span></h4>
     ${coming && coming.next_ms.length ? html`<ol class="times">${coming.next_ms.map((ms) => html`<li key=${ms}><time datetime=${new Date(ms).toISOString()}>${clock(ms)}</time> <span class="quiet">${distance(ms, serverNow())}</span></li>`)}</ol>` : html`<p class="quiet">${coming ? "None." : "…"}</p>`}
     <h4>Body</h4><pre>${one.body_base64 === undefined ? JSON.stringify(one.body, null, 2) : preview(one)}</pre></section>`;
 }
