@@ -76,6 +76,7 @@ def test_changes_are_noted_with_token_client_and_count(server: Server) -> None:
         ("DELETE", f"{base}/messages/m0", None),
         ("POST", f"{base}/cancel", {"ids": ["m1", "m2", "unknown"]}),
         ("POST", f"{base}/cancel", {"ids": ["unknown"]}),  # changes nothing
+        ("POST", f"{base}/cancel", {"ids": ["m4"]}),
         ("POST", "/v1/command", {"command": "delete", "topic": "orders", "id": "m3"}),
         ("POST", f"{base}/groups/g/pause", None),
         ("POST", f"{base}/resume", None),
@@ -93,7 +94,8 @@ def test_changes_are_noted_with_token_client_and_count(server: Server) -> None:
         ("reschedule", "m0", 1),
         ("cancel", "m0", 1),
         ("cancel", "", 2),
-        ("cancel", "", 1),
+        ("cancel", "m4", 1),
+        ("cancel", "m3", 1),
         ("pause", "g", 1),
         ("resume", "", 1),
         ("compact", "", 1),
@@ -119,8 +121,9 @@ def test_dead_letters_are_noted_by_their_number(server: Server) -> None:
     assert as_(server, "boss", "POST", f"{base}/dead/requeue", {"ids": ["d0"]}).json["requeued"] == 1
     assert as_(server, "boss", "POST", f"{base}/dead/delete", {"filter": {}}).json["deleted"] == dead - 1
     assert as_(server, "boss", "POST", f"{base}/dead/delete", {"filter": {}}).json["deleted"] == 0
-    found = [(one["action"], one["count"]) for one in events(server, query="?topic=dying")]
-    assert found == [("topic_created", 1), ("requeue", 1), *([("dead_deleted", dead - 1)] if dead > 1 else [])]
+    found = [(one["action"], one["target"], one["count"]) for one in events(server, query="?topic=dying")]
+    deleted = [("dead_deleted", "", dead - 1)] if dead > 1 else []
+    assert found == [("topic_created", "", 1), ("requeue", "d0", 1), *deleted]
 
 
 def test_refused_requests_are_not_noted(server: Server) -> None:

@@ -49,6 +49,28 @@ def test_a_narrow_terminal_folds_ids(server: Server, verb: tuple[str, ...], colu
     assert "…" in seen, "bodies give way"
 
 
+def test_the_audit_log_names_actions_and_times_whole(server: Server) -> None:
+    server.put("audited", {"id": "a", "body": 1, "delay": 900})
+    server.ok("POST", "/v1/topics/audited/cancel", {"ids": ["a"]})
+    server.ok("PUT", "/v1/topics/audited/schedules/nightly", {"every": 3600, "body": 1})
+    seen = on_a_terminal("audit", "audited", columns=80, TURTLEMQ_URL=server.url)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen).replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [re.findall(r"cancel|schedule_created|audited|nightly", line) for line in lines] == [
+        [],
+        ["cancel", "audited"],
+        ["schedule_created", "audited", "nightly"],
+    ]
+
+
+def test_a_forecast_fits_the_terminal(server: Server) -> None:
+    server.put("forecast", {"body": 1, "delay": 900})
+    for columns in (60, 80):
+        seen = on_a_terminal("forecast", "forecast", columns=columns, TURTLEMQ_URL=server.url)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", seen).replace("\r", "").splitlines()
+        assert 50 < max(map(len, lines)) <= columns
+
+
 @pytest.mark.parametrize("columns", [80, 30])
 def test_names_of_topics_are_whole_beside_figures(server: Server, columns: int) -> None:
     seen = on_a_terminal("topics", columns=columns, TURTLEMQ_URL=server.url)

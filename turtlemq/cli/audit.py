@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 from urllib.parse import urlencode
 
 import typer
 
 from turtlemq.cli.call import URL, call
-from turtlemq.cli.output import new_table, print_json, print_table, printable
+from turtlemq.cli.output import console, new_table, print_json, print_table, printable
 from turtlemq.cli.parameters import AsJson, Url, complete_topic, time_option
 from turtlemq.cli.times import TIME_HELP, format_time
 
 COLUMNS = ("token", "client", "action", "topic", "target", "count", "request_id")
+_NARROW = 100  # characters of a terminal on which ids of requests are left out
 
 
 def audit(
@@ -36,7 +38,9 @@ def audit(
         for event in events:
             print_json(event)
         return
-    table = new_table("at", *COLUMNS, left=6)
+    is_narrow = sys.stdout.isatty() and console().width < _NARROW
+    columns = [column for column in COLUMNS if not is_narrow or column != "request_id"]
+    table = new_table("at", *columns, left=6, shrink=("client",), whole=("at", "action"))
     for event in events:
-        table.add_row(format_time(event["at_ms"]), *(printable(str(event.get(column, ""))) for column in COLUMNS))
+        table.add_row(format_time(event["at_ms"])[:19], *(printable(str(event.get(column, ""))) for column in columns))
     print_table(table)

@@ -54,10 +54,10 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False)
 
 
-def new_table(*columns: str, left: int = 1, shrink: Collection[str] = ()) -> Table:
+def new_table(*columns: str, left: int = 1, shrink: Collection[str] = (), whole: Collection[str] = ()) -> Table:
     """A table without frames. The first `left` columns are text, the others right-aligned numbers; only those that `shrink`
-    names are ever cut."""
-    return Table(columns, left, shrink)
+    names are ever cut, and those that `whole` names are not folded."""
+    return Table(columns, left, shrink, whole)
 
 
 def print_table(table: Table) -> None:

@@ -164,8 +164,7 @@ def get(topic: Topic, name: Name, url: Url = URL, as_json: AsJson = False) -> No
     if as_json:
         print_json(one)
         return
-    table = new_table("", "", left=2)
-    table.add_row("name", printable(one["name"]))
+    table = new_table("name", printable(one["name"]), left=2)
     table.add_row("when", timing_text(one))
     table.add_row("next", format_time(one["next_ms"]) if not _state(one) else _state(one))
     for label, field in (

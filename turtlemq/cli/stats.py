@@ -14,6 +14,7 @@ from turtlemq.cli.times import format_duration, format_time
 from turtlemq.cli.topics import groups_table
 
 BAR = " ▏▎▍▌▋▊▉█"
+BEFORE_BAR = 33  # characters of a forecast's line: the time, the count, and the gaps
 LINES = 24  # of a forecast without --bucket, about
 _ROUND_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 14_400, 21_600, 43_200, 86_400, 604_800)
 
@@ -129,6 +130,7 @@ def forecast(
 
 def _draw(answer: dict[str, Any]) -> None:
     out = console()
+    width = max(10, min(50, out.width - BEFORE_BAR))
     if "what_if" in answer:
         peaks = max(answer["counts"], default=0), max(answer["what_if"]["counts"], default=0)
         answer |= answer["what_if"]
@@ -139,7 +141,7 @@ def _draw(answer: dict[str, Any]) -> None:
     if not any(answer["counts"]):
         print(f"nothing comes due in the next {format_duration(answer['bucket_ms'] * len(answer['counts']))}")
     for i, count in enumerate(answer["counts"] if any(answer["counts"]) else ()):
-        at, drawn = format_time(answer["from_ms"] + i * answer["bucket_ms"])[:19], bar(count / largest, 50)
+        at, drawn = format_time(answer["from_ms"] + i * answer["bucket_ms"])[:19], bar(count / largest, width)
         late = f"  [red]late by {format_duration(late_ms[i])}[/red]" if late_ms and late_ms[i] else ""
         out.print(f"{at}  {count:>10,}" + (f"  [green]{drawn}[/green]" if drawn else "") + late, markup=True)
     if answer["beyond"]:

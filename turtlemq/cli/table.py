@@ -20,10 +20,13 @@ _LEAST = ((12, 20), (4, 8))
 class Table:
     """Rows of text under a header. Rows that were printed are dropped; later ones get at least the same widths."""
 
-    def __init__(self, columns: Collection[str], left: int = 1, shrink: Collection[str] = ()) -> None:
+    def __init__(
+        self, columns: Collection[str], left: int = 1, shrink: Collection[str] = (), whole: Collection[str] = ()
+    ) -> None:
         self._columns = list(columns)
         self._left = left
         self._shrinks = [name in shrink for name in columns]
+        self._whole = [name in whole for name in columns]
         self._rows: list[tuple[str, ...]] = []
         self._widths = [len(name) for name in columns]
         self._has_header = True
@@ -53,7 +56,8 @@ class Table:
         from rich.text import Text
 
         table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold", show_header=self._has_header)
-        folds = [not shrinks and number < self._left for number, shrinks in enumerate(self._shrinks)]
+        kinds = enumerate(zip(self._shrinks, self._whole, strict=True))
+        folds = [not shrinks and not whole and number < self._left for number, (shrinks, whole) in kinds]
         widths = fitted(self._widths, self._shrinks, folds, options.max_width - GAP * len(self._widths))
         for number, (name, width, shrinks) in enumerate(zip(self._columns, widths, self._shrinks, strict=True)):
             table.add_column(

@@ -1,8 +1,8 @@
 """The audit log: one event for each change that a person or a program has asked for, in the log and in a file of the data folder.
 
 Puts, fetches, acks and extends are no such changes: metrics count them. Which HTTP operation is noted, and as what, stands in the
-table of operations; a handler may say how many messages it has changed (`COUNT`), or a better name (`ACTION`). A change over gRPC
-is noted by its handler, under the same names (`Action`).
+table of operations; a handler may say how many messages it has changed (`COUNT`), which one (`TARGET`), or a better name
+(`ACTION`). A change over gRPC is noted by its handler, under the same names (`Action`).
 
 Events are written by a thread, so that no request waits for the disk: those of 50 ms with one write and one sync, and their lines
 of the log together. A kill or a power cut may lose the events of the last moments. The file is set aside when it is full, and the
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -61,7 +61,7 @@ Action = Literal[
     "transaction",
     "undrain",
 ]
-COUNT, ACTION = "audit_count", "audit_action"  # of a request, set by its handler
+COUNT, ACTION, TARGET = "audit_count", "audit_action", "audit_target"  # of a request, set by its handler
 FILE_BYTES_MAX = 4 << 20  # about 20,000 events; there are two files
 GATHER_S = 0.05  # events of so long are written together: a write and a sync for each would cost more than the changes
 WAITING_MAX = 10_000  # events that wait for a slow disk; more are in the log alone
@@ -70,7 +70,7 @@ _NEWLINE = b"\n"
 
 class AuditEvent(Struct):
     """One change. `token`: its name, empty where no token is needed. `target`: a group, message, schedule, node or shard of the
-    path."""
+    path, or the only id of the body."""
 
     at_ms: int
     token: str
@@ -181,6 +181,12 @@ def _events(path: Path) -> Iterator[AuditEvent]:
 AUDIT = web.AppKey("audit", AuditLog)
 
 
+def name_target(request: web.Request, ids: Sequence[str] | None) -> None:
+    """Let the event of a request name its message, if it is about one alone."""
+    if ids is not None and len(ids) == 1:
+        request[TARGET] = ids[0]
+
+
 def note(request: web.Request, action: Action, topic: str | None = None) -> None:
     """Note that an HTTP request has changed something. A handler that set `COUNT` to 0 has changed nothing."""
     token: Token | None = request.get(TOKEN_KEY)
@@ -193,6 +199,7 @@ def note(request: web.Request, action: Action, topic: str | None = None) -> None
         topic=place.get("topic", "") if topic is None else topic,
         count=int(request.get(COUNT, 1)),
         request_id=request[REQUEST_ID],
-        target=next((place[name] for name in ("group", "id", "name", "node", "shard") if name in place), ""),
+        target=request.get(TARGET)
+        or next((place[name] for name in ("group", "id", "name", "node", "shard") if name in place), ""),
     )
     request.app[AUDIT].note(event)

@@ -182,6 +182,7 @@ async def _delete(request: web.Request, asked: Command, topics: list[str]) -> Co
     async for topic in _existing(service, topics):
         cancelled, missed = await cancel_ids(service, topic, [asked.id])
         if cancelled:
+            audit.name_target(request, [asked.id])
             audit.note(request, "cancel", topic)
             return CommandAnswer(id=asked.id)
         if auth.may(request, topic, _access(request, "finish")):

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from turtlemq.errors import InvalidArgument, InvalidFireAt, TooLarge, headline
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX
-from turtlemq.server.audit import COUNT
+from turtlemq.server.audit import COUNT, name_target
 from turtlemq.server.clock import now_ms
 from turtlemq.server.incoming.batches import check_due
 from turtlemq.server.incoming.body import read_as
@@ -169,6 +169,7 @@ async def requeue(request: web.Request) -> web.Response:
     start = due_time(asked.delay, asked.due_ms, now := now_ms(), due=asked.due)
     check_due(start, now, due_rules(request, topic))
     unknown, count, request[COUNT] = list[str](), 0, 0
+    name_target(request, asked.ids)
     pages = await _chosen(request, topic, asked, unknown)
     found = engine_of(request).topic(topic)
     most = len(found.view.dead_letters)
@@ -196,8 +197,10 @@ async def requeue(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """POST /v1/topics/{topic}/dead/delete"""
     topic = topic_of(request)
+    asked = await read_as(request, DeadChoice)
     unknown, count, request[COUNT] = list[str](), 0, 0
-    async for page in await _chosen(request, topic, await read_as(request, DeadChoice), unknown):
+    name_target(request, asked.ids)
+    async for page in await _chosen(request, topic, asked, unknown):
         count += engine_of(request).delete_dead(topic, page, now_ms())
         request[COUNT] = count
     return answer({"deleted": count, "unknown": unknown})

@@ -14,7 +14,7 @@ from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge, UnknownMessage
 from turtlemq.index.browse import PAGE_BYTES
 from turtlemq.model import BATCH_MESSAGES_MAX, DUE_MS_MAX, Forecast, State
-from turtlemq.server.audit import COUNT
+from turtlemq.server.audit import COUNT, name_target
 from turtlemq.server.auth import AUTH, READ
 from turtlemq.server.clock import now_ms
 from turtlemq.server.fair_turns import in_slices
@@ -260,6 +260,7 @@ async def cancel(request: web.Request) -> web.Response:
     finally:
         request.app[SERVICE].answer_polls_soon(topic)
     request[COUNT] = count
+    name_target(request, asked.ids)
     return answer({"cancelled": count, "missed": missed})
 
 
