@@ -231,6 +231,8 @@ def test_reschedules_take_times_and_delays(turtle: Turtle, client: Client) -> No
         ({"reschedule": [{"id": "a", "due_ms": 5}]}, "INVALID_FIRE_AT"),
         ({"if": [{"id": "a", "state": "asleep"}]}, "INVALID_ARGUMENT"),
         ({"topics": ["u"]}, "INVALID_ARGUMENT"),
+        ({"put": [{"body": 1, "headers": {"a": "x" * 40_000}}]}, "TOO_LARGE"),
+        ({"put": [{"body": 1, "delay": 60, "expires_ms": 1}]}, "INVALID_MESSAGE"),
         ({"cancel": ["a"]}, "CONFLICT"),
         ({"put": [{"body": 1}], "if": [{"id": "a", "state": "sleep"}]}, "CONFLICT"),
     ],
@@ -243,6 +245,13 @@ def test_a_refusal_creates_no_topic(turtle: Turtle, client: Client, body: dict[s
         urllib.request.urlopen(request)
     assert json.loads(refused.value.read())["error"]["code"] == code
     refused.value.close()
+    assert client.topics() == []
+
+
+def test_one_that_puts_nothing_creates_no_topic(client: Client) -> None:
+    for conditions in ({}, {"a": "unknown"}):
+        done = client.transaction("new", conditions=conditions)
+        assert (done.ids, done.cancelled, done.rescheduled) == ([], 0, 0)
     assert client.topics() == []
 
 

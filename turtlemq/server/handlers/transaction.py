@@ -10,7 +10,8 @@ from aiohttp import web
 from msgspec import Struct, UnsetType, field
 
 from turtlemq.errors import Conflict, InvalidArgument, InvalidMessage
-from turtlemq.model import Batch
+from turtlemq.index.validate import check_batch, check_expiry
+from turtlemq.model import Batch, Receipt
 from turtlemq.server.audit import COUNT
 from turtlemq.server.clock import now_ms
 from turtlemq.server.fair_turns import in_slices
@@ -79,7 +80,8 @@ async def transact(request: web.Request) -> Reply:
         await service.turns.turn(topic, size)
     given = _transaction(asked, now, due_rules(request, topic))
     opened, receipt = _staged(service, topic, given, now)
-    await service.commit(opened, size)
+    if opened is not None:
+        await service.commit(opened, size)
     service.meter.transactions["done"] += 1
     if len(given.put):
         service.stored(topic, len(given.put), size)
@@ -89,12 +91,16 @@ async def transact(request: web.Request) -> Reply:
     return Reply(b"".join((b'{"put":', *put, counts)))
 
 
-def _staged(service: Service, topic: str, given: Transaction, now: int) -> tuple[Topic, TransactionReceipt]:
-    """Stage a transaction. Raises, and counts, a conflict; a topic is created by one that can be done alone."""
+def _staged(service: Service, topic: str, given: Transaction, now: int) -> tuple[Topic | None, TransactionReceipt]:
+    """Stage a transaction. Raises, and counts, a conflict. A topic is created by one alone that puts messages: None else."""
     engine = service.engine
     try:
         if topic not in engine.topics:
             check_new_topic(given)
+            if not len(given.put):
+                return None, TransactionReceipt(Receipt([], []), 0, 0)
+            check_batch(given.put)
+            check_expiry(given.put, now)
         engine.ballast.refuse_producers()
         opened = engine.topic(topic, create=True)
         return opened, opened.stage_transaction(given, now)
