@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turtlemq.message_fields import optional_of
 from turtlemq.model import I64
 from turtlemq.segment import fields as v
 from turtlemq.segment import format as f
@@ -58,6 +59,9 @@ def test_located_fields_are_those_of_decode(given_: list[dict[str, object]]) -> 
         at_headers = int(found.optional["headers"][i])
         assert (v.subdocument(view, at_headers) if at_headers >= 0 else {}) == document.headers
         assert (v.subdocument(view, int(found.meta[i])) if found.meta[i] >= 0 else {}) == document.meta
+        elements = f.extra_elements(**optional_of(document))
+        fixed = document.ttr_ms, document.flags, document.arrived, document.expires_ms
+        assert v.content_of(bytes(view[start:end])) == (*fixed, elements, document.body)
 
 
 @pytest.mark.parametrize("broken", [None, 0, 63, 64, 129])

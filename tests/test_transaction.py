@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 from tests.harness.command_line import Line
+from tests.harness.doors import Failing
 from tests.harness.engine_disk import abandon
 from turtlemq.client import AsyncClient, Client, NewMessage, errors
 from turtlemq.engine import Engine
 from turtlemq.errors import Conflict, InvalidArgument, InvalidFireAt, TooLarge
 from turtlemq.if_exists import IfExists
+from turtlemq.index import versions
 from turtlemq.model import Batch, Message
 from turtlemq.testing import Turtle
 from turtlemq.topic.transaction import OPERATIONS_MAX, Condition, Reschedule, Transaction
@@ -38,7 +41,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     one.close()
 
 
-def puts(*ids: str, **more: Any) -> Batch:
+def puts(*ids: str | None, **more: Any) -> Batch:
     return Batch([b"new"] * len(ids), [LATER] * len(ids), list(ids), **more)
 
 
@@ -144,6 +147,88 @@ def test_conditions_see_what_earlier_requests_have_staged(engine: Engine) -> Non
         topic.stage_transaction(Transaction(cancel=["x"]), 1)
     topic.commit()
     assert states(engine, "a", "x", "y") == ["cancelled", "cancelled", "sleep"]
+
+
+def test_puts_without_modes_are_those_of_a_batch(engine: Engine) -> None:
+    topic = engine.topic("t")
+    engine.stage("t", puts("s"), 1)  # with the same commit
+    engine.stage_cancel("t", ["c"], 1)
+    out = topic.stage_transaction(Transaction(puts("a", "r", "s", "x", "c", None), ["b"]), 1).put
+    again = topic.stage_transaction(Transaction(puts("x", "y")), 1).put
+    topic.commit()
+    assert (out.created, again.created) == ([False, False, False, True, True, True], [False, True])
+    assert states(engine, "a", "b", "c", out.ids[-1], "r", "s", "x", "y") == [
+        *("sleep", "cancelled", "sleep", "sleep", "ready", "sleep", "sleep", "sleep")
+    ]
+
+
+def test_the_server_gives_ids(engine: Engine) -> None:
+    out = engine.topic("t").stage_transaction(Transaction(Batch([b"1", b"2"], [LATER] * 2), ["a"], [Reschedule("b", 50)]), 1)
+    engine.topic("t").commit()
+    assert sleepers(engine) == {"b": 50, "c": LATER, **dict.fromkeys(out.put.ids, LATER)}
+    assert transact(engine, Transaction(cancel=out.put.ids)) == (0, 2, 0)
+
+
+FIELDS: dict[str, Any] = {"ttr_ms": 7_000, "priority": 1, "json": True, "headers": {"h": "é"}, "expires_ms": 10 * LATER}
+
+
+@pytest.mark.parametrize("count", [2, 70])
+def test_it_does_what_requests_for_each_operation_do(tmp_path: Path, count: int) -> None:
+    """By loops and by arrays; some messages have optional fields, some were moved before."""
+    shown = []
+    for way in ("together", "one by one"):
+        engine = Engine.open(tmp_path / way)
+        old = [Message(b"%d" % i, LATER, f"{kind}{i}", **(FIELDS if i % 2 else {})) for kind in "cm" for i in range(count)]
+        engine.submit("t", [*old, Message(b"awake", 1, "r")], 1)
+        engine.tick(1)
+        for i in range(0, count, 3):
+            engine.reschedule("t", f"m{i}", 2, due_ms=LATER + 1)
+            engine.reschedule("t", f"c{i}", 2, due_ms=LATER + 1)
+        topic, ended, new = engine.topic("t"), [f"c{i}" for i in range(count)], puts(*(f"p{i}" for i in range(count)))
+        moves = [Reschedule(f"m{i}", 2 * LATER + i) for i in range(count)]
+        if way == "together":
+            assert transact(engine, Transaction(new, ended, moves), 3) == (count, count, count)
+        else:
+            engine.submit("t", new, 3)
+            assert set(engine.cancel("t", ended, 3).values()) == {"cancelled"}
+            for move in moves:
+                topic.stage_reschedule(move.id, 3, due_ms=move.due_ms)
+            topic.commit()
+        abandon(engine)
+        engine = Engine.open(tmp_path / way)
+        stored = [engine.get("t", f"{kind}{i}") for kind in "pm" for i in range(count)]
+        shown.append([replace(one, seq=0) for one in stored if one is not None])
+        assert states(engine, *ended) == ["cancelled"] * count
+        assert engine.check() == []
+        abandon(engine)
+    assert shown[0] == shown[1]
+    assert len(shown[0]) == 2 * count
+
+
+def test_sleepers_are_found_and_read_together(tmp_path: Path) -> None:
+    """A transaction asks the disk as often with many operations as with few."""
+    calls = []
+    for count in (30, 300):
+        engine = Engine.open(tmp_path / str(count), door=(door := Failing()))
+        engine.submit("t", [Message(b"x" * 5_000, LATER, f"{kind}{i}") for i in range(count) for kind in "cm"], 0)
+        engine.submit("t", [Message(b"awake", 1, "r")], 0)
+        engine.tick(1)
+        begin, names = len(door.calls), range(count)
+        given = Transaction(puts(*(f"p{i}" for i in names)), [f"c{i}" for i in names], [Reschedule(f"m{i}", 50) for i in names])
+        engine.topic("t").stage_transaction(given, 1)
+        calls.append(len(door.calls) - begin)
+        engine.topic("t").commit()
+        abandon(engine)
+    assert calls[0] == calls[1]
+
+
+def test_moved_bodies_are_limited(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "KEPT_BYTES_MAX", 5)
+    with pytest.raises(TooLarge, match="message 1: a batch reschedules at most 5 bytes"):
+        transact(engine, Transaction(puts("x"), reschedule=[Reschedule(id_, 50) for id_ in "abc"]))
+    assert sleepers(engine) == dict.fromkeys("abc", LATER)
+    monkeypatch.setattr(versions, "KEPT_BYTES_MAX", 2)
+    assert transact(engine, Transaction(reschedule=[Reschedule("a", 50)])) == (0, 0, 1)
 
 
 def test_a_message_that_would_expire_is_not_moved(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,8 +31,7 @@ class Ended(Protocol):
     def seq(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CancelledSleeper:
+class CancelledSleeper(NamedTuple):
     """A sleeper that is about to end, as its notice in the ready log tells it."""
 
     id: str

@@ -7,7 +7,7 @@ Nothing is changed here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -22,9 +22,19 @@ from turtlemq.segment.ids import SERVER_ID_BYTES, hash_id, hash_texts, server_se
 KnownIds = Callable[[Sequence[bytes], U64], Iterable[int]]  # from ids and their hashes to the indexes of known ids
 
 
+class NewIds(NamedTuple):
+    """The ids of a batch in which each is new, and their hashes."""
+
+    raw: list[bytes]
+    hashes: U64
+
+
+GIVEN_BY_SERVER = NewIds([], np.empty(0, np.uint64))  # of a batch without ids
+
+
 def all_new(
     segments: Segments, staged: StagedIds, given: Sequence[str | None], known_elsewhere: KnownIds | None
-) -> tuple[list[bytes], U64] | None:
+) -> NewIds | None:
     """Fast path without a loop: ids as bytes, and their hashes. None unless every message has an id, and each is new and unlike a
     server-given one."""
     try:
@@ -39,7 +49,7 @@ def all_new(
         return None
     if known_elsewhere is not None and len(list(known_elsewhere(raw, hashes))):
         return None
-    return raw, hashes
+    return NewIds(raw, hashes)
 
 
 def leave_out(

@@ -7,7 +7,7 @@ encoding and commit (`writer`), lookup (`segments`), firing (`firing`), seal and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -17,17 +17,17 @@ from turtlemq.errors import Conflict, TurtleError, UnknownMessage
 from turtlemq.index import build, check, duplicates, firing, lookup, repair
 from turtlemq.index.arrivals import Arrivals
 from turtlemq.index.browse import browse, forecast
-from turtlemq.index.columns import UNHASHED, CancelledSleeper, Columns, Ended, as_batch, batch_columns, stored_message, tombstones
-from turtlemq.index.duplicates import KnownIds
+from turtlemq.index.columns import CancelledSleeper, Columns, Ended, as_batch, batch_columns, stored_message, tombstones
+from turtlemq.index.duplicates import KnownIds, NewIds
 from turtlemq.index.filters import Filters
 from turtlemq.index.group_lookup import GroupDocument, find_of_groups
 from turtlemq.index.maintenance import Maintenance
 from turtlemq.index.segments import Segments
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.validate import check_batch, check_expiry, check_new_due, with_due_column
-from turtlemq.index.versions import Beside, Version, cancelled_sleepers, read_kept, superseding_seqs, version_columns
+from turtlemq.index.versions import Beside, Version, cancelled_sleepers, read_kept, rescheduled, superseding_seqs, version_columns
 from turtlemq.index.writer import CommitGroup, Writer
-from turtlemq.message_fields import flags_of, optional_of
+from turtlemq.message_fields import optional_of
 from turtlemq.model import (
     DUE_MS_MAX,
     Batch,
@@ -201,19 +201,27 @@ class Index:
         return set(range(len(ids))).difference(new)
 
     @repairing_method
-    def sleepers(self, ids: Collection[str]) -> dict[str, lookup.Place]:
-        """The sleepers of distinct ids. Staged documents of these ids are committed first: requests take effect in turn."""
+    def new_ids(self, batch: Batch, known_elsewhere: KnownIds | None) -> NewIds | None:
+        """The ids of a checked batch if all its messages are certainly new, looked up as by `stage`; else None."""
+        if batch.ids is None:
+            return duplicates.GIVEN_BY_SERVER
+        self._filters.step(self._writer.flusher)
+        return duplicates.all_new(self._segments, self._writer.staged_ids, batch.ids, known_elsewhere)
+
+    @repairing_method
+    def sleepers(self, ids: Collection[str], kept: Set[str] = frozenset()) -> dict[str, lookup.Place]:
+        """The sleepers of distinct ids. Staged documents of these ids are committed first: requests take effect in turn. `kept`:
+        ids whose documents are wanted, see `lookup.find_many`."""
         if not self._writer.staged_ids.isdisjoint([id_.encode() for id_ in ids]):
             self._writer.commit()
-        places = self._find_committed(list(ids))
-        return {i: place for i, place in places.items() if not (place.flags & f.META or self.is_handed_off(place))}
+        places = self._find_committed(list(ids), kept)
+        return {id_: at for id_, at in places.items() if not (at.flags & f.META or self.is_handed_off(at))}
 
     @repairing_method
     def stage_versions(
         self, batch: Batch, versions: Sequence[Version], beside: Beside, now_ms: int
     ) -> tuple[list[str], list[CancelledSleeper]]:
-        """Stage documents of a checked batch, some of which end an older message, and tombstones, as one batch. Returns the ids
-        of the versions, and the notices of cancelled sleepers."""
+        """Stage versions of messages, and tombstones, as one batch. Returns the ids of the versions, and notices of the ended."""
         stored, seq = read_kept(self._segments, versions, now_ms), self._writer.next_seq(now_ms)
         columns, raw = version_columns(batch, versions, stored, beside, seq, self._segments.seed)
         noted = cancelled_sleepers(self._segments, beside.cancelled)
@@ -327,12 +335,12 @@ class Index:
             self._writer.stage(columns, self._writer.next_seq(0))
         return outcome
 
-    def _find_committed(self, ids: list[str]) -> dict[str, lookup.Place]:
+    def _find_committed(self, ids: list[str], kept: Set[str] = frozenset()) -> dict[str, lookup.Place]:
         """The newest versions of distinct ids, those that are held. If the end of one is staged, that is committed first."""
-        places = lookup.find_any(self._segments, ids)
-        if not self._writer.staged_ends.isdisjoint(place.seq for place in places.values()):
+        places, ends = lookup.find_any(self._segments, ids, kept), self._writer.staged_ends
+        if ends and not ends.isdisjoint(place.seq for place in places.values()):
             self._writer.commit()
-            places = lookup.find_any(self._segments, ids)
+            places = lookup.find_any(self._segments, ids, kept)
         return places
 
     def reschedule(self, id_: str, now_ms: int, **changes: Any) -> StoredMessage:
@@ -359,7 +367,6 @@ class Index:
             raise UnknownMessage(f"{id_!r}: {UnknownMessage.__doc__}")
         if lifecycle.target(self._state(old), "reschedule") is None:
             raise Conflict(f"{id_!r} has come due already; it can no longer be changed.", state=State.READY.value)
-        kind = old.flags & f.JSON if json is None else f.JSON * json
         message = Message(
             body=old.body if body is None else body,
             due_ms=old.due_ms if due_ms is None else due_ms,
@@ -369,12 +376,7 @@ class Index:
         check_batch(as_batch([message]))
         check_new_due(message, due_ms, now_ms)
         seq = self._writer.next_seq(now_ms)
-        columns = Columns([id_.encode()], [message.body], [message.due_ms], old.ttr_ms, [0], None, UNHASHED)
-        kept, optional = old.flags & (f.PRIORITY | f.META), optional_of(message)
-        columns.flags[0] = kept | kind | f.REPLACES | flags_of(optional)
-        columns.extras = [f.extra_elements((old.seq, old.due_ms), old.arrived, meta=old.meta, **optional)]
-        columns.purpose = "rescheduled"
-        columns.ends, columns.seen = [(old.seq, old.due_ms)], [(place.part, place.ordinal)]  # no read can fail after the commit
+        columns = rescheduled(message, old, place, json)
         self._writer.reserve_ids(self._writer.stage(columns, seq), [id_.encode()])  # else a put of this id would find it ended
         changed: dict[str, Any] = {"due_ms": message.due_ms, "body": message.body, "headers": message.headers or {}}
         return stored_message(replace(old, seq=seq, flags=columns.flags[0], **changed), State.SLEEP)

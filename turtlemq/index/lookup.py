@@ -7,7 +7,7 @@ once for all wanted ids, in slices of bounded size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +18,11 @@ from turtlemq.index.segments import Segments
 from turtlemq.model import U64
 from turtlemq.segment import format as f
 from turtlemq.segment.bloom import BloomFilter
-from turtlemq.segment.ids import hash_any, hash_id, hash_texts, server_seq
+from turtlemq.segment.ids import SERVER_ID_BYTES, hash_any, hash_id, hash_texts, server_seq
 from turtlemq.segment.table import Damaged
 
 _ONE_BY_ONE = 4  # candidates of one id that are read alone: mostly there is one
+_KEPT_BYTES = 4 << 20  # of documents that a lookup keeps
 _FLOODED = 64  # candidates of one id, at which a table with another seed than the folder's is built again
 
 Queries = dict[tuple[BloomFilter | None, int], IdQuery]  # by filter and seed
@@ -44,6 +45,7 @@ class Place(NamedTuple):
     flags: int
     part: Part
     ordinal: int
+    raw: bytes | None = None  # the document, if it was asked for and there was room
 
     @property
     def id(self) -> str:
@@ -93,9 +95,13 @@ def _verify(segments: Segments, part: Part, ordinals: Sequence[int], id_: str) -
     return None
 
 
-def find_many(segments: Segments, ids: Sequence[bytes], hashes: U64, after_seq: int = -1) -> dict[int, Place]:
+def find_many(
+    segments: Segments, ids: Sequence[bytes], hashes: U64, after_seq: int = -1, kept: Set[bytes] = frozenset()
+) -> dict[int, Place]:
     """Held ids, as index in `ids` → place of the newest document. 0.2 µs for an id that is not held. `hashes`: of the ids, with
-    the seed of the Index. Parts in which nothing is newer than `after_seq` are skipped."""
+    the seed of the Index. Parts in which nothing is newer than `after_seq` are skipped. `kept`: ids whose documents, which are
+    read anyway, are wanted, as far as they fit into _KEPT_BYTES."""
+    room = _KEPT_BYTES
     places: dict[bytes, Place] = {}
     wanted: set[bytes] = set()
     queries: Queries = {(None, segments.seed): IdQuery(hashes)}
@@ -108,31 +114,36 @@ def find_many(segments: Segments, ids: Sequence[bytes], hashes: U64, after_seq: 
             continue
         if len(candidates) > _FLOODED:
             _refuse_flooded(segments, part, len(candidates), len(query))
-        wanted, ordinals = wanted or set(ids), np.unique(candidates)
+        wanted, ordinals = wanted or set(ids), np.array(sorted(candidates))
         for chosen, read in segments.read_slices(part, ordinals[part.alive(ordinals)]):
             fields = (read.heads[name].tolist() for name in ("due", "seq", "flags"))
-            for id_, due_ms, seq, flags, ordinal in zip(read.ids(), *fields, chosen.tolist(), strict=True):
+            rows = zip(read.ids(), *fields, chosen.tolist(), strict=True)
+            for i, (id_, due_ms, seq, flags, ordinal) in enumerate(rows):
                 if id_ in wanted and (id_ not in places or places[id_].seq < seq):
-                    places[id_] = Place(id_, due_ms, seq, flags, part, ordinal)
+                    raw = read.raw(i) if id_ in kept and room > 0 else None
+                    room -= 0 if raw is None else len(raw)
+                    places[id_] = Place(id_, due_ms, seq, flags, part, ordinal, raw)
         if len(places) == len(wanted):
             break
     return {i: places[id_] for i, id_ in enumerate(ids) if id_ in places} if places else {}
 
 
-def find_any(segments: Segments, ids: Sequence[str]) -> dict[str, Place]:
-    """The places of the newest documents of ids, server-given or not; those that are not held are left out."""
+def find_any(segments: Segments, ids: Sequence[str], kept: Set[str] = frozenset()) -> dict[str, Place]:
+    """The places of the newest documents of ids, server-given or not; those that are not held are left out. `kept`: as for
+    `find_many`."""
     places: dict[str, Place] = {}
-    own = []
+    own: list[str] = []
     for id_ in ids:
-        if not id_.isprintable() or server_seq(id_) is not None or len(ids) == 1:
+        if not id_.isprintable() or (len(id_) == SERVER_ID_BYTES and server_seq(id_) is not None) or len(ids) == 1:
             if (hit := find(segments, id_)) is not None:
                 document = hit.document
                 places[id_] = Place(id_.encode(), document.due_ms, document.seq, document.flags, hit.part, hit.ordinal)
         else:
-            own.append(id_.encode())
+            own.append(id_)
     if own:
-        held = find_many(segments, own, hash_texts(own, segments.seed))
-        places |= {place.id: place for place in held.values()}
+        raw = [id_.encode() for id_ in own]
+        found = find_many(segments, raw, hash_texts(raw, segments.seed), kept={id_.encode() for id_ in kept})
+        places |= {own[i]: place for i, place in found.items()}
     return places
 
 

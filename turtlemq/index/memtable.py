@@ -178,10 +178,11 @@ class Memtable(Part):
         if query.few is not None:
             return [ordinal for hash_ in query.few for ordinal in self.find(hash_)]
         newest = self.ids.find_many(self.hashes, query.hashes)
-        hits = newest >= 0
-        if not self.ids.older:
-            return list(np.unique(newest[hits]).tolist())
-        return [ordinal for hash_ in np.unique(query.hashes[hits]).tolist() for ordinal in self.find(hash_)]
+        found: set[int] = {*newest[newest >= 0].tolist()}
+        if found and self.ids.older:
+            again = [hash_ for hash_ in self.hashes[list(found)].tolist() if hash_ in self.ids.older]
+            found.update(ordinal for hash_ in again for ordinal in self.find(hash_))
+        return list(found)
 
     def find_groups(self, shared: U64) -> list[int]:
         if not len(shared) or not len(self._of_groups):

@@ -6,14 +6,16 @@ one batch in the log: a crash leaves all of them or none, and each ends its pred
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
 from turtlemq import small_batches
 from turtlemq.errors import InvalidFireAt, InvalidMessage, TooLarge, TurtleError, UnknownMessage
-from turtlemq.index.columns import CancelledSleeper, Columns, Ended, batch_columns
+from turtlemq.index.columns import UNHASHED, CancelledSleeper, Columns, Ended, batch_columns
+from turtlemq.index.duplicates import GIVEN_BY_SERVER, NewIds
 from turtlemq.index.lookup import Place
 from turtlemq.index.segments import Segments
 from turtlemq.index.validate import check_new_due
@@ -21,6 +23,7 @@ from turtlemq.message_fields import flags_of, optional_of
 from turtlemq.model import KEPT_BYTES_MAX, Batch, Message
 from turtlemq.segment import format as f
 from turtlemq.segment import log
+from turtlemq.segment.fields import Content, content_of
 from turtlemq.segment.ids import hash_any, server_ids
 
 KEPT = -1  # as `Version.content`: that of the stored message
@@ -42,11 +45,12 @@ class Version:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Everything beside the versions: tombstones for sleeping retries and for cancelled sleepers, and counts of all documents for
-    the counters of the Index."""
+    the counters of the Index. `new`: no version is made of the batch, since all of its messages are new."""
 
     retries: Sequence[Ended]
     counts: Mapping[str, int]
     cancelled: Sequence[Place] = ()
+    new: NewIds | None = None
 
 
 def check_expiry_of(version: Version, expires_ms: int | None, now_ms: int) -> None:
@@ -58,34 +62,39 @@ def check_expiry_of(version: Version, expires_ms: int | None, now_ms: int) -> No
         raise kind(f"message {version.asked}: {error}", index=version.asked) from None
 
 
-def read_kept(segments: Segments, versions: Sequence[Version], now_ms: int) -> dict[str, f.Document]:
-    """The stored documents of versions that keep their content, by id. Refuses a new due time after their expiry, and more than
-    `KEPT_BYTES_MAX` of bodies, unless it is one document."""
-    stored: dict[str, f.Document] = {}
+def read_kept(segments: Segments, versions: Sequence[Version], now_ms: int) -> dict[int, Content]:
+    """The stored content of versions that keep it, by seq of the stored document. Refuses a new due time after their expiry, and
+    more than `KEPT_BYTES_MAX` of bodies, unless it is one document."""
+    stored: dict[int, Content] = {}
     size = 0
-    for version in versions:
-        if version.content == KEPT and version.sleeper is not None:
-            old = segments.read_one(version.sleeper.part, version.sleeper.ordinal)
-            if old is None:
-                raise UnknownMessage(f"message {version.asked}: the stored {version.id!r} is damaged", index=version.asked)
+    kept = [version for version in versions if version.content == KEPT and version.sleeper is not None]
+    for version, old in zip(kept, _contents(segments, [cast("Place", version.sleeper) for version in kept]), strict=True):
+        if old is None:
+            raise UnknownMessage(f"message {version.asked}: the stored {version.id!r} is damaged", index=version.asked)
+        if old.expires_ms is not None:
             check_expiry_of(version, old.expires_ms, now_ms)
-            stored[old.id] = old
-            size += len(old.body)
-            if size > KEPT_BYTES_MAX and len(stored) > 1:
-                limit = f"a batch reschedules at most {KEPT_BYTES_MAX:,} bytes of stored bodies, or one message"
-                raise TooLarge(f"message {version.asked}: {limit}: put it in parts", index=version.asked)
+        stored[cast("Place", version.sleeper).seq] = old
+        size += len(old.body)
+        if size > KEPT_BYTES_MAX and len(stored) > 1:
+            limit = f"a batch reschedules at most {KEPT_BYTES_MAX:,} bytes of stored bodies, or one message"
+            raise TooLarge(f"message {version.asked}: {limit}: put it in parts", index=version.asked)
     return stored
 
 
-def first_seq(segments: Segments, place: Place) -> int:
-    """The seq under which a message first came. Read from the document if it is a later version."""
-    document = segments.read_one(place.part, place.ordinal) if place.flags & (f.REPLACES | f.MOVED) else None
-    return place.seq if document is None else document.arrived
+def _contents(segments: Segments, places: Sequence[Place]) -> Iterator[Content | None]:
+    """The stored content of documents, in this order; those that no lookup has kept are read in slices of bounded size. None, and
+    a report, for damaged ones."""
+    read = segments.read_raw([(place.part, place.ordinal) for place in places if place.raw is None])
+    for place in places:
+        raw = next(read) if place.raw is None else place.raw
+        yield None if raw is None else content_of(raw)
 
 
 def cancelled_sleepers(segments: Segments, ended: Sequence[Place]) -> list[CancelledSleeper]:
-    """Sleepers that are about to end, as their notices tell them."""
-    return [CancelledSleeper(place.id, place.due_ms, first_seq(segments, place)) for place in ended]
+    """Sleepers that are about to end, as their notices tell them. Later versions are read: only they know their first seq."""
+    later = [place for place in ended if place.flags & (f.REPLACES | f.MOVED)]
+    first = {place.seq: old.arrived for place, old in zip(later, _contents(segments, later), strict=True) if old is not None}
+    return [CancelledSleeper(place.id, place.due_ms, first.get(place.seq, place.seq)) for place in ended]
 
 
 def superseding_seqs(segments: Segments, after_seq: int) -> dict[str, int]:
@@ -105,19 +114,17 @@ def superseding_seqs(segments: Segments, after_seq: int) -> dict[str, int]:
 
 
 def version_columns(
-    batch: Batch,
-    versions: Sequence[Version],
-    stored: Mapping[str, f.Document],
-    beside: Beside,
-    seq: int,
-    seed: int,
+    batch: Batch, versions: Sequence[Version], stored: Mapping[int, Content], beside: Beside, seq: int, seed: int
 ) -> tuple[Columns, list[bytes]]:
     """The columns of all versions and of tombstones, and the ids of the versions, those with a content of the batch first.
-    `stored`: the documents of messages that keep their content. `seq`: of the first one."""
+    `stored`: by seq, the documents of messages that keep their content. `seq`: of the first one."""
     fresh = [version for version in versions if version.content != KEPT]
     kept = [version for version in versions if version.content == KEPT]
-    columns = _fresh_columns(batch, fresh, seq, seed) if fresh else Columns([], [], [], [], [], [], [])
-    rows = [_kept_row(version, stored[str(version.id)]) for version in kept]
+    if beside.new is not None:
+        columns = _new_columns(batch, beside.new, seq)
+    else:
+        columns = _fresh_columns(batch, fresh, seq, seed) if fresh else Columns([], [], [], [], [], [], [])
+    rows = [_kept_row(version, cast("Place", version.sleeper), stored) for version in kept]
     raw = [*columns.ids, *(row[0] for row in rows)]
     columns = _joined(columns, rows, [*beside.cancelled, *beside.retries], seed)
     columns.purpose = beside.counts
@@ -127,6 +134,13 @@ def version_columns(
     columns.seen = [(place.part, place.ordinal) for place in ended]
     columns.handed_off = [version.awake for version in fresh if version.awake not in (None, NO_DOCUMENT)]
     return columns, raw
+
+
+def _new_columns(batch: Batch, new: NewIds, seq: int) -> Columns:
+    """The columns of a batch in which all messages are new."""
+    if new is GIVEN_BY_SERVER:
+        return batch_columns(batch, [id_.encode() for id_ in server_ids(seq, len(batch))], None)
+    return batch_columns(batch, new.raw, new.hashes)
 
 
 def _fresh_columns(batch: Batch, fresh: Sequence[Version], seq: int, seed: int) -> Columns:
@@ -157,15 +171,33 @@ def _hashes(ids: Sequence[bytes], seed: int) -> list[int]:
     return numbers
 
 
+def rescheduled(message: Message, old: f.Document, place: Place, json: bool | None) -> Columns:
+    """The document of a new version of a sleeper, which ends the old one. `json`: whether its body is; None: as it was."""
+    optional, kind = optional_of(message), old.flags & f.JSON if json is None else f.JSON * json
+    flags = old.flags & (f.PRIORITY | f.META) | kind | f.REPLACES | flags_of(optional)
+    return Columns(
+        ids=[old.id.encode()],
+        bodies=[message.body],
+        due_ms=[message.due_ms],
+        ttr_ms=old.ttr_ms,
+        flags=[flags],
+        extras=[f.extra_elements((old.seq, old.due_ms), old.arrived, meta=old.meta, **optional)],
+        hashes=UNHASHED,
+        ends=[(old.seq, old.due_ms)],
+        seen=[(place.part, place.ordinal)],  # no read can fail after the commit
+        purpose="rescheduled",
+    )
+
+
 _Row = tuple[bytes, bytes, int, int, int, bytes]  # id, body, due time, ttr, flags and elements of a document
 
 
-def _kept_row(version: Version, old: f.Document) -> _Row:
+def _kept_row(version: Version, old: Place, stored: Mapping[int, Content]) -> _Row:
     """A stored message with another due time."""
-    optional = optional_of(old)
-    flags = old.flags & (f.PRIORITY | f.JSON) | f.REPLACES | f.CONTINUES | flags_of(optional)
-    elements = f.extra_elements((old.seq, old.due_ms), old.arrived, **optional)
-    return old.id.encode(), old.body, version.due_ms, old.ttr_ms, flags, elements
+    content = stored[old.seq]
+    flags = content.flags & (f.PRIORITY | f.JSON | f.OPTIONAL) | f.REPLACES | f.CONTINUES
+    elements = f.extra_elements((old.seq, old.due_ms), content.arrived) + content.optional
+    return old.raw_id, content.body, version.due_ms, content.ttr_ms, flags, elements
 
 
 def _tombstone_row(ended: Ended) -> _Row:
@@ -175,17 +207,31 @@ def _tombstone_row(ended: Ended) -> _Row:
 
 
 def _joined(columns: Columns, rows: Sequence[_Row], ended: Sequence[Ended], seed: int) -> Columns:
-    """Columns with these rows and tombstones behind them. The last document ends the batch."""
+    """Columns with these rows and tombstones behind them, in lists. The last document ends the batch."""
+    kept, first = len(rows), len(columns.bodies)
     rows = [*rows, *map(_tombstone_row, ended)]
     ids, bodies, due_ms, ttr_ms, flags, extras = ([*column] for column in zip(*rows, strict=True)) if rows else ([],) * 6
-    every: list[int] = [*columns.flags, *flags]
+    before = columns.flags if isinstance(columns.flags, list) else columns.flags.tolist()
+    every: list[int] = [*(flag | f.CONTINUES for flag in before), *flags]
     every[-1] &= ~f.CONTINUES
+    hashes = np.zeros(first + len(rows), np.uint64)
+    if first and columns.hashes is not None:
+        hashes[:first] = columns.hashes
+    if kept:
+        hashes[first : first + kept] = hash_any(ids[:kept], seed)
     return Columns(
         [*columns.ids, *ids],
         [*columns.bodies, *bodies],
-        [*columns.due_ms, *due_ms],
-        [*columns.ttr_ms, *ttr_ms],  # type: ignore[misc]
+        [*_as_list(columns.due_ms, first), *due_ms],
+        [*_as_list(columns.ttr_ms, first), *ttr_ms],
         np.array(every, np.uint32) if len(every) >= small_batches.DOCUMENTS else every,
-        [*(columns.extras or ()), *extras],
-        [*(columns.hashes or ()), *_hashes(ids[: len(ids) - len(ended)], seed), *[0] * len(ended)],
+        [*(columns.extras or [b""] * first), *extras],
+        hashes,
     )
+
+
+def _as_list(column: Any, count: int) -> list[int]:
+    if isinstance(column, int):
+        return [column] * count
+    values: list[int] = column.tolist() if isinstance(column, np.ndarray) else list(column)
+    return values

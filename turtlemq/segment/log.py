@@ -42,6 +42,11 @@ class Documents:
         columns = (begin.tolist(), end.tolist(), self.good.tolist())
         return [bytes(self.buffer[a:b]) if good else b"" for a, b, good in zip(*columns, strict=True)]
 
+    def raw(self, i: int) -> bytes:
+        """The bytes of the `i`-th document."""
+        at = int(self.starts[i])
+        return bytes(self.buffer[at : at + int(self.heads["len"][i])])
+
     def decode(self, i: int) -> f.Document:
         """The `i`-th document. Required: it is good."""
         at = int(self.starts[i])

@@ -21,9 +21,9 @@ from turtlemq.topic.stores import Stores
 def note_cancelled(stores: Stores, sleepers: Sequence[CancelledSleeper], now_ms: int) -> None:
     """Write notices of cancelled sleepers into the ready log, where a lookup finds them. If it fails, no message is lost, only
     the answer "cancelled" to such a lookup."""
-    notices = [bytes(f.encode([s.id.encode()], [b""], [s.due_ms], s.first_seq, 0, [f.NOTICE])[0]) for s in sleepers]
-    lengths = [len(notice) for notice in notices]
-    stores.broker.notice(b"".join(notices), np.cumsum(lengths) - np.asarray(lengths), now_ms)
+    columns = [s.id.encode() for s in sleepers], [s.due_ms for s in sleepers], [s.first_seq for s in sleepers]
+    notices, lengths = f.encode_notices(*columns)
+    stores.broker.notice(notices, np.cumsum(lengths) - np.asarray(lengths), now_ms)
 
 
 def cancel_awake(

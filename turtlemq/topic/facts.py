@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 from turtlemq import standing
 from turtlemq.broker import facts as broker_facts
 from turtlemq.broker.facts import Facts, Located
+from turtlemq.index.duplicates import KnownIds
 from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.model import U64
 from turtlemq.topic import retries
@@ -82,9 +84,14 @@ def traces(stores: Stores, ids: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def known_ids(stores: Stores, ids: Sequence[bytes], hashes: U64) -> set[int]:
+def known_elsewhere(stores: Stores) -> KnownIds | None:
+    """Finds the ids that count as held although the Index does not hold them; None if there is none."""
+    return partial(known_ids, stores) if stores.broker.ready.next_offset else None
+
+
+def known_ids(stores: Stores, ids: Sequence[bytes], hashes: U64 | None = None) -> set[int]:
     """Indexes of the ids that are known behind the Index: the ready log holds them, or retention has removed them from it, but a
-    retry or a dead letter is left. The id of a cancelled message is free again."""
+    retry or a dead letter is left. The id of a cancelled message is free again. `hashes`: of the ids, if the caller has them."""
     offsets = stores.broker.ready.find_many(ids, hashes)
     known = set(offsets)
     if offsets and (cancelled := stores.broker.ready.cancelled_among(offsets.values())):
@@ -94,6 +101,13 @@ def known_ids(stores: Stores, ids: Sequence[bytes], hashes: U64) -> set[int]:
         rest = {id_.decode(): i for i, id_ in enumerate(ids) if i not in known}
         known |= {rest[id_] for id_, facts in traces(stores, list(rest)).items() if standing.is_known(facts)}
     return known
+
+
+def known(stores: Stores, ids: Sequence[str]) -> list[str]:
+    """Those of the ids that are known behind the Index."""
+    if not ids or not stores.broker.ready.next_offset:
+        return []
+    return [ids[i] for i in sorted(known_ids(stores, [id_.encode() for id_ in ids]))]
 
 
 def secure_cancels(stores: Stores) -> None:

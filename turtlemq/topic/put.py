@@ -15,7 +15,7 @@ import numpy as np
 from turtlemq.errors import Conflict
 from turtlemq.if_exists import MODES, IfExists, Outcome, decide
 from turtlemq.index.columns import CancelledSleeper
-from turtlemq.index.duplicates import check_not_given
+from turtlemq.index.duplicates import NewIds, check_not_given
 from turtlemq.index.group_lookup import GroupDocument
 from turtlemq.index.lookup import Place
 from turtlemq.index.validate import check_batch, check_expiry, with_due_column
@@ -109,10 +109,15 @@ def stage_with(
     moved: Sequence[Version] = (),
     cancelled: Sequence[Place] = (),
     sleepers: Mapping[str, Place] | None = None,
+    new: NewIds | None = None,
 ) -> tuple[Receipt, list[str], list[CancelledSleeper]]:
     """Stage a checked batch together with other versions of sleepers and with cancels: all or none. Also returns the ids of
     messages that have come due and give way, and the notices of the cancelled. Requires: no id stands in two of the three.
-    `sleepers`: the places of all sleepers among the ids, if the caller has them."""
+    `sleepers`: the places of all sleepers among the ids, if the caller has them. `new`: the ids, if all messages are new."""
+    if new is not None:
+        counts = {"appended": len(batch), "rescheduled": len(moved), "cancelled": len(cancelled)}
+        given, noted = stores.index.stage_versions(batch, moved, Beside((), counts, cancelled, new), now_ms)
+        return Receipt(given[: len(batch)], [True] * len(batch)), [], noted
     plan = _plan(stores, batch, ids, sleepers)
     _check_moved(batch, plan.versions, now_ms)
     versions = sorted((*plan.versions, *moved), key=lambda version: (version.content == KEPT, version.content))
@@ -143,7 +148,8 @@ def _plan(stores: Stores, batch: Batch, ids: Sequence[str | None], sleepers: Map
 
 def _awake(stores: Stores, ids: Sequence[str]) -> dict[str, Awake]:
     """Those of the messages that have come due and were not cancelled."""
-    if not ids or not stores.broker.ready.next_offset:
+    ids = facts.known(stores, ids)
+    if not ids:
         return {}
     gathered, ready = facts.gather(stores, ids), stores.broker.ready
     offsets = gathered.located.documents

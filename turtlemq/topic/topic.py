@@ -24,7 +24,7 @@ from turtlemq.data_folder import logs
 from turtlemq.errors import Conflict, Exhausted, InvalidArgument, InvalidSchedule, TurtleError, UnknownGroup, UnknownMessage
 from turtlemq.index.staged_ids import StagedIds
 from turtlemq.index.writer import CommitGroup
-from turtlemq.model import U64, Batch, Receipt, State, StoredMessage
+from turtlemq.model import Batch, Receipt, State, StoredMessage
 from turtlemq.settings import Settings
 from turtlemq.storage import names
 from turtlemq.storage.ballast import Ballast
@@ -96,7 +96,7 @@ class Topic:
         """Check and encode messages for the next commit: all or none. Ids that are ready or settled count as held."""
         batch = self._spreader.spread(batch, self.settings.spread_ms)
         if batch.if_exists is None:
-            receipt = self._index.stage(batch, now_ms, self._known_elsewhere())
+            receipt = self._index.stage(batch, now_ms, facts.known_elsewhere(self.stores))
         else:
             receipt = self._staging.put(batch, now_ms)
         self._maintenance.due_soon(now_ms)
@@ -112,7 +112,7 @@ class Topic:
 
     def held(self, ids: Sequence[str | None], now_ms: int) -> set[int]:
         """Indexes of the ids that `stage` would leave out as duplicates now. They are counted as such."""
-        return self._index.held(ids, now_ms, self._known_elsewhere())
+        return self._index.held(ids, now_ms, facts.known_elsewhere(self.stores))
 
     def watch_ids(self, seen: StagedIds) -> None:
         """Add producers' own ids to a set as they are staged, until `unwatch_ids`."""
@@ -121,10 +121,6 @@ class Topic:
     def unwatch_ids(self, seen: StagedIds) -> None:
         """End `watch_ids`."""
         self._index.unwatch_ids(seen)
-
-    def _known_elsewhere(self) -> Callable[[Sequence[bytes], U64], set[int]] | None:
-        """Finds the ids that count as held although the Index does not hold them; None if there is none."""
-        return partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None
 
     def stage_cancel(self, ids: Sequence[str], now_ms: int) -> dict[str, State]:
         """End sleepers with the next commit. When it lands, the ready log learns their ids in the same step, so that a lookup

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from turtlemq.errors import Conflict, InvalidArgument, TooLarge
 from turtlemq.index.columns import CancelledSleeper
@@ -17,23 +18,21 @@ from turtlemq.index.lookup import Place
 from turtlemq.index.validate import check_batch, check_expiry, check_ids, with_due_column
 from turtlemq.index.versions import KEPT, Version
 from turtlemq.model import DUE_MS_MAX, Batch, Receipt
-from turtlemq.topic import message_view, put
+from turtlemq.topic import facts, message_view, put
 from turtlemq.topic.stores import Stores
 
 OPERATIONS_MAX = 10_000
 UNKNOWN = "unknown"  # as the state of a condition: the topic does not know the id
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """A message must be in this state, as `GET …/messages/{id}` shows it."""
 
     id: str
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reschedule:
+class Reschedule(NamedTuple):
     """A sleeper gets another due time."""
 
     id: str
@@ -67,18 +66,21 @@ def stage(stores: Stores, given: Transaction, now_ms: int) -> tuple[TransactionR
     if len(batch):
         check_batch(batch)
         check_expiry(batch, now_ms)
+    new = stores.index.new_ids(batch, facts.known_elsewhere(stores)) if len(batch) and batch.if_exists is None else None
     ids = batch.ids if batch.ids is not None else [None] * len(batch)
-    check_not_given(ids, stores.index.next_seq(now_ms))
-    named = [*given.cancel, *(one.id for one in given.reschedule)]
-    own = [id_ for id_ in ids if id_ is not None]  # these, too: staged documents of them land before places are looked up
-    sleepers = stores.index.sleepers(dict.fromkeys([*named, *(one.id for one in given.conditions), *own]))
+    moves = [one.id for one in given.reschedule]
+    named = [*given.cancel, *moves, *(one.id for one in given.conditions)]
+    if new is None:
+        check_not_given(ids, stores.index.next_seq(now_ms))
+        named += [id_ for id_ in ids if id_ is not None]  # staged documents of them land before places are looked up
+    sleepers = stores.index.sleepers(dict.fromkeys(named), kept={*moves})
     _check_conditions(stores, given.conditions, sleepers)
     ended = [_sleeper(stores, sleepers, id_, "cancel", i) for i, id_ in enumerate(given.cancel)]
     moved = [
         Version(one.id, KEPT, one.due_ms, i, _sleeper(stores, sleepers, one.id, "reschedule", i))
         for i, one in enumerate(given.reschedule)
     ]
-    receipt, superseded, cancelled = put.stage_with(stores, batch, ids, now_ms, moved, ended, sleepers)
+    receipt, superseded, cancelled = put.stage_with(stores, batch, ids, now_ms, moved, ended, sleepers, new)
     return TransactionReceipt(receipt, len(ended), len(moved)), superseded, cancelled
 
 
@@ -87,10 +89,11 @@ def check(given: Transaction) -> None:
     count = len(given.put) + len(given.cancel) + len(given.reschedule) + len(given.conditions)
     if count > OPERATIONS_MAX:
         raise TooLarge(f"a transaction has at most {OPERATIONS_MAX:,} operations and conditions, this one {count:,}")
-    check_ids([*given.cancel, *(one.id for one in given.reschedule), *(one.id for one in given.conditions)])
-    own = [id_ for id_ in given.put.ids or () if id_ is not None]
+    ended = [*given.cancel, *(one.id for one in given.reschedule)]
+    check_ids([*ended, *(one.id for one in given.conditions)])
+    ids = [*(id_ for id_ in given.put.ids or () if id_ is not None), *ended]
     met = set[str]()
-    for id_ in (*own, *given.cancel, *(one.id for one in given.reschedule)):
+    for id_ in ids if len(set(ids)) < len(ids) else ():
         if id_ in met:
             raise InvalidArgument(f"{id_!r} stands in two operations of the transaction: their order would matter")
         met.add(id_)

@@ -81,8 +81,8 @@ BUGS = (
     Bug(
         "a transaction counts sleepers as cancelled that go on",
         "topic/transaction.py",
-        "now_ms, moved, ended, sleepers)",
-        "now_ms, moved, [], sleepers)",
+        "now_ms, moved, ended, sleepers, new)",
+        "now_ms, moved, [], sleepers, new)",
         "transaction trust:simulation",
     ),
     Bug(
@@ -138,9 +138,9 @@ BUGS = (
     ),
     Bug(
         "an id that is ready already is taken for a new one",
-        "topic/topic.py",
-        "        return partial(facts.known_ids, self.stores) if self._broker.ready.next_offset else None\n",
-        "        return None\n",
+        "topic/facts.py",
+        "    return partial(known_ids, stores) if stores.broker.ready.next_offset else None\n",
+        "    return None\n",
         f"{SIM} server",
     ),
     # At edges and in moments that only chance would meet
