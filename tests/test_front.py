@@ -67,6 +67,15 @@ CASES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "an extend": ("/v1/topics/both/extend", b'{"ids":["x"]}', ()),
     "a bad extend": ("/v1/topics/both/extend", b'{"ids":3}', ()),
     "a request's name": ("/v1/topics/both/fetch", b"{}", ("X-Request-Id: mine",)),
+    "a transaction": (
+        "/v1/topics/both/transaction",
+        b'{"put":[{"id":"same","body":1,"delay":60}],"if":[{"id":"no","state":"unknown"}]}',
+        (),
+    ),
+    "a condition that is not met": ("/v1/topics/both/transaction", b'{"if":[{"id":"no","state":"sleep"}]}', ()),
+    "a transaction on what is not there": ("/v1/topics/new/transaction", b'{"cancel":["no"]}', ()),
+    "a transaction that is none": ("/v1/topics/both/transaction", b'{"put":[{"id":3,"body":1}]}', ()),
+    "a transaction of two topics": ("/v1/topics/both/transaction", b'{"put":[{"topic":"x","body":1}]}', ()),
     "a cancel of many": ("/v1/topics/both/cancel", b'{"ids":["x","y"]}', ()),
     "a cancel of none": ("/v1/topics/both/cancel", b"{}", ()),
     "a cancel in an unknown topic": ("/v1/topics/unknown/cancel", b'{"ids":["x"]}', ()),
@@ -110,7 +119,7 @@ def test_both_ways_give_the_same_answer(server: Server, name: str) -> None:
     if method in ("DELETE", "PATCH"):
         server.put("both", {"id": "sleeps", "body": 1, "delay": 60}, {"id": "reserved", "body": 1})
         server.fetch("both")
-    if name == "the same once more":
+    if name in ("the same once more", "a transaction"):
         server.put("both", {"body": 1, "id": "same", "delay": 60})
     if name == "a message with a priority and an id":
         body = body.replace(b'"id":"same",', b"")
@@ -352,3 +361,12 @@ def test_an_answered_put_is_seen_by_the_next_fetch(server: Server) -> None:
             assert talk.answer()[0] == 201
             talk.send(post("/v1/topics/seen/fetch", b'{"ack":"auto"}'))
             assert [message["body"] for message in json.loads(talk.answer()[2])["messages"]] == [n]
+
+
+def test_an_answered_put_is_seen_by_the_next_condition(server: Server) -> None:
+    with Talk(server) as talk:
+        for n in range(200):
+            talk.send(post("/v1/topics/met/messages", b'{"id":"%d","body":1}' % n))
+            assert talk.answer()[0] == 201
+            talk.send(post("/v1/topics/met/transaction", b'{"if":[{"id":"%d","state":"ready"}]}' % n))
+            assert talk.answer()[0] == 200

@@ -257,3 +257,9 @@ def _with_most_low(poll: LongPoll, queue: Queue) -> LongPoll | None:
 
 def _low(poll: LongPoll) -> float:
     return math.inf if poll.fetch.low is None else poll.fetch.low()
+
+
+def in_flight(engine: Engine, topic: str) -> int:
+    """Messages of a topic under a lease; 0 for one that was deleted."""
+    found = engine.topics.get(topic)
+    return 0 if found is None else found.view.in_flight

@@ -1,6 +1,6 @@
-"""Connections of clients. Hot requests (produce, fetch, ack, extend, cancel, reschedule) are answered straight from the bytes
-that came. All others, and all that are written in any way but the plain one, are passed on to aiohttp as they came, over the same
-connection.
+"""Connections of clients. Hot requests (produce, fetch, ack, extend, cancel, reschedule, transaction) are answered straight from
+the bytes that came. All others, and all that are written in any way but the plain one, are passed on to aiohttp as they came,
+over the same connection.
 
 A hot request has a plain head (`hot_heads`) and has arrived as a whole. Its handler is called with the middleware around it that
 aiohttp calls too, and runs without a task until it has to wait. The next request is looked at when the one before is answered, so

@@ -23,6 +23,7 @@ HOT = frozenset(
         f"POST {_TOPIC}/messages",
         *(f"POST {place}/{name}" for place in (_TOPIC, _GROUP) for name in ("fetch", "ack", "extend")),
         f"POST {_TOPIC}/cancel",
+        f"POST {_TOPIC}/transaction",
         f"DELETE {_MESSAGE}",
         f"PATCH {_MESSAGE}",
     }

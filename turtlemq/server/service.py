@@ -26,7 +26,7 @@ from turtlemq.server.clock import VirtualClock, now_ms
 from turtlemq.server.commit import Committer
 from turtlemq.server.errors import Overloaded
 from turtlemq.server.fair_turns import SMALL_BYTES, FairTurns, TenantTurns
-from turtlemq.server.fetches import Fetches
+from turtlemq.server.fetches import Fetches, in_flight
 from turtlemq.server.log_syncs import LogSyncs
 from turtlemq.server.long_polls import FetchRequest, LongPoll
 from turtlemq.server.metrics.meter import Meter
@@ -146,7 +146,7 @@ class Service:
         self._committer = Committer(self._committed, self._observe_commit, self._singles.stage, tenants)
         if tenants is not None:
             engine.share_ticks(tenants.owner, tenants.weight)
-            tenants.count_with(partial(_in_flight, engine), engine.topics)
+            tenants.count_with(partial(in_flight, engine), engine.topics)
         self._syncs = LogSyncs(engine.door)
         self._timer = WallClockTimer(self._tick)
         self.answer_polls_soon()
@@ -372,13 +372,17 @@ class Service:
 
     # Fetches
 
-    async def fetch(self, fetch: FetchRequest, wait_s: float) -> Reserved:
-        """Reserve ready messages; if there are none, wait up to `wait_s` for the first. Raises `Overloaded` if too many wait."""
+    def catch_up(self, topic: str) -> None:
+        """Hand off due messages whose puts were answered, so that the next request sees them."""
         if self._committer is not None:
             self._committer.report()
-        if self._next_tick is not None and fetch.topic in self._fresh:  # a put that was answered is seen by the next fetch
+        if self._next_tick is not None and topic in self._fresh:
             self._next_tick.cancel()
             self._tick()
+
+    async def fetch(self, fetch: FetchRequest, wait_s: float) -> Reserved:
+        """Reserve ready messages; if there are none, wait up to `wait_s` for the first. Raises `Overloaded` if too many wait."""
+        self.catch_up(fetch.topic)
         if self.tenants is not None:
             await self.turns.turn(fetch.topic, SMALL_BYTES)
         messages = self.fetches.fetch(fetch, now_ms(), time.monotonic())
@@ -433,9 +437,3 @@ class Service:
         if budget.full:
             self.answer_polls_soon()
         budget.give(size)
-
-
-def _in_flight(engine: Engine, topic: str) -> int:
-    """Messages of a topic under a lease; 0 for one that was deleted."""
-    found = engine.topics.get(topic)
-    return 0 if found is None else found.view.in_flight

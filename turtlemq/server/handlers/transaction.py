@@ -6,20 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import msgspec
 from aiohttp import web
-from msgspec import Struct, UnsetType, field
+from msgspec import Raw, Struct, field
 
 from turtlemq.errors import Conflict, InvalidArgument, InvalidMessage
 from turtlemq.index.validate import check_batch, check_expiry
 from turtlemq.model import Batch, Receipt
 from turtlemq.server.audit import COUNT
 from turtlemq.server.clock import now_ms
+from turtlemq.server.errors import InvalidJson
 from turtlemq.server.fair_turns import in_slices
 from turtlemq.server.handlers.produce import outcomes
 from turtlemq.server.incoming.batches import DueRules, batch_of, check_due
-from turtlemq.server.incoming.body import read_as
-from turtlemq.server.incoming.depth import check_body_depth
-from turtlemq.server.incoming.json_messages import JsonMessage
+from turtlemq.server.incoming.body import read_with
+from turtlemq.server.incoming.columns import Columns, columns_of
+from turtlemq.server.incoming.decode import check_text, decode
+from turtlemq.server.incoming.depth import check_depth
+from turtlemq.server.incoming.json_messages import JsonMessage, bodies, listed
 from turtlemq.server.incoming.times import Delay, Due, due_time
 from turtlemq.server.outgoing.answers import Stored
 from turtlemq.server.outgoing.reply import Reply, encode
@@ -66,19 +70,15 @@ async def transact(request: web.Request) -> Reply:
     """POST /v1/topics/{topic}/transaction"""
     topic_of(request, may_create=True)
     with _explaining():
-        asked = await read_as(request, Operations)
-    service = request.app[SERVICE]
-    size = 0
-    for message in asked.put:
-        if not isinstance(message.body, UnsetType):
-            await in_slices(check_body_depth(bytes(message.body)))
-            size += len(bytes(message.body))
+        asked, put = await read_with(request, _decoded)
+    await in_slices(check_depth(put.bodies, put.flags, InvalidJson))
+    service, size = request.app[SERVICE], sum(map(len, put.bodies))
     service.admit(size)
     topic, now = topic_of(request, may_create=True), now_ms()  # again: it may have been created or deleted meanwhile
-    throttle(request, topic, len(asked.put), size)
+    throttle(request, topic, len(put), size)
     if service.turns.by_tenant:
         await service.turns.turn(topic, size)
-    given = _transaction(asked, now, due_rules(request, topic))
+    given = _transaction(asked, put, now, due_rules(request, topic))
     opened, receipt = _staged(service, topic, given, now)
     if opened is not None:
         await service.commit(opened, size)
@@ -86,9 +86,9 @@ async def transact(request: web.Request) -> Reply:
     if len(given.put):
         service.stored(topic, len(given.put), size)
     request[COUNT] = receipt.cancelled + receipt.rescheduled
-    put = (b'{"ids":', encode(receipt.put.ids), b",", *outcomes(receipt.put), b'"durable":"fsync"}')
+    stored = (b'{"ids":', encode(receipt.put.ids), b",", *outcomes(receipt.put), b'"durable":"fsync"}')
     counts = b',"cancelled":%d,"rescheduled":%d}' % (receipt.cancelled, receipt.rescheduled)
-    return Reply(b"".join((b'{"put":', *put, counts)))
+    return Reply(b"".join((b'{"put":', *stored, counts)))
 
 
 def _staged(service: Service, topic: str, given: Transaction, now: int) -> tuple[Topic | None, TransactionReceipt]:
@@ -101,6 +101,8 @@ def _staged(service: Service, topic: str, given: Transaction, now: int) -> tuple
                 return None, TransactionReceipt(Receipt([], []), 0, 0)
             check_batch(given.put)
             check_expiry(given.put, now)
+        elif given.conditions:
+            service.catch_up(topic)
         engine.ballast.refuse_producers()
         opened = engine.topic(topic, create=True)
         return opened, opened.stage_transaction(given, now)
@@ -121,7 +123,28 @@ def _explaining() -> Iterator[None]:
         raise InvalidArgument(f"{text}write ({error}). Nothing was done: send a request for each topic") from None
 
 
-def _transaction(asked: Operations, now: int, rules: DueRules) -> Transaction:
+class _Quick(Operations):
+    """The body with messages that are not decoded yet."""
+
+    put: Raw = Raw(b"[]")  # type: ignore[assignment]
+
+
+_quick = msgspec.json.Decoder(_Quick)
+
+
+def _decoded(data: bytes) -> tuple[Operations, Columns]:
+    """The operations, and the messages among them as columns, decoded as those of a batch. The type `Operations` has the errors
+    for a body that is not valid."""
+    try:
+        check_text(data)
+        quick = _quick.decode(data)
+        return quick, listed(bytes(quick.put))
+    except (msgspec.DecodeError, RecursionError):
+        asked = decode(data, Operations, InvalidArgument)
+        return asked, columns_of(asked.put, *bodies(asked.put, 0))
+
+
+def _transaction(asked: Operations, put: Columns, now: int, rules: DueRules) -> Transaction:
     """The transaction that is asked for, with due times. Raises for one that is none."""
     moves = []
     for i, move in enumerate(asked.reschedule):
@@ -131,7 +154,7 @@ def _transaction(asked: Operations, now: int, rules: DueRules) -> Transaction:
         check_due(due_ms, now, rules)
         moves.append(Reschedule(move.id, due_ms))
     conditions = [Condition(one.id, one.state) for one in asked.conditions]
-    batch = batch_of(asked.put, now, rules) if asked.put else Batch([], [])
+    batch = batch_of(put, now, rules) if len(put) else Batch([], [])
     given = Transaction(batch, asked.cancel, moves, conditions)
     check(given)
     return given

@@ -90,9 +90,9 @@ def _batch_of_one(message: json_messages.JsonMessage, now_ms: int, rules: DueRul
     )
 
 
-def batch_of(messages: Sequence[json_messages.JsonMessage], now_ms: int, rules: DueRules) -> Batch:
+def batch_of(messages: Sequence[json_messages.JsonMessage] | Columns, now_ms: int, rules: DueRules) -> Batch:
     """The batch of decoded messages, which are not many."""
-    columns = columns_of(messages, *json_messages.bodies(messages, 0))
+    columns = messages if isinstance(messages, Columns) else columns_of(messages, *json_messages.bodies(messages, 0))
     batch = _batch(columns, now_ms, rules)
     if columns.if_exists is not None:
         batch.if_exists = _modes(columns.if_exists, IfExists.KEEP)

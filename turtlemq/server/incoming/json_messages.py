@@ -101,6 +101,11 @@ def columns(data: bytes, lines: bool) -> Iterator[Columns]:
     yield _read(data, lines, done)
 
 
+def listed(data: bytes) -> Columns:
+    """The messages of a JSON list, which is part of a request. Raises what msgspec raises if one is invalid."""
+    return _read(data, lines=False, done=0, sliced=True)
+
+
 def _read(data: bytes, lines: bool, done: int, sliced: bool = False) -> Columns:
     """The messages of a request without the first `done`, or those of a slice behind so many. A slice that does not consist of
     whole messages raises `DecodeError`."""
