@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from turtlemq.client.http_answers import BrokenAnswer
-from turtlemq.server.outbound import Body, OutboundPool, Unreached
+from turtlemq.server.outbound import Body, Limits, NotTaken, OutboundPool, Unreached
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -97,7 +97,16 @@ def test_bodies_arrive_whole_over_one_connection(pieces: tuple[bytes, ...], has_
     assert other.heads[0].startswith(b"POST /v1/x?y HTTP/1.1\r\nHost: 127.0.0.1:")
 
 
-def test_a_body_is_not_begun_before_100_continue() -> None:
+def until(end_s: float) -> Limits:
+    return Limits(end_s=asyncio.get_running_loop().time() + end_s)
+
+
+def until_taken(end_s: float) -> Limits:
+    return Limits(taken_s=asyncio.get_running_loop().time() + end_s)
+
+
+@pytest.mark.parametrize(("limits", "kind"), [(until, TimeoutError), (until_taken, NotTaken)])
+def test_a_body_is_not_begun_before_100_continue(limits: Callable[[float], Limits], kind: type[Exception]) -> None:
     begun = False
 
     async def body() -> Body:
@@ -112,8 +121,8 @@ def test_a_body_is_not_begun_before_100_continue() -> None:
     other = Other(silent)
 
     async def story(url: str, pool: OutboundPool) -> None:
-        with pytest.raises(TimeoutError):
-            await pool.ask("POST", url + "/", {"Content-Length": "1"}, body(), 0.3)
+        with pytest.raises(kind):
+            await pool.ask("POST", url + "/", {"Content-Length": "1"}, body(), limits(0.3))
         while not other.bodies:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

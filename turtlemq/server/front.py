@@ -1,6 +1,6 @@
-"""Connections of clients. Hot requests (produce, fetch, ack, extend, cancel, reschedule, transaction) are answered straight from
-the bytes that came. All others, and all that are written in any way but the plain one, are passed on to aiohttp as they came,
-over the same connection.
+"""Connections of clients, and of other processes. Hot requests (produce, fetch, ack, extend, cancel, reschedule, transaction) are
+answered straight from the bytes that came, or go on to the process of their topic. All others, and all that are written in any way
+but the plain one, are passed on to aiohttp as they came, over the same connection.
 
 A hot request has a plain head (`hot_heads`) and has arrived as a whole. Its handler is called with the middleware around it that
 aiohttp calls too, and runs without a task until it has to wait. The next request is looked at when the one before is answered, so
@@ -13,7 +13,7 @@ ends: from then on the connection is aiohttp's. So there is no head that the two
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, cast
 
 from aiohttp import web
@@ -39,6 +39,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 HELD_BYTES = 64 << 10  # behind the request that is answered; with more, nothing is read until it is answered
 READY, HOT, PASSED, GIVEN = range(4)  # waits for a request; answers one; aiohttp answers one; all is aiohttp's
 _MINE = 1  # a bit of `read`, beside AIOHTTPS
+_PLACES = (trace.PLACES_HEADER, trace.PLACES), (trace.OWNER_HEADER, trace.OWNER)
 _BEGINS = (b"POST /", b"DELETE /", b"PATCH /")
 
 
@@ -144,13 +145,15 @@ class Front(asyncio.Protocol):
         if head is None:
             self._give()
             return
-        whole = end + head.length
-        if head.place is None or not desk.answers(head):
+        whole, waited_bytes = end + head.length, self._waited_bytes
+        if not (is_here := head.place is not None and desk.answers(head)):
+            waited_bytes = desk.passed_bytes(head)
+        if not waited_bytes:
             self._pass(whole)
         elif len(held) >= whole:
             self._has_continued = False
-            self._answer(head, self._taken(whole)[end:])
-        elif head.length <= self._waited_bytes:
+            self._answer(head, self._taken(whole)[end:], is_here)
+        elif head.length <= waited_bytes:
             if head.expects and not self._has_continued:
                 self._has_continued = True
                 self._transport.write(CONTINUE)
@@ -187,10 +190,13 @@ class Front(asyncio.Protocol):
 
     # Hot requests
 
-    def _answer(self, head: Head, body: bytes) -> None:
+    def _answer(self, head: Head, body: bytes, is_here: bool) -> None:
         self._state = HOT
         request = HotRequest(self._desk.app, head, body, self._remote, self._transport)
         work: Coroutine[Any, Any, Answered] = head.place.handler(request)
+        if not is_here:  # it will wait for another process
+            self._task = self._loop.create_task(self._finish(request, work))
+            return
         try:
             awaited = work.send(None)
         except StopIteration as done:
@@ -203,8 +209,8 @@ class Front(asyncio.Protocol):
         else:
             self._task = self._loop.create_task(self._finish(request, _Begun(work, awaited)))
 
-    async def _finish(self, request: HotRequest, work: _Begun) -> None:
-        """Go on with the handler of a request that had to wait, and answer."""
+    async def _finish(self, request: HotRequest, work: Awaitable[Answered]) -> None:
+        """Answer a request whose handler has to wait."""
         try:
             answered = await work
         except ConnectionError:
@@ -409,6 +415,7 @@ def _of_aiohttp(request: HotRequest, response: web.Response) -> tuple[bytes, byt
     lines += [f"Content-Length: {len(body)}", f"Date: {http_date()}", f"{trace.HEADER}: {request[trace.REQUEST_ID]}"]
     if (cluster := request.app[SERVICE].cluster) is not None:
         lines.append(f"{trace.CLUSTER_HEADER}: {cluster.options.name}")
+    lines += [f"{name}: {request[key]}" for name, key in _PLACES if key in request]
     if response.keep_alive is False:
         lines.append("Connection: close")
     return "\r\n".join([*lines, "", ""]).encode(), body

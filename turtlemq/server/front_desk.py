@@ -30,6 +30,9 @@ HOT = frozenset(
 )
 
 
+PASSED_BYTES = 256 << 10  # of a body that goes on to another process as soon as it is here
+
+
 class Connection(Protocol):
     """A connection, as far as it is ended here."""
 
@@ -59,6 +62,13 @@ class Desk:
         if router is None:
             return service.cluster is None or answers(service, topic)
         return router.has(topic, head.headers.get(PARTITION)) and (service.cluster is None or leads(service))
+
+    def passed_bytes(self, head: Head) -> int:
+        """How long the body of a request may be that goes on to the process of its topic from here. 0: the request is not hot, or
+        its answer may be large, and aiohttp passes it on."""
+        if self._service.router is None or head.place is None:
+            return 0
+        return 0 if head.place.route.canonical.endswith("/fetch") else PASSED_BYTES
 
     async def end(self, timeout_s: float) -> None:
         """Close all connections, those with a request under way when it is answered, or at the end of the time."""

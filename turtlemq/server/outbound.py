@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from turtlemq.client.http_answers import AnswerReader, BrokenAnswer, Head, host_header
@@ -27,6 +27,10 @@ Body = AsyncGenerator[bytes, None]  # its pieces
 
 class Unreached(OSError):
     """No connection to the other side was made."""
+
+
+class NotTaken(TimeoutError):
+    """The other side has not taken the request in time: nothing was done."""
 
 
 class OutboundAnswer:
@@ -133,10 +137,10 @@ class Outbound(asyncio.Protocol):
             self._transport.abort()
 
     async def exchange(
-        self, method: str, target: str, headers: Mapping[str, str], body: Body | None, end_s: float | None
+        self, method: str, target: str, headers: Mapping[str, str], body: Body | None, limits: Limits
     ) -> OutboundAnswer:
         """Send a request, and return when the head of its answer is there. The body is asked for when the other side has taken
-        the request. Raises `OSError` or `TimeoutError`, and errors of the body."""
+        the request. Raises `OSError`, `NotTaken` or `TimeoutError`, and errors of the body."""
         assert self._transport is not None, "it was opened"
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self.host}", *(f"{name}: {value}" for name, value in headers.items())]
         is_chunked = body is not None and "Content-Length" not in headers
@@ -150,10 +154,22 @@ class Outbound(asyncio.Protocol):
         while (head := self.reader.head()) is None:
             if body is not None and not is_asked and self.reader.interims > interims:
                 is_asked = True
-                await self._send(body, is_chunked, end_s)
+                await self._send(body, is_chunked, limits.end_s)
+            elif is_asked:
+                await self.more(limits.end_s)
             else:
-                await self.more(end_s)
-        return OutboundAnswer(self, head, method == "HEAD", end_s)
+                await self._until_taken(limits)
+        return OutboundAnswer(self, head, method == "HEAD", limits.end_s)
+
+    async def _until_taken(self, limits: Limits) -> None:
+        """Wait for bytes. Raises `NotTaken` if none come in time."""
+        if limits.taken_s is None or (limits.end_s is not None and limits.end_s < limits.taken_s):
+            await self.more(limits.end_s)
+            return
+        try:
+            await self.more(limits.taken_s)
+        except TimeoutError:
+            raise NotTaken("it restarts, or has too much to do") from None
 
     async def _send(self, body: Body, is_chunked: bool, end_s: float | None) -> None:
         """Send the body. Stops early if the other side answers before it has all, or is gone."""
@@ -200,6 +216,17 @@ class Outbound(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
+class Limits(NamedTuple):
+    """Times of the event loop until which one request may take. `end_s`: the whole answer; `taken_s`: 100 Continue, or without a
+    body the head of the answer. None: no limit."""
+
+    end_s: float | None = None
+    taken_s: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
 class OutboundPool:
     """The connections of one process to others. `path`: of a Unix socket, in place of addresses."""
 
@@ -219,20 +246,19 @@ class OutboundPool:
         url: str,
         headers: Mapping[str, str],
         body: Body | None,
-        total_s: float | None = None,
+        limits: Limits = NO_LIMITS,
         connect_s: float = 10.0,
     ) -> OutboundAnswer:
-        """Send a request. Returns when the head of its answer is there; `total_s` is for the whole answer. Raises `Unreached`,
-        `OSError` or `TimeoutError`, and errors of the body."""
-        loop = asyncio.get_running_loop()
+        """Send a request. Returns when the head of its answer is there. Raises `Unreached`, `OSError`, `NotTaken` or
+        `TimeoutError`, and errors of the body."""
         origin, target = origin_of(url)
-        end_s = None if total_s is None else loop.time() + total_s
-        connection = self._taken(origin, loop.time()) or await self._opened(origin, connect_s)
+        now_s = asyncio.get_running_loop().time()
+        connection = self._taken(origin, now_s) or await self._opened(origin, connect_s)
         try:
             if body is None:
-                return await connection.exchange(method, target, headers, None, end_s)
+                return await connection.exchange(method, target, headers, None, limits)
             async with aclosing(body):
-                return await connection.exchange(method, target, headers, body, end_s)
+                return await connection.exchange(method, target, headers, body, limits)
         except BaseException:
             connection.close()
             raise

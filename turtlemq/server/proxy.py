@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from typing import cast
 
 import msgspec
 from aiohttp import web
@@ -19,8 +20,9 @@ from multidict import CIMultiDict
 
 from turtlemq.errors import InvalidArgument, describe
 from turtlemq.server.auth import remote_of
+from turtlemq.server.hot_request import HotRequest
 from turtlemq.server.incoming import body
-from turtlemq.server.outbound import Body, OutboundAnswer, OutboundPool, Unreached
+from turtlemq.server.outbound import Body, Limits, NotTaken, OutboundAnswer, OutboundPool, Unreached
 from turtlemq.server.request import BUDGET, check_deadline, time_left
 from turtlemq.server.trace import HEADER, REQUEST_ID
 
@@ -134,22 +136,25 @@ class Proxy:
             found[PARTITION] = request[PARTITION]
         return found
 
-    async def ask(self, request: web.Request, url: str, payload: Payload) -> OutboundAnswer:
-        """Send a request to the node at `url`. Returns when the head of the answer is there. Raises `NotSent` or `Lost`."""
+    async def ask(self, request: web.Request, url: str, payload: Payload, taken_s: float | None = None) -> OutboundAnswer:
+        """Send a request to the node at `url`. Returns when the head of the answer is there. `taken_s`: the time of the event
+        loop until which that node must have taken the request. Raises `NotSent` or `Lost`."""
         data = await payload.data()
         check_deadline(request)
         if not request.raw_path.startswith("/"):
             raise InvalidArgument("the target of a request is a path")
         left_s = time_left(request)
-        total_s = left_s + GRACE_S if left_s < float("inf") else None
+        end_s = asyncio.get_running_loop().time() + left_s + GRACE_S if left_s < float("inf") else None
         headers = forwarded_headers(request, left_s)
         if self._path or self._proof:
             headers.update(self._of_process(request))
         target, connect_s = url.rstrip("/") + request.raw_path, min(CONNECT_S, left_s)
         try:
-            response = await self._opened().ask(request.method, target, headers, data, total_s, connect_s)
+            response = await self._opened().ask(request.method, target, headers, data, Limits(end_s, taken_s), connect_s)
         except Unreached as error:
             raise NotSent(f"{url} cannot be reached: {describe(error)}") from error
+        except NotTaken as error:
+            raise NotSent(str(error)) from None
         except Exception as error:
             if (broken := request.content.exception()) is not None:
                 raise InvalidArgument(f"the body cannot be read: {broken}") from None
@@ -202,7 +207,8 @@ async def pass_back(request: web.Request, response: OutboundAnswer) -> web.Strea
     try:
         if request.method == "HEAD":
             return web.Response(status=response.status, headers=headers)
-        if response.content_length is not None and response.content_length <= SMALL_BYTES:
+        is_small = response.content_length is not None and response.content_length <= SMALL_BYTES
+        if is_small or isinstance(cast(object, request), HotRequest):  # it cannot be streamed to
             headers.popall("Content-Length", None)
             return web.Response(body=await response.read(), status=response.status, headers=headers)
         out = web.StreamResponse(status=response.status, headers=headers)

@@ -16,7 +16,7 @@ from aiohttp import web
 from turtlemq.errors import Unavailable, describe
 from turtlemq.server import trace
 from turtlemq.server.auth import remote_of
-from turtlemq.server.forward import can_be_repeated, give_up
+from turtlemq.server.forward import can_be_repeated
 from turtlemq.server.hot_heads import Head, Headers
 from turtlemq.server.hot_request import HotRequest
 from turtlemq.server.incoming.body import KEPT
@@ -146,18 +146,8 @@ class SiblingCalls:
 
     async def _head(self, request: web.Request, shard: int, payload: Payload, end: float, read_s: float) -> OutboundAnswer:
         """The head of a process' answer. Raises `NotSent` if the process does not take the request in time."""
-        asking: asyncio.Future[OutboundAnswer] = asyncio.ensure_future(
-            self._proxies[shard].ask(request, f"http://shard-{shard}", payload)
-        )
-        is_read = request.method in CHANGES_NOTHING
-        try:
-            await asyncio.wait([asking], timeout=read_s if is_read else max(0.0, end - asyncio.get_running_loop().time()))
-            if not asking.done() and (is_read or not payload.is_under_way):
-                raise NotSent("it restarts, or has too much to do")
-            return await asking
-        except BaseException:
-            give_up(asking)
-            raise
+        taken_s = asyncio.get_running_loop().time() + read_s if request.method in CHANGES_NOTHING else end
+        return await self._proxies[shard].ask(request, f"http://shard-{shard}", payload, taken_s)
 
 
 async def read_whole(response: OutboundAnswer) -> Part:
