@@ -1,6 +1,6 @@
 """Connections of clients, and of other processes. Hot requests (produce, fetch, ack, extend, cancel, reschedule, transaction) are
-answered straight from the bytes that came, or go on to the process of their topic. All others, and all that are written in any way
-but the plain one, are passed on to aiohttp as they came, over the same connection.
+answered straight from the bytes that came, or go on to the process of their topic. All others, and all that are written in any
+way but the plain one, are passed on to aiohttp as they came, over the same connection.
 
 A hot request has a plain head (`hot_heads`) and has arrived as a whole. Its handler is called with the middleware around it that
 aiohttp calls too, and runs without a task until it has to wait. The next request is looked at when the one before is answered, so
