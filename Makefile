@@ -22,6 +22,8 @@ ARGS ?=
 # Another port for HTTP, or a configuration file, says where gRPC listens, if at all.
 GRPC := $(if $(or $(TURTLEMQ_GRPC_PORT),$(TURTLEMQ_CONFIG),$(findstring --port,$(ARGS)),$(findstring --config,$(ARGS))),,--grpc-port 8879)
 SPARK_TESTS := tests/test_spark.py tests/test_report.py
+# Tests that run at once: half as many again as there are cores, since tests of servers wait half of their time.
+WORKERS ?= $(shell echo $$((($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 + 1) / 2)))
 
 .PHONY: help setup spark run cluster test trust soak check lint format lock bench bench-quick bench-setup bench-spark release clean distclean browser etcd tools
 
@@ -44,8 +46,8 @@ run: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) $(KERNEL_STAMP) ## start the 
 cluster: $(if $(wildcard $(STAMP)),setup,$(RUN_STAMP)) $(KERNEL_STAMP) etcd ## start etcd and three nodes on this machine, to try them out (ARGS="--port P")
 	@exec $(BIN)/python deploy/local_cluster.py $(ARGS)
 
-test: spark browser etcd tools bench-setup ## run the whole test suite (ARGS="-k name")
-	@status=0; $(BIN)/pytest -n auto --dist loadgroup $(SPARK_TESTS:%=--ignore=%) $(ARGS) || [ $$? -eq 5 ] || status=1; \
+test: spark browser etcd tools bench-setup ## run the whole test suite (ARGS="-k name" WORKERS=2)
+	@status=0; $(BIN)/pytest -n $(WORKERS) --dist loadgroup $(SPARK_TESTS:%=--ignore=%) $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	for file in $(SPARK_TESTS); do echo "── $$file, on its own: Spark takes both cores"; $(BIN)/pytest $$file $(ARGS) || [ $$? -eq 5 ] || status=1; done; \
 	exit $$status
 
