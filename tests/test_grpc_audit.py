@@ -59,7 +59,7 @@ def test_changes_are_noted_with_token_address_and_count(tmp_path: Path) -> None:
             ("cancel", "", 2),
             ("cancel", "c", 1),
             ("cancel", "", 2),
-            ("requeue", "", 1),
+            ("requeue", "d1", 1),
             ("dead_deleted", "", 2),
         ]
         assert {(one.token, one.client, one.topic, one.request_id) for one in found} == {("boss", "127.0.0.1", "t", "asked-1")}

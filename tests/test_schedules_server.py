@@ -174,6 +174,7 @@ def test_pages_hold_every_schedule_once(turtle: Turtle, client: Client) -> None:
         ({"cron": "@daily", "zone": "localtime"}, "INVALID_SCHEDULE", "'localtime' is no time zone"),
         ({"every": -5}, "INVALID_SCHEDULE", "every: give seconds"),
         ({"every": "soon"}, "INVALID_SCHEDULE", "every: "),
+        ({"every": 1e18}, "INVALID_SCHEDULE", "every: 1e+18 seconds are too many"),
         ({"delays": []}, "INVALID_SCHEDULE", "delays: [] makes no times"),
         ({"delays": [5, 0]}, "INVALID_SCHEDULE", "delays: give 0.001 to"),
         ({"every": 5, "start_ms": 1_900_000_000}, "INVALID_SCHEDULE", "It looks like seconds."),

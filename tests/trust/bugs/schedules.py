@@ -31,7 +31,7 @@ BUGS = (
         "topic/scheduler.py",
         "            store.commit()\n            self._cancel(sleeping, now_ms)\n",
         "            store.commit()\n",
-        "scheduler schedules_server",
+        "scheduler schedules_server schedules_walk",
     ),
     Bug(
         "a second trigger at one time is lost",

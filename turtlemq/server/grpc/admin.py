@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from turtlemq.errors import InvalidArgument, headline
@@ -89,7 +89,7 @@ class Admin:
                 count += engine.requeue(topic, page, now_ms(), due_ms=due_ms, reset_attempts=not asked.keep_attempts, per_s=per_s)
                 self._service.answer_polls_soon()
         finally:
-            self._context.note(call, "requeue", topic, count)
+            self._context.note(call, "requeue", topic, count, _only(asked.chosen.ids))
         await self._context.confirmed()
         return _Changed(count=count, unknown=unknown)
 
@@ -101,7 +101,7 @@ class Admin:
             async for page in await self._chosen(topic, asked, unknown):
                 count += self._service.engine.delete_dead(topic, page, now_ms())
         finally:
-            self._context.note(call, "dead_deleted", topic, count)
+            self._context.note(call, "dead_deleted", topic, count, _only(asked.ids))
         await self._context.confirmed()
         return _Changed(count=count, unknown=unknown)
 
@@ -135,3 +135,8 @@ class Admin:
 
 def _filter(asked: Any, to_ms: int = 0) -> Filter:
     return Filter(asked.group or None, asked.from_ms, to_ms or asked.to_ms or DUE_MS_MAX, asked.error or None)
+
+
+def _only(ids: Sequence[str]) -> str:
+    """The id of a request that is about one message alone; else empty."""
+    return ids[0] if len(ids) == 1 else ""

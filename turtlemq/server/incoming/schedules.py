@@ -86,6 +86,8 @@ def _timing(asked: NewSchedule) -> Timing:
 
 def _ms(name: str, given: float | str) -> int:
     seconds = seconds_of(given)
+    if isinstance(given, int | float) and seconds > DELAY_S_MAX:
+        raise InvalidSchedule(f"{name}: {given:g} seconds are too many")
     if not 0 <= seconds <= DELAY_S_MAX:
         raise InvalidSchedule(f'{name}: give seconds, or a text such as "90s", "15m", "36h" or "3d", not {given!r:.80}')
     return round(seconds * 1000)
