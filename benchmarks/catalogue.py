@@ -19,6 +19,7 @@ from benchmarks.partitions import partitions
 from benchmarks.restart import restart
 from benchmarks.run import Benchmark
 from benchmarks.schedules import schedules
+from benchmarks.transactions import transactions
 
 LONG = (*(scenario.name for scenario in flow.SCENARIOS), "http-hold")  # minutes at full size: they run only if they are named
 ALL: tuple[Benchmark, ...] = (
@@ -48,6 +49,7 @@ ALL: tuple[Benchmark, ...] = (
     http_late,
     partitions,
     schedules,
+    transactions,
     *flow.SCENARIOS,
     http_hold,
 )
