@@ -13,7 +13,7 @@ from tests.harness.cluster_process import eventually
 from tests.harness.etcd_process import MISSING, is_installed
 from tests.harness.server_process import Server
 from tests.harness.shard_nodes import ShardNodes, shard_nodes
-from tests.harness.shard_process import through_any, topic_in
+from tests.harness.shard_process import header_names, through_any, topic_in
 from turtlemq.client import Client, NewMessage
 from turtlemq.client.errors import ClientError
 from turtlemq.server.cluster_router import proof_of
@@ -80,6 +80,16 @@ def test_a_partition_that_is_elsewhere_is_passed_on_or_refused(pair: ShardNodes,
         "POST", f"/v1/topics/{topic}/messages", messages, headers={"X-Turtlemq-Partition": "2/3"}
     )
     assert (wrong.status, wrong.json["error"]["partitions"]) == (421, SHARDS)
+
+
+def test_a_passed_on_answer_has_each_header_once(pair: ShardNodes, server: Server, topic: str) -> None:
+    whole = topic_in(1, SHARDS, "whole")
+    server.put(whole, {"body": 1})
+    for port in pair.ports:
+        for name in (whole, topic):
+            names = header_names(Server(server.process, port, pair.root), f"/v1/topics/{name}/messages", '{"body": 1}')
+            assert sorted(set(names)) == names
+            assert {"content-type", "date", "x-request-id", "x-turtlemq-cluster"} <= set(names)
 
 
 def test_the_number_of_partitions_is_at_most_that_of_shards(server: Server) -> None:

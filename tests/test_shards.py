@@ -16,7 +16,7 @@ import pytest
 
 from tests.harness.certificates import certificate
 from tests.harness.server_process import Server, run, running
-from tests.harness.shard_process import children, kill, own_processes, topic_in, until_gone, until_replaced
+from tests.harness.shard_process import children, header_names, kill, own_processes, topic_in, until_gone, until_replaced
 from turtlemq.client import AsyncClient, Client
 from turtlemq.server.auth import hash_of, new_token
 from turtlemq.server.operations import OPERATIONS
@@ -80,6 +80,16 @@ def test_a_large_body_reaches_another_process_whole(server: Server) -> None:
     for process in own_processes(server):
         process.put(topic, {"body": body})
     assert [len(message["body"]) for message in server.fetch(topic)] == [len(body)] * SHARDS
+
+
+@pytest.mark.parametrize("path", ["messages", "fetch", "ack"])
+def test_an_answer_that_was_passed_on_has_each_header_once(server: Server, path: str) -> None:
+    topic, body = topic_in(1, SHARDS, "headers"), {"messages": '{"body": 1}', "fetch": "{}", "ack": '{"acks": ["m"]}'}[path]
+    for process in own_processes(server):
+        process.put(topic, {"body": 1})
+        names = header_names(process, f"/v1/topics/{topic}/{path}", body)
+        assert sorted(set(names)) == names
+        assert {"content-type", "date", "x-request-id"} <= set(names)
 
 
 def test_a_long_poll_is_answered_by_the_process_of_its_topic(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import time
 from collections.abc import Sequence
@@ -63,6 +64,18 @@ def through_any(server: Server, ports: Sequence[int], partitions: int = 1) -> An
     """A server whose processes at these ports get requests in turn, for tests of topics with so many partitions."""
     own = server.process, server.port, server.data, server.tls, server.grpc_port, tuple(ports)
     return AnyProcess(*own) if partitions == 1 else PartitionedServer(*own, partitions=partitions)
+
+
+def header_names(process: Server, path: str, body: str) -> list[str]:
+    """The names of all headers of the answer to a POST, in lower case and in order; one that came twice is there twice."""
+    connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status < 300, answer.read()
+        return sorted(name.lower() for name, _ in answer.getheaders())
+    finally:
+        connection.close()
 
 
 def own_processes(server: Server) -> list[Server]:

@@ -39,6 +39,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 HELD_BYTES = 64 << 10  # behind the request that is answered; with more, nothing is read until it is answered
 READY, HOT, PASSED, GIVEN = range(4)  # waits for a request; answers one; aiohttp answers one; all is aiohttp's
 _MINE = 1  # a bit of `read`, beside AIOHTTPS
+_NAMES_SET_HERE = "Content-Length", "Date", trace.CLUSTER_HEADER, trace.PLACES_HEADER, trace.OWNER_HEADER
+_SET_HERE = frozenset(name.lower() for name in _NAMES_SET_HERE)
 _PLACES = (trace.PLACES_HEADER, trace.PLACES), (trace.OWNER_HEADER, trace.OWNER)
 _BEGINS = (b"POST /", b"DELETE /", b"PATCH /")
 
@@ -411,7 +413,7 @@ def _of_aiohttp(request: HotRequest, response: web.Response) -> tuple[bytes, byt
     """Head and body of a response, which is not prepared: a refusal, mostly."""
     body = response.body if isinstance(response.body, bytes) else b""
     lines = [f"HTTP/1.1 {response.status} {response.reason}"]
-    lines += [f"{name}: {value}" for name, value in response.headers.items() if name.lower() != "content-length"]
+    lines += [f"{name}: {value}" for name, value in response.headers.items() if name.lower() not in _SET_HERE]
     lines += [f"Content-Length: {len(body)}", f"Date: {http_date()}", f"{trace.HEADER}: {request[trace.REQUEST_ID]}"]
     if (cluster := request.app[SERVICE].cluster) is not None:
         lines.append(f"{trace.CLUSTER_HEADER}: {cluster.options.name}")

@@ -108,7 +108,7 @@ class TopicRouter(ABC):
             if (answered := await self._of_shard(request, topic, shard)) is not None:
                 return answered
         except Misrouted as error:
-            raise self._misrouted(request, topic, str(error)) from None
+            raise self._misrouted(request, topic, str(error), await self._partitions.agree(request, topic)) from None
         may_make = is_put(request) and INTERNAL in request
         if not self._partitions.has(topic, number, count, may_make or (is_put(request) and not number)):
             self._calls.count("refused")
@@ -128,10 +128,13 @@ class TopicRouter(ABC):
         if ids is None or len(known) < len(ids) or partitions_of(known, count).count(number) < len(ids):
             raise self._misrouted(request, topic, f"there are messages that do not belong into partition {number}/{count}")
 
-    def _misrouted(self, request: web.Request, topic: str, why: str) -> NotLeader:
-        """The refusal of a request about a partition that another process has."""
-        urls, found = self._calls.urls(request), self._service.engine.topics.get(topic) if self._service.serving else None
-        owner, count = urls[self._partitions.owner(topic)], 0 if found is None else found.settings.partitions
+    def _misrouted(self, request: web.Request, topic: str, why: str, count: int | None = None) -> NotLeader:
+        """The refusal of a request about a partition that another process has. `count`: of the topic's partitions, if it was
+        asked for."""
+        owner = self._calls.urls(request)[self._partitions.owner(topic)]
+        if count is None:
+            found = self._service.engine.topics.get(topic) if self._service.serving else None
+            count = 0 if found is None else found.settings.partitions
         return NotLeader(f"{why}: nothing was done", leader_url=owner, revision=self._revision(), partitions=count)
 
     # All partitions
