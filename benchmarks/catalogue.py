@@ -6,6 +6,7 @@ from benchmarks import flow
 from benchmarks.append import append, durable
 from benchmarks.broker import broker
 from benchmarks.cluster import cluster, failover
+from benchmarks.cluster_moves import moves
 from benchmarks.cluster_shards import sharded
 from benchmarks.codec import codec
 from benchmarks.fire import cold, fire
@@ -40,6 +41,7 @@ ALL: tuple[Benchmark, ...] = (
     cluster,
     failover,
     sharded,
+    moves,
     grpc,
     push,
     growth,

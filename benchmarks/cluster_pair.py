@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.child import ROOT, environment
 from benchmarks.http_client import Connection, post_request
-from benchmarks.probe import cpu_seconds
+from benchmarks.probe import cpu_seconds, process_tree
 from turtlemq.replica.cluster_init import Shape, init_cluster
 from turtlemq.replica.etcd import Etcd, EtcdError
 
@@ -184,6 +184,50 @@ async def running_node(folder: Path, shards: int) -> AsyncIterator[ShardedNode]:
             process.wait(_WAIT_S)
 
 
+class Trio:
+    """Three nodes of a cluster with several shards, two copies of each. They begin when they are started."""
+
+    def __init__(self, folder: Path, endpoint: str, shards: int) -> None:
+        self.endpoint, self._shards, self._folder = endpoint, shards, folder
+        self.nodes = {name: _configured(folder, name, endpoint, shards) for name in "abc"}
+        self._supervisors: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, *names: str) -> None:
+        """Start nodes, or start them again."""
+        for name in names:
+            self._supervisors[name] = self.nodes[name].run()
+
+    def kill(self, name: str) -> None:
+        """Kill a node with all of its processes."""
+        supervisor = self._supervisors.pop(name)
+        for pid in reversed(list(process_tree(supervisor.pid))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        supervisor.wait(_WAIT_S)
+
+    def end(self) -> None:
+        for supervisor in self._supervisors.values():
+            supervisor.terminate()
+        for supervisor in self._supervisors.values():
+            supervisor.wait(_WAIT_S)
+
+
+@asynccontextmanager
+async def running_trio(folder: Path, shards: int) -> AsyncIterator[Trio]:
+    """Start etcd for three nodes with so many shards, and end all of them."""
+    etcd, endpoint = _start_etcd(folder)
+    try:
+        await _init(endpoint, Shape(shards=shards, replicas=2))
+        trio = Trio(folder, endpoint, shards)
+        try:
+            yield trio
+        finally:
+            trio.end()
+    finally:
+        etcd.kill()
+        etcd.wait()
+
+
 async def _init(endpoint: str, shape: Shape) -> None:
     end = time.monotonic() + _WAIT_S
     async with Etcd([endpoint]) as etcd:
@@ -211,7 +255,30 @@ def _start_etcd(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     return _start(["etcd", *(f"--{name}={value}" for name, value in options.items())], folder / "etcd.log"), client
 
 
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A node that has a folder, ports and a configuration file."""
+
+    home: Path
+    port: int
+    peer: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def run(self) -> subprocess.Popen[bytes]:
+        """Start its supervisor."""
+        command = [sys.executable, "-m", "turtlemq", "serve", "--config", str(self.home / "turtlemq.toml")]
+        return _start(command, self.home / "log")
+
+
 def _start_node(folder: Path, name: str, endpoint: str, shards: int = 1) -> Node:
+    made = _configured(folder, name, endpoint, shards)
+    return Node(name, made.home, made.port, made.peer, made.run())
+
+
+def _configured(folder: Path, name: str, endpoint: str, shards: int) -> Configured:
     home, port, peer = folder / name, _free_port(shards + 1), _free_port(shards)
     home.mkdir()
     secret, config = home / "secret", home / "turtlemq.toml"
@@ -220,8 +287,7 @@ def _start_node(folder: Path, name: str, endpoint: str, shards: int = 1) -> Node
         f'data = "{home / "data"}"\nport = {port}\n\n[cluster]\nname = "{NAME}"\nnode = "{name}"\netcd = ["{endpoint}"]\n'
         f'peer = "127.0.0.1:{peer}"\nsecret_file = "{secret}"\n'
     )
-    command = [sys.executable, "-m", "turtlemq", "serve", "--config", str(config)]
-    return Node(name, home, port, peer, _start(command, home / "log"))
+    return Configured(home, port, peer)
 
 
 def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
