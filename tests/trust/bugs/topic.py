@@ -86,6 +86,20 @@ BUGS = (
         "transaction trust:simulation",
     ),
     Bug(
+        "puts of a transaction are not found by their ids",
+        "index/versions.py",
+        "        hashes[:first] = columns.hashes\n",
+        "        hashes[:first] = 0\n",
+        "transaction trust:simulation",
+    ),
+    Bug(
+        "a moved message loses its optional fields",
+        "segment/fields.py",
+        "raw[begin:end], body)",
+        'b"", body)',
+        "transaction fields",
+    ),
+    Bug(
         "a spread message is early",
         "topic/spread.py",
         "later: I64 = due + offsets(",
