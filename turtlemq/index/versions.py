@@ -93,7 +93,8 @@ def _contents(segments: Segments, places: Sequence[Place]) -> Iterator[Content |
 def cancelled_sleepers(segments: Segments, ended: Sequence[Place]) -> list[CancelledSleeper]:
     """Sleepers that are about to end, as their notices tell them. Later versions are read: only they know their first seq."""
     later = [place for place in ended if place.flags & (f.REPLACES | f.MOVED)]
-    first = {place.seq: old.arrived for place, old in zip(later, _contents(segments, later), strict=True) if old is not None}
+    read = zip(later, _contents(segments, later), strict=True) if later else ()
+    first = {place.seq: old.arrived for place, old in read if old is not None}
     return [CancelledSleeper(place.id, place.due_ms, first.get(place.seq, place.seq)) for place in ended]
 
 
