@@ -146,13 +146,14 @@ def measure(
             if time.monotonic() - begin > 60 * minutes:
                 results.skipped.append(benchmark.name)
                 continue
-            busy.append(f"{quiet.busy_share(1.0 if size is FULL else 0.05):.0%}")
-            description[report.OTHERS] = ", ".join(busy)
+            before = quiet.busy_share(1.0 if size is FULL else 0.05)
             for figure in benchmark.run(run):
                 results.figures.append((benchmark.name, figure))
                 _, name, value, goal, met, *_ = report.cells(benchmark.name, figure)
                 console.print(f"{benchmark.name}: {name}: {value}" + (f" (goal {goal}: {met})" if goal else ""), highlight=False)
             _clear(folder)
+            busy.append(f"{max(before, quiet.busy_share(1.0 if size is FULL else 0.05)):.0%}")
+            description[report.OTHERS] = ", ".join(busy)
     return replace(results, seconds=time.monotonic() - begin)
 
 

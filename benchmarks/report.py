@@ -25,7 +25,7 @@ RESULTS_FOLDER = FOLDER / "results"
 RESULTS = FOLDER / "RESULTS.md"
 CLUSTER, PUSHED, FLOW = ("cluster", "failover"), ("grpc", "push"), "flow-"  # benchmarks with sections of their own
 FLOW_TITLE = "Flow control"
-OTHERS = "used by others before each benchmark"
+OTHERS = "used by others before or after each benchmark"
 _COLUMNS = ("benchmark", "figure", "value", "goal", "met", "of the limit", "note")
 
 CAVEATS = """\
@@ -177,7 +177,8 @@ def write_flow(report: Report, path: Path | None = None) -> None:
     lines = figure_lines(FLOW_TITLE, [each for each in report.figures if each[0].startswith(FLOW)])
     run = f"A run of `python -m benchmarks flow`, {report.began:%d %B %Y}, {report.seconds / 60:.0f} minutes."
     if others := report.machine.get(OTHERS):
-        run += f" Share of the machine {OTHERS}: {others}."
+        loud = quiet.warning([float(share.rstrip("%")) / 100 for share in others.split(", ")])
+        run += f" Share of the machine {OTHERS}: {others}." + (f" **{loud}**" if loud else "")
     section = "\n".join([*lines[:2], run, "", *lines[2:]])
     path.write_text(with_section(path.read_text(encoding="utf-8"), section), encoding="utf-8")
 

@@ -222,7 +222,8 @@ def test_flow_control_has_a_section_of_its_own_run(some_report: report.Report, t
     section = report.section_of(first, report.FLOW_TITLE)
     assert first.replace(section, "") == before
     assert section.count("| flow-flood | low | 0.900 × | ≥ 0.05 | yes |") == 1
-    assert "used by others before each benchmark: 3%, 40%" in section
+    assert "used by others before or after each benchmark: 3%, 40%" in section
+    assert "THE MACHINE WAS NOT QUIET: others used up to 40 %" in section
     report.write(some_report, path)
     assert report.section_of(path.read_text("utf-8"), report.FLOW_TITLE) == section
 
