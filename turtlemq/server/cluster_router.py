@@ -1,5 +1,5 @@
-"""Requests in a cluster of several shards: those about a topic go to the leader of its shard, or are put together from those of
-its partitions (`shards.topics`), those about all topics go to all.
+"""Requests in a cluster of several shards go to the leader of their topic's shard, or to those of its partitions, or to all.
+Answers of partitions are put together in `shards.topics`.
 
 Every process of every node answers every request: the name of a topic tells the shard, and the name server the leader, so that a
 request is passed on once at most (`forward`). Requests about the machine itself, as for its metrics, go to all processes of the
