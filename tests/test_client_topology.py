@@ -304,25 +304,28 @@ def test_puts_go_through_a_change_of_the_leader(tmp_path: Path) -> None:
             for one in (a, b):
                 one.cluster.set_leader("a", a.url)
                 one.cluster.set_leader("a", a.url)
-            stop, count = threading.Event(), itertools.count()
+            stop, count, put = threading.Event(), itertools.count(), list[str]()
 
-            def produce(client: Client) -> list[str]:
-                out: list[str] = []
+            def produce(client: Client) -> None:
                 while not stop.is_set():
-                    out.append(client.put("t", {"n": 1}, id=f"p{next(count)}"))
-                return out
+                    put.append(client.put("t", {"n": 1}, id=f"p{next(count)}"))
+
+            async def more(messages: int) -> None:
+                end = len(put) + messages
+                while len(put) < end and not any(one.done() for one in producing):  # noqa: ASYNC110 - threads put
+                    await asyncio.sleep(0.02)
 
             with Client([a.url, b.url], timeout=20) as client:
                 producing = [asyncio.create_task(asyncio.to_thread(produce, client)) for _ in range(2)]
-                await asyncio.sleep(0.3)
+                await more(20)
                 a.cluster.role = "standby"  # it hands over
                 await asyncio.sleep(0.3)
                 b.lead(tmp_path / "b")
                 for one in (a, b):
                     one.cluster.set_leader("b", b.url, epoch=2)
-                await asyncio.sleep(0.5)
+                await more(20)
                 stop.set()
-                put = [id_ for one in producing for id_ in await one]
+                await asyncio.gather(*producing)
             a.cluster.role = "leader"  # for a look at its messages: these two replicate nothing
             stored = [id_ for one in (a, b) for id_ in await ready_ids(one.url)]
             assert sorted(stored) == sorted(put)
