@@ -95,7 +95,9 @@ def test_handlers_decode_the_types_of_the_table(operation: Operation) -> None:
     """And say in their docstrings which route they serve."""
     source = inspect.getsource(operation.handler)
     if inspect.isclass(operation.body):
-        assert re.search(rf"read_as\(request, {operation.body.__name__}\b", source)
+        decoder = re.search(r"read_with\(request, (\w+)\)", source)
+        decoding = source if decoder is None else inspect.getsource(getattr(inspect.getmodule(operation.handler), decoder[1]))
+        assert re.search(rf"(read_as\(request|decode\(data), {operation.body.__name__}\b", decoding)
     if inspect.isclass(operation.query):
         assert f"query(request, {operation.query.__name__})" in source
     told = (inspect.getdoc(operation.handler) or "").partition("\n")[0].partition(":")[0]

@@ -22,7 +22,6 @@ from aiohttp import web
 from turtlemq.errors import NotReplicated
 from turtlemq.server import logs, trace
 from turtlemq.server.errors import NoLeader, NotLeader, Overloaded
-from turtlemq.server.outbound import OutboundAnswer
 from turtlemq.server.proxy import CHANGES_NOTHING, DIRECT, EMPTY, HOP, Lost, Misrouted, NotSent, Payload, Proxy, pass_back
 from turtlemq.server.request import time_left
 from turtlemq.server.service import Service
@@ -30,9 +29,10 @@ from turtlemq.server.service import Service
 if TYPE_CHECKING:  # a single node loads nothing of replication
     from turtlemq.replica.topology import ShardPlace
     from turtlemq.server.cluster_part import ClusterPart
+    from turtlemq.server.outbound import OutboundAnswer
 
 T = TypeVar("T")
-Use = Callable[[OutboundAnswer], Awaitable[T]]  # of the head of an answer
+Use = Callable[["OutboundAnswer"], Awaitable[T]]  # of the head of an answer
 
 TO_LEADER = ("/v1/topics", "/v1/find", "/v1/command", "/v1/status", "/v1/tenants", "/v1/cluster/shards/")  # beginnings of paths
 WAIT_S = 5.0  # for a leader

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from aiohttp import web
@@ -22,9 +22,11 @@ from turtlemq.errors import InvalidArgument, describe
 from turtlemq.server.auth import remote_of
 from turtlemq.server.hot_request import HotRequest
 from turtlemq.server.incoming import body
-from turtlemq.server.outbound import Body, Limits, NotTaken, OutboundAnswer, OutboundPool, Unreached
 from turtlemq.server.request import BUDGET, check_deadline, time_left
 from turtlemq.server.trace import HEADER, REQUEST_ID
+
+if TYPE_CHECKING:  # a server alone asks no other, and does not load it
+    from turtlemq.server.outbound import Body, OutboundAnswer, OutboundPool
 
 HOP, DIRECT = "X-Turtlemq-Hop", "X-Turtlemq-Direct"
 CLIENT = "X-Turtlemq-Client"  # the address of the client, on the way to another process of the same server
@@ -123,6 +125,8 @@ class Proxy:
 
     def _opened(self) -> OutboundPool:
         if self._pool is None:
+            from turtlemq.server.outbound import OutboundPool
+
             tls = None if self._path else ssl.create_default_context(cafile=self._cafile or None)
             self._pool = OutboundPool(self._path, tls)
         return self._pool
@@ -139,6 +143,8 @@ class Proxy:
     async def ask(self, request: web.Request, url: str, payload: Payload, taken_s: float | None = None) -> OutboundAnswer:
         """Send a request to the node at `url`. Returns when the head of the answer is there. `taken_s`: the time of the event
         loop until which that node must have taken the request. Raises `NotSent` or `Lost`."""
+        from turtlemq.server.outbound import Limits, NotTaken, Unreached
+
         data = await payload.data()
         check_deadline(request)
         if not request.raw_path.startswith("/"):
