@@ -89,7 +89,10 @@ def children(pid: int) -> dict[int, int]:
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            try:
+                words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            except (FileNotFoundError, ProcessLookupError):  # it has just ended
+                continue
             if "--shard" in words:
                 found[int(words[words.index("--shard") + 1])] = int(child)
     return found
