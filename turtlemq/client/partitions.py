@@ -42,8 +42,9 @@ def partitions_of(ids: Sequence[str], partitions: int) -> list[int]:
     """The partition of each message, 0.2 µs each. Requires: the hash is installed."""
     digest = _hash()
     assert digest is not None, "xxhash is installed"
-    named = [_FIRING.sub("", id_) if "@" in id_ else id_ for id_ in ids]
-    return [digest(id_.encode()) % partitions for id_ in named]
+    if "@" in "".join(ids):
+        ids = [_FIRING.sub("", id_) for id_ in ids]
+    return [digest(id_.encode()) % partitions for id_ in ids]
 
 
 class Partitions:

@@ -7,6 +7,7 @@ clock. Batching of single puts is in `batching`, the encoding of messages in `ou
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -272,9 +273,9 @@ def rows_by_place(ids: Sequence[str], choose: Choose | None) -> list[Sequence[in
     """
     if choose is None:
         return [range(len(ids))]
-    found: dict[int, list[int]] = {}
+    found = defaultdict[int, list[int]](list)
     for row, partition in enumerate(choose(ids)):
-        found.setdefault(partition, []).append(row)
+        found[partition].append(row)
     return list(found.values())
 
 
@@ -289,19 +290,24 @@ def store_all(
     groups = rows_by_place([message.id for message in batch], None if together else choose)
     if len(groups) == 1:
         return (yield from _store_all(topic, batch, policy, together=together, of_one_place=choose is not None and not together))
-    outcome: list[Any] = [None] * len(batch)
-    count = 0
+    stored, places = StoredIds(), [0] * len(batch)  # `places`: of each message in `stored`
     for rows in groups:
+        for place, row in enumerate(rows, len(stored)):
+            places[row] = place
         try:
             part = yield from _store_all(topic, [batch[row] for row in rows], policy, together=False, of_one_place=True)
         except ClientError as error:
-            error.details["stored"] = count + error.details.get("stored", 0)
+            error.details["stored"] = len(stored) + error.details.get("stored", 0)
             raise error.at(None if error.index is None else rows[error.index]) from error
-        for row, stored in zip(rows, zip(part, part.created, part.outcomes, strict=True), strict=True):
-            outcome[row] = stored
-        count += len(part)
-    columns = [list(column) for column in zip(*outcome, strict=True)]
-    return StoredIds(*columns)
+        _append(stored, part)
+    ids, created, outcomes = stored, stored.created, stored.outcomes
+    return StoredIds([ids[at] for at in places], [created[at] for at in places], [outcomes[at] for at in places])
+
+
+def _append(stored: StoredIds, part: StoredIds) -> None:
+    stored += part
+    stored.created += part.created
+    stored.outcomes += part.outcomes
 
 
 def _store_all(
@@ -316,9 +322,7 @@ def _store_all(
             out = error.at(None if error.index is None else error.index + len(ids))
             out.details["stored"] = len(ids)
             raise out from error
-        ids += stored
-        ids.created += stored.created
-        ids.outcomes += stored.outcomes
+        _append(ids, stored)
     return ids
 
 
