@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.harness.cluster_process import FAR, eventually, free_port, put
-from tests.harness.etcd_process import MISSING, is_installed, running_etcd
+from tests.harness.cluster_process import FAR, eventually, put
+from tests.harness.etcd_process import MISSING, free_port, is_installed, running_etcd
 from tests.harness.replica_nodes import SECRET, Cluster, Node, cluster_of
 from tests.harness.server_process import PROGRAM, Server, environment, running
 from turtlemq.cli.verbs import command_line

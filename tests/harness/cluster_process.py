@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,12 +19,6 @@ CLUSTER_METRICS = {  # that a single node does not show
 }
 STANDBY_METRICS = {"turtlemq_apply_seconds", "turtlemq_standby_sync_seconds"}  # that a leader does not show
 FAR = 4 * 10**12
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def eventually(check: Callable[[], object], seconds: float = PATIENCE_S) -> None:

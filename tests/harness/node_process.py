@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
-from tests.harness.cluster_process import eventually, free_port
+from tests.harness.cluster_process import eventually
+from tests.harness.etcd_process import free_port
 from tests.harness.server_process import PATIENCE_S, PROGRAM, environment
 
 STAND_IN = (

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.harness.cluster_process import eventually, free_port
-from tests.harness.etcd_process import MISSING, is_installed, running_etcd
+from tests.harness.cluster_process import eventually
+from tests.harness.etcd_process import MISSING, free_port, is_installed, running_etcd
 from tests.harness.server_process import PATIENCE_S, PROGRAM, Server, environment
 from tests.trust.failover import compare
 from tests.trust.model import Broken
