@@ -12,13 +12,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.harness.server_process import Server, run, running
 from tests.harness.shard_process import children, kill, own_processes, topic_in, until_replaced
 from turtlemq.client import AsyncClient, AsyncProducer, Client, NewMessage, Producer
 from turtlemq.client import partitions as client_partitions
-from turtlemq.client.errors import InvalidMessage
+from turtlemq.client.errors import BadAnswer, InvalidMessage
+from turtlemq.client.outgoing import OutgoingMessage
+from turtlemq.client.sending import RetryPolicy, store_all
+from turtlemq.client.wire import Answer
 from turtlemq.server.operations import OPERATIONS
 from turtlemq.server.shards.fan_out import WAYS
 from turtlemq.shards import partition_of, partitions_of, shard_of, shards_of
@@ -687,3 +691,13 @@ def test_the_client_does_not_notice_that_a_topic_was_made_anew(server: Server, t
         for id_ in IDS:
             client.put(topic, id_, id=id_)
     assert len(server.fetch(topic, max=100)) == len(IDS)
+
+
+@pytest.mark.parametrize("ids", [[], ["a", "b"]])
+def test_a_partition_that_answers_with_another_number_of_ids_is_refused(ids: list[str]) -> None:
+    policy = RetryPolicy(now=lambda: 0.0, random=lambda: 1.0)
+    batch = [OutgoingMessage(id_, b"1") for id_ in ("a", "b")]
+    flow = store_all("t", batch, policy, together=False, choose=lambda given: list(range(len(given))))
+    next(flow)
+    with pytest.raises(BadAnswer, match=f"1 messages were answered with {len(ids)} ids"):
+        flow.send(Answer(201, {}, msgspec.json.encode({"ids": ids, "created": len(ids), "duplicates": 0})))

@@ -299,6 +299,8 @@ def store_all(
         except ClientError as error:
             error.details["stored"] = len(stored) + error.details.get("stored", 0)
             raise error.at(None if error.index is None else rows[error.index]) from error
+        if len(part) != len(rows):
+            raise BadAnswer(f"{len(rows)} messages were answered with {len(part)} ids")
         _append(stored, part)
     ids, created, outcomes = stored, stored.created, stored.outcomes
     return StoredIds([ids[at] for at in places], [created[at] for at in places], [outcomes[at] for at in places])
